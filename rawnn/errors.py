@@ -1,0 +1,49 @@
+"""Errors a user can act on. Each message is one clear sentence; the command line prints it and
+exits with the class's `exit_code`, without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RawnnError(Exception):
+    """Base of every error that rawnn raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(RawnnError):
+    """An option, configuration key or combination that cannot be run; says the cure."""
+
+    exit_code = 2
+
+
+class DataError(RawnnError):
+    """A data set that is missing, corrupt, or does not fit the network."""
+
+
+class DeviceError(RawnnError):
+    """No usable GPU, too old a driver, or a failed call of a CUDA library."""
+
+
+class MissingLibrary(DeviceError):
+    """A CUDA library or Python package is not installed; names the extra that brings it."""
+
+
+class OutOfMemory(DeviceError):
+    """Device memory is exhausted; says what was asked for and what was free."""
+
+
+class CompileError(DeviceError):
+    """NVRTC refused a kernel; carries the numbered source lines, options and version."""
+
+
+class TrainingDiverged(RawnnError):
+    """The loss became NaN or infinite; says at which step."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the known word nearest to `word`, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
