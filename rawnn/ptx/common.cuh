@@ -1,0 +1,119 @@
+// What several kernels share: warp and block reductions in a fixed order, and the numbers of the
+// cross-entropy. Everything here also compiles for the host (tests/ptx/emulation), so it uses
+// warp shuffles and barriers only: no instruction of one architecture.
+#pragma once
+
+constexpr unsigned int kFullWarp = 0xffffffffu;
+constexpr float kSmallestNormal = 1.17549435e-38f;  // FLT_MIN
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
+
+// The step this launch works on: the epoch's cursor plus the launch's place among unrolled steps.
+__device__ __forceinline__ int current_step(const int* cursor, int offset) {
+  return *cursor + offset;
+}
+
+// -log(p), finite for p = 0. Written as a comparison, not fmaxf: fmaxf would hide a NaN.
+__device__ __forceinline__ float negative_log(float p) {
+  return -logf(p < kSmallestNormal ? kSmallestNormal : p);
+}
+
+// Where a pointer and its pitch (in elements) allow accesses of `bytes` at multiples of `bytes`.
+template <typename T>
+__device__ __forceinline__ bool aligned(const T* pointer, int ld, int bytes) {
+  const size_t address = reinterpret_cast<size_t>(pointer);
+  const size_t pitch = static_cast<size_t>(ld) * sizeof(T);
+  return ((address | pitch) & static_cast<size_t>(bytes - 1)) == 0;
+}
+
+// Sum over a full warp; every lane gets the same bits (a butterfly adds the same pairs in each).
+// LANES < 32 sums within aligned groups of LANES.
+template <int LANES = 32>
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    value += __shfl_xor_sync(kFullWarp, value, step);
+  }
+  return value;
+}
+
+// Maximum over a full warp. A NaN is ignored here; it comes back through exp and the sum.
+template <int LANES = 32>
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, step));
+  }
+  return value;
+}
+
+// Sum over a one-dimensional block of any size up to 1024; the result is valid in thread 0.
+// All threads must call it. At most once a kernel for each V: the scratch is not guarded for reuse.
+template <typename V>
+__device__ __forceinline__ V block_sum(V value) {
+  __shared__ V scratch[32];
+  const int threads = static_cast<int>(blockDim.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread & 31;
+  const int present = min(32, threads - (thread - lane));  // lanes that exist in this warp
+  const unsigned int mask = kFullWarp >> (32 - present);
+  for (int step = 16; step > 0; step /= 2) {
+    const V other = __shfl_down_sync(mask, value, step);
+    if (lane + step < present) value += other;
+  }
+  if (lane == 0) scratch[thread / 32] = value;
+  __syncthreads();
+  const int warps = (threads + 31) / 32;
+  if (thread == 0) {
+    for (int warp = 1; warp < warps; ++warp) value += scratch[warp];
+  }
+  return value;
+}
+
+// Sums N values over the 32 lanes of a warp at once. Each step halves the lanes that still share a
+// value: a lane keeps one half of its values and gives the other half to its partner, so 10 values
+// take 5 + 3 + 2 + 1 + 1 = 12 shuffles where 10 butterflies take 50. Afterwards values[0] of a lane
+// is the sum of value number `transposed_index<N>(lane)`, or of nothing where that is negative.
+template <int N, int STEP, int LENGTH>
+__device__ __forceinline__ void transpose_sum_step(float (&values)[LENGTH], int lane) {
+  if constexpr (STEP > 0) {
+    constexpr int half = (N + 1) / 2;
+    if constexpr (N == 1) {
+      values[0] += __shfl_xor_sync(kFullWarp, values[0], STEP);
+    } else {
+      const bool upper = (lane & STEP) != 0;
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        const float high = i + half < N ? values[(i + half) % LENGTH] : 0.0f;
+        const float kept = upper ? high : values[i];
+        const float given = upper ? values[i] : high;
+        values[i] = kept + __shfl_xor_sync(kFullWarp, given, STEP);
+      }
+    }
+    transpose_sum_step<half, STEP / 2, LENGTH>(values, lane);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void transpose_sum(float (&values)[N], int lane) {
+  transpose_sum_step<N, 16, N>(values, lane);
+}
+
+template <int N>
+__device__ __forceinline__ int transposed_index(int lane) {
+  int first = 0;
+  int left = N;
+  int size = N;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    if (size > 1) {
+      const int half = (size + 1) / 2;
+      const bool upper = (lane & step) != 0;
+      first += upper ? half : 0;
+      left = upper ? left - half : min(left, half);
+      size = half;
+    }
+  }
+  return left > 0 ? first : -1;
+}

@@ -1,0 +1,299 @@
+// linear_forward, linear_update: a whole step of softmax regression in two launches, straight from
+// the uint8 data set (no gathered copy of the batch).
+//
+//   s = *cursor + offset; rows s*batch .. s*batch+batch-1 of images [N, features] and labels [N];
+//   x = images * scale;  w [CLASSES, features], bias [CLASSES];  p = softmax(x w^T + bias)
+//   linear_forward: dz[batch, CLASSES] = (p - onehot)/batch, row_loss[r] = -log p[r, label],
+//                   row_correct[r] = 1 where the first maximum is at the label, else 0
+//   linear_update:  w -= lr * dz^T x, bias -= lr * column sums of dz,
+//                   loss[s] = mean(row_loss), correct[s] = sum(row_correct)
+//
+// Used by `fuse` for a network of one linear layer. CLASSES is 1 .. 32. Sums meet in a fixed order:
+// results repeat bit for bit. A label that is no class makes its row's loss NaN.
+// Launch: linear_forward one block a row, min(256, ceil(features / 4) rounded up to 32) threads, a
+// multiple of 32 (224 at 784 features; an incomplete last warp would idle). linear_update
+// ceil(features / 8) + 1 blocks of 64 * ceil(CLASSES / 2) threads (320 for 10 classes); at least one
+// warp, fewer warps than that only take more passes.
+// Limit: latency. Forward: *cursor, then the pixels, with all weights in flight meanwhile (each block
+// reads the whole of w from the L2 cache). Update: *cursor, pixels, shared memory, reduction.
+#include "common.cuh"
+
+// The smallest power of two that is at least `classes`.
+__device__ constexpr int lanes_for(int classes) {
+  int lanes = 1;
+  while (lanes < classes) lanes *= 2;
+  return lanes;
+}
+
+template <int CLASSES>
+__device__ __forceinline__ void load_weights(float4 (&weights)[CLASSES],
+                                             const float* __restrict__ w, int ldw, int quad) {
+#pragma unroll
+  for (int c = 0; c < CLASSES; ++c) {
+    weights[c] = *reinterpret_cast<const float4*>(w + static_cast<long long>(c) * ldw + 4 * quad);
+  }
+}
+
+template <int CLASSES>
+__global__ void __launch_bounds__(256)
+    linear_forward(const unsigned char* __restrict__ images, int ldimages,
+                   const unsigned char* __restrict__ labels, const int* __restrict__ cursor,
+                   int offset, float scale, const float* __restrict__ w, int ldw,
+                   const float* __restrict__ bias, float* __restrict__ dz, int lddz,
+                   float* __restrict__ row_loss, int* __restrict__ row_correct, int batch,
+                   int features) {
+  __shared__ float partial[8][CLASSES];
+  const int row = static_cast<int>(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread & 31;
+  const int warp = thread / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int workers = warps * 32;
+
+  // Loads that need no other load go out first: the cursor, the weights, the bias. A thread's
+  // pixels follow when the cursor has come back.
+  const int step = current_step(cursor, offset);
+  const bool vector = aligned(images, ldimages, 4) && aligned(w, ldw, 16);
+  const int quads = vector ? features / 4 : 0;
+  int quad = warp < warps ? thread : quads;
+  float4 weights[CLASSES];
+  if (quad < quads) load_weights(weights, w, ldw, quad);
+  const float shift = warp == 0 && lane < CLASSES ? bias[lane] : 0.0f;
+
+  const long long index = static_cast<long long>(step) * batch + row;
+  const unsigned char* image = images + index * ldimages;
+  const int label = labels[index];
+  float sums[CLASSES];
+#pragma unroll
+  for (int c = 0; c < CLASSES; ++c) sums[c] = 0.0f;
+  while (quad < quads) {
+    const uchar4 pixels = *reinterpret_cast<const uchar4*>(image + 4 * quad);
+    const float x0 = pixels.x, x1 = pixels.y, x2 = pixels.z, x3 = pixels.w;
+#pragma unroll
+    for (int c = 0; c < CLASSES; ++c) {
+      sums[c] += x0 * weights[c].x + x1 * weights[c].y + x2 * weights[c].z + x3 * weights[c].w;
+    }
+    quad += workers;
+    if (quad < quads) load_weights(weights, w, ldw, quad);
+  }
+  // What four-wide loads left: up to 3 features, or all of them where rows are not aligned.
+  if (warp < warps) {
+    for (int feature = 4 * quads + thread; feature < features; feature += workers) {
+      const float x = image[feature];
+#pragma unroll
+      for (int c = 0; c < CLASSES; ++c) {
+        sums[c] += x * w[static_cast<long long>(c) * ldw + feature];
+      }
+    }
+    transpose_sum(sums, lane);
+    const int c = transposed_index<CLASSES>(lane);
+    if (c >= 0) partial[warp][c] = sums[0];  // lanes with the same c hold the same bits
+  }
+  __syncthreads();
+  if (warp != 0) return;
+
+  // One lane a class from here.
+  constexpr int lanes = lanes_for(CLASSES);
+  float z = 0.0f;
+  if (lane < CLASSES) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < warps) z += partial[i][lane];
+    }
+  }
+  z = lane < CLASSES ? z * scale + shift : -infinity();
+  const float largest = warp_max<lanes>(z);
+  const float e = lane < CLASSES ? expf(z - largest) : 0.0f;
+  const float total = warp_sum<lanes>(e);
+  const float p = e / total;
+  const unsigned int at_maximum = __ballot_sync(kFullWarp, lane < CLASSES && z == largest);
+  if (lane < CLASSES) {
+    dz[static_cast<long long>(row) * lddz + lane] =
+        (p - (lane == label ? 1.0f : 0.0f)) / static_cast<float>(batch);
+  }
+  if (lane == (label < CLASSES ? label : 0)) {
+    // All probabilities are NaN where one pre-activation was: the first maximum is then at 0.
+    const int predicted = total == total ? __ffs(static_cast<int>(at_maximum)) - 1 : 0;
+    row_loss[row] = label < CLASSES ? negative_log(p) : not_a_number();
+    row_correct[row] = predicted == label ? 1 : 0;
+  }
+}
+
+constexpr int kTileFeatures = 8;
+constexpr int kTileRows = 128;               // batch rows staged at a time
+constexpr int kPlane = 2 * (kTileRows + 4);  // padded: neighbouring classes of a row differ in bank
+
+// The bias and the metrics: a warp sums two columns of dz, one more warp the rows' losses.
+template <int CLASSES>
+__device__ __forceinline__ void update_bias(const float* __restrict__ dz, int lddz,
+                                            const float* __restrict__ row_loss,
+                                            const int* __restrict__ row_correct,
+                                            float* __restrict__ bias, float* __restrict__ loss,
+                                            int* __restrict__ correct, int step, int batch,
+                                            float lr, int lane, int warp, int warps) {
+  constexpr int pairs = (CLASSES + 1) / 2;
+  for (int task = warp; task <= pairs; task += warps) {
+    if (task < pairs) {
+      const int c = 2 * task;
+      const bool second = c + 1 < CLASSES;
+      const float before0 = bias[c];
+      const float before1 = second ? bias[c + 1] : 0.0f;
+      float sum0 = 0.0f, sum1 = 0.0f;
+#pragma unroll 4
+      for (int row = lane; row < batch; row += 32) {
+        const float* gradient = dz + static_cast<long long>(row) * lddz + c;
+        sum0 += gradient[0];
+        if (second) sum1 += gradient[1];
+      }
+      sum0 = warp_sum(sum0);
+      sum1 = warp_sum(sum1);
+      if (lane == 0) {
+        bias[c] = before0 - lr * sum0;
+        if (second) bias[c + 1] = before1 - lr * sum1;
+      }
+    } else {
+      float sum = 0.0f;
+      int right = 0;
+#pragma unroll 4
+      for (int row = lane; row < batch; row += 32) {
+        sum += row_loss[row];
+        right += row_correct[row];
+      }
+      sum = warp_sum(sum);
+#pragma unroll
+      for (int half = 16; half > 0; half /= 2) right += __shfl_xor_sync(kFullWarp, right, half);
+      if (lane == 0) {
+        loss[step] = sum / static_cast<float>(batch);
+        correct[step] = right;
+      }
+    }
+  }
+}
+
+// Eight pixels of one row, from `feature` on; 0 beyond `features`.
+__device__ __forceinline__ void load_pixels(unsigned int (&packed)[2], const unsigned char* image,
+                                            int feature, int features, bool vector) {
+  if (vector) {
+    const uint2 both = *reinterpret_cast<const uint2*>(image + feature);
+    packed[0] = both.x;
+    packed[1] = both.y;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kTileFeatures; ++i) {
+    if (feature + i < features) {
+      packed[i / 4] |= static_cast<unsigned int>(image[feature + i]) << (8 * (i % 4));
+    }
+  }
+}
+
+__device__ __forceinline__ float4 unpack(unsigned int packed) {
+  return make_float4(static_cast<float>(packed & 255u), static_cast<float>((packed >> 8) & 255u),
+                     static_cast<float>((packed >> 16) & 255u), static_cast<float>(packed >> 24));
+}
+
+template <int CLASSES>
+__global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
+    linear_update(const unsigned char* __restrict__ images, int ldimages,
+                  const int* __restrict__ cursor, int offset, float scale,
+                  const float* __restrict__ dz, int lddz, const float* __restrict__ row_loss,
+                  const int* __restrict__ row_correct, float* __restrict__ w, int ldw,
+                  float* __restrict__ bias, float* __restrict__ loss, int* __restrict__ correct,
+                  int batch, int features, float lr) {
+  constexpr int pairs = (CLASSES + 1) / 2;
+  constexpr int threads = 64 * pairs;  // of the intended launch
+  __shared__ float4 x_tile[2][kTileRows];         // [four features][row]
+  __shared__ float2 dz_tile[pairs * kPlane / 2];  // [two classes][row]
+  float* const dz_words = reinterpret_cast<float*>(dz_tile);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread & 31;
+  const int warp = thread / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int step = current_step(cursor, offset);
+  if (blockIdx.x == gridDim.x - 1) {
+    if (warp < warps) {
+      update_bias<CLASSES>(dz, lddz, row_loss, row_correct, bias, loss, correct, step, batch, lr,
+                           lane, warp, warps);
+    }
+    return;
+  }
+
+  // A warp takes four features of two classes; its lanes share the batch. After the reduction
+  // lanes 4i .. 4i+3 hold output i: class i / 4 of the two, feature i % 4 of the four.
+  const int feature = kTileFeatures * static_cast<int>(blockIdx.x);
+  const bool vector = aligned(images, ldimages, 8) && feature + kTileFeatures <= features;
+  const int stride = static_cast<int>(blockDim.x);
+  for (int first_tile = 0; first_tile < 2 * pairs; first_tile += warps) {
+    const int tile = first_tile + warp;
+    const bool working = warp < warps && tile < 2 * pairs;
+    const int pair = tile / 2;
+    const int half = tile & 1;
+    const int out_class = 2 * pair + lane / 16;
+    const int out_feature = feature + 4 * half + ((lane / 4) & 3);
+    const bool writes =
+        working && (lane & 3) == 0 && out_class < CLASSES && out_feature < features;
+    float* const weight = w + static_cast<long long>(out_class) * ldw + out_feature;
+    const float before = writes ? *weight : 0.0f;  // early: beside all other loads
+
+    float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    for (int first = 0; first < batch; first += kTileRows) {
+      if (first > 0 || first_tile > 0) __syncthreads();  // the last tile has been read
+      const int rows = min(kTileRows, batch - first);
+      // dz does not wait for the cursor: its loads go out before those of the pixels.
+      constexpr int each = (kTileRows * CLASSES + threads - 1) / threads;
+      for (int base = 0; base < kTileRows * CLASSES; base += each * stride) {
+        float values[each];
+#pragma unroll
+        for (int i = 0; i < each; ++i) {
+          const int element = base + i * stride + thread;
+          const int row = element / CLASSES;
+          values[i] = row < rows ? dz[static_cast<long long>(first + row) * lddz +
+                                      (element - row * CLASSES)]
+                                 : 0.0f;
+        }
+        if (base == 0) {
+          for (int row = thread; row < kTileRows; row += stride) {
+            unsigned int packed[2] = {0u, 0u};
+            if (row < rows) {
+              const long long index = static_cast<long long>(step) * batch + first + row;
+              load_pixels(packed, images + index * ldimages, feature, features, vector);
+            }
+            x_tile[0][row] = unpack(packed[0]);
+            x_tile[1][row] = unpack(packed[1]);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < each; ++i) {
+          const int element = base + i * stride + thread;
+          const int row = element / CLASSES;
+          const int c = element - row * CLASSES;
+          if (row < kTileRows) dz_words[(c / 2) * kPlane + 2 * row + (c & 1)] = values[i];
+        }
+      }
+      if (CLASSES % 2 == 1) {  // the class that pads the last pair
+        for (int row = thread; row < kTileRows; row += stride) {
+          dz_words[(CLASSES / 2) * kPlane + 2 * row + 1] = 0.0f;
+        }
+      }
+      __syncthreads();
+      if (working) {
+#pragma unroll
+        for (int i = 0; i < kTileRows / 32; ++i) {
+          const int row = lane + 32 * i;
+          const float4 x = x_tile[half][row];
+          const float2 d = dz_tile[pair * (kPlane / 2) + row];
+          sums[0] += d.x * x.x;
+          sums[1] += d.x * x.y;
+          sums[2] += d.x * x.z;
+          sums[3] += d.x * x.w;
+          sums[4] += d.y * x.x;
+          sums[5] += d.y * x.y;
+          sums[6] += d.y * x.z;
+          sums[7] += d.y * x.w;
+        }
+      }
+    }
+    if (working) transpose_sum(sums, lane);
+    if (writes) *weight = before - lr * scale * sums[0];
+  }
+}
