@@ -1,0 +1,184 @@
+"""Where CUDA's headers, `libcudadevrt.a` and NVRTC itself lie: in wheels, conda or a toolkit.
+
+Wheels of CUDA 12 put each component in a folder of its own (`nvidia/cuda_runtime/include`), those
+of CUDA 13 all in one (`nvidia/cu13/include`, where `cuda_fp16.h` also needs `include/cccl`). The
+wheels are looked up by hand first: that takes a millisecond against the 70 ms of importing
+`cuda.pathfinder`, which comes second, and a toolkit last.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from rawnn.errors import MissingLibrary
+
+_INCLUDE_FOLDERS = {
+    12: ("cuda_runtime/include", "cuda_cccl/include"),
+    13: ("cu13/include", "cu13/include/cccl"),
+}
+_DEVRT_FOLDERS = {12: ("cuda_runtime/lib",), 13: ("cu13/lib",)}
+_NVRTC_FOLDERS = {
+    12: ("cuda_nvrtc/lib", "cuda_nvrtc/bin"),
+    13: ("cu13/lib", "cu13/bin/x86_64"),
+}
+_NVRTC_FILES = ("libnvrtc.so.*", "libnvrtc-builtins.so.*", "nvrtc64_*.dll")
+
+
+def cuda_major() -> int | None:
+    """Major CUDA version of the installed `cuda.bindings`, without importing them; None where
+    they are not installed. Where wheels of two CUDA versions are installed, this says which."""
+    for folder in _package_folders("cuda"):
+        try:
+            text = (folder / "bindings" / "_version.py").read_text()
+        except OSError:
+            continue
+        match = re.search(r"""^(?:__version__\s*=|version\s*=).*?['"](\d+)\.""", text, re.MULTILINE)
+        if match:
+            return int(match[1])
+    return None
+
+
+def include_directories() -> tuple[Path, ...]:
+    """The directories that together hold `cuda_fp16.h`, `mma.h` and the CCCL headers they need.
+
+    Raises MissingLibrary, with every place looked at, where there are none.
+    """
+    looked: list[Path] = []
+    for folders in _by_major(_INCLUDE_FOLDERS):
+        found = _existing(folders, looked)
+        if any((folder / "cuda_fp16.h").is_file() for folder in found):
+            return found
+    found = tuple(dict.fromkeys(_pathfinder_headers()))
+    if any((folder / "cuda_fp16.h").is_file() for folder in found):
+        return found
+    for root in _toolkits():
+        found = _existing((root / "include", root / "include/cccl"), looked)
+        if any((folder / "cuda_fp16.h").is_file() for folder in found):
+            return found
+    raise MissingLibrary(_not_found("CUDA's headers (cuda_fp16.h)", looked))
+
+
+@functools.cache
+def cudadevrt_library() -> Path:
+    """Path of `libcudadevrt.a`, the device runtime that kernels setting a conditional graph
+    node's value are linked with.
+
+    Raises MissingLibrary, with every place looked at, where it is not installed.
+    """
+    looked: list[Path] = []
+    name = "cudadevrt.lib" if sys.platform == "win32" else "libcudadevrt.a"
+    candidates = [folder for folders in _by_major(_DEVRT_FOLDERS) for folder in folders]
+    for root in _toolkits():
+        candidates += [root / "lib64", root / "targets/x86_64-linux/lib", root / "lib"]
+    for folder in candidates:
+        looked.append(folder)
+        if (folder / name).is_file():
+            return folder / name
+    raise MissingLibrary(_not_found(f"the CUDA device runtime ({name})", looked))
+
+
+def nvrtc_library_path() -> Path | None:
+    """The NVRTC library this process has loaded, or would load; None where that is not known."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        maps = ""
+    loaded = re.search(r"(/\S.*libnvrtc\.so[^\n]*)", maps)
+    if loaded:
+        return Path(loaded[1])
+    for path in _nvrtc_files():
+        if "builtins" not in path.name:
+            return path
+    return None
+
+
+@functools.cache
+def nvrtc_identity() -> str | None:
+    """Text that changes whenever another NVRTC is installed, found without loading the library
+    (which takes 50-200 ms): name, size and modification time of its files, and the major version
+    of the bindings, which decides between two. None where no file is found; the caller then has
+    to load NVRTC and ask for its version.
+    """
+    parts = []
+    for path in _nvrtc_files():
+        status = path.stat()
+        parts.append(f"{path.name}:{status.st_size}:{status.st_mtime_ns}")
+    return f"bindings {cuda_major()}, " + ", ".join(sorted(parts)) if parts else None
+
+
+def _nvrtc_files() -> list[Path]:
+    """NVRTC's files in the first place that has them: wheels, conda, the loader's path, a
+    toolkit (the order of `cuda.pathfinder`, which loads it)."""
+    places: list[Iterable[Path]] = list(_by_major(_NVRTC_FOLDERS))
+    prefix = os.environ.get("CONDA_PREFIX")
+    places.append([Path(prefix) / "lib"] if prefix else [])
+    loader = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    places.append([Path(entry) for entry in loader if entry])
+    places += [[root / "lib64", root / "lib"] for root in _toolkits()]
+    for folders in places:
+        for folder in folders:
+            found = [path for pattern in _NVRTC_FILES for path in sorted(folder.glob(pattern))]
+            if any("builtins" not in path.name for path in found):
+                return found
+    return []
+
+
+def _by_major(table: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[Path, ...]]:
+    """Folders of `table` in each `nvidia` package folder, the bindings' own CUDA version first."""
+    major = cuda_major()
+    for version in sorted(table, key=lambda number: (number != major, -number)):
+        for root in _package_folders("nvidia"):
+            yield tuple(root / folder for folder in table[version])
+
+
+def _package_folders(package: str) -> list[Path]:
+    """Folders of a namespace package that several wheels share."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return [Path(entry) for entry in (spec.submodule_search_locations or ())] if spec else []
+
+
+def _existing(folders: Iterable[Path], looked: list[Path]) -> tuple[Path, ...]:
+    folders = tuple(folders)
+    looked.extend(folders)
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+def _pathfinder_headers() -> Iterator[Path]:
+    """What `cuda.pathfinder` knows, which covers conda; nothing where it is absent or too old."""
+    try:
+        find = importlib.import_module("cuda.pathfinder").find_nvidia_header_directory
+    except (ImportError, AttributeError):
+        return
+    for component in ("cudart", "cccl"):
+        try:
+            found = find(component)
+        except (ValueError, RuntimeError):
+            continue
+        if found:
+            yield Path(found)
+
+
+def _toolkits() -> Iterator[Path]:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable])
+    yield Path("/usr/local/cuda")
+
+
+def _not_found(what: str, looked: Iterable[Path]) -> str:
+    extra = "cu13" if cuda_major() == 13 else "cu12"
+    places = ", ".join(str(path) for path in dict.fromkeys(looked))
+    return (
+        f"{what} cannot be found; install with: pip install 'rawnn[{extra}]' "
+        f"(looked in {places})"
+    )
