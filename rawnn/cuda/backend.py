@@ -1,0 +1,39 @@
+"""The set of libraries that a device is driven through: the real ones, or simulated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rawnn.cuda.driver import Driver
+from rawnn.cuda.nvrtc import Nvrtc
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Seam objects, each made when it is first needed: a library that no toggle asks for is
+    neither imported nor loaded. `cache` says whether compiled kernels may be kept on disk."""
+
+    name: str
+    driver: Callable[[], Any]
+    nvrtc: Callable[[], Any]
+    cublaslt: Callable[[], Any]
+    cudnn: Callable[[], Any]
+    cache: bool = True
+
+
+def real_backend() -> Backend:
+    """The CUDA driver and libraries of this machine."""
+
+    def cublaslt() -> Any:
+        from rawnn.libs.cublaslt import CublasLt
+
+        return CublasLt()
+
+    def cudnn() -> Any:
+        from rawnn.libs.cudnn import Cudnn
+
+        return Cudnn()
+
+    return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn)

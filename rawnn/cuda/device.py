@@ -1,0 +1,255 @@
+"""One GPU: its properties, its primary context, one stream, its memory and its compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn import ptx
+from rawnn.cuda.backend import Backend
+from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, MINIMUM_DRIVER
+from rawnn.cuda.errors import CallFailed, check
+from rawnn.cuda.memory import Memory
+from rawnn.cuda.stream import Stream
+from rawnn.errors import DeviceError
+from rawnn.ptx.cache import CubinCache
+from rawnn.ptx.compile import Compiled, compile_source
+from rawnn.ptx.headers import cudadevrt_library
+from rawnn.ptx.signature import KernelSignature, parse_kernels
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What results record of the GPU they were measured on. `memory` is in bytes; `cuda` is the
+    newest CUDA version that the driver supports, `driver` the kernel module's own version."""
+
+    name: str
+    ordinal: int
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    memory: int
+    cuda: str
+    driver: str
+    bindings: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel loaded on the device, with the signature its source declares."""
+
+    handle: Any
+    expression: str
+    signature: KernelSignature
+
+
+def version_text(number: int) -> str:
+    """The driver's 12090 as "12.9"."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+class Device:
+    """GPU `ordinal` behind a backend. The primary context is shared with whatever else uses CUDA
+    in the process (PyTorch does). Raises DeviceError where there is no such GPU.
+
+    `compile_ms` and `compiled`/`cached` tell what kernel compilation has cost so far.
+    """
+
+    def __init__(self, backend: Backend, ordinal: int = 0,
+                 notify: Callable[[str], None] = lambda message: None) -> None:
+        self.backend = backend
+        self.driver = backend.driver()
+        self._notify = notify
+        self._modules: dict[str, Any] = {}
+        self._sources: dict[str, tuple[str, dict[str, KernelSignature]]] = {}
+        self._functions: dict[tuple[str, str], Function] = {}
+        self._cache = CubinCache(notify=notify) if backend.cache else None
+        self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
+        self.context: Any = None
+        self._handle = self._open(ordinal)
+        self.context = self._check("cuDevicePrimaryCtxRetain", self._handle,
+                                   context=f"GPU {ordinal}")
+        try:
+            self._check("cuCtxSetCurrent", self.context)
+            self.info = self._describe(ordinal)
+            self.memory = Memory(self.driver)
+            self.stream = Stream(self.driver)
+        except BaseException:
+            self.driver.cuDevicePrimaryCtxRelease(self._handle)
+            raise
+
+    def _check(self, call: str, *arguments: Any, context: str = "") -> Any:
+        return check(self.driver, call, getattr(self.driver, call)(*arguments), context)
+
+    def _open(self, ordinal: int) -> Any:
+        try:
+            self._check("cuInit", 0)
+            version = self._check("cuDriverGetVersion")
+            count = self._check("cuDeviceGetCount")
+        except RuntimeError as error:  # the bindings could not load libcuda
+            raise DeviceError(f"no NVIDIA driver can be loaded on this machine ({error})") from None
+        except CallFailed as error:
+            raise DeviceError(
+                f"no usable GPU: {error}; run with --device host to train on the CPU"
+            ) from error
+        bindings = self.driver.bindings_version
+        needed = MINIMUM_DRIVER.get(bindings // 1000, bindings // 1000 * 1000)
+        if version < needed:
+            raise DeviceError(
+                f"the NVIDIA driver supports CUDA {version_text(version)}, but rawnn with "
+                f"cuda-bindings {version_text(bindings)} needs {version_text(needed)} or newer: "
+                f"update the driver, or install rawnn[cu12] in place of rawnn[cu13]"
+            )
+        if ordinal >= count:
+            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has {count} GPU(s); "
+                              f"run with --device host to train on the CPU")
+        return self._check("cuDeviceGet", ordinal)
+
+    def _describe(self, ordinal: int) -> DeviceInfo:
+        def attribute(name: str) -> int:
+            return int(self._check("cuDeviceGetAttribute", name, self._handle, context=name))
+
+        kernel_module = Path("/proc/driver/nvidia/version")
+        found = re.search(r"  (\d+\.\d+[.\d]*)", kernel_module.read_text()) \
+            if kernel_module.exists() else None
+        return DeviceInfo(
+            name=self._check("cuDeviceGetName", self._handle),
+            ordinal=ordinal,
+            compute_capability=(attribute("COMPUTE_CAPABILITY_MAJOR"),
+                                attribute("COMPUTE_CAPABILITY_MINOR")),
+            multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+            memory=int(self._check("cuDeviceTotalMem", self._handle)),
+            cuda=version_text(self._check("cuDriverGetVersion")),
+            driver=found.group(1) if found else "unknown",
+            bindings=version_text(self.driver.bindings_version),
+        )
+
+    @property
+    def arch(self) -> str:
+        """NVRTC's name of this GPU's architecture, such as "sm_90"."""
+        major, minor = self.info.compute_capability
+        return f"sm_{major}{minor}"
+
+    # -- kernels --------------------------------------------------------------------------------
+    def compile(self, file: str, expressions: tuple[str, ...], relocatable: bool = False) -> None:
+        """Compile (or take from the cache) template instances of one of rawnn's .cu files."""
+        wanted = tuple(e for e in expressions if (file, e) not in self._functions)
+        if wanted:
+            text, signatures = self._source(file)
+            self.load(text, file, signatures, wanted, relocatable)
+
+    def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
+             expressions: tuple[str, ...], relocatable: bool = False) -> None:
+        """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
+        started = perf_counter()
+        built = compile_source(
+            self.backend.nvrtc, text, name=name, arch=self.arch, expressions=expressions,
+            relocatable=relocatable, cache=self._cache,
+        )
+        image = self._link(built, name) if relocatable else built.cubin
+        module = self._check("cuModuleLoadData", image, context=f"{name} for {self.arch}")
+        self._modules[f"{name}:{len(self._modules)}"] = module
+        for expression in expressions:
+            lowered = built.lowered[expression]
+            handle = self._check("cuModuleGetFunction", module, lowered.encode(),
+                                 context=f"{expression} in {name}")
+            signature = signatures[expression.split("<")[0]].instantiate(expression)
+            self._functions[name, expression] = Function(handle, expression, signature)
+        self.compiled += 0 if built.cached else 1
+        self.cached += 1 if built.cached else 0
+        self.compile_ms += (perf_counter() - started) * 1e3
+
+    def function(self, file: str, expression: str) -> Function:
+        """A kernel compiled before; compiled now if it was not."""
+        if (file, expression) not in self._functions:
+            self.compile(file, (expression,))
+        return self._functions[file, expression]
+
+    def _source(self, file: str) -> tuple[str, dict[str, KernelSignature]]:
+        if file not in self._sources:
+            text = ptx.source_path(file).read_text()
+            self._sources[file] = (text, parse_kernels(text))
+        return self._sources[file]
+
+    def _link(self, built: Compiled, name: str) -> bytes:
+        """Link relocatable code with the device runtime (cudaGraphSetConditional lives there)."""
+        library = cudadevrt_library()
+        state = self._check("cuLinkCreate")
+        try:
+            self._check("cuLinkAddData", state, LINK_CUBIN, built.cubin, name, context=name)
+            self._check("cuLinkAddData", state, LINK_LIBRARY, library.read_bytes(), library.name,
+                        context=str(library))
+            image: bytes = self._check("cuLinkComplete", state, context=name)
+        finally:
+            self.driver.cuLinkDestroy(state)
+        return image
+
+    # -- copies that wait -----------------------------------------------------------------------
+    def to_device(self, address: int, array: NDArray[Any], purpose: str) -> None:
+        """Copy a C-contiguous host array to the device and wait."""
+        if array.nbytes:
+            self._check("cuMemcpyHtoDAsync", address, array.ctypes.data, array.nbytes,
+                        self.stream.handle, context=f"{purpose}, {array.nbytes:,} bytes")
+            self.stream.synchronize(purpose)
+
+    def to_host(self, array: NDArray[Any], address: int, purpose: str) -> None:
+        """Copy device memory into a C-contiguous host array and wait."""
+        if array.nbytes:
+            self.to_host_later(array, address, purpose)
+            self.stream.synchronize(purpose)
+
+    def to_host_later(self, array: NDArray[Any], address: int, purpose: str) -> None:
+        """As `to_host`, without the wait: the array is valid once the stream has been waited for."""
+        self._check("cuMemcpyDtoHAsync", array.ctypes.data, address, array.nbytes,
+                    self.stream.handle, context=f"{purpose}, {array.nbytes:,} bytes")
+
+    def fill(self, address: int, value: int, nbytes: int, purpose: str) -> None:
+        """Set bytes on the stream, without waiting."""
+        self._check("cuMemsetD8Async", address, value, nbytes, self.stream.handle,
+                    context=f"{purpose}, {nbytes:,} bytes")
+
+    def close(self) -> None:
+        """Free all memory, unload all modules and release the context; a second call is harmless.
+
+        Every release is tried even if one before it fails; the first failure is raised at the end.
+        """
+        if self.context is None:
+            return
+        failure: Exception | None = None
+        steps: list[Callable[[], object]] = [self.memory.free_all]
+        steps += [lambda m=m: self._check("cuModuleUnload", m)  # type: ignore[misc]
+                  for m in self._modules.values()]
+        steps += [self.stream.close,
+                  lambda: self._check("cuDevicePrimaryCtxRelease", self._handle)]
+        self.context = None
+        for step in steps:
+            try:
+                step()
+            except DeviceError as error:
+                failure = failure or error
+        self._modules, self._functions = {}, {}
+        if failure:
+            raise failure
+
+
+def host_address(array: NDArray[Any]) -> int:
+    """Address of a C-contiguous array's first element."""
+    if not array.flags.c_contiguous:
+        raise ValueError("the array must be C-contiguous")
+    return ctypes.cast(array.ctypes.data, ctypes.c_void_p).value or 0
+
+
+def padded(array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """`array` as `dtype` in the top left of zeros of `shape`: the layout tensors have in memory."""
+    if array.shape == shape:
+        return np.ascontiguousarray(array, dtype=dtype)
+    out = np.zeros(shape, dtype=dtype)
+    out[tuple(slice(n) for n in array.shape)] = array
+    return out

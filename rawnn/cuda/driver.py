@@ -1,0 +1,244 @@
+"""The CUDA driver as rawnn calls it: the one seam between the engine and `cuda.bindings.driver`.
+
+Every method carries the driver's own name and returns the driver's result code first, so that
+`check` (errors.py) can name the call that failed. Device addresses and sizes are Python ints,
+handles (streams, events, graphs, nodes, modules, functions) are opaque. Structures, which the
+bindings build differently in CUDA 12 and 13, are built here and nowhere else. The simulated
+driver (rawnn/sim) implements the same methods, and nothing above this file can tell them apart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from rawnn.cuda.errors import require_package
+
+MINIMUM_DRIVER = {12: 12030, 13: 13000}
+"""Oldest driver API version that each major version of the bindings is used with: conditional
+graph nodes and capture into an existing graph came with 12.3."""
+
+GRAPH_NODE_KERNEL, GRAPH_NODE_MEMCPY, GRAPH_NODE_MEMSET, GRAPH_NODE_CHILD = 0, 1, 2, 4
+LINK_CUBIN, LINK_LIBRARY = "CUBIN", "LIBRARY"
+
+
+class Driver:
+    """`cuda.bindings.driver` behind plain arguments. One instance serves a process.
+
+    Raises MissingLibrary at construction where cuda-python's bindings are not installed.
+    """
+
+    def __init__(self) -> None:
+        cu = require_package("cuda.bindings.driver", "cuda-bindings")
+        self._cu = cu
+        self.bindings_version: int = int(cu.CUDA_VERSION)
+        self._edge_data_v2 = hasattr(cu, "cuGraphAddNode_v2")
+        # Calls whose arguments need no structure go straight to the bindings: no wrapper in the
+        # hot loop.
+        for name in (
+            "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet",
+            "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease",
+            "cuCtxSetCurrent", "cuCtxSynchronize", "cuMemGetInfo", "cuMemFree",
+            "cuMemsetD8Async", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync",
+            "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction",
+            "cuStreamCreate", "cuStreamDestroy", "cuStreamSynchronize", "cuStreamWaitEvent",
+            "cuStreamEndCapture", "cuEventCreate", "cuEventDestroy", "cuEventRecord",
+            "cuEventSynchronize", "cuEventElapsedTime", "cuLaunchKernel",
+            "cuGraphCreate", "cuGraphDestroy", "cuGraphUpload", "cuGraphLaunch",
+            "cuGraphExecDestroy", "cuGraphInstantiate", "cuLinkDestroy",
+        ):
+            setattr(self, name, getattr(cu, name))
+
+    def __getattr__(self, name: str) -> Any:  # lets type checkers accept the calls set above
+        raise AttributeError(f"rawnn's driver seam has no call '{name}'")
+
+    # -- errors ---------------------------------------------------------------------------------
+    def error_text(self, code: Any) -> tuple[str, str]:
+        """(name, description) of a driver result code, as the driver words them."""
+        code = self._cu.CUresult(int(code))
+        name = self._cu.cuGetErrorName(code)[1]
+        text = self._cu.cuGetErrorString(code)[1]
+        return (name.decode() if name else str(code), text.decode() if text else "")
+
+    # -- device ---------------------------------------------------------------------------------
+    def cuDeviceGetName(self, device: Any) -> tuple[Any, str]:
+        code, name = self._cu.cuDeviceGetName(128, device)
+        return code, name.split(b"\0")[0].decode()
+
+    def cuDeviceGetAttribute(self, attribute: str, device: Any) -> tuple[Any, int]:
+        """`attribute` is the driver's name without its `CU_DEVICE_ATTRIBUTE_`."""
+        enum = getattr(self._cu.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_" + attribute)
+        code, value = self._cu.cuDeviceGetAttribute(enum, device)
+        return code, value
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[Any, int]:
+        code, pointer = self._cu.cuMemAlloc(nbytes)
+        return code, int(pointer) if pointer is not None else 0
+
+    # -- functions ------------------------------------------------------------------------------
+    def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:
+        """`attribute` is the driver's name without its `CU_FUNC_ATTRIBUTE_`."""
+        enum = getattr(self._cu.CUfunction_attribute, "CU_FUNC_ATTRIBUTE_" + attribute)
+        code, value = self._cu.cuFuncGetAttribute(enum, function)
+        return code, value
+
+    def cuFuncSetAttribute(self, function: Any, attribute: str, value: int) -> tuple[Any, ...]:
+        enum = getattr(self._cu.CUfunction_attribute, "CU_FUNC_ATTRIBUTE_" + attribute)
+        result: tuple[Any, ...] = self._cu.cuFuncSetAttribute(function, enum, value)
+        return result
+
+    # -- graphs ---------------------------------------------------------------------------------
+    def cuGraphAddKernelNode(
+        self, graph: Any, dependencies: Sequence[Any], function: Any,
+        grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int,
+        parameters: int,
+    ) -> tuple[Any, Any]:
+        """`parameters` is the address of the packed pointer array, as in cuLaunchKernel; the
+        driver copies the argument values before it returns."""
+        node = self._cu.CUDA_KERNEL_NODE_PARAMS()
+        node.func = function
+        node.gridDimX, node.gridDimY, node.gridDimZ = grid
+        node.blockDimX, node.blockDimY, node.blockDimZ = block
+        node.sharedMemBytes = shared_bytes
+        node.kernelParams = parameters
+        result: tuple[Any, Any] = self._cu.cuGraphAddKernelNode(
+            graph, list(dependencies), len(dependencies), node
+        )
+        return result
+
+    def cuGraphAddMemsetNode(
+        self, graph: Any, dependencies: Sequence[Any], address: int, value: int, nbytes: int,
+        context: Any,
+    ) -> tuple[Any, Any]:
+        """Set `nbytes` bytes at `address` to `value` (0-255)."""
+        node = self._cu.CUDA_MEMSET_NODE_PARAMS()
+        node.dst = address
+        node.value = value
+        node.elementSize = 1
+        node.width = nbytes
+        node.height = 1
+        node.pitch = 0
+        result: tuple[Any, Any] = self._cu.cuGraphAddMemsetNode(
+            graph, list(dependencies), len(dependencies), node, context
+        )
+        return result
+
+    def cuGraphAddMemcpyNode(
+        self, graph: Any, dependencies: Sequence[Any], kind: str, destination: int, source: int,
+        nbytes: int, context: Any,
+    ) -> tuple[Any, Any]:
+        """`kind` is "HtoD", "DtoH" or "DtoD"; addresses are host or device ones accordingly."""
+        cu = self._cu
+        node = cu.CUDA_MEMCPY3D()
+        if kind[0] == "H":
+            node.srcMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_HOST
+            node.srcHost = source
+        else:
+            node.srcMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+            node.srcDevice = source
+        if kind[-1] == "H":
+            node.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_HOST
+            node.dstHost = destination
+        else:
+            node.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+            node.dstDevice = destination
+        node.WidthInBytes, node.Height, node.Depth = nbytes, 1, 1
+        result: tuple[Any, Any] = cu.cuGraphAddMemcpyNode(
+            graph, list(dependencies), len(dependencies), node, context
+        )
+        return result
+
+    def cuGraphAddChildGraphNode(
+        self, graph: Any, dependencies: Sequence[Any], child: Any
+    ) -> tuple[Any, Any]:
+        """The driver clones `child` at this call."""
+        result: tuple[Any, Any] = self._cu.cuGraphAddChildGraphNode(
+            graph, list(dependencies), len(dependencies), child
+        )
+        return result
+
+    def cuGraphConditionalHandleCreate(
+        self, graph: Any, context: Any, default: int
+    ) -> tuple[Any, int]:
+        """A handle whose value is reset to `default` at each launch of the graph."""
+        code, handle = self._cu.cuGraphConditionalHandleCreate(
+            graph, context, default, self._cu.CU_GRAPH_COND_ASSIGN_DEFAULT
+        )
+        return code, int(handle) if handle is not None else 0
+
+    def cuGraphAddWhileNode(
+        self, graph: Any, dependencies: Sequence[Any], handle: int, context: Any
+    ) -> tuple[Any, Any, Any]:
+        """Add a WHILE conditional node; returns (code, node, body graph).
+
+        The driver's call is cuGraphAddNode: edge data only as `_v2` in the CUDA 12 bindings,
+        under the plain name in 13.
+        """
+        cu = self._cu
+        params = cu.CUgraphNodeParams()
+        params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        params.conditional.handle = cu.CUgraphConditionalHandle(handle)
+        params.conditional.type = cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
+        params.conditional.size = 1
+        params.conditional.ctx = context
+        add = cu.cuGraphAddNode_v2 if self._edge_data_v2 else cu.cuGraphAddNode
+        code, node = add(graph, list(dependencies), None, len(dependencies), params)
+        body = None
+        if not code:
+            out = params.conditional.phGraph_out
+            body = out[0] if isinstance(out, (list, tuple)) else self._graph_at(int(out))
+        return code, node, body
+
+    def _graph_at(self, address: int) -> Any:
+        return self._cu.CUgraph(ctypes.c_void_p.from_address(address).value)
+
+    def cuStreamBeginCaptureToGraph(
+        self, stream: Any, graph: Any, dependencies: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Capture what follows on `stream` into `graph`, after the nodes `dependencies`."""
+        mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        result: tuple[Any, ...] = self._cu.cuStreamBeginCaptureToGraph(
+            stream, graph, list(dependencies), None, len(dependencies), mode
+        )
+        return result
+
+    def cuStreamGetCaptureInfo(self, stream: Any) -> tuple[Any, list[Any]]:
+        """(code, nodes that the next captured operation would depend on)."""
+        get = (
+            self._cu.cuStreamGetCaptureInfo_v3
+            if hasattr(self._cu, "cuStreamGetCaptureInfo_v3")
+            else self._cu.cuStreamGetCaptureInfo
+        )
+        result = get(stream)
+        # (code, status, id, graph, dependencies, edge data, count)
+        return result[0], list(result[4] or []) if not result[0] else []
+
+    def cuGraphGetNodes(self, graph: Any) -> tuple[Any, int]:
+        """(code, number of nodes in the graph, without those of child graphs)."""
+        code, _, count = self._cu.cuGraphGetNodes(graph, 0)
+        return code, count
+
+    def cuGraphGetEdges(self, graph: Any) -> tuple[Any, int]:
+        """(code, number of edges in the graph, without those of child graphs)."""
+        get = self._cu.cuGraphGetEdges_v2 if self._edge_data_v2 else self._cu.cuGraphGetEdges
+        result = get(graph, 0)
+        return result[0], result[-1]
+
+    # -- linking --------------------------------------------------------------------------------
+    def cuLinkCreate(self) -> tuple[Any, Any]:
+        code, state = self._cu.cuLinkCreate(0, [], [])
+        return code, state
+
+    def cuLinkAddData(self, state: Any, kind: str, image: bytes, name: str) -> tuple[Any, ...]:
+        """`kind` is LINK_CUBIN or LINK_LIBRARY."""
+        enum = getattr(self._cu.CUjitInputType, "CU_JIT_INPUT_" + kind)
+        result: tuple[Any, ...] = self._cu.cuLinkAddData(
+            state, enum, image, len(image), name.encode(), 0, [], []
+        )
+        return result
+
+    def cuLinkComplete(self, state: Any) -> tuple[Any, bytes]:
+        """(code, the linked cubin, copied out of the linker's memory)."""
+        code, address, size = self._cu.cuLinkComplete(state)
+        return code, ctypes.string_at(int(address), size) if not code else b""

@@ -1,0 +1,67 @@
+"""Device memory: allocations that know their size and purpose, and the tally of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rawnn.cuda.errors import check, check_memory
+
+ALIGNMENT = 256
+"""cuMemAlloc aligns to 256 bytes; tensors inside an arena keep the same promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """`nbytes` of device memory at `address`, got from the driver for `purpose`."""
+
+    address: int
+    nbytes: int
+    purpose: str
+
+
+class Memory:
+    """Every byte that rawnn holds on one device goes through here and is counted.
+
+    `current` and `peak` are bytes; `calls` counts the driver's allocations.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self._live: dict[int, Allocation] = {}
+        self.current = self.peak = self.calls = 0
+
+    def allocate(self, nbytes: int, purpose: str) -> Allocation:
+        """`nbytes` (at least 1) of uninitialised memory. Raises OutOfMemory, CallFailed."""
+        nbytes = max(nbytes, 1)
+        address = check_memory(
+            self._driver, "cuMemAlloc", self._driver.cuMemAlloc(nbytes), nbytes, purpose
+        )
+        allocation = Allocation(address, nbytes, purpose)
+        self._live[address] = allocation
+        self.calls += 1
+        self.current += nbytes
+        self.peak = max(self.peak, self.current)
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        del self._live[allocation.address]
+        self.current -= allocation.nbytes
+        check(self._driver, "cuMemFree", self._driver.cuMemFree(allocation.address),
+              f"{allocation.nbytes:,} bytes, {allocation.purpose}")
+
+    def free_all(self) -> None:
+        for allocation in list(self._live.values()):
+            self.free(allocation)
+
+    def arena(self, sizes: Iterable[tuple[str, int]], purpose: str) -> tuple[Allocation,
+                                                                             dict[str, int]]:
+        """One allocation that holds every (name, bytes) at an aligned address of its own."""
+        offsets: dict[str, int] = {}
+        total = 0
+        for name, nbytes in sizes:
+            offsets[name] = total
+            total += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        block = self.allocate(total, purpose)
+        return block, {name: block.address + offset for name, offset in offsets.items()}

@@ -1,0 +1,131 @@
+"""An explicit CUDA graph: nodes are added with the nodes they wait for, then it is instantiated.
+
+The graph owns what its nodes point at: objects passed as `keep` stay alive as long as the graph or
+any executable graph made from it. Kernel arguments need no keeping, for the driver copies them
+when the node is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rawnn.cuda.errors import check
+from rawnn.cuda.stream import Stream
+
+Nodes = Sequence[Any]
+
+
+class Graph:
+    """A graph under construction. Close it once it is instantiated, or let a parent graph own it
+    (`body` graphs of conditional nodes are owned by their parent and must not be closed)."""
+
+    def __init__(self, driver: Any, context: Any, *, handle: Any = None) -> None:
+        self._driver = driver
+        self._context = context
+        self._owned = handle is None
+        self.handle = handle if handle is not None else check(
+            driver, "cuGraphCreate", driver.cuGraphCreate(0)
+        )
+        self.kept: list[object] = []
+
+    def add_kernel(self, after: Nodes, function: Any, grid: tuple[int, int, int],
+                   block: tuple[int, int, int], shared_bytes: int, arguments: int,
+                   label: str) -> Any:
+        """A kernel node; `arguments` is the address of the packed pointer array."""
+        return check(self._driver, "cuGraphAddKernelNode", self._driver.cuGraphAddKernelNode(
+            self.handle, after, function, grid, block, shared_bytes, arguments), label)
+
+    def add_memset(self, after: Nodes, address: int, value: int, nbytes: int, label: str) -> Any:
+        """A node that sets `nbytes` bytes to `value`."""
+        return check(self._driver, "cuGraphAddMemsetNode", self._driver.cuGraphAddMemsetNode(
+            self.handle, after, address, value, nbytes, self._context), label)
+
+    def add_memcpy(self, after: Nodes, kind: str, destination: int, source: int, nbytes: int,
+                   label: str, keep: object = None) -> Any:
+        """A copy node; `kind` is "HtoD", "DtoH" or "DtoD"; `keep` owns the host memory."""
+        self.kept.append(keep)
+        return check(self._driver, "cuGraphAddMemcpyNode", self._driver.cuGraphAddMemcpyNode(
+            self.handle, after, kind, destination, source, nbytes, self._context), label)
+
+    def add_child(self, after: Nodes, child: Graph, label: str) -> Any:
+        """A node that runs a copy of `child` as it is now."""
+        self.kept.append(child.kept)
+        return check(self._driver, "cuGraphAddChildGraphNode", self._driver.cuGraphAddChildGraphNode(
+            self.handle, after, child.handle), label)
+
+    def conditional(self, default: int = 1) -> int:
+        """A conditional handle, reset to `default` at each launch; kernels set its value."""
+        return int(check(
+            self._driver, "cuGraphConditionalHandleCreate",
+            self._driver.cuGraphConditionalHandleCreate(self.handle, self._context, default),
+            "this needs a driver for CUDA 12.3 or newer",
+        ))
+
+    def add_while(self, after: Nodes, handle: int, label: str) -> tuple[Any, Graph]:
+        """A node that runs its body graph until the value of `handle` is 0; returns both."""
+        node, body = check(self._driver, "cuGraphAddNode", self._driver.cuGraphAddWhileNode(
+            self.handle, after, handle, self._context), label)
+        inner = Graph(self._driver, self._context, handle=body)
+        self.kept.append(inner.kept)
+        return node, inner
+
+    def capture(self, after: Nodes, stream: Stream, enqueue: Callable[[], None],
+                label: str) -> list[Any]:
+        """Capture what `enqueue` puts on `stream` into this graph, behind the nodes `after`.
+
+        Returns the nodes that whatever follows must wait for. This is how the calls of cuBLASLt
+        and cuDNN, which launch kernels of their own, enter an explicit graph.
+        """
+        driver = self._driver
+        check(driver, "cuStreamBeginCaptureToGraph",
+              driver.cuStreamBeginCaptureToGraph(stream.handle, self.handle, after), label)
+        try:
+            enqueue()
+            tail = check(driver, "cuStreamGetCaptureInfo",
+                         driver.cuStreamGetCaptureInfo(stream.handle), label)
+        except BaseException:
+            driver.cuStreamEndCapture(stream.handle)
+            raise
+        check(driver, "cuStreamEndCapture", driver.cuStreamEndCapture(stream.handle), label)
+        return list(tail)
+
+    def size(self) -> tuple[int, int]:
+        """(nodes, edges) of this graph itself, as the driver counts them."""
+        nodes = check(self._driver, "cuGraphGetNodes", self._driver.cuGraphGetNodes(self.handle))
+        edges = check(self._driver, "cuGraphGetEdges", self._driver.cuGraphGetEdges(self.handle))
+        return nodes, edges
+
+    def instantiate(self, label: str) -> ExecutableGraph:
+        return ExecutableGraph(self._driver, self, label)
+
+    def close(self) -> None:
+        """Destroy the graph; executable graphs made from it live on."""
+        if self._owned:
+            self._owned = False
+            check(self._driver, "cuGraphDestroy", self._driver.cuGraphDestroy(self.handle))
+
+
+class ExecutableGraph:
+    """A graph made ready to launch, any number of times. Owns what its nodes point at."""
+
+    def __init__(self, driver: Any, graph: Graph, label: str) -> None:
+        self._driver = driver
+        self.label = label
+        self.kept = list(graph.kept)
+        self.handle = check(driver, "cuGraphInstantiate",
+                            driver.cuGraphInstantiate(graph.handle, 0), label)
+        self._launch = driver.cuGraphLaunch
+
+    def upload(self, stream: Stream) -> None:
+        """Move the graph to the device ahead of its first launch."""
+        check(self._driver, "cuGraphUpload",
+              self._driver.cuGraphUpload(self.handle, stream.handle), self.label)
+
+    def launch(self, stream: Stream) -> None:
+        result = self._launch(self.handle, stream.handle)
+        if result[0]:
+            check(self._driver, "cuGraphLaunch", result, self.label)
+
+    def close(self) -> None:
+        check(self._driver, "cuGraphExecDestroy", self._driver.cuGraphExecDestroy(self.handle))

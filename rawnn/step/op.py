@@ -1,0 +1,120 @@
+"""An op of the plan, and the registry that says what each kind of op reads, writes and computes.
+
+An op names its operands by role (`z`, `p`, `dz`, ...). Those names are also the names of the
+pointer parameters of the CUDA kernels, so that one vocabulary runs from the plan to the .cu file.
+What an op reads and writes follows from its kind; nobody writes edges by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+Attributes = Mapping[str, Any]
+Reference = Callable[[SimpleNamespace, Attributes], None]
+
+Access = tuple[str, int | None]
+"""A tensor, and the slot of it that is touched: None means all of it, a number the element of a
+metric at that offset from the cursor."""
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """What is true of every op of one kind.
+
+    `reads` and `writes` are operand names; `slotted` are those of which an op touches only the
+    element at its own step, `optional` those an op may leave out. `reference(operands, attributes)`
+    computes the op with NumPy, in place, in whatever float type its operands have.
+    """
+
+    kind: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    reference: Reference
+    slotted: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    summary: str = ""
+
+
+OPS: dict[str, OpSpec] = {}
+
+
+def define(
+    kind: str,
+    *,
+    reads: tuple[str, ...],
+    writes: tuple[str, ...],
+    slotted: tuple[str, ...] = (),
+    optional: tuple[str, ...] = (),
+) -> Callable[[Reference], Reference]:
+    """Register a NumPy reference as the meaning of the op `kind`."""
+
+    def register(reference: Reference) -> Reference:
+        summary = (reference.__doc__ or "").strip().split("\n")[0]
+        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, summary)
+        return reference
+
+    return register
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of a plan.
+
+    `impl` says which code runs it ("naive", "cublas", "cudnn", "fused", "memcpy"), `operands` maps
+    operand names to tensor names, `attributes` holds everything static (sizes, learning rate,
+    the step's `offset` from the cursor).
+    """
+
+    kind: str
+    name: str
+    operands: Mapping[str, str]
+    attributes: Attributes = field(default_factory=dict)
+    impl: str = "naive"
+
+    @property
+    def spec(self) -> OpSpec:
+        return OPS[self.kind]
+
+    @property
+    def reads(self) -> tuple[Access, ...]:
+        names = self.spec.reads
+        if self.attributes.get("beta", 0.0) != 0.0:  # a product that accumulates reads its output
+            names = (*names, *self.spec.writes)
+        return self._accesses(names)
+
+    @property
+    def writes(self) -> tuple[Access, ...]:
+        return self._accesses(self.spec.writes)
+
+    def _accesses(self, names: tuple[str, ...]) -> tuple[Access, ...]:
+        offset = self.attributes.get("offset", 0)
+        return tuple(
+            (self.operands[name], offset if name in self.spec.slotted else None)
+            for name in names
+            if name in self.operands
+        )
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of all tensors that the op touches, each once."""
+        return tuple(dict.fromkeys(self.operands.values()))
+
+    def at_step(self, offset: int, rename: Mapping[str, str]) -> Op:
+        """This op `offset` steps later, with some tensors replaced by others."""
+        attributes = self.attributes
+        if "offset" in attributes:
+            attributes = {**attributes, "offset": attributes["offset"] + offset}
+        operands = {role: rename.get(name, name) for role, name in self.operands.items()}
+        return replace(self, operands=operands, attributes=attributes, name=f"{self.name}@{offset}")
+
+    def __str__(self) -> str:
+        def words(accesses: tuple[Access, ...]) -> str:
+            return ", ".join(n if s is None else f"{n}[cursor+{s}]" for n, s in accesses) or "-"
+
+        static = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
+                           for k, v in self.attributes.items())
+        return (f"{self.name:<24} {self.kind}/{self.impl:<8} reads {words(self.reads)}; "
+                f"writes {words(self.writes)}" + (f"  [{static}]" if static else ""))

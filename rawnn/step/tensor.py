@@ -1,0 +1,70 @@
+"""A tensor of the plan: a name, a shape, a type and a layout. It holds no memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+import numpy as np
+
+ROW_ALIGNMENT = 16
+"""Bytes that every row of a matrix is padded to: what a 128-bit load and cuBLASLt's fast
+kernels ask for."""
+
+
+class Role(StrEnum):
+    """What a tensor is for, which decides how long it lives and where it comes from."""
+
+    HOST = "host"  # the data set in host memory, ready to be copied batch by batch
+    DATA = "data"  # the data set in device memory
+    PARAMETER = "parameter"
+    BATCH = "batch"  # one batch of inputs and labels; double-buffered when steps are unrolled
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    METRIC = "metric"  # one value per step of the epoch
+    CURSOR = "cursor"  # the index of the current step
+
+    @property
+    def temporary(self) -> bool:
+        """Whether the tensor lives within one step only."""
+        return self in (Role.BATCH, Role.ACTIVATION, Role.GRADIENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A dense vector, or a row-major matrix whose rows are padded to 16 bytes.
+
+    `dtype` is NumPy's name ("float32", "int32", "uint8").
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def ld(self) -> int:
+        """Leading dimension: elements from one row to the next (the length, for a vector)."""
+        if len(self.shape) < 2:
+            return self.shape[-1]
+        row = ROW_ALIGNMENT // self.itemsize
+        return -(-self.shape[-1] // row) * row
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The shape in memory, padding included."""
+        return (*self.shape[:-1], self.ld)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, padding included."""
+        return prod(self.padded_shape) * self.itemsize
+
+    def __str__(self) -> str:
+        pitch = f" ld {self.ld}" if self.ld != self.shape[-1] else ""
+        return f"{self.name}: {self.dtype}{list(self.shape)}{pitch} ({self.role})"
