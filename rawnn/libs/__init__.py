@@ -1,0 +1,1 @@
+"""NVIDIA's libraries beside our own kernels: cuBLASLt matrix products and cuDNN's softmax."""

@@ -1,0 +1,181 @@
+"""The cuBLASLt seam over a stand-in for nvmath's bindings; and the bindings themselves where
+installed with the library (no GPU needed: descriptors live on the host)."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+import types
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rawnn.cuda.errors import CallFailed, check
+from rawnn.errors import DeviceError, MissingLibrary
+from rawnn.libs import cublaslt
+from rawnn.libs.cublaslt import CublasLt, Heuristic
+
+
+class Status(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class Attribute(IntEnum):
+    TRANSA = 3
+    BIAS_POINTER = 8
+
+
+class Preference(IntEnum):
+    MAX_WORKSPACE_BYTES = 1
+    REDUCTION_SCHEME_MASK = 3
+
+
+class Bindings(types.ModuleType):
+    """Enough of nvmath.bindings.cublasLt; `failing` makes every call raise."""
+
+    cuBLASLtError, MatmulDescAttribute = Status, Attribute
+    MatmulPreferenceAttribute = Preference
+
+    def __init__(self) -> None:
+        super().__init__("nvmath.bindings.cublasLt")
+        self.seen: list[Any] = []
+        self.load_error: Exception | None = None
+        self.failing = 0
+
+    def _call(self, *arguments: Any) -> int:
+        if self.failing:
+            raise Status(self.failing)
+        self.seen.append(arguments)
+        return 42
+
+    create = destroy = matmul_desc_create = matmul_desc_destroy = matmul = _call
+    matrix_layout_create = matrix_layout_destroy = _call
+    matmul_preference_create = matmul_preference_destroy = _call
+
+    def get_version(self) -> int:
+        if self.load_error:
+            raise self.load_error
+        return 120903
+
+    def get_status_name(self, status: int) -> str:
+        return f"CUBLAS_STATUS_{status}"
+
+    def get_status_string(self, status: int) -> str:
+        return "said by the library"
+
+    def _set(self, target: int, attribute: int, address: int, size: int) -> None:
+        self._call(target, attribute, ctypes.string_at(address, size))
+
+    matmul_desc_set_attribute = matmul_preference_set_attribute = _set
+
+    def matmul_algo_get_heuristic(self, *arguments: int) -> None:
+        self._call(*arguments[:-2])
+        results, count = arguments[-2:]
+        result = cublaslt._HeuristicResult.from_address(results)
+        result.algo[:] = [1] * 8
+        result.workspace_size, result.state, result.waves = 512, 0, 0.25
+        ctypes.c_int.from_address(count).value = 1
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    made = Bindings()
+    for name in ("nvmath", "nvmath.bindings"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "nvmath.bindings.cublasLt", made)
+    return made
+
+
+def test_every_call_passes_plain_values_on(bindings: Bindings) -> None:
+    lt = CublasLt()
+    assert lt.cublasLtGetVersion() == (0, 120903)
+    assert lt.cublasLtCreate() == (0, 42)
+    assert lt.cublasLtMatmulDescCreate("32F_FAST_TF32", "R_32F") == (0, 42)
+    assert lt.cublasLtMatmulDescSetAttribute(42, "TRANSA", 1) == (0,)
+    assert lt.cublasLtMatmulDescSetAttribute(42, "BIAS_POINTER", 1 << 40) == (0,)
+    assert lt.cublasLtMatrixLayoutCreate("R_16BF", 10, 20, 12) == (0, 42)
+    assert lt.cublasLtMatmulPreferenceCreate() == (0, 42)
+    assert lt.cublasLtMatmulPreferenceSetAttribute(42, "MAX_WORKSPACE_BYTES", 1 << 33) == (0,)
+    assert lt.cublasLtMatmulPreferenceSetAttribute(42, "REDUCTION_SCHEME_MASK", 7) == (0,)
+    assert lt.cublasLtMatmul(*range(16)) == (0,)
+    assert lt.cublasLtMatmulAlgoGetHeuristic(*range(7), 2) == (
+        0, [Heuristic((1).to_bytes(8, "little") * 8, 512, 0, 0.25)]
+    )
+    assert bindings.seen == [
+        (), (77, 0), (42, 3, b"\1\0\0\0"), (42, 8, (1 << 40).to_bytes(8, "little")),
+        (14, 10, 20, 12), (), (42, 1, (1 << 33).to_bytes(8, "little")), (42, 3, b"\7\0\0\0"),
+        tuple(range(16)), (*range(7), 2),
+    ]
+
+
+def test_exceptions_become_codes(bindings: Bindings) -> None:
+    lt = CublasLt()
+    bindings.failing = 13
+    assert lt.cublasLtCreate() == (13, 0)
+    assert lt.cublasLtMatmulAlgoGetHeuristic(*range(7), 1) == (13, [])
+    for call in ("Destroy", "MatmulDescDestroy", "MatrixLayoutDestroy", "MatmulPreferenceDestroy"):
+        assert getattr(lt, "cublasLt" + call)(42) == (13,)
+    with pytest.raises(
+        CallFailed, match=r"cublasLtMatmul failed with CUBLAS_STATUS_13 \[13\]: said by the lib"
+    ):
+        check(lt, "cublasLtMatmul", lt.cublasLtMatmul(*range(16)))
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvmath.bindings.cublasLt", None)
+    with pytest.raises(MissingLibrary, match=r"'nvmath-python' is needed.*rawnn\[cu12\]"):
+        CublasLt()
+
+
+def test_missing_library_says_where_it_looked(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    bindings.load_error = RuntimeError("No such file: libcublasLt.so.12\n  libcudart.so.12")
+    with pytest.raises(MissingLibrary) as raised:
+        CublasLt()
+    message = str(raised.value)
+    assert "cuBLASLt (libcublasLt.so.13 or libcublasLt.so.12)" in message
+    assert str(tmp_path / "nvidia/cublas/lib") in message
+    assert "rawnn[cu12]" in message
+    assert "rawnn[cu13]" in message
+    assert "\n" not in message
+
+
+def test_missing_driver_is_not_a_missing_package(bindings: Bindings) -> None:
+    bindings.load_error = RuntimeError("CUDA driver is not found (libcuda.so.1: no such file)")
+    with pytest.raises(DeviceError, match=r"needs the NVIDIA driver.*libcuda\.so\.1") as raised:
+        CublasLt()
+    assert not isinstance(raised.value, MissingLibrary)
+
+
+def test_preload_constructs_in_a_thread(bindings: Bindings) -> None:
+    assert cublaslt.preload().result(30).cublasLtGetVersion() == (0, 120903)
+    bindings.load_error = RuntimeError("No such file: libcublasLt.so.12")
+    with pytest.raises(MissingLibrary):
+        cublaslt.preload().result(30)
+
+
+def test_the_bindings_agree_with_what_we_pass() -> None:
+    lt = pytest.importorskip("nvmath.bindings.cublasLt")
+    for name in ("TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER"):
+        assert hasattr(lt.MatmulDescAttribute, name)
+    for name in ("MAX_WORKSPACE_BYTES", "REDUCTION_SCHEME_MASK", *(
+        f"MIN_ALIGNMENT_{operand}_BYTES" for operand in "ABCD"
+    )):
+        assert hasattr(lt.MatmulPreferenceAttribute, name)
+    epilogue = lt.Epilogue
+    assert [epilogue.DEFAULT, epilogue.RELU, epilogue.BIAS, epilogue.RELU_BIAS] == [1, 2, 4, 6]
+    assert (lt.ReductionScheme.NONE, lt.ReductionScheme.MASK) == (0, 7)
+    assert ctypes.sizeof(cublaslt._HeuristicResult) == lt.matmul_heuristic_result_dtype.itemsize
+    cublas = importlib.import_module("nvmath.bindings.cublas")
+    for name, value in cublaslt.COMPUTE_TYPE.items():
+        assert cublas.ComputeType["COMPUTE_" + name] == value
+    nvmath = importlib.import_module("nvmath")
+    for name, value in cublaslt.DATA_TYPE.items():
+        assert nvmath.CudaDataType["CUDA_" + name] == value
