@@ -1,0 +1,65 @@
+"""How a download shows itself: a bar on a terminal, one line a file elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with a file's name, the bytes there so far, and the bytes in all (None if unknown)."""
+
+
+@contextlib.contextmanager
+def shown(notify: Callable[[str], None]) -> Iterator[Progress]:
+    """A progress display for the time of the `with` block.
+
+    On a terminal (standard error) a bar for each file; otherwise `notify` gets a line when a file
+    starts and one when it is complete.
+    """
+    if sys.stderr.isatty():
+        with _bars() as progress:
+            yield progress
+    else:
+        yield lines(notify)
+
+
+def lines(notify: Callable[[str], None]) -> Progress:
+    """Progress as plain lines."""
+    started: set[str] = set()
+    finished: set[str] = set()
+
+    def progress(name: str, done: int, total: int | None) -> None:
+        if name not in started:
+            started.add(name)
+            size = "" if total is None else f" of {total / 1e6:.1f} MB"
+            at = f" from {done / 1e6:.1f} MB" if done and done != total else ""
+            notify(f"fetching {name}{size}{at}")
+        if done == total and name not in finished:
+            finished.add(name)
+            notify(f"fetched {name}")
+
+    return progress
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks = {}
+
+        def progress(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield progress
