@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import io
+import sys
+
+from rawnn.data import progress
+
+
+def test_lines_say_start_and_end_of_each_file() -> None:
+    said: list[str] = []
+    show = progress.lines(said.append)
+    for done in (0, 500_000, 1_000_000, 1_000_000):
+        show("a.gz", done, 1_000_000)
+    show("b.gz", 500_000, 2_000_000)
+    show("c.gz", 0, None)
+    show("c.gz", 10, 10)
+    assert said == [
+        "fetching a.gz of 1.0 MB",
+        "fetched a.gz",
+        "fetching b.gz of 2.0 MB from 0.5 MB",
+        "fetching c.gz",
+        "fetched c.gz",
+    ]
+
+
+def test_a_bar_on_a_terminal(monkeypatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.shown(lambda text: None) as show:
+        show("a.gz", 0, 100)
+        show("a.gz", 100, 100)
+    assert "a.gz" in terminal.getvalue()
+    assert "100/100" in terminal.getvalue()

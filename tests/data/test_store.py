@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rawnn.data.store import RawStore
+
+CONTENT = np.frombuffer(b"some raw content", np.uint8)
+SUM = hashlib.sha256(CONTENT.data).hexdigest()
+
+
+def test_put_then_find(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = RawStore(tmp_path / "cache", said.append)
+    assert store.find(SUM) is None
+    assert not (tmp_path / "cache").exists()  # looking writes nothing
+    path = store.put(CONTENT, SUM)
+    assert path == store.find(SUM)
+    assert path is not None
+    assert path.read_bytes() == CONTENT.tobytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not list(path.parent.glob(".new-*"))
+    assert said == []
+
+
+def test_verified_content_is_not_hashed_again(tmp_path: Path, monkeypatch) -> None:
+    store = RawStore(tmp_path, pytest.fail)
+    store.put(CONTENT, SUM)
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("hashed again"))
+    assert store.find(SUM)
+
+
+def test_changed_content_is_found_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = RawStore(tmp_path, said.append)
+    path = store.put(CONTENT, SUM)
+    assert path is not None
+    path.write_bytes(b"something else")
+    assert store.find(SUM) is None
+    assert "corrupt" in said[0]
+    store.put(CONTENT, SUM)
+    assert store.find(SUM) == path
+
+
+def test_content_whose_stamp_is_gone_is_verified_anew(tmp_path: Path) -> None:
+    store = RawStore(tmp_path, pytest.fail)
+    path = store.put(CONTENT, SUM)
+    (stamp,) = (tmp_path / "stamps").iterdir()
+    for damage in (b"", b"not a stamp", b"\xff"):
+        stamp.write_bytes(damage)
+        assert store.find(SUM) == path
+        assert store.known(path) == SUM
+
+
+def test_remembering_a_new_version_drops_what_the_old_one_held(tmp_path: Path) -> None:
+    store = RawStore(tmp_path / "cache", pytest.fail)
+    file = tmp_path / "file.gz"
+    file.write_bytes(b"old")
+    raw = store.put(CONTENT, SUM)
+    assert raw is not None
+    store.remember(file, SUM, os.stat(file))
+    assert store.known(file) == SUM
+    file.write_bytes(b"newer")
+    assert store.known(file) is None
+    store.remember(file, "0" * 64, os.stat(file))
+    assert not raw.exists()
+
+
+def test_a_cache_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    said: list[str] = []
+    store = RawStore(tmp_path / "file" / "cache", said.append)  # below a file: never writable
+    assert store.put(CONTENT, SUM) is None
+    store.remember(tmp_path / "file", SUM, os.stat(tmp_path / "file"))
+    with store.downloads() as directory:
+        assert directory.is_dir()
+    assert not directory.exists()
+    assert len(said) == 1
+    assert "cannot be written" in said[0]
+
+
+def test_one_process_downloads_at_a_time(tmp_path: Path) -> None:
+    said: list[str] = []
+    waiting = threading.Event()
+    order: list[str] = []
+
+    def second() -> None:
+        store = RawStore(tmp_path, lambda text: (said.append(text), waiting.set()))
+        with store.downloads():
+            order.append("second")
+
+    with RawStore(tmp_path, pytest.fail).downloads():
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waiting.wait(10)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+    assert said == ["waiting for another process that is fetching data"]
