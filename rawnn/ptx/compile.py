@@ -50,12 +50,14 @@ class NvrtcLibrary(Protocol):
 class Compiled:
     """A compiled source: `lowered` maps each name expression ("softmax<float>") to the mangled
     name that cuModuleGetFunction takes; `cached` says that it came from the cache; `seconds` is
-    the wall time of the call."""
+    the wall time of the call; `log` is what NVRTC wrote (warnings, and ptxas's report where an
+    option asks for it), empty where it came from the cache."""
 
     cubin: bytes
     lowered: dict[str, str]
     cached: bool
     seconds: float
+    log: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,10 @@ def compile_source(
             return Compiled(*entry, cached=True, seconds=time.perf_counter() - begin)
     library = _library(nvrtc)
     flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
-    cubin, lowered = _compile(library, text, name, arch, expressions, flags, paths)
+    cubin, lowered, log = _compile(library, text, name, arch, expressions, flags, paths)
     if cache is not None and key is not None:
         cache.put(key, _encode(cubin, lowered))
-    return Compiled(cubin, lowered, cached=False, seconds=time.perf_counter() - begin)
+    return Compiled(cubin, lowered, cached=False, seconds=time.perf_counter() - begin, log=log)
 
 
 def _library(nvrtc: NvrtcLibrary | Callable[[], NvrtcLibrary]) -> NvrtcLibrary:
@@ -209,7 +211,7 @@ def _decode(payload: bytes) -> tuple[bytes, dict[str, str]] | None:
 def _compile(
     nvrtc: NvrtcLibrary, text: str, name: str, arch: str, expressions: Sequence[str],
     flags: Sequence[str], paths: Sequence[Path],
-) -> tuple[bytes, dict[str, str]]:
+) -> tuple[bytes, dict[str, str], str]:
     context = f"kernel source {name}, {arch}"
     program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(text, name), context)
     try:
@@ -219,14 +221,15 @@ def _compile(
                 nvrtc.nvrtcAddNameExpression(program, expression), f"{expression} in {context}",
             )
         result = nvrtc.nvrtcCompileProgram(program, flags)
+        log = check(nvrtc, "nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLog(program), context)
+        log = log.strip()
         if result[0]:
             error, _ = nvrtc.error_text(result[0])
-            log = check(nvrtc, "nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLog(program), context)
             if error in ("NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"):
                 raise CompileError(
-                    _explain(nvrtc, log.strip(), text, name, arch, expressions, flags, paths)
+                    _explain(nvrtc, log, text, name, arch, expressions, flags, paths)
                 )
-            check(nvrtc, "nvrtcCompileProgram", result, f"{context}; {log.strip()}")
+            check(nvrtc, "nvrtcCompileProgram", result, f"{context}; {log}")
         lowered = {
             expression: check(
                 nvrtc, "nvrtcGetLoweredName",
@@ -234,7 +237,8 @@ def _compile(
             )
             for expression in expressions
         }
-        return check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context), lowered
+        cubin = check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context)
+        return cubin, lowered, log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from rawnn.errors import MissingLibrary
 
 _INCLUDE_FOLDERS = {
-    12: ("cuda_runtime/include", "cuda_cccl/include"),
+    # The compiler's wheel brings crt/mma.h, which CUDA 13 has in the same folder as the rest.
+    12: ("cuda_runtime/include", "cuda_cccl/include", "cuda_nvcc/include"),
     13: ("cu13/include", "cu13/include/cccl"),
 }
 _DEVRT_FOLDERS = {12: ("cuda_runtime/lib",), 13: ("cu13/lib",)}
@@ -46,7 +47,7 @@ def cuda_major() -> int | None:
 
 
 def include_directories() -> tuple[Path, ...]:
-    """The directories that together hold `cuda_fp16.h`, `mma.h` and the CCCL headers they need.
+    """The directories that together hold `cuda_fp16.h` and the CCCL headers it needs.
 
     Raises MissingLibrary, with every place looked at, where there are none.
     """

@@ -1,0 +1,168 @@
+"""Where CUDA's headers and libraries are looked for: wheels of both layouts, then toolkits."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rawnn.errors import MissingLibrary
+from rawnn.ptx import headers
+
+REPOSITORY = Path(__file__).parents[2]
+
+LAYOUTS = {
+    12: {
+        "include": ["cuda_runtime/include", "cuda_cccl/include"],
+        "devrt": "cuda_runtime/lib/libcudadevrt.a",
+        "nvrtc": "cuda_nvrtc/lib/libnvrtc.so.12",
+    },
+    13: {
+        "include": ["cu13/include", "cu13/include/cccl"],
+        "devrt": "cu13/lib/libcudadevrt.a",
+        "nvrtc": "cu13/lib/libnvrtc.so.13",
+    },
+}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A site-packages folder standing in for the real one; `install` puts wheels into it."""
+    folders = {"cuda": [], "nvidia": []}
+    monkeypatch.setattr(headers, "_package_folders", lambda package: folders[package])
+    monkeypatch.setattr(headers, "_pathfinder_headers", lambda: iter(()))
+    monkeypatch.setattr(headers, "_toolkits", lambda: iter([tmp_path / "toolkit"]))
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    headers.cudadevrt_library.cache_clear()
+    headers.nvrtc_identity.cache_clear()
+    yield Site(tmp_path, folders)
+    headers.cudadevrt_library.cache_clear()
+    headers.nvrtc_identity.cache_clear()
+
+
+class Site:
+    def __init__(self, root: Path, folders: dict[str, list[Path]]) -> None:
+        self.root, self.folders = root, folders
+        self.nvidia = root / "site" / "nvidia"
+
+    def put(self, path: Path, text: str = "") -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def bindings(self, version: str) -> None:
+        folder = self.root / "site" / "cuda"
+        self.put(
+            folder / "bindings" / "_version.py",
+            f"version: str\n__version__: str\n\n__version__ = version = '{version}'\n",
+        )
+        self.folders["cuda"] = [folder]
+
+    def wheels(self, major: int) -> None:
+        layout = LAYOUTS[major]
+        for folder in layout["include"]:
+            (self.nvidia / folder).mkdir(parents=True)
+        self.put(self.nvidia / layout["include"][0] / "cuda_fp16.h")
+        self.put(self.nvidia / layout["devrt"])
+        self.put(self.nvidia / layout["nvrtc"], "library")
+        self.folders["nvidia"] = [self.nvidia]
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_wheels_of_each_layout(site, major):
+    site.bindings(f"{major}.9.1")
+    site.wheels(major)
+    layout = LAYOUTS[major]
+    assert headers.cuda_major() == major
+    assert headers.include_directories() == tuple(site.nvidia / f for f in layout["include"])
+    assert headers.cudadevrt_library() == site.nvidia / layout["devrt"]
+    assert f"bindings {major}" in headers.nvrtc_identity()
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_the_bindings_choose_between_two_versions(site, major):
+    site.bindings(f"{major}.0.0")
+    site.wheels(12)
+    site.wheels(13)
+    assert headers.include_directories()[0] == site.nvidia / LAYOUTS[major]["include"][0]
+    assert headers.cudadevrt_library() == site.nvidia / LAYOUTS[major]["devrt"]
+    assert f"libnvrtc.so.{major}:" in headers.nvrtc_identity()
+
+
+def test_toolkit_comes_last(site):
+    toolkit = site.root / "toolkit"
+    site.put(toolkit / "include" / "cuda_fp16.h")
+    site.put(toolkit / "include" / "cccl" / "nv" / "target")
+    site.put(toolkit / "lib64" / "libcudadevrt.a")
+    site.put(toolkit / "lib64" / "libnvrtc.so.13", "library")
+    assert headers.include_directories() == (toolkit / "include", toolkit / "include" / "cccl")
+    assert headers.cudadevrt_library() == toolkit / "lib64" / "libcudadevrt.a"
+    assert "libnvrtc.so.13:7:" in headers.nvrtc_identity()
+    site.wheels(13)
+    assert headers.include_directories()[0] == site.nvidia / "cu13" / "include"
+
+
+@pytest.mark.parametrize(("version", "extra"), [("12.9.0", "cu12"), ("13.0.1", "cu13")])
+def test_nothing_installed_names_the_extra_and_the_places(site, version, extra):
+    site.bindings(version)
+    site.folders["nvidia"] = [site.nvidia]
+    for find in (headers.include_directories, headers.cudadevrt_library):
+        with pytest.raises(MissingLibrary) as caught:
+            find()
+        assert f"rawnn[{extra}]" in str(caught.value)
+        assert str(site.nvidia / "cu13") in str(caught.value)
+        assert str(site.nvidia / "cuda_runtime") in str(caught.value)
+        assert str(site.root / "toolkit") in str(caught.value)
+    assert headers.nvrtc_identity() is None
+
+
+def test_identity_changes_with_the_library(site):
+    site.bindings("13.0.0")
+    site.wheels(13)
+    before = headers.nvrtc_identity()
+    library = site.nvidia / LAYOUTS[13]["nvrtc"]
+    os.utime(library, ns=(1, 1))
+    headers.nvrtc_identity.cache_clear()
+    assert headers.nvrtc_identity() != before
+    after = headers.nvrtc_identity()
+    site.bindings("12.9.0")
+    headers.nvrtc_identity.cache_clear()
+    assert headers.nvrtc_identity() != after
+
+
+def test_loader_path_is_searched(site, monkeypatch):
+    site.put(site.root / "other" / "libnvrtc.so.12", "library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{site.root / 'none'}{os.pathsep}{site.root / 'other'}")
+    assert "libnvrtc.so.12" in headers.nvrtc_identity()
+
+
+def test_real_headers_are_those_of_the_loaded_nvrtc():
+    pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    from rawnn.cuda.nvrtc import Nvrtc
+
+    code, major, _ = Nvrtc().nvrtcVersion()
+    assert not code
+    assert headers.cuda_major() == major
+    path = headers.nvrtc_library_path()
+    assert path is not None
+    assert path.is_file()
+    assert f".so.{major}" in path.name
+    assert headers.cudadevrt_library().read_bytes().startswith(b"!<arch>")
+    folders = headers.include_directories()
+    for header in ("cuda_fp16.h", "cuda_bf16.h", "nv/target", "cuda/std/type_traits"):
+        assert any((folder / header).is_file() for folder in folders), header
+
+
+def test_import_is_light():
+    """Neither CUDA packages, nor the cache's platformdirs, nor NumPy come with the import."""
+    code = (
+        "import sys; import rawnn.ptx, rawnn.ptx.compile, rawnn.ptx.signature;"
+        "heavy = 'cuda.bindings', 'cuda.pathfinder', 'numpy', 'platformdirs', 'importlib.metadata';"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True
+    )
+    assert done.stdout.strip() == "[]"
