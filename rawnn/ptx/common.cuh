@@ -74,7 +74,8 @@ __device__ __forceinline__ V block_sum(V value) {
 // Sums N values over the 32 lanes of a warp at once. Each step halves the lanes that still share a
 // value: a lane keeps one half of its values and gives the other half to its partner, so 10 values
 // take 5 + 3 + 2 + 1 + 1 = 12 shuffles where 10 butterflies take 50. Afterwards values[0] of a lane
-// is the sum of value number `transposed_index<N>(lane)`, or of nothing where that is negative.
+// is the sum of value number `transposed_index<N>(lane)`; each value has one lane of its own, and the
+// index is negative in lanes that hold padding or a copy.
 template <int N, int STEP, int LENGTH>
 __device__ __forceinline__ void transpose_sum_step(float (&values)[LENGTH], int lane) {
   if constexpr (STEP > 0) {
@@ -113,6 +114,8 @@ __device__ __forceinline__ int transposed_index(int lane) {
       first += upper ? half : 0;
       left = upper ? left - half : min(left, half);
       size = half;
+    } else if ((lane & step) != 0) {
+      left = 0;
     }
   }
   return left > 0 ? first : -1;

@@ -59,6 +59,7 @@ __global__ void __launch_bounds__(256)
   float4 weights[CLASSES];
   if (quad < quads) load_weights(weights, w, ldw, quad);
   const float shift = warp == 0 && lane < CLASSES ? bias[lane] : 0.0f;
+  const float share = 1.0f / static_cast<float>(batch);
 
   const long long index = static_cast<long long>(step) * batch + row;
   const unsigned char* image = images + index * ldimages;
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(256)
     }
     transpose_sum(sums, lane);
     const int c = transposed_index<CLASSES>(lane);
-    if (c >= 0) partial[warp][c] = sums[0];  // lanes with the same c hold the same bits
+    if (c >= 0) partial[warp][c] = sums[0];
   }
   __syncthreads();
   if (warp != 0) return;
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(256)
   const unsigned int at_maximum = __ballot_sync(kFullWarp, lane < CLASSES && z == largest);
   if (lane < CLASSES) {
     dz[static_cast<long long>(row) * lddz + lane] =
-        (p - (lane == label ? 1.0f : 0.0f)) / static_cast<float>(batch);
+        (p - (lane == label ? 1.0f : 0.0f)) * share;
   }
   if (lane == (label < CLASSES ? label : 0)) {
     // All probabilities are NaN where one pre-activation was: the first maximum is then at 0.

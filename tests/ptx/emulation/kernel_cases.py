@@ -1,0 +1,421 @@
+"""What every kernel must do, as checks against float64 NumPy on an Emulator.
+
+Each check runs at ragged sizes, on outputs filled beforehand with NaN (or -77777) and inputs whose
+padding columns hold NaN, and looks that the outputs' padding columns were left alone. A tolerance
+is `4 eps sqrt(k)` times the sum of the magnitudes that were added (k terms, float32 eps): rounding
+errors of a sum add up like a random walk.
+
+Run as a program, it does all checks on one library, for the sanitizers:
+    python kernel_cases.py LIBRARY {fibers|threads}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from emulated_kernels import CLASSES, Emulator
+
+EPS = float(np.finfo(np.float32).eps)
+TINY = float(np.finfo(np.float32).tiny)
+UNTOUCHED = -77777
+RAGGED = (1, 31, 33, 127)
+STEP = 3  # the step each check works on, as cursor 1 + offset 2
+
+
+def pitched(rows: int, cols: int, pad: int, dtype: type = np.float32) -> np.ndarray:
+    """A poisoned [rows, cols] view of a buffer of exactly rows * (cols + pad) elements."""
+    poison = {np.float32: np.nan, np.int32: UNTOUCHED, np.uint8: 255}[dtype]
+    return np.full((rows, cols + pad), poison, dtype)[:, :cols]
+
+
+def filled(values: np.ndarray, pad: int, dtype: type = np.float32) -> np.ndarray:
+    array = pitched(*values.shape, pad, dtype)
+    array[:] = values
+    return array
+
+
+def pitch(array: np.ndarray) -> int:
+    return array.base.shape[1]
+
+
+def padding_untouched(array: np.ndarray) -> None:
+    padding = array.base[:, array.shape[1] :]
+    assert np.isnan(padding).all(), "a kernel wrote into padding columns"
+
+
+def close(got: np.ndarray, expected: np.ndarray, bound: np.ndarray | float) -> None:
+    error = np.abs(np.asarray(got, np.float64) - expected)
+    worst = np.max(error - bound)
+    assert worst <= 0, f"off by {np.max(error):.3g}, {worst:.3g} more than allowed"
+
+
+def sum_bound(magnitude: np.ndarray | float, terms: int) -> np.ndarray | float:
+    return 4 * EPS * math.sqrt(terms) * magnitude + TINY
+
+
+def threads_for(emulator: Emulator, wanted: int) -> int:
+    """`wanted`, but 64 at most where each is a thread of the host."""
+    return min(wanted, 64) if emulator.host_threads else wanted
+
+
+def softmax64(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def one_hot(y: np.ndarray, cols: int) -> np.ndarray:
+    return (np.arange(cols) == y[:, None]).astype(np.float64)
+
+
+def metrics() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cursor, loss and correct of an epoch of STEP + 2 steps."""
+    loss = np.full(STEP + 2, np.nan, np.float32)
+    return np.array([STEP - 2], np.int32), loss, np.full(STEP + 2, UNTOUCHED, np.int32)
+
+
+def only_step_written(loss: np.ndarray | None, correct: np.ndarray | None) -> None:
+    if loss is not None:
+        assert np.isnan(np.delete(loss, STEP)).all()
+    if correct is not None:
+        assert (np.delete(correct, STEP) == UNTOUCHED).all()
+
+
+def check_gather(emulator: Emulator, rng: np.random.Generator) -> None:
+    for batch, features, pad in itertools.product((1, 31, 33), (1, 31, 33, 64), (0, 3)):
+        count = (STEP + 1) * batch
+        images = filled(rng.integers(0, 256, (count, features)), pad, np.uint8)
+        labels = rng.integers(0, 256, count).astype(np.uint8)
+        cursor, _, _ = metrics()
+        x, y = pitched(batch, features, pad), np.full(batch, UNTOUCHED, np.int32)
+        emulator.launch(
+            "gather<float>", (2,), (threads_for(emulator, 96),), images, pitch(images), labels,
+            cursor, 2, 1 / 255, x, pitch(x), y, batch, features,
+        )  # fmt: skip
+        rows = slice(STEP * batch, (STEP + 1) * batch)
+        close(x, images[rows] / 255.0, 2 * EPS)
+        assert np.array_equal(y, labels[rows])
+        padding_untouched(x)
+
+
+def check_matmul(emulator: Emulator, rng: np.random.Generator) -> None:
+    for (m, n, k), pad in itertools.product(
+        ((1, 1, 1), (31, 33, 17), (33, 10, 127), (1, 31, 784)), (0, 2)
+    ):
+        a, b = rng.standard_normal((m, k)), rng.standard_normal((n, k))
+        bias = rng.standard_normal(n).astype(np.float32)
+        start = rng.standard_normal((m, n)).astype(np.float32)
+        for kind, flags in (
+            *(("nt", flags) for flags in itertools.product((False, True), repeat=2)),
+            ("nn", ()),
+            ("tn", ()),
+        ):
+            left = filled(a.T if kind == "tn" else a, pad)
+            right = filled(b if kind == "nt" else b.T, pad)
+            left64 = np.asarray(left.T if kind == "tn" else left, np.float64)
+            right64 = np.asarray(right.T if kind == "nt" else right, np.float64)
+            name = f"matmul_{kind}<float{''.join(f',{str(f).lower()}' for f in flags)}>"
+            biased, rectified = flags if flags else (False, False)
+            for alpha, beta in ((1.0, 0.0), (-0.5, 1.0)):
+                c = pitched(m, n, pad)  # beta == 0 must not read the NaN it starts from
+                if beta:
+                    c[:] = start
+                extra = (bias,) if kind == "nt" else ()
+                side = 8 if emulator.host_threads else 16
+                emulator.launch(
+                    name, (-(-n // side), -(-m // side)), (side, side), left, pitch(left),
+                    right, pitch(right), *extra, c, pitch(c), m, n, k, alpha, beta,
+                )  # fmt: skip
+                expected = alpha * (left64 @ right64) + beta * start + (bias if biased else 0)
+                size = np.abs(left64) @ np.abs(right64) + np.abs(beta * start) + np.abs(bias)
+                close(c, np.maximum(expected, 0) if rectified else expected, sum_bound(size, k))
+                padding_untouched(c)
+
+
+def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
+    columns = (3,) if emulator.host_threads else (1, 10, 33)
+    for rows, cols, pad in itertools.product(RAGGED, columns, (0, 2)):
+        z = filled(rng.standard_normal((rows, cols)), pad)
+        bias = rng.standard_normal(cols).astype(np.float32)
+        out = filled(z, pad)
+        emulator.launch(
+            "bias_add<float>", (2,), (64,), out, pitch(out), bias, rows, cols,
+        )  # fmt: skip
+        close(out, z.astype(np.float64) + bias, EPS * (np.abs(z) + np.abs(bias)))
+        padding_untouched(out)
+        total, size = z.sum(axis=0, dtype=np.float64), np.abs(z).sum(axis=0, dtype=np.float64)
+        for wanted in (1, 50, 128):
+            block = (threads_for(emulator, wanted),)
+            db, updated = np.full(cols, np.nan, np.float32), bias.copy()
+            emulator.launch("bias_grad<float>", (cols,), block, z, pitch(z), db, rows, cols)
+            close(db, total, sum_bound(size, rows))
+            emulator.launch(
+                "bias_sgd<float>", (cols,), block, z, pitch(z), updated, rows, cols, 0.25
+            )
+            close(updated, bias - 0.25 * total, sum_bound(size + np.abs(bias), rows))
+
+
+def check_relu(emulator: Emulator, rng: np.random.Generator) -> None:
+    for rows, cols, pad in itertools.product((1, 31, 33), (1, 31, 33), (0, 3)):
+        z = filled(rng.standard_normal((rows, cols)), pad)
+        z[0, 0] = 0.0
+        da = filled(rng.standard_normal((rows, cols)), pad)
+        a, dz = pitched(rows, cols, pad + 1), pitched(rows, cols, pad)
+        emulator.launch("relu<float>", (2,), (64,), z, pitch(z), a, pitch(a), rows, cols)
+        assert np.array_equal(a, np.maximum(z, 0))
+        emulator.launch(
+            "relu_backward<float>", (2,), (64,), da, pitch(da), a, pitch(a), dz, pitch(dz),
+            rows, cols,
+        )  # fmt: skip
+        assert np.array_equal(dz, np.where(a > 0, da, 0))
+        padding_untouched(a)
+        padding_untouched(dz)
+    diverged = np.array([[np.nan, -1.0]], np.float32)
+    out = np.zeros_like(diverged)
+    emulator.launch("relu<float>", (1,), (32,), diverged, 2, out, 2, 1, 2)
+    assert np.isnan(out[0, 0]), "a diverged run must be seen"
+    assert out[0, 1] == 0
+
+
+def check_softmax(emulator: Emulator, rng: np.random.Generator) -> None:
+    for rows, cols, pad in itertools.product((1, 31, 33), (1, 2, 10, 31, 33, 127), (0, 2)):
+        z = filled(rng.standard_normal((rows, cols)) * 30, pad)
+        y = rng.integers(0, cols, rows).astype(np.int32)
+        p, dz = pitched(rows, cols, pad), pitched(rows, cols, pad + 1)
+        emulator.launch("softmax<float>", (2,), (64,), z, pitch(z), p, pitch(p), rows, cols)
+        expected = softmax64(z.astype(np.float64))
+        # exp's argument is rounded: an error of eps times its size, which is at most 300 here.
+        close(p, expected, expected * (EPS * 300 + 4 * EPS * math.sqrt(cols)) + TINY)
+        padding_untouched(p)
+        emulator.launch(
+            "softmax_backward<float>", (2,), (64,), p, pitch(p), y, dz, pitch(dz), rows, cols
+        )
+        close(dz, (p.astype(np.float64) - one_hot(y, cols)) / rows, 2 * EPS / rows)
+        padding_untouched(dz)
+
+
+def check_loss(emulator: Emulator, rng: np.random.Generator) -> None:
+    for rows, cols, pad in itertools.product((1, 31, 33, 257), (1, 10, 33), (0, 2)):
+        z = filled(rng.standard_normal((rows, cols)) * 4, pad)
+        y = rng.integers(0, cols, rows).astype(np.int32)
+        p = filled(softmax64(z.astype(np.float64)), pad)
+        if cols > 1:
+            p[0, :2] = p[0].max()  # a tie: the first maximum wins
+            p[0, y[0]] = 0.0  # and a probability that has no logarithm
+        rounded = p.astype(np.float64)
+        loss64 = -np.log(np.maximum(rounded[np.arange(rows), y], TINY))
+        right = int((p.argmax(axis=1) == y).sum())
+        for wanted in (1, 50, 128):
+            block, offset = (threads_for(emulator, wanted),), 2
+            common = (y, metrics()[0], offset)
+            for name in ("cross_entropy", "accuracy", "loss_accuracy", "loss_gradient"):
+                _, loss, correct = metrics()
+                dz = pitched(rows, cols, pad + 1)
+                outputs: Sequence[object] = {
+                    "cross_entropy": (loss,),
+                    "accuracy": (correct,),
+                    "loss_accuracy": (loss, correct),
+                    "loss_gradient": (dz, pitch(dz), loss, correct),
+                }[name]
+                emulator.launch(
+                    f"{name}<float>", (1,), block, p, pitch(p), *common, *outputs, rows, cols
+                )
+                if name != "accuracy":
+                    close(loss[STEP], loss64.mean(), sum_bound(loss64.mean(), rows))
+                if name != "cross_entropy":
+                    assert correct[STEP] == right
+                only_step_written(loss, correct)
+                if name == "loss_gradient":
+                    close(dz, (rounded - one_hot(y, cols)) / rows, 2 * EPS / rows)
+                    padding_untouched(dz)
+            _, loss, correct = metrics()
+            dz = pitched(rows, cols, pad + 1)
+            emulator.launch(
+                "softmax_loss_gradient<float>", (1,), block, z, pitch(z), *common, dz, pitch(dz),
+                loss, correct, rows, cols,
+            )  # fmt: skip
+            exact = softmax64(z.astype(np.float64))
+            rows64 = -np.log(exact[np.arange(rows), y])
+            spread = EPS * 64 + 4 * EPS * math.sqrt(cols)  # exp of a rounded difference below 64
+            close(dz, (exact - one_hot(y, cols)) / rows, (exact * spread + 2 * EPS) / rows)
+            close(loss[STEP], rows64.mean(), sum_bound(rows64.mean(), rows) + spread)
+            assert correct[STEP] == (z.argmax(axis=1) == y).sum()
+            only_step_written(loss, correct)
+            padding_untouched(dz)
+
+
+def check_broken_loss(emulator: Emulator, rng: np.random.Generator) -> None:
+    """A NaN or a label that is no class gives a NaN loss, and reads nothing outside."""
+    for spoil in ("value", "high label", "negative label"):
+        values = rng.random((3, 5)).astype(np.float32)
+        y = np.array([0, 1, 2], np.int32)
+        if spoil == "value":
+            values[1, 1] = np.nan
+        else:
+            y[1] = 5 if spoil == "high label" else -1
+        for name in ("cross_entropy", "loss_accuracy", "loss_gradient", "softmax_loss_gradient"):
+            cursor, loss, correct = metrics()
+            dz = pitched(3, 5, 0)
+            gradient = (dz, 5) if name.endswith("gradient") else ()
+            extra = () if name == "cross_entropy" else (correct,)
+            emulator.launch(
+                f"{name}<float>", (1,), (32,), values, 5, y, cursor, 2, *gradient, loss, *extra,
+                3, 5,
+            )  # fmt: skip
+            assert np.isnan(loss[STEP]), (name, spoil)
+
+
+def check_sgd(emulator: Emulator, rng: np.random.Generator) -> None:
+    for count in (1, 31, 33, 997):
+        w, dw = rng.standard_normal((2, count)).astype(np.float32)
+        before = w.astype(np.float64)
+        w = w.copy()
+        emulator.launch("sgd<float>", (3,), (32,), w, dw, count, 0.1)
+        close(w, before - 0.1 * dw, 2 * EPS * (np.abs(before) + np.abs(dw)))
+
+
+def check_cursor(emulator: Emulator, rng: np.random.Generator) -> None:
+    cursor = np.array([5], np.int32)
+    emulator.launch("advance", (1,), (1,), cursor, 3)
+    assert cursor[0] == 8
+    for end, again in ((11, 0), (12, 1)):
+        flag, cursor = np.array([9], np.uint32), np.array([8], np.int32)
+        handle = ctypes.c_ulonglong(flag.ctypes.data)
+        emulator.launch("advance_while", (1,), (1,), cursor, 3, end, handle)
+        assert (cursor[0], flag[0]) == (11, again)
+
+
+class LinearStep:
+    """One fused step on random data, and what float64 makes of the same."""
+
+    def __init__(
+        self, rng: np.random.Generator, batch: int, features: int, classes: int, pad: int
+    ) -> None:
+        count = (STEP + 1) * batch
+        self.batch, self.features, self.classes, self.lr = batch, features, classes, 0.5
+        self.images = filled(rng.integers(0, 256, (count, features)), pad, np.uint8)
+        self.labels = rng.integers(0, classes, count).astype(np.uint8)
+        self.w = filled(rng.standard_normal((classes, features)) / math.sqrt(features), pad)
+        self.bias = rng.standard_normal(classes).astype(np.float32)
+        self.cursor, self.loss, self.correct = metrics()
+        self.dz = pitched(batch, classes, pad)
+        self.row_loss = np.full(batch, np.nan, np.float32)
+        self.row_correct = np.full(batch, UNTOUCHED, np.int32)
+        rows = slice(STEP * batch, count)
+        self.x = self.images[rows] / 255.0
+        self.y = self.labels[rows].astype(np.int32)
+
+    def forward(self, emulator: Emulator, threads: int) -> None:
+        emulator.launch(
+            f"linear_forward<{self.classes}>", (self.batch,), (threads,), self.images,
+            pitch(self.images), self.labels, self.cursor, 2, 1 / 255, self.w, pitch(self.w),
+            self.bias, self.dz, pitch(self.dz), self.row_loss, self.row_correct, self.batch,
+            self.features,
+        )  # fmt: skip
+
+    def update(self, emulator: Emulator, threads: int) -> None:
+        emulator.launch(
+            f"linear_update<{self.classes}>", (-(-self.features // 8) + 1,), (threads,),
+            self.images, pitch(self.images), self.cursor, 2, 1 / 255, self.dz, pitch(self.dz),
+            self.row_loss, self.row_correct, self.w, pitch(self.w), self.bias, self.loss,
+            self.correct, self.batch, self.features, self.lr,
+        )  # fmt: skip
+
+    def check(self, emulator: Emulator, forward_threads: int, update_threads: int) -> None:
+        w, bias = self.w.astype(np.float64), self.bias.astype(np.float64)
+        z = self.x @ w.T + bias
+        exact = softmax64(z)
+        bound = sum_bound(self.x @ np.abs(w).T + np.abs(bias), self.features + 1).max()
+        bound += 64 * EPS  # exp of a rounded difference below 64
+        self.forward(emulator, forward_threads)
+        rows = np.arange(self.batch)
+        loss64 = -np.log(exact[rows, self.y])
+        close(self.dz, (exact - one_hot(self.y, self.classes)) / self.batch, 2 * bound / self.batch)
+        close(self.row_loss, loss64, 2 * bound + 2 * EPS * loss64)
+        clear = np.ptp(np.sort(z, axis=1)[:, -2:], axis=1) > 2 * bound  # no tie within rounding
+        if self.classes == 1:
+            clear[:] = True
+        expected = z.argmax(axis=1) == self.y
+        assert np.array_equal(self.row_correct[clear], expected[clear])
+        assert set(self.row_correct) <= {0, 1}
+        padding_untouched(self.dz)
+
+        # The update is held to its own inputs: the gradient that was stored.
+        dz = self.dz.astype(np.float64)
+        self.update(emulator, update_threads)
+        size = self.lr * (np.abs(dz).T @ self.x) + np.abs(w)
+        close(self.w, w - self.lr * (dz.T @ self.x), sum_bound(size, self.batch))
+        size = self.lr * np.abs(dz).sum(axis=0) + np.abs(bias)
+        close(self.bias, bias - self.lr * dz.sum(axis=0), sum_bound(size, self.batch))
+        mean = self.row_loss.mean(dtype=np.float64)
+        close(self.loss[STEP], mean, sum_bound(abs(mean), self.batch))
+        assert self.correct[STEP] == self.row_correct.sum()
+        only_step_written(self.loss, self.correct)
+        padding_untouched(self.w)
+
+
+def check_linear(emulator: Emulator, rng: np.random.Generator) -> None:
+    """Every class count; ragged features with and without rows aligned for wide loads (pitches that
+    are multiples of 16 bytes and ones that are not); batches around the staging size of 128."""
+    few = emulator.host_threads
+    for classes in (3, 10) if few else CLASSES:
+        for batch, features, pad in (
+            (1, 1, 0),
+            (5 if few else 33, 31, 1),  # aligned, a tail of 3 features
+            (5 if few else 31, 33, 0),  # unaligned
+            (129, 24, 8),  # staged in two parts
+        ):
+            step = LinearStep(rng, batch, features, classes, pad)
+            intended = 64 * ((classes + 1) // 2)
+            step.check(emulator, 32, threads_for(emulator, intended))
+    for batch, features, pad, forward, update in (
+        (3, 784, 0, 224, 320),  # the intended shapes
+        (5, 784, 0, 196, 96),  # an incomplete last warp; fewer warps than tiles
+        (2, 1028, 12, 256, 32),  # more features than a block takes in one pass
+        (257, 9, 7, 32, 320),
+    ):
+        if not few or batch < 5:
+            step = LinearStep(rng, batch, features, 10, pad)
+            step.check(emulator, threads_for(emulator, forward), threads_for(emulator, update))
+
+
+def check_broken_linear(emulator: Emulator, rng: np.random.Generator) -> None:
+    """A NaN weight, or a label that is no class, makes the loss NaN; both are counted as a right
+    answer only where NumPy's argmax of the probabilities would (all NaN: class 0)."""
+    for spoil in ("weight", "label"):
+        step = LinearStep(rng, 5, 33, 10, 3)
+        if spoil == "weight":
+            step.w[4, 7] = np.nan
+        else:
+            step.labels[STEP * 5 + 2] = 200
+        step.forward(emulator, 32)
+        step.update(emulator, threads_for(emulator, 320))
+        assert np.isnan(step.loss[STEP]), spoil
+        if spoil == "weight":
+            assert np.array_equal(step.row_correct, step.y == 0)
+        else:
+            assert np.isnan(step.row_loss).sum() == 1
+            assert step.row_correct[2] == 0
+
+
+CHECKS: dict[str, Callable[[Emulator, np.random.Generator], None]] = {
+    name.removeprefix("check_"): function
+    for name, function in sorted(globals().items())
+    if name.startswith("check_")
+}
+
+
+def main(library: str, kind: str) -> None:
+    emulator = Emulator(Path(library), host_threads=kind == "threads")
+    for name, check in CHECKS.items():
+        check(emulator, np.random.default_rng(7))
+        print(f"{name} passed", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
