@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -67,23 +67,22 @@ class Device:
         self.backend = backend
         self.driver = backend.driver()
         self._notify = notify
-        self._modules: dict[str, Any] = {}
         self._sources: dict[str, tuple[str, dict[str, KernelSignature]]] = {}
         self._functions: dict[tuple[str, str], Function] = {}
         self._cache = CubinCache(notify=notify) if backend.cache else None
         self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
-        self.context: Any = None
         self._handle = self._open(ordinal)
-        self.context = self._check("cuDevicePrimaryCtxRetain", self._handle,
-                                   context=f"GPU {ordinal}")
-        try:
+        with ExitStack() as opening:
+            self.context = self._check("cuDevicePrimaryCtxRetain", self._handle,
+                                       context=f"GPU {ordinal}")
+            opening.callback(self._check, "cuDevicePrimaryCtxRelease", self._handle)
             self._check("cuCtxSetCurrent", self.context)
             self.info = self._describe(ordinal)
-            self.memory = Memory(self.driver)
             self.stream = Stream(self.driver)
-        except BaseException:
-            self.driver.cuDevicePrimaryCtxRelease(self._handle)
-            raise
+            opening.callback(self.stream.close)
+            self.memory = Memory(self.driver)
+            opening.callback(self.memory.free_all)
+            self._closing = opening.pop_all()
 
     def _check(self, call: str, *arguments: Any, context: str = "") -> Any:
         return check(self.driver, call, getattr(self.driver, call)(*arguments), context)
@@ -155,7 +154,7 @@ class Device:
         )
         image = self._link(built, name) if relocatable else built.cubin
         module = self._check("cuModuleLoadData", image, context=f"{name} for {self.arch}")
-        self._modules[f"{name}:{len(self._modules)}"] = module
+        self._closing.callback(self._check, "cuModuleUnload", module, context=name)
         for expression in expressions:
             lowered = built.lowered[expression]
             handle = self._check("cuModuleGetFunction", module, lowered.encode(),
@@ -206,7 +205,7 @@ class Device:
             self.stream.synchronize(purpose)
 
     def to_host_later(self, array: NDArray[Any], address: int, purpose: str) -> None:
-        """As `to_host`, without the wait: the array is valid once the stream has been waited for."""
+        """As `to_host`, without the wait: the array is valid once the stream was waited for."""
         self._check("cuMemcpyDtoHAsync", array.ctypes.data, address, array.nbytes,
                     self.stream.handle, context=f"{purpose}, {array.nbytes:,} bytes")
 
@@ -218,32 +217,10 @@ class Device:
     def close(self) -> None:
         """Free all memory, unload all modules and release the context; a second call is harmless.
 
-        Every release is tried even if one before it fails; the first failure is raised at the end.
+        Every release is tried even if one before it fails; the last failure is raised at the end.
         """
-        if self.context is None:
-            return
-        failure: Exception | None = None
-        steps: list[Callable[[], object]] = [self.memory.free_all]
-        steps += [lambda m=m: self._check("cuModuleUnload", m)  # type: ignore[misc]
-                  for m in self._modules.values()]
-        steps += [self.stream.close,
-                  lambda: self._check("cuDevicePrimaryCtxRelease", self._handle)]
-        self.context = None
-        for step in steps:
-            try:
-                step()
-            except DeviceError as error:
-                failure = failure or error
-        self._modules, self._functions = {}, {}
-        if failure:
-            raise failure
-
-
-def host_address(array: NDArray[Any]) -> int:
-    """Address of a C-contiguous array's first element."""
-    if not array.flags.c_contiguous:
-        raise ValueError("the array must be C-contiguous")
-    return ctypes.cast(array.ctypes.data, ctypes.c_void_p).value or 0
+        self._functions = {}
+        self._closing.close()
 
 
 def padded(array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

@@ -1,8 +1,8 @@
 """Things that can be put on a stream or into a graph: kernel launches, copies, fills.
 
 Each is prepared once: arguments are packed into memory of its own, and `run` only hands the
-prepared objects to the driver. `run(step)` takes the index of the step in the epoch, which a
-launch that walks through the data set adds to its offset.
+prepared objects to the driver. `offset` is the distance of the step from the device's cursor; it
+is the one argument that changes from launch to launch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ class Command(Protocol):
 
     label: str
 
-    def run(self, step: int) -> None:
+    def run(self, offset: int) -> None:
         """Enqueue on the stream the command was prepared for."""
 
-    def add_to(self, graph: Any, dependencies: Sequence[Any]) -> list[Any]:
+    def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
         """Add to a rawnn.graphs.Graph; returns the nodes that later work must wait for."""
+
+    def rebind(self, operand: str, address: int) -> None:
+        """Use another device address for an operand from now on."""
 
 
 class Arguments:
@@ -43,8 +46,9 @@ class Arguments:
         missing = [p.name for p in signature.parameters if p.name not in values]
         extra = set(values) - {p.name for p in signature.parameters}
         if missing or extra:
+            names = ", ".join(p.name for p in signature.parameters)
             raise ConfigError(
-                f"kernel '{signature.name}' takes ({', '.join(p.name for p in signature.parameters)})"
+                f"kernel '{signature.name}' takes ({names})"
                 + (f"; missing: {', '.join(missing)}" if missing else "")
                 + (f"; not among them: {', '.join(sorted(extra))}" if extra else "")
             )
@@ -86,14 +90,12 @@ class KernelLaunch:
     """One kernel with its grid, block (threads), dynamic shared memory (bytes) and arguments."""
 
     def __init__(self, driver: Any, stream: Stream, function: Any, label: str, grid: Dim,
-                 block: Dim, arguments: Arguments, shared_bytes: int = 0,
-                 offset: int = 0) -> None:
+                 block: Dim, arguments: Arguments, shared_bytes: int = 0) -> None:
         self._driver = driver
         self.label = label
         self.arguments = arguments
         self._geometry = (function, grid, block, shared_bytes)
-        self._offset = offset
-        self._cell = arguments.cell("offset")
+        self._offset = arguments.cell("offset")
         self._call = driver.cuLaunchKernel
         self._prepared = (function, *grid, *block, shared_bytes, stream.handle,
                           arguments.address, 0)
@@ -104,38 +106,48 @@ class KernelLaunch:
         _, grid, block, shared = self._geometry
         return f"{self.label}, grid {grid}, block {block}, {shared} bytes of shared memory"
 
-    def run(self, step: int) -> None:
-        self._cell.value = self._offset + step
+    def launch(self) -> None:
+        """Enqueue with the arguments as they are."""
         result = self._call(*self._prepared)
         if result[0]:
             check(self._driver, "cuLaunchKernel", result, self.context)
 
-    def add_to(self, graph: Any, dependencies: Sequence[Any]) -> list[Any]:
-        self._cell.value = self._offset
-        function, grid, block, shared = self._geometry
-        return [graph.add_kernel(dependencies, function, grid, block, shared,
-                                 self.arguments.address, self.context)]
+    def run(self, offset: int) -> None:
+        self._offset.value = offset
+        self.launch()
+
+    def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
+        self._offset.value = offset
+        return [graph.add_kernel(dependencies, *self._geometry, self.arguments.address,
+                                 self.context)]
+
+    def rebind(self, operand: str, address: int) -> None:
+        self.arguments.set(operand, address)
 
 
 class HostToDevice:
-    """A copy of rows of a host array into device memory; step s copies the s-th slice of
-    `nbytes` bytes. `keep` is the host array, kept alive for as long as the copy may run."""
+    """A copy of rows of a host array into device memory: offset s copies the s-th slice of
+    `nbytes` bytes. `keep` owns the host memory. `operand` is the destination's name."""
 
-    def __init__(self, driver: Any, stream: Stream, label: str, destination: int, source: int,
-                 nbytes: int, keep: object, offset: int = 0) -> None:
-        self._driver, self._stream, self.label = driver, stream, label
-        self.destination, self._source, self._nbytes = destination, source, nbytes
-        self._offset, self._keep = offset, keep
+    def __init__(self, driver: Any, stream: Stream, label: str, operand: str, destination: int,
+                 source: int, nbytes: int, keep: object) -> None:
+        self._driver, self._stream, self.label, self._operand = driver, stream, label, operand
+        self._destination, self._source, self._nbytes = destination, source, nbytes
+        self._keep = keep
 
-    def run(self, step: int) -> None:
-        source = self._source + (self._offset + step) * self._nbytes
+    def run(self, offset: int) -> None:
         result = self._driver.cuMemcpyHtoDAsync(
-            self.destination, source, self._nbytes, self._stream.handle
+            self._destination, self._source + offset * self._nbytes, self._nbytes,
+            self._stream.handle,
         )
         if result[0]:
             check(self._driver, "cuMemcpyHtoDAsync", result, f"{self.label}, {self._nbytes} bytes")
 
-    def add_to(self, graph: Any, dependencies: Sequence[Any]) -> list[Any]:
-        source = self._source + self._offset * self._nbytes
-        return [graph.add_memcpy(dependencies, "HtoD", self.destination, source, self._nbytes,
-                                 self.label, self._keep)]
+    def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
+        return [graph.add_memcpy(dependencies, "HtoD", self._destination,
+                                 self._source + offset * self._nbytes, self._nbytes, self.label,
+                                 self._keep)]
+
+    def rebind(self, operand: str, address: int) -> None:
+        if operand == self._operand:
+            self._destination = address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +47,17 @@ class Memory:
         return allocation
 
     def free(self, allocation: Allocation) -> None:
+        """Give memory back; the driver waits for work that uses it."""
         del self._live[allocation.address]
         self.current -= allocation.nbytes
         check(self._driver, "cuMemFree", self._driver.cuMemFree(allocation.address),
               f"{allocation.nbytes:,} bytes, {allocation.purpose}")
 
     def free_all(self) -> None:
-        for allocation in list(self._live.values()):
-            self.free(allocation)
+        """Free what is left, all of it even if one call fails."""
+        with ExitStack() as stack:
+            for allocation in self._live.copy().values():
+                stack.callback(self.free, allocation)
 
     def arena(self, sizes: Iterable[tuple[str, int]], purpose: str) -> tuple[Allocation,
                                                                              dict[str, int]]:

@@ -22,15 +22,13 @@ Shape = tuple[str, ...]
 marks the rows (or the one element) that belong to the current step: "@batch" are rows s*batch to
 s*batch + batch - 1, "@1" is element s."""
 
-MAX_FUSED_CLASSES = 32
-"""Classes that the kernels of linear.cu can hold in registers, one accumulator each."""
-
 
 @dataclass(frozen=True)
 class KernelImpl:
     """How one (kind, impl) is launched.
 
-    `scalars(op, plan)` gives the parameters that are neither operands nor leading dimensions;
+    `scalars(op, plan)` gives the parameters that are neither operands nor leading dimensions,
+    and what else the geometry depends on;
     `geometry(scalars)` the grid and block; `expression(op, plan)` the template instance;
     `shapes` the extents of every operand, which the simulated device and the tests go by.
     """
@@ -113,7 +111,9 @@ def _linear_scalars(*names: str) -> Callable[[Op, Plan], Scalars]:
     def scalars(op: Op, plan: Plan) -> Scalars:
         batch = plan[op.operands["row_loss"]].shape[0]
         features = plan[op.operands["w"]].shape[1]
-        return {"batch": batch, "features": features, **{n: op.attributes[n] for n in names}}
+        classes = plan[op.operands["w"]].shape[0]
+        return {"batch": batch, "features": features, "CLASSES": classes,
+                **{n: op.attributes[n] for n in names}}
 
     return scalars
 
@@ -194,11 +194,11 @@ KERNELS: dict[tuple[str, str], KernelImpl] = {
         {"w": ("rows", "cols"), "dw": ("rows", "cols")}),
     ("linear_forward", "fused"): KernelImpl(
         "linear.cu", _linear_expression("linear_forward"), _linear_scalars("offset", "scale"),
-        lambda s: ((int(s["batch"]), 1, 1), (min(max(_ceil(s["features"], 128) * 32, 64), 256), 1, 1)),
+        lambda s: ((int(s["batch"]), 1, 1), (min(_ceil(s["features"], 128) * 32, 256), 1, 1)),
         _LINEAR_SHAPES),
     ("linear_update", "fused"): KernelImpl(
         "linear.cu", _linear_expression("linear_update"), _linear_scalars("offset", "scale", "lr"),
-        lambda s: ((_ceil(s["features"], 8) + 1, 1, 1), (320, 1, 1)),
+        lambda s: ((_ceil(s["features"], 8) + 1, 1, 1), (64 * _ceil(s["CLASSES"], 2), 1, 1)),
         _LINEAR_SHAPES),
     ("advance", "naive"): KernelImpl(
         "cursor.cu", lambda op, plan: "advance", lambda op, plan: {"steps": op.attributes["steps"]},

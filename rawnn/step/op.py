@@ -82,7 +82,7 @@ class Op:
     def reads(self) -> tuple[Access, ...]:
         names = self.spec.reads
         if self.attributes.get("beta", 0.0) != 0.0:  # a product that accumulates reads its output
-            names = (*names, *self.spec.writes)
+            names = (*names, "c")
         return self._accesses(names)
 
     @property
@@ -90,9 +90,8 @@ class Op:
         return self._accesses(self.spec.writes)
 
     def _accesses(self, names: tuple[str, ...]) -> tuple[Access, ...]:
-        offset = self.attributes.get("offset", 0)
         return tuple(
-            (self.operands[name], offset if name in self.spec.slotted else None)
+            (self.operands[name], self.offset if name in self.spec.slotted else None)
             for name in names
             if name in self.operands
         )
@@ -109,6 +108,11 @@ class Op:
             attributes = {**attributes, "offset": attributes["offset"] + offset}
         operands = {role: rename.get(name, name) for role, name in self.operands.items()}
         return replace(self, operands=operands, attributes=attributes, name=f"{self.name}@{offset}")
+
+    @property
+    def offset(self) -> int:
+        """Steps between the cursor and the step this op works on."""
+        return int(self.attributes.get("offset", 0))
 
     def __str__(self) -> str:
         def words(accesses: tuple[Access, ...]) -> str:

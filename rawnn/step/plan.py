@@ -123,6 +123,7 @@ class Plan:
     def __str__(self) -> str:
         head = f"plan {self.name}: batch {self.batch}, {self.steps} step(s), {len(self.ops)} ops"
         lines = [head, "tensors"]
-        lines += [f"  {tensor}" for tensor in self.tensors.values()]
+        used = {name for op in self.ops for name in op.tensors}
+        lines += [f"  {tensor}" for name, tensor in self.tensors.items() if name in used]
         lines += ["ops", *(f"  {i:>3}  {op}" for i, op in enumerate(self.ops))]
         return "\n".join(lines)

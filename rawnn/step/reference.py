@@ -66,9 +66,13 @@ def gather(t: SimpleNamespace, a: Attributes) -> None:
     t.y[...] = t.labels[window]
 
 
-@define("matmul", reads=("a", "b", "bias"), writes=("c",), optional=("bias",))
+@define("matmul", reads=("a", "b", "bias"), writes=("c", "workspace"),
+        optional=("bias", "workspace"))
 def matmul(t: SimpleNamespace, a: Attributes) -> None:
-    """c = act(alpha * op(a) op(b) + beta * c + bias); layout nt, nn or tn names the transposes."""
+    """c = act(alpha * op(a) op(b) + beta * c + bias); layout nt, nn or tn names the transposes.
+
+    `workspace` is scratch memory that a library may write.
+    """
     left = t.a.T if a["layout"][0] == "t" else t.a
     right = t.b.T if a["layout"][1] == "t" else t.b
     alpha, beta = a["alpha"], a["beta"]

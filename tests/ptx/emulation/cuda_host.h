@@ -7,20 +7,18 @@
 // lanes which do not exist aborts, and so does a block in which no thread can go on.
 #pragma once
 
-#include <cfloat>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #ifdef CUDA_HOST_THREADS
-#include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <thread>
 #else
@@ -65,11 +63,12 @@ namespace cuda_host {
 struct Barrier {
   int expected = 0;
   int arrived = 0;
-  unsigned int generation = 0;
+  std::atomic<unsigned int> generation{0};
   void release_if_complete() {
     if (expected > 0 && arrived == expected) {
       arrived = 0;
       ++generation;
+      generation.notify_all();
     }
   }
 };
@@ -78,7 +77,8 @@ struct Warp {
   Barrier barrier;
   unsigned int exists = 0;   // lanes the block has
   unsigned int waiting = 0;  // the mask of those now at the barrier
-  std::uint64_t slots[32] = {};
+  // Two sets, by turns: a lane may be at the next exchange while another still reads this one.
+  std::uint64_t slots[2][32] = {};
 };
 
 struct Thread {
@@ -99,19 +99,13 @@ inline Barrier block_barrier;
 #ifdef CUDA_HOST_THREADS
 inline thread_local Thread* self = nullptr;
 inline std::mutex mutex;
-inline std::condition_variable changed;
 
 inline void wait_at(Barrier& barrier, std::unique_lock<std::mutex>& lock) {
   const unsigned int generation = barrier.generation;
   ++barrier.arrived;
   barrier.release_if_complete();
-  if (barrier.generation != generation) {
-    changed.notify_all();
-    return;
-  }
-  const bool passed = changed.wait_for(lock, std::chrono::seconds(30),
-                                       [&] { return barrier.generation != generation; });
-  if (!passed) fail("a barrier was not reached by all of its threads");
+  lock.unlock();
+  while (barrier.generation == generation) barrier.generation.wait(generation);
 }
 #else
 inline Thread* self = nullptr;
@@ -180,15 +174,15 @@ template <typename V>
 V exchange(unsigned int mask, V value, int source) {
   static_assert(sizeof(V) <= sizeof(std::uint64_t));
   Warp& warp = *self->warp;
-  std::memcpy(&warp.slots[self->lane], &value, sizeof(V));
+  std::uint64_t* const slots = warp.slots[warp.barrier.generation & 1u];
+  std::memcpy(&slots[self->lane], &value, sizeof(V));
   warp_wait(mask);
   V result;
   if (source >= 0 && source < 32 && (mask >> source & 1u) != 0) {
-    std::memcpy(&result, &warp.slots[source], sizeof(V));
+    std::memcpy(&result, &slots[source], sizeof(V));
   } else {
     std::memset(&result, 0xff, sizeof(V));
   }
-  warp_wait(mask);
   return result;
 }
 
@@ -198,9 +192,6 @@ inline void leave_block() {
 #endif
   --block_barrier.expected;  // __syncthreads waits for threads that still run
   block_barrier.release_if_complete();
-#ifdef CUDA_HOST_THREADS
-  changed.notify_all();
-#endif
 }
 
 template <typename Call>
@@ -283,8 +274,8 @@ void launch(void (*kernel)(P...), const int* shape, int reverse, void** argument
     for (block_index.y = 0; block_index.y < grid_dim.y; ++block_index.y) {
       for (block_index.x = 0; block_index.x < grid_dim.x; ++block_index.x) {
         std::vector<Warp> warps((count + 31) / 32);
-        block_barrier = {};
         block_barrier.expected = int(count);
+        block_barrier.arrived = 0;
         for (unsigned int i = 0; i < count; ++i) {
           threads[i].index = {i % block_dim.x, i / block_dim.x % block_dim.y,
                               i / block_dim.x / block_dim.y};
@@ -336,13 +327,13 @@ V __shfl_down_sync(unsigned int mask, V value, unsigned int delta) {
 
 inline unsigned int __ballot_sync(unsigned int mask, bool predicate) {
   cuda_host::Warp& warp = *cuda_host::self->warp;
-  warp.slots[cuda_host::self->lane] = predicate ? 1 : 0;
+  std::uint64_t* const slots = warp.slots[warp.barrier.generation & 1u];
+  slots[cuda_host::self->lane] = predicate ? 1 : 0;
   cuda_host::warp_wait(mask);
   unsigned int result = 0;
   for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1u) != 0 && warp.slots[lane] == 1) result |= 1u << lane;
+    if ((mask >> lane & 1u) != 0 && slots[lane] == 1) result |= 1u << lane;
   }
-  cuda_host::warp_wait(mask);
   return result;
 }
 

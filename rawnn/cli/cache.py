@@ -1,0 +1,28 @@
+"""`rawnn cache`: the compiled kernels kept on disk."""
+
+from __future__ import annotations
+
+import click
+
+from rawnn.ptx.cache import CubinCache
+
+
+@click.group()
+def cache() -> None:
+    """Show or clear the compiled kernels kept on disk."""
+
+
+@cache.command()
+def info() -> None:
+    """Say where compiled kernels are kept, how many and how large."""
+    found = CubinCache().info()
+    click.echo(f"{found.directory}: {found.entries} compiled kernel files, "
+               f"{found.nbytes / 1024:.0f} KiB")
+
+
+@cache.command()
+def clear() -> None:
+    """Delete all compiled kernels; they are compiled again when they are next needed."""
+    kept = CubinCache()
+    count = kept.clear()
+    click.echo(f"{kept.info().directory}: {count} compiled kernel files deleted")

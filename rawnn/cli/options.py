@@ -1,0 +1,44 @@
+"""Options that several commands share, and the Config that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from rawnn.config import Config, parse_layers, read_toml
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_options(command: F) -> F:
+    """Every field of Config as an option, and --config for a TOML file. An option given on the
+    command line wins over the file."""
+    for decorate in reversed([
+        click.option("--opt", metavar="TOGGLES",
+                     help="Toggles and presets, comma-separated: graphs=epoch,cublas; best,-cudnn; "
+                          "none; seed; best (the default)."),
+        click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes."),
+        click.option("--epochs", type=int, help="Passes over the training set (20)."),
+        click.option("--batch", type=int, help="Examples per step (128)."),
+        click.option("--lr", type=float, help="Learning rate (0.1)."),
+        click.option("--seed", type=int, help="Seed of the initial weights (0)."),
+        click.option("--dataset", metavar="NAME",
+                     help="mnist (the default), fashion-mnist, idx or synthetic."),
+        click.option("--data", metavar="DIRECTORY", help="Where the data set's IDX files are."),
+        click.option("--device", metavar="auto|gpu:N|host|sim", help="Where to run (auto)."),
+        click.option("--config", "config_file", metavar="FILE.toml",
+                     help="Read options from a TOML file."),
+    ]):
+        command = decorate(command)
+    return command
+
+
+def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
+    """The Config of a TOML file and the options given beside it. Raises ConfigError."""
+    values = read_toml(config_file) if config_file else {}
+    given = {name: value for name, value in options.items() if value is not None}
+    if "layers" in given:
+        given["layers"] = parse_layers(given["layers"])
+    return Config.from_mapping({**values, **given}, config_file or "options")

@@ -1,0 +1,133 @@
+"""`rawnn train`: train a network and show how it went."""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rawnn.cli.options import config_options, make_config
+from rawnn.machine import process_start
+from rawnn.training import Listener, Session
+
+if TYPE_CHECKING:
+    from rawnn.result import Report, Result
+
+HEADER = f"{'epoch':>6} {'train loss':>11} {'train acc':>10} {'test acc':>9} {'ms/epoch':>10}"
+
+
+@click.command()
+@config_options
+@click.option("--json", "json_file", metavar="FILE", help="Write the whole result as JSON.")
+@click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
+def train(config_file: str | None, json_file: str | None, quiet: bool, **options: Any) -> None:
+    """Train a network on MNIST (or another data set) and report how fast and how well.
+
+    Without --opt the preset `best` is used: what is fastest for this network on this machine.
+    """
+    imports_ms = process_start() * 1e3
+    config = make_config(config_file, options)
+    screen = _Screen(quiet, config.epochs)
+    with screen, Session(config, screen, imports_ms) as session:
+        result = session.run()
+    if not quiet:
+        _summary(screen.console, result)
+    if json_file:
+        result.write_json(json_file)
+
+
+class _Screen(Listener):
+    """Rows of the table as reports come in; a progress bar below them on a terminal."""
+
+    def __init__(self, quiet: bool, epochs: int) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._quiet = quiet
+        self._bar = Progress(
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            console=self.console, transient=True, auto_refresh=False,
+            disable=quiet or not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("epochs", total=epochs)
+        self._drawn = 0.0
+
+    def __enter__(self) -> _Screen:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def notify(self, message: str) -> None:
+        click.echo(f"rawnn: {message}", err=True)
+
+    def started(self, session: Session) -> None:
+        if self._quiet:
+            return
+        data = session.data
+        if session.device:
+            info, libraries = session.device.info, session.runner.describe()["libraries"]
+            major, minor = info.compute_capability
+            self._line(f"GPU       {info.name} (compute capability {major}.{minor}, "
+                       f"{info.multiprocessors} SMs, {info.memory / 2**30:.0f} GiB)")
+            versions = [f"driver {info.driver}", f"CUDA {info.cuda}",
+                        f"cuda-bindings {info.bindings}",
+                        *(f"{name} {version}" for name, version in libraries.items())]
+            self._line(f"versions  {', '.join(versions)}")
+        else:
+            self._line("device    host (NumPy)")
+        self._line(f"data      {data.name}, {len(data.train_images):,} + "
+                   f"{len(data.test_images):,} examples, from {data.source}")
+        self._line(f"network   {session.work.network}, batch {session.config.batch}, "
+                   f"lr {session.config.lr:g}, seed {session.config.seed}")
+        self._line(f"toggles   {session.selection}")
+        for note in session.selection.notes:
+            self._line(f"          {note}")
+        self._line("")
+        self._line(HEADER)
+        self._bar.start()
+
+    def reported(self, report: Report) -> None:
+        if not self._quiet:
+            self._line(f"{report.epoch:>6} {report.train_loss:>11.4f} "
+                       f"{report.train_accuracy:>10.4f} {report.test_accuracy:>9.4f} "
+                       f"{report.epoch_ms:>10.3f}")
+
+    def epoch_done(self, epoch: int) -> None:
+        # Redrawn at most every 50 ms: drawing takes longer than a fast epoch.
+        if not self._bar.disable and perf_counter() - self._drawn > 0.05:
+            self._bar.update(self._task, completed=epoch, refresh=True)
+            self._drawn = perf_counter()
+
+    def _line(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+
+def _summary(console: Console, result: Result) -> None:
+    t = result.times
+
+    def line(name: str, text: str) -> None:
+        console.print(f"{name:<15} {text}", markup=False)
+
+    console.print()
+    if result.interrupted:
+        line("interrupted", f"after {len(result.epoch_ms)} of {result.config.epochs} epochs; this "
+                            f"is what was reached")
+    timed = "device-timed" if result.environment.gpu else "wall clock"
+    line("average epoch", f"{result.average_epoch_ms:.3f} ms {timed}, "
+                          f"{result.average_epoch_wall_ms:.3f} ms by the wall clock (later half)")
+    line("total training", f"{t.training_device:.1f} ms {timed}, {t.training:.1f} ms by the wall "
+                           f"clock; test evaluation {t.evaluation:.1f} ms beside it")
+    cached = result.facts.get("kernels_cached", 0)
+    compiled = result.facts.get("kernels_compiled", 0)
+    kernels = f" ({compiled} compiled, {cached} from the cache)" if result.environment.gpu else ""
+    line("initialisation", f"start and imports {t.imports:.0f} ms, data {t.data:.0f} ms, driver "
+                           f"{t.driver:.0f} ms, kernels {t.compile:.0f} ms{kernels}, "
+                           f"setup {t.setup:.0f} ms; process so far {t.process:.0f} ms")
+    line("test accuracy", f"{result.test_accuracy:.4f}"
+                          + (" on SYNTHETIC data" if result.synthetic else ""))
+    if result.environment.gpu:
+        line("device memory", f"{result.peak_memory_bytes / 2**20:.1f} MiB at the peak")
+    sys.stdout.flush()

@@ -1,0 +1,107 @@
+"""What a run is. The command line, a TOML file and `rawnn.Config(...)` all make this object."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from rawnn.errors import ConfigError, nearest
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A validated training run.
+
+    layers    sizes from the input features to the classes
+    epochs    passes over the training set
+    batch     examples per step; the last partial batch of an epoch is dropped
+    lr        learning rate of plain SGD
+    seed      of the initial weights
+    opt       toggles and presets, as after --opt: "graphs=epoch,cublas", "best,-cudnn", "none"
+    device    "auto", "gpu", "gpu:N", "host" or "sim"
+    dataset   "mnist", "fashion-mnist", "idx" or "synthetic"
+    data      directory of the data set's files; None looks in RAWNN_DATA and the user's cache
+
+    Raises ConfigError with one clear sentence for a value of the wrong type or out of range.
+    """
+
+    layers: Annotated[tuple[Positive, ...], Meta(min_length=2)] = (784, 10)
+    epochs: Positive = 20
+    batch: Positive = 128
+    lr: float = 0.1
+    seed: Annotated[int, Meta(ge=0)] = 0
+    opt: str = "best"
+    device: str = "auto"
+    dataset: str = "mnist"
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, os.PathLike):
+                value = os.fspath(value)
+            try:
+                object.__setattr__(self, field.name, msgspec.convert(value, hints[field.name]))
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{field.name} = {value!r}: {error}") from None
+        if not math.isfinite(self.lr) or self.lr < 0:
+            raise ConfigError(f"lr = {self.lr}: the learning rate must be a finite number >= 0")
+        if not re.fullmatch(r"auto|gpu(:\d+)?|host|sim", self.device):
+            raise ConfigError(
+                f"device = '{self.device}': use auto, gpu, gpu:N, host or sim"
+                + nearest(self.device, ("auto", "gpu", "host", "sim"))
+            )
+
+    @classmethod
+    def known(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> Config:
+        """Make a Config from keys and values; unknown keys are refused with the nearest name."""
+        for key in values:
+            if key not in cls.known():
+                raise ConfigError(f"{source}: unknown key '{key}'" + nearest(key, cls.known()))
+        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
+                                 for k, v in values.items()}
+        return cls(**known)
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The keys and values of a TOML configuration file.
+
+    `opt` may be a list of strings. Raises ConfigError for a missing or malformed file.
+    """
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    if isinstance(values.get("opt"), list):
+        if not all(isinstance(o, str) for o in values["opt"]):
+            raise ConfigError(f"{path}: opt must be a string or a list of strings")
+        values["opt"] = ",".join(values["opt"])
+    return values
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layer sizes from "784-128-10" or "784,128,10"."""
+    try:
+        return tuple(int(part) for part in re.split(r"[-,]", text))
+    except ValueError:
+        raise ConfigError(
+            f"layers = '{text}': give sizes from inputs to classes, such as 784-128-10"
+        ) from None

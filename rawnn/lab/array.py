@@ -1,0 +1,63 @@
+"""Dense arrays in device memory."""
+
+from __future__ import annotations
+
+import weakref
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rawnn.cuda.device import Device
+from rawnn.machine import open_gpu
+
+
+@cache
+def default_device() -> Device:
+    """The first GPU, opened once for the process. Raises DeviceError where there is none."""
+    return open_gpu(0, print)
+
+
+class Array:
+    """A C-contiguous array of `shape` and NumPy `dtype` on a device; its memory is freed with it.
+
+    Make one with `rawnn.array` or `rawnn.empty`; read it back with `numpy()`.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, device: Device) -> None:
+        self.shape, self.dtype, self.device = shape, np.dtype(dtype), device
+        memory = device.memory
+        allocation = memory.allocate(self.nbytes, f"array {self.dtype}{list(shape)}")
+        self.address: int = allocation.address
+        self._free = weakref.finalize(self, memory.free, allocation)
+        self._free.atexit = False  # the process's end frees all memory anyway
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * int(self.dtype.itemsize)
+
+    def numpy(self) -> NDArray[Any]:
+        """A copy on the host, once all work enqueued so far is done."""
+        host = np.empty(self.shape, self.dtype)
+        self.device.to_host(host, self.address, repr(self))
+        return host
+
+    def __repr__(self) -> str:
+        return f"rawnn.Array({self.dtype}{list(self.shape)} on {self.device.info.name})"
+
+
+def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None) -> Array:
+    """Copy host values to a device (the first GPU by default). Raises DeviceError, OutOfMemory."""
+    host = np.ascontiguousarray(values, dtype=dtype)
+    made = Array(host.shape, host.dtype, device or default_device())
+    made.device.to_device(made.address, host, repr(made))
+    return made
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,
+          device: Device | None = None) -> Array:
+    """An array whose elements are whatever the memory held."""
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    return Array(extents, dtype, device or default_device())

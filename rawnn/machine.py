@@ -1,0 +1,86 @@
+"""Finding out what this machine can run, and opening the device that a run asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from rawnn.errors import DeviceError
+from rawnn.opts.registry import Machine
+
+if TYPE_CHECKING:
+    from rawnn.cuda.device import Device
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A device ready for use, or None with the host in its place; `milliseconds` is what opening
+    cost."""
+
+    device: Device | None
+    machine: Machine
+    milliseconds: float
+
+
+def has_package(name: str) -> bool:
+    """Whether a package can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def open_device(wanted: str, notify: Notify) -> Opened:
+    """Open the device that `Config.device` names.
+
+    "auto" takes the first GPU or else the host. Raises DeviceError for a GPU asked for by name
+    that is not there.
+    """
+    started = perf_counter()
+    if wanted == "host":
+        return Opened(None, Machine("--device host was asked for"), 0.0)
+    if wanted == "sim":
+        from rawnn.cuda.device import Device
+        from rawnn.sim import sim_backend
+
+        device = Device(sim_backend(), 0, notify)
+    else:
+        try:
+            device = open_gpu(int(wanted[4:] or 0) if wanted.startswith("gpu") else 0, notify)
+        except DeviceError as error:
+            if wanted != "auto":
+                raise
+            return Opened(None, Machine(str(error)), (perf_counter() - started) * 1e3)
+    return Opened(device, machine_of(device), (perf_counter() - started) * 1e3)
+
+
+def open_gpu(ordinal: int, notify: Notify) -> Device:
+    """The GPU `ordinal` through the real driver. Raises DeviceError."""
+    from rawnn.cuda.backend import real_backend
+    from rawnn.cuda.device import Device
+
+    return Device(real_backend(), ordinal, notify)
+
+
+def machine_of(device: Device) -> Machine:
+    """What toggles need to know of an open device."""
+    major, minor = (int(part) for part in device.info.cuda.split("."))
+    simulated = device.backend.name == "sim"
+    return Machine(None, device.info.compute_capability, major * 1000 + minor * 10,
+                   (lambda package: True) if simulated else has_package)
+
+
+def process_start() -> float:
+    """Seconds since this process was started, as the kernel counts them (0 where it cannot say)."""
+    try:
+        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+            ticks = int(stat.read().rpartition(")")[2].split()[19])
+            return float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -1,0 +1,18 @@
+"""Toggles: each optimization is one small rewrite of the plan or the policy, in one file.
+
+Importing this package registers all of them, in the order in which they are applied.
+"""
+
+from rawnn.opts import preload as _preload  # isort: skip
+from rawnn.opts import arena as _arena  # isort: skip
+from rawnn.opts import nosync as _nosync  # isort: skip
+from rawnn.opts import report as _report  # isort: skip
+from rawnn.opts import cublas as _cublas  # isort: skip
+from rawnn.opts import cudnn as _cudnn  # isort: skip
+from rawnn.opts import fuse as _fuse  # isort: skip
+from rawnn.opts import graphs as _graphs  # isort: skip
+from rawnn.opts.registry import TOGGLES, Toggle
+from rawnn.opts.select import Selection, select
+
+__all__ = ["TOGGLES", "Selection", "Toggle", "select"]
+del _preload, _arena, _nosync, _report, _cublas, _cudnn, _fuse, _graphs

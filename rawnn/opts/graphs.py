@@ -1,0 +1,56 @@
+"""`graphs`: the step, several steps or the whole epoch as one explicit CUDA graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from rawnn.errors import ConfigError
+from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+CONDITIONAL_NODES = 12030
+"""The driver's CUDA version that brought conditional nodes and capture into a given graph."""
+
+
+def parse(text: str) -> str | int:
+    if text in ("step", "epoch", "while"):
+        return text
+    if text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise ConfigError(f"graphs={text}: give step, epoch, while or a number of steps")
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    if isinstance(value, int):
+        if value > 1 and plan.find(kind="upload"):
+            raise ConfigError(
+                f"graphs={value} repeats one graph over an epoch whose batches come from the host, "
+                f"and a graph cannot vary the address it copies from: add preload, or use "
+                f"graphs=step or graphs=epoch"
+            )
+        return plan, replace(policy, graph="unroll", graph_steps=value)
+    if value == "while" and plan.find(kind="upload"):
+        raise ConfigError(
+            "graphs=while loops on the device, which cannot fetch batches from the host: add "
+            "preload"
+        )
+    modes: dict[str | int | None, Literal["step", "epoch", "while"]] = {
+        "step": "step", "epoch": "epoch", "while": "while"}
+    return plan, replace(policy, graph=modes[value])
+
+
+def needs(machine: Machine) -> str | None:
+    if machine.driver >= CONDITIONAL_NODES:
+        return None
+    return "needs a driver for CUDA 12.3 or newer: update the NVIDIA driver"
+
+
+register(Toggle(
+    "graphs",
+    claim="a step (graphs=step), N steps, an epoch or a device-side loop as one CUDA graph",
+    source="the report's last rung: CUDA Graphs, here built node by node from the plan's edges",
+    group="scheduling", apply=apply, needs=needs, needs_text="driver for CUDA 12.3",
+    parameter=Parameter("step|N|epoch|while", parse, "step"), implies=("nosync", "arena"),
+))

@@ -1,0 +1,21 @@
+"""`nosync`: losses stay on the device until a report is due."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return plan, replace(policy, sync="report")
+
+
+register(Toggle(
+    "nosync",
+    claim="loss and accuracy stay on the GPU; the baseline copies them and waits at every step",
+    source="the report's first rung: reduced synchronization",
+    group="scheduling", apply=apply,
+))

@@ -1,0 +1,30 @@
+"""`preload`: the data set lives on the GPU as uint8; a kernel gathers and normalises each batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.build import PIXEL_SCALE
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    def gather(op: Op) -> Op:
+        if op.kind != "upload":
+            return op
+        operands = {**op.operands, "images": "images", "labels": "labels"}
+        return replace(op, kind="gather", name="gather", impl="naive", operands=operands,
+                       attributes={**op.attributes, "scale": PIXEL_SCALE})
+
+    return plan.map_ops(gather), policy
+
+
+register(Toggle(
+    "preload",
+    claim="the data set is copied to the GPU once, as uint8, and gathered and normalised there",
+    source="a batch of 128 MNIST images is 401 kB as float32 over PCIe, 100 kB as uint8 on the GPU",
+    group="memory", apply=apply, host=True,
+))

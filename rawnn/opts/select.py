@@ -1,0 +1,130 @@
+"""From the text after --opt to the set of toggles that a run uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rawnn.errors import ConfigError, nearest
+from rawnn.network import Network
+from rawnn.opts import presets
+from rawnn.opts.registry import TOGGLES, Machine, Rewritten
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The toggles of a run, in the order in which they are applied.
+
+    `values` maps each to its value (None: it takes none), `implied` names those that another
+    brought in, `notes` says in sentences what a preset or the machine decided.
+    """
+
+    values: dict[str, str | int | None]
+    implied: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = field(default=())
+
+    def apply(self, plan: Plan, policy: Policy | None = None) -> Rewritten:
+        """Rewrite the baseline `plan` and `policy` by every toggle in turn."""
+        policy = policy or Policy()
+        for name, value in self.values.items():
+            plan, policy = TOGGLES[name].apply(plan, policy, value)
+        return plan, policy
+
+    def words(self) -> list[str]:
+        """Each toggle as one would type it."""
+        return [n if v is None else f"{n}={v}" for n, v in self.values.items()]
+
+    def __str__(self) -> str:
+        marked = [w + (" (implied)" if n in self.implied else "")
+                  for n, w in zip(self.values, self.words(), strict=True)]
+        return ", ".join(marked) or "none"
+
+
+def select(text: str, network: Network, steps: int, machine: Machine, *,
+           lenient: bool = False) -> Selection:
+    """Resolve "best,-cudnn" or "graphs=epoch,cublas" for a machine.
+
+    `steps` is the number of steps in an epoch. With `lenient`, toggles that mean nothing where
+    there is no GPU are left out and named in the notes; otherwise they are refused. Raises
+    ConfigError for an unknown toggle, a bad value, a conflict, or a toggle the machine cannot run.
+    """
+    asked, removed, notes = _parse(text, network, steps, machine)
+    if machine.gpu is not None:
+        _keep_host_toggles(asked, notes, machine, lenient)
+    implied = _add_implied(asked, removed)
+    for name in asked:
+        toggle = TOGGLES[name]
+        for other in toggle.conflicts:
+            if other in asked:
+                raise ConfigError(f"'{name}' and '{other}' exclude each other: leave one out")
+        if machine.gpu is None and (reason := toggle.needs(machine)):
+            raise ConfigError(f"the toggle '{name}' cannot run here: it {reason}")
+    ordered = {name: asked[name] for name in TOGGLES if name in asked}
+    return Selection(ordered, frozenset(implied), tuple(notes))
+
+
+def _parse(text: str, network: Network, steps: int, machine: Machine) -> tuple[
+        presets.Values, set[str], list[str]]:
+    asked: presets.Values = {}
+    removed: set[str] = set()
+    notes: list[str] = []
+    preset = ""
+    for word in filter(None, (w.strip() for w in text.split(","))):
+        name, _, value = word.partition("=")
+        if word == "best":
+            chosen, why = presets.best(network, steps, machine)
+            asked.update(chosen)
+            notes += why
+            preset = word
+        elif word in presets.PRESETS:
+            asked.update(presets.seed() if word == "seed" else presets.none())
+            preset = word
+        elif word.startswith("-"):
+            _known(word[1:])
+            if word[1:] not in asked:
+                if not preset:
+                    raise ConfigError(f"'{word}' removes a toggle that is not on; write it behind "
+                                      f"a preset, as in best,{word}")
+                notes.append(f"'{word}' changes nothing: {preset} is without {word[1:]} here")
+            asked.pop(word[1:], None)
+            removed.add(word[1:])
+        else:
+            _known(name)
+            asked[name] = TOGGLES[name].parse(value if "=" in word else None)
+            removed.discard(name)
+    return asked, removed, notes
+
+
+def _known(name: str) -> None:
+    if name not in TOGGLES:
+        known = (*TOGGLES, *presets.PRESETS)
+        raise ConfigError(f"unknown toggle '{name}'" + (nearest(name, known) or
+                          f"; the toggles are {', '.join(known)}"))
+
+
+def _keep_host_toggles(asked: presets.Values, notes: list[str], machine: Machine,
+                       lenient: bool) -> None:
+    gpu_only = [name for name in asked if not TOGGLES[name].host]
+    if gpu_only and not lenient:
+        raise ConfigError(
+            f"{', '.join(gpu_only)}: only for a GPU, and this run is on the host ({machine.gpu}); "
+            f"leave out --opt {','.join(gpu_only)}, or run with --device auto on a machine with a "
+            f"GPU"
+        )
+    for name in gpu_only:
+        del asked[name]
+        notes.append(f"{name} does not apply on the host and is left out")
+
+
+def _add_implied(asked: presets.Values, removed: set[str]) -> set[str]:
+    implied: set[str] = set()
+    for name in list(asked):
+        for other in TOGGLES[name].implies:
+            if other in removed:
+                raise ConfigError(f"'{name}' implies '{other}', which '-{other}' takes away: "
+                                  f"leave out '-{other}', or {name} as well")
+            if other not in asked:
+                asked[other] = TOGGLES[other].parse(None)
+                implied.add(other)
+    return implied

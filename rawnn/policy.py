@@ -1,0 +1,24 @@
+"""How a plan runs: everything a toggle may change that is not an op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The baseline is the default of each field.
+
+    sync        when the host waits for the loss: after every step, or only for a report
+    report      epochs between reports; an epoch that is not reported is not measured either
+    allocator   memory from the driver at each use, or every tensor placed once
+    graph       "" runs launch by launch; "step", "epoch" or "while" as a CUDA graph, "unroll"
+                as one of `graph_steps` steps
+    """
+
+    sync: Literal["step", "report"] = "step"
+    report: int = 1
+    allocator: Literal["each-use", "arena"] = "each-use"
+    graph: Literal["", "step", "unroll", "epoch", "while"] = ""
+    graph_steps: int = 1

@@ -1,0 +1,222 @@
+"""The GPU runner: data, parameters and metrics in device memory, and a program for each kind of
+epoch. How the epoch runs (stream or graph) and where temporaries live follow the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.cuda.device import Device, padded
+from rawnn.cuda.stream import Event
+from rawnn.network import Parameters
+from rawnn.runners.base import Evaluation, Part, Work, evaluation_of
+from rawnn.runners.graphplan import graph_plans
+from rawnn.runners.lowering import Lowering
+from rawnn.runners.programs import GraphProgram, Program, RepeatProgram, make_program
+from rawnn.step.build import PIXEL_SCALE, used_tensors
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
+
+
+class GpuRunner:
+    """Runs a Work on one device, which it does not own but closes its own resources on.
+
+    Raises OutOfMemory, CompileError, MissingLibrary, CallFailed; whatever the constructor had
+    made is released when it raises.
+    """
+
+    def __init__(self, device: Device, work: Work) -> None:
+        self._device, self._work = device, work
+        self._closing = ExitStack()
+        self._events: list[tuple[Event, Event]] = []
+        self._milliseconds: list[float] = []
+        try:
+            self._build()
+        except BaseException:
+            self._closing.close()
+            raise
+
+    # -- making ready -----------------------------------------------------------------------------
+    def _build(self) -> None:
+        device, work = self._device, self._work
+        self._lowering = Lowering(device)
+        self._closing.callback(self._lowering.close)
+        graphs = [graph_plans(p, work.policy, work.steps) for p in (work.train, work.quiet)] \
+            if work.policy.graph else []
+        plans = [g.plan for group in graphs for g in group] or [work.train, work.quiet]
+        plans += [p for p in (work.train, work.quiet) if p.find(kind="upload")]
+        tests = [part.plan.advancing() if work.policy.graph else part.plan
+                 for part in work.evaluate]
+        self._lowering.compile([*plans, *tests])
+        data = work.data
+        self._addresses, self._host = self._place(
+            "training", plans, data.train_images, data.train_labels)
+        for name, array in work.initial.items():
+            tensor = work.train[name]
+            device.to_device(self._addresses[name], padded(array, tensor.padded_shape,
+                                                           tensor.dtype), name)
+        if graphs:
+            self._train = self._graph(graphs[0], "measured epoch")
+            self._quiet = self._train if work.quiet is work.train \
+                else self._graph(graphs[1], "unmeasured epoch")
+        else:
+            self._train = self._stream(work.train)
+            self._quiet = self._train if work.quiet is work.train else self._stream(work.quiet)
+        self._tests: list[tuple[Part, Program, dict[str, int]]] = [
+            self._test(part, plan) for part, plan in zip(work.evaluate, tests, strict=True)
+        ]
+        device.stream.synchronize("making ready")
+
+    def _graph(self, graphs: Any, label: str) -> Program:
+        program = GraphProgram(self._lowering, graphs, self._addresses, self._host, label)
+        self._closing.callback(program.close)
+        return program
+
+    def _stream(self, plan: Plan) -> Program:
+        program = make_program(self._lowering, plan, self._addresses, self._host,
+                               self._work.policy.allocator == "each-use")
+        self._closing.callback(program.close)
+        return program
+
+    def _test(self, part: Part, plan: Plan) -> tuple[Part, Program, dict[str, int]]:
+        data = self._work.data
+        addresses, host = self._place("evaluation", [plan], data.test_images[part.first :],
+                                      data.test_labels[part.first :])
+        program: Program
+        if self._work.policy.graph and not plan.find(kind="upload"):
+            program = RepeatProgram(self._lowering, part.plan, part.steps, addresses)
+        else:
+            program = make_program(self._lowering, part.plan, addresses, host,
+                                   self._work.policy.allocator == "each-use")
+        self._closing.callback(program.close)
+        return part, program, addresses
+
+    def _place(self, purpose: str, plans: Iterable[Plan], images: NDArray[np.uint8],
+               labels: NDArray[np.uint8]) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
+        """Give every tensor of the plans an address and fill in the data set.
+
+        Parameters are placed by the first call and shared by later ones. Temporaries get no
+        address here when the policy allocates them at each use.
+        """
+        arena = self._work.policy.allocator == "arena"
+        shared = getattr(self, "_addresses", {})
+        tensors = used_tensors(plans)
+        addresses = {n: shared[n] for n, t in tensors.items()
+                     if t.role is Role.PARAMETER and n in shared}
+        wanted = [t for n, t in tensors.items()
+                  if n not in addresses and t.role is not Role.HOST
+                  and (arena or not t.role.temporary)]
+        if arena:
+            _, placed = self._device.memory.arena([(t.name, t.nbytes) for t in wanted], purpose)
+            addresses.update(placed)
+        else:
+            addresses.update({t.name: self._device.memory.allocate(t.nbytes, t.name).address
+                              for t in wanted})
+        host: dict[str, NDArray[Any]] = {}
+        for name, tensor in tensors.items():
+            if name == "images":
+                self._fill(tensor, addresses[name], images)
+            elif name == "labels":
+                self._fill(tensor, addresses[name], labels)
+            elif name == "host_images":
+                scaled = np.multiply(images, PIXEL_SCALE, dtype=np.float32)
+                host[name] = padded(scaled, tensor.padded_shape, tensor.dtype)
+            elif name == "host_labels":
+                host[name] = padded(labels, tensor.padded_shape, tensor.dtype)
+            elif tensor.role in (Role.METRIC, Role.CURSOR):
+                self._device.fill(addresses[name], 0, tensor.nbytes, name)
+        return addresses, host
+
+    def _fill(self, tensor: Tensor, address: int, array: NDArray[Any]) -> None:
+        self._device.to_device(address, padded(array, tensor.padded_shape, tensor.dtype),
+                               tensor.name)
+
+    # -- running ----------------------------------------------------------------------------------
+    def epoch(self, measured: bool) -> None:
+        stream = self._device.stream
+        start, end = self._event(), self._event()
+        start.record(stream)
+        program = self._train if measured else self._quiet
+        if self._work.policy.sync == "step" and measured:
+            self._epoch_with_waits(program)
+        else:
+            program.run(self._work.steps)
+            if measured:
+                self._fetch()
+        end.record(stream)
+        self._events.append((start, end))
+
+    def _event(self) -> Event:
+        event = Event(self._device.driver)
+        self._closing.callback(event.close)
+        return event
+
+    def _epoch_with_waits(self, program: Any) -> None:
+        """The baseline's epoch: loss and accuracy are copied and waited for after every step."""
+        loss, correct = self._metric_arrays()
+        for index in range(self._work.steps):
+            program.step(index)
+            for name, array in (("loss", loss), ("correct", correct)):
+                self._device.to_host(array[index : index + 1], self._addresses[name] + 4 * index,
+                                     f"{name} of step {index}")
+        self._fetched = loss, correct
+
+    def _metric_arrays(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        steps = self._work.steps
+        return np.zeros(steps, np.float32), np.zeros(steps, np.int32)
+
+    def _fetch(self) -> None:
+        self._fetched = loss, correct = self._metric_arrays()
+        self._device.to_host_later(loss, self._addresses["loss"], "losses")
+        self._device.to_host_later(correct, self._addresses["correct"], "counts")
+
+    def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        self._device.stream.synchronize("epoch")
+        return self._fetched
+
+    def evaluate(self) -> Evaluation:
+        measured = []
+        for part, program, addresses in self._tests:
+            program.run(part.steps)
+            loss = np.zeros(part.steps, np.float32)
+            correct = np.zeros(part.steps, np.int32)
+            self._device.to_host(loss, addresses["loss"], "test losses")
+            self._device.to_host(correct, addresses["correct"], "test counts")
+            measured.append((part, loss, correct))
+        return evaluation_of(measured)
+
+    def parameters(self) -> Parameters:
+        found: Parameters = {}
+        for tensor in self._work.network.parameters():
+            array = np.zeros(tensor.padded_shape, tensor.dtype)
+            self._device.to_host(array, self._addresses[tensor.name], tensor.name)
+            found[tensor.name] = array[tuple(slice(n) for n in tensor.shape)].copy()
+        return found
+
+    def epoch_milliseconds(self) -> list[float]:
+        self._device.stream.synchronize("epoch")
+        self._milliseconds += [end.milliseconds_since(start) for start, end in self._events]
+        self._events = []
+        return list(self._milliseconds)
+
+    def peak_memory(self) -> int:
+        return self._device.memory.peak
+
+    def describe(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "driver_allocations": self._device.memory.calls,
+            "kernels_compiled": self._device.compiled,
+            "kernels_cached": self._device.cached,
+            "compile_ms": self._device.compile_ms,
+            "libraries": dict(self._lowering.libraries),
+        }
+        if isinstance(self._train, GraphProgram):
+            facts["graph_nodes"], facts["graph_edges"] = self._train.nodes, self._train.edges
+        return facts
+
+    def close(self) -> None:
+        self._closing.close()

@@ -1,0 +1,51 @@
+"""What becomes a graph: the plans that a policy's graphs are built from, and how often each runs
+in an epoch. No GPU is needed to know this, so `rawnn plan` shows it anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rawnn.policy import Policy
+from rawnn.step.dependencies import dependencies
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+MAX_LOOP_BODY = 16
+"""Steps unrolled in the body of graphs=while: an iteration costs 3.9 us on an H200 beyond its
+kernels, so a body of several steps shares that cost."""
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """One graph: `plan` is captured whole, `ahead` are ops that the host puts on the stream before
+    each launch (copies whose source moves from step to step), `launches` is how often it is
+    launched in an epoch; with `loop` the plan is the body of a WHILE node."""
+
+    plan: Plan
+    launches: int
+    ahead: tuple[Op, ...] = ()
+    loop: bool = False
+
+    def edges(self) -> list[tuple[int, ...]]:
+        """For each op of the plan, the ops it must wait for."""
+        return dependencies(self.plan.ops)
+
+
+def graph_plans(plan: Plan, policy: Policy, steps: int) -> list[GraphPlan]:
+    """The graphs of an epoch of `steps` steps, in the order in which they are launched."""
+    if policy.graph == "epoch":
+        return [GraphPlan(plan.unrolled(steps), 1)]
+    if policy.graph == "while":
+        body = max(n for n in range(1, min(MAX_LOOP_BODY, steps) + 1) if steps % n == 0)
+        loop = plan.unrolled(body).advancing()
+        last = loop.ops[-1]
+        attributes = {**last.attributes, "end": steps, "handle": 0}
+        ops = (*loop.ops[:-1], replace(last, impl="while", attributes=attributes))
+        return [GraphPlan(replace(loop, ops=ops), 1, loop=True)]
+    ahead = tuple(plan.find(kind="upload"))
+    inside = replace(plan, ops=tuple(op for op in plan.ops if op not in ahead))
+    size = min(policy.graph_steps if policy.graph == "unroll" else 1, steps)
+    graphs = [GraphPlan(inside.unrolled(size).advancing(), steps // size, ahead)]
+    if steps % size:
+        graphs.append(GraphPlan(inside.unrolled(steps % size).advancing(), 1))
+    return graphs

@@ -1,0 +1,127 @@
+"""From ops to commands: which kernel, copy or library call runs each op, bound to addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
+from rawnn.errors import ConfigError
+from rawnn.runners.kernels import kernel_arguments, kernel_for
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+if TYPE_CHECKING:
+    from rawnn.libs.matmul import LtContext
+    from rawnn.libs.softmax import CudnnContext
+
+Addresses = Mapping[str, int]
+HostArrays = Mapping[str, NDArray[Any]]
+
+
+class Lowering:
+    """Makes commands on one device. Library handles are made when the first op needs them."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._closing = ExitStack()
+        self._lt: LtContext | None = None
+        self._cudnn: CudnnContext | None = None
+        self.libraries: dict[str, str] = {}
+
+    def compile(self, plans: Iterable[Plan]) -> None:
+        """Compile every kernel that the plans need, one NVRTC program per source file."""
+        wanted: dict[str, dict[str, None]] = {}
+        for plan in plans:
+            for op in plan.ops:
+                if _is_kernel(op):
+                    impl = kernel_for(op)
+                    wanted.setdefault(impl.source, {})[impl.expression(op, plan)] = None
+        for source, expressions in wanted.items():
+            self.device.compile(source, tuple(expressions), relocatable=source == "while.cu")
+
+    def commands(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays) -> list[Command]:
+        """The commands that run `op`, in order. Raises ConfigError for an unknown impl."""
+        if op.kind == "upload":
+            return self._copies(op, plan, addresses, host)
+        if op.impl == "cublas":
+            return [self._product(op, plan, addresses)]
+        if op.impl == "cudnn":
+            return [self._softmax(op, plan, addresses)]
+        return [self._kernel(op, plan, addresses)]
+
+    def _kernel(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
+        impl = kernel_for(op)
+        expression = impl.expression(op, plan)
+        function = self.device.function(impl.source, expression)
+        values = kernel_arguments(op, plan, function.signature, addresses)
+        grid, block = impl.geometry(impl.scalars(op, plan))
+        label = f"{op.name} ({expression} in {impl.source})"
+        return KernelLaunch(self.device.driver, self.device.stream, function.handle, label, grid,
+                            block, Arguments(function.signature, values))
+
+    def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays) -> list[Command]:
+        commands: list[Command] = []
+        for role, source in (("x", "images"), ("y", "labels")):
+            tensor, array = plan[op.operands[role]], host[op.operands[source]]
+            commands.append(HostToDevice(
+                self.device.driver, self.device.stream, f"{op.name} of {tensor.name}", role,
+                addresses.get(tensor.name, 0), array.ctypes.data, tensor.nbytes, array,
+            ))
+        return commands
+
+    def _product(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
+        from rawnn.libs.calls import LibraryCall
+        from rawnn.libs.matmul import LtContext
+
+        if op.kind != "matmul":
+            raise ConfigError(f"cuBLASLt does not compute the op '{op.name}' ({op.kind})")
+        if self._lt is None:
+            api = self.device.backend.cublaslt()
+            self._lt = LtContext(api)
+            self._closing.callback(self._lt.close)
+            self.libraries["cublasLt"] = _library_version(api.cublasLtGetVersion()[1])
+        a = op.attributes
+        product = self._lt.plan(
+            layout=a["layout"], m=a["m"], n=a["n"], k=a["k"], alpha=a["alpha"], beta=a["beta"],
+            bias=a["bias"], relu=a["relu"], lda=plan[op.operands["a"]].ld,
+            ldb=plan[op.operands["b"]].ld, ldc=plan[op.operands["c"]].ld,
+            workspace_limit=plan[op.operands["workspace"]].nbytes,
+        )
+        operands = {r: addresses.get(op.operands.get(r, ""), 0)
+                    for r in ("a", "b", "c", "bias", "workspace")}
+        return LibraryCall(product, self.device.stream, f"{op.name} (cuBLASLt)", operands)
+
+    def _softmax(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
+        from rawnn.libs.calls import LibraryCall
+        from rawnn.libs.softmax import CudnnContext
+
+        if op.kind != "softmax":
+            raise ConfigError(f"cuDNN does not compute the op '{op.name}' ({op.kind})")
+        if self._cudnn is None:
+            api = self.device.backend.cudnn()
+            self._cudnn = CudnnContext(api)
+            self._closing.callback(self._cudnn.close)
+            self.libraries["cudnn"] = _library_version(api.cudnnGetVersion()[1])
+        z, p = plan[op.operands["z"]], plan[op.operands["p"]]
+        rows, cols = z.shape
+        softmax = self._cudnn.plan(rows, cols, z.ld, p.ld)
+        operands = {r: addresses.get(op.operands[r], 0) for r in ("z", "p")}
+        return LibraryCall(softmax, self.device.stream, f"{op.name} (cuDNN)", operands)
+
+    def close(self) -> None:
+        """Destroy the library handles; a second call is harmless."""
+        self._closing.close()
+
+
+def _is_kernel(op: Op) -> bool:
+    return op.kind != "upload" and op.impl not in ("cublas", "cudnn")
+
+
+def _library_version(number: int) -> str:
+    """cuBLASLt's 120903 and cuDNN's 92800 as "12.9.3" and "9.28.0"."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -1,0 +1,430 @@
+"""The simulated CUDA driver: device, memory, streams, events, modules and launches.
+
+The calls and their results are those of rawnn.cuda.driver.Driver. Where a GPU would go wrong, or
+would return an error long after the mistake, SimulationError is raised as the work runs; where
+the driver itself refuses, its code is returned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY
+from rawnn.ptx.signature import parse_kernels
+from rawnn.sim.codes import describe
+from rawnn.sim.driver_graphs import GraphCalls
+from rawnn.sim.errors import Refused, SimulationError
+from rawnn.sim.faults import seam
+from rawnn.sim.graphs import Effect
+from rawnn.sim.image import Image, decode, launch_bounds
+from rawnn.sim.kernels import Kernel
+from rawnn.sim.memory import BASE
+from rawnn.sim.order import Task
+from rawnn.sim.simulation import SimEvent, Simulation, SimStream
+
+_DEFAULT_STREAM, _NON_BLOCKING = 0, 1
+_DEVICE_ATTRIBUTES = {
+    "MULTIPROCESSOR_COUNT": 132, "MAX_THREADS_PER_BLOCK": 1024, "WARP_SIZE": 32,
+    "MAX_SHARED_MEMORY_PER_BLOCK": 48 << 10, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10, "MAX_REGISTERS_PER_BLOCK": 65536,
+    "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536, "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
+    "MAX_BLOCKS_PER_MULTIPROCESSOR": 32, "L2_CACHE_SIZE": 50 << 20, "CLOCK_RATE": 1_980_000,
+    "MEMORY_CLOCK_RATE": 2_619_000, "GLOBAL_MEMORY_BUS_WIDTH": 5120, "COOPERATIVE_LAUNCH": 1,
+    "UNIFIED_ADDRESSING": 1, "MEMORY_POOLS_SUPPORTED": 1,
+    "MAX_GRID_DIM_X": 2**31 - 1, "MAX_GRID_DIM_Y": 65535, "MAX_GRID_DIM_Z": 65535,
+    "MAX_BLOCK_DIM_X": 1024, "MAX_BLOCK_DIM_Y": 1024, "MAX_BLOCK_DIM_Z": 64,
+}
+_GRID_LIMITS, _BLOCK_LIMITS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
+_OPT_IN_SHARED = 227 << 10
+
+
+def _milliseconds(ran: int) -> float:
+    """Simulated time: every task takes a microsecond."""
+    return ran * 1e-3
+
+
+class SimDriver(GraphCalls):
+    """`rawnn.cuda.driver.Driver` for a simulated GPU."""
+
+    library = "cuda"
+    bindings_version = 13000
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def error_text(self, code: Any) -> tuple[str, str]:
+        return describe("cuda", int(code))
+
+    # -- device ---------------------------------------------------------------------------------
+    @seam()
+    def cuInit(self, Flags: int) -> tuple[Any, ...]:
+        if Flags:
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        self.simulation.initialised = True
+        return (0,)
+
+    @seam(0)
+    def cuDriverGetVersion(self) -> tuple[Any, int]:
+        return 0, self.bindings_version
+
+    @seam(0)
+    def cuDeviceGetCount(self) -> tuple[Any, int]:
+        return 0, 1
+
+    @seam(None)
+    def cuDeviceGet(self, ordinal: int) -> tuple[Any, Any]:
+        if ordinal != 0:
+            raise Refused("CUDA_ERROR_INVALID_DEVICE")
+        return 0, ordinal
+
+    @seam("")
+    def cuDeviceGetName(self, device: Any) -> tuple[Any, str]:
+        self._device(device)
+        return 0, "simulated GPU"
+
+    @seam(0)
+    def cuDeviceGetAttribute(self, attribute: str, device: Any) -> tuple[Any, int]:
+        self._device(device)
+        if attribute.startswith("COMPUTE_CAPABILITY_"):
+            return 0, self.simulation.compute_capability[attribute.endswith("MINOR")]
+        if attribute not in _DEVICE_ATTRIBUTES:
+            raise SimulationError(f"the simulated GPU has no value for the attribute {attribute}")
+        return 0, _DEVICE_ATTRIBUTES[attribute]
+
+    @seam(0)
+    def cuDeviceTotalMem(self, dev: Any) -> tuple[Any, int]:
+        self._device(dev)
+        return 0, self.simulation.memory.total
+
+    @staticmethod
+    def _device(device: Any) -> None:
+        if device != 0:
+            raise Refused("CUDA_ERROR_INVALID_DEVICE")
+
+    @seam(None)
+    def cuDevicePrimaryCtxRetain(self, dev: Any) -> tuple[Any, Any]:
+        self._device(dev)
+        self.simulation.retained += 1
+        return 0, 1
+
+    @seam()
+    def cuDevicePrimaryCtxRelease(self, dev: Any) -> tuple[Any, ...]:
+        self._device(dev)
+        if not self.simulation.retained:
+            raise Refused("CUDA_ERROR_INVALID_CONTEXT")
+        self.simulation.retained -= 1
+        if not self.simulation.retained:
+            self.simulation.destroy_context()
+        return (0,)
+
+    @seam()
+    def cuCtxSetCurrent(self, ctx: Any) -> tuple[Any, ...]:
+        if ctx and not self.simulation.retained:
+            raise Refused("CUDA_ERROR_INVALID_CONTEXT")
+        self.simulation.set_current(bool(ctx))
+        return (0,)
+
+    @seam()
+    def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        self.simulation.unless_capturing()
+        self.simulation.scheduler.run_all()
+        return (0,)
+
+    # -- memory ---------------------------------------------------------------------------------
+    @seam(0, 0)
+    def cuMemGetInfo(self) -> tuple[Any, int, int]:
+        memory = self.simulation.memory
+        return 0, memory.total - memory.used, memory.total
+
+    @seam(0)
+    def cuMemAlloc(self, nbytes: int) -> tuple[Any, int]:
+        self.simulation.unless_capturing()
+        return 0, self.simulation.memory.allocate(nbytes, self.simulation.site())
+
+    @seam()
+    def cuMemFree(self, dptr: Any) -> tuple[Any, ...]:
+        """Waits for all work on the device first, as the driver does."""
+        self.simulation.unless_capturing()
+        self.simulation.scheduler.run_all()
+        self.simulation.memory.free(int(dptr), self.simulation.site())
+        return (0,)
+
+    @seam()
+    def cuMemsetD8Async(self, dstDevice: Any, uc: int, N: int, hStream: Any) -> tuple[Any, ...]:
+        if N:
+            self.simulation.enqueue(hStream, "memset", self.memset_effect(int(dstDevice), uc, N))
+        return (0,)
+
+    @seam()
+    def cuMemcpyHtoDAsync(self, dstDevice: Any, srcHost: Any, ByteCount: int,
+                          hStream: Any) -> tuple[Any, ...]:
+        """Pageable memory: the driver stages the bytes before it returns (outside a capture)."""
+        if ByteCount:
+            captured = self.simulation.stream(hStream).capture is not None
+            effect = self.copy_effect("HtoD", int(dstDevice), int(srcHost), ByteCount,
+                                      staged=not captured)
+            self.simulation.enqueue(hStream, "copy from the host", effect, host_memory=True)
+        return (0,)
+
+    @seam()
+    def cuMemcpyDtoHAsync(self, dstHost: Any, srcDevice: Any, ByteCount: int,
+                          hStream: Any) -> tuple[Any, ...]:
+        """Pageable memory: returns once the copy is complete (outside a capture)."""
+        if ByteCount:
+            captured = self.simulation.stream(hStream).capture is not None
+            effect = self.copy_effect("DtoH", int(dstHost), int(srcDevice), ByteCount)
+            task = self.simulation.enqueue(hStream, "copy to the host", effect, host_memory=True)
+            if not captured:
+                self.simulation.wait(task)
+        return (0,)
+
+    @seam()
+    def cuMemcpyDtoDAsync(self, dstDevice: Any, srcDevice: Any, ByteCount: int,
+                          hStream: Any) -> tuple[Any, ...]:
+        if ByteCount:
+            effect = self.copy_effect("DtoD", int(dstDevice), int(srcDevice), ByteCount)
+            self.simulation.enqueue(hStream, "copy on the device", effect)
+        return (0,)
+
+    def memset_effect(self, address: int, value: int, nbytes: int) -> Effect:
+        memory = self.simulation.memory
+
+        def run(task: Task) -> None:
+            region = memory.region(address, nbytes, nbytes, 1, f"destination of {task}")
+            memory.write(task, region, "destination")
+            region.bytes()[...] = value & 0xFF
+            memory.mark_written(region)
+
+        return run
+
+    def copy_effect(self, kind: str, destination: int, source: int, nbytes: int,
+                    staged: bool = False) -> Effect:
+        """A copy; host bytes are read now if `staged`, else when the copy runs."""
+        for side, host, address in (("source", kind[0] == "H", source),
+                                    ("destination", kind[-1] == "H", destination)):
+            if host and (not address or address >= BASE):
+                raise SimulationError(f"copy {kind} of {nbytes:,} bytes: the {side} {address:#x} "
+                                      f"is not a host address")
+        memory = self.simulation.memory
+        taken = ctypes.string_at(source, nbytes) if staged else None
+
+        def run(task: Task) -> None:
+            if kind[0] == "D":
+                region = memory.region(source, nbytes, nbytes, 1, f"source of {task}")
+                memory.read(task, region, "source")
+                data = region.bytes().tobytes()
+            else:
+                data = taken if taken is not None else ctypes.string_at(source, nbytes)
+            if kind[-1] == "D":
+                region = memory.region(destination, nbytes, nbytes, 1, f"destination of {task}")
+                memory.write(task, region, "destination")
+                memoryview(region.bytes().reshape(-1))[:] = data
+                memory.mark_written(region)
+            else:
+                ctypes.memmove(destination, data, nbytes)
+
+        return run
+
+    # -- modules --------------------------------------------------------------------------------
+    @seam(None)
+    def cuModuleLoadData(self, image: bytes) -> tuple[Any, Any]:
+        found = decode(bytes(image))
+        if found is None or not found.loadable:
+            raise Refused("CUDA_ERROR_INVALID_IMAGE")
+        major, minor = self.simulation.compute_capability
+        if found.arch.rstrip("af") != f"sm_{major}{minor}":
+            raise Refused("CUDA_ERROR_NO_BINARY_FOR_GPU")
+        return 0, self.simulation.create("module", lambda handle: (found, []))[0]
+
+    @seam()
+    def cuModuleUnload(self, hmod: Any) -> tuple[Any, ...]:
+        _, functions = self.simulation.destroy(hmod, "module")
+        for function in functions:
+            self.functions.pop(function, None)
+        return (0,)
+
+    @seam(None)
+    def cuModuleGetFunction(self, hmod: Any, name: bytes) -> tuple[Any, Any]:
+        image: Image
+        image, functions = self.simulation.find(hmod, "module")
+        expression = {m: e for e, m in image.lowered.items()}.get(name.decode())
+        if expression is None:
+            raise Refused("CUDA_ERROR_NOT_FOUND")
+        base = expression.partition("<")[0].strip()
+        handle = self.simulation.new_handle()
+        self.functions[handle] = Kernel(
+            self.simulation.memory, self.simulation.launcher, image.name, expression,
+            parse_kernels(image.source)[base], launch_bounds(image.source, base),
+        )
+        functions.append(handle)
+        return 0, handle
+
+    @seam(0)
+    def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:
+        kernel = self.function(function)
+        values = {"MAX_THREADS_PER_BLOCK": kernel.most_threads, "SHARED_SIZE_BYTES": 0,
+                  "CONST_SIZE_BYTES": 0, "LOCAL_SIZE_BYTES": 0, "NUM_REGS": 32,
+                  "PTX_VERSION": 90, "BINARY_VERSION": 90,
+                  "MAX_DYNAMIC_SHARED_SIZE_BYTES": kernel.shared_limit}
+        if attribute not in values:
+            raise SimulationError(f"the simulated GPU has no value for the attribute {attribute}")
+        return 0, values[attribute]
+
+    @seam()
+    def cuFuncSetAttribute(self, function: Any, attribute: str, value: int) -> tuple[Any, ...]:
+        kernel = self.function(function)
+        if attribute == "MAX_DYNAMIC_SHARED_SIZE_BYTES":
+            if not 0 <= value <= _OPT_IN_SHARED:
+                raise Refused("CUDA_ERROR_INVALID_VALUE")
+            kernel.shared_limit = value
+        return (0,)
+
+    def function(self, handle: Any) -> Kernel:
+        kernel = self.functions.get(handle)
+        if kernel is None:
+            raise Refused("CUDA_ERROR_INVALID_HANDLE")
+        return kernel
+
+    def launch_effect(self, function: Any, grid: tuple[int, int, int],
+                      block: tuple[int, int, int], shared_bytes: int,
+                      parameters: int) -> tuple[Kernel, Effect]:
+        """What cuLaunchKernel and cuGraphAddKernelNode have in common: the driver's limits, then
+        the arguments' copy."""
+        kernel = self.function(function)
+        limits = zip((*grid, *block), (*_GRID_LIMITS, *_BLOCK_LIMITS), strict=True)
+        threads = block[0] * block[1] * block[2]
+        if any(not 0 < n <= most for n, most in limits) or threads > 1024 \
+                or not 0 <= shared_bytes <= kernel.shared_limit:
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        if threads > kernel.most_threads:
+            raise Refused("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+        return kernel, kernel.launch(grid, block, parameters)
+
+    @seam()
+    def cuLaunchKernel(self, f: Any, gridDimX: int, gridDimY: int, gridDimZ: int, blockDimX: int,
+                       blockDimY: int, blockDimZ: int, sharedMemBytes: int, hStream: Any,
+                       kernelParams: Any, extra: Any) -> tuple[Any, ...]:
+        kernel, effect = self.launch_effect(
+            f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), sharedMemBytes,
+            kernelParams,
+        )
+        self.simulation.enqueue(hStream, kernel.expression, effect)
+        return (0,)
+
+    # -- streams and events ---------------------------------------------------------------------
+    @seam(None)
+    def cuStreamCreate(self, Flags: int) -> tuple[Any, Any]:
+        if Flags not in (_DEFAULT_STREAM, _NON_BLOCKING):
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        return 0, self.simulation.create("stream", lambda h: SimStream(h, not Flags))[0]
+
+    @seam()
+    def cuStreamDestroy(self, hStream: Any) -> tuple[Any, ...]:
+        """Work still on the stream runs to its end."""
+        if self.simulation.stream(hStream).capture is not None:
+            self.simulation.unless_capturing()
+        self.simulation.destroy(hStream, "stream")
+        return (0,)
+
+    @seam()
+    def cuStreamSynchronize(self, hStream: Any) -> tuple[Any, ...]:
+        stream = self.simulation.stream(hStream)
+        if stream.capture is not None:
+            self.simulation.unless_capturing()
+        self.simulation.wait(stream.tail)
+        return (0,)
+
+    @seam(None)
+    def cuEventCreate(self, Flags: int) -> tuple[Any, Any]:
+        return 0, self.simulation.create("event", SimEvent)[0]
+
+    @seam()
+    def cuEventDestroy(self, hEvent: Any) -> tuple[Any, ...]:
+        self.simulation.destroy(hEvent, "event")
+        return (0,)
+
+    @seam()
+    def cuEventRecord(self, hEvent: Any, hStream: Any) -> tuple[Any, ...]:
+        simulation = self.simulation
+        event: SimEvent = simulation.find(hEvent, "event")
+        stream = simulation.stream(hStream)
+        if stream.capture is not None:
+            event.captured = (stream.capture, stream.capture.tails[stream.handle])
+            return (0,)
+
+        def reached(task: Task) -> None:
+            event.time = _milliseconds(simulation.scheduler.ran)
+
+        event.captured = None
+        event.task = Task("event record", f"stream {stream.handle:#x}", reached, counted=False)
+        simulation.append(stream, event.task, simulation.behind(stream))
+        return (0,)
+
+    @seam()
+    def cuStreamWaitEvent(self, hStream: Any, hEvent: Any, Flags: int) -> tuple[Any, ...]:
+        simulation = self.simulation
+        event: SimEvent = simulation.find(hEvent, "event")
+        stream = simulation.stream(hStream)
+        if event.captured is not None:
+            capture, tails = event.captured
+            if stream.capture not in (None, capture):
+                raise Refused("CUDA_ERROR_STREAM_CAPTURE_MERGE")
+            before = capture.tails.get(stream.handle, ())
+            stream.capture = capture
+            capture.tails[stream.handle] = tuple(dict.fromkeys((*before, *tails)))
+        elif stream.capture is not None:
+            stream.capture.invalid = True
+            raise Refused("CUDA_ERROR_STREAM_CAPTURE_ISOLATION")
+        elif event.task is not None:
+            wait = Task("event wait", f"stream {stream.handle:#x}", None, counted=False)
+            simulation.append(stream, wait, [*simulation.behind(stream), event.task])
+        return (0,)
+
+    @seam()
+    def cuEventSynchronize(self, hEvent: Any) -> tuple[Any, ...]:
+        event: SimEvent = self.simulation.find(hEvent, "event")
+        if event.captured is not None:
+            raise Refused("CUDA_ERROR_CAPTURED_EVENT")
+        self.simulation.wait(event.task)
+        return (0,)
+
+    @seam(0.0)
+    def cuEventElapsedTime(self, hStart: Any, hEnd: Any) -> tuple[Any, float]:
+        start: SimEvent = self.simulation.find(hStart, "event")
+        end: SimEvent = self.simulation.find(hEnd, "event")
+        if start.task is None or end.task is None:
+            raise Refused("CUDA_ERROR_INVALID_HANDLE")
+        if not (start.task.done and end.task.done):
+            raise Refused("CUDA_ERROR_NOT_READY")
+        return 0, end.time - start.time
+
+    # -- linking --------------------------------------------------------------------------------
+    @seam(None)
+    def cuLinkCreate(self) -> tuple[Any, Any]:
+        return 0, self.simulation.create("linker", lambda handle: [])[0]
+
+    @seam()
+    def cuLinkAddData(self, state: Any, kind: str, image: bytes, name: str) -> tuple[Any, ...]:
+        inputs: list[Any] = self.simulation.find(state, "linker")
+        if kind not in (LINK_CUBIN, LINK_LIBRARY) or not image:
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        found = decode(bytes(image)) if kind == LINK_CUBIN else None
+        if kind == LINK_CUBIN and found is None:
+            raise Refused("CUDA_ERROR_INVALID_IMAGE")
+        inputs.append((kind, found))
+        return (0,)
+
+    @seam(b"")
+    def cuLinkComplete(self, state: Any) -> tuple[Any, bytes]:
+        inputs = self.simulation.find(state, "linker")
+        cubins: list[Image] = [image for kind, image in inputs if kind == LINK_CUBIN]
+        library = any(kind == LINK_LIBRARY for kind, _ in inputs)
+        if len(cubins) != 1 or (cubins[0].needs_device_runtime and not library):
+            raise Refused("CUDA_ERROR_INVALID_IMAGE")
+        return 0, cubins[0].link().encode()
+
+    @seam()
+    def cuLinkDestroy(self, state: Any) -> tuple[Any, ...]:
+        self.simulation.destroy(state, "linker")
+        return (0,)

@@ -1,0 +1,321 @@
+"""What a kernel does on the simulated GPU: the NumPy reference of its op, on the bytes that its
+packed arguments point at.
+
+The table of kernels (rawnn/runners/kernels.py) gives the extents of every operand in terms of the
+scalar arguments, the op's registration says which operands are read and written, and the CUDA
+source how the arguments are laid out. All three are checked against each launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from rawnn.ptx.signature import KernelSignature
+from rawnn.runners.kernels import KERNELS, KernelImpl, Scalars, Shape
+from rawnn.sim.errors import SimulationError
+from rawnn.sim.graphs import Effect, Launcher
+from rawnn.sim.memory import Memory, Region
+from rawnn.sim.order import Task
+from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
+from rawnn.step.op import OPS
+
+DTYPES = {
+    "float": np.float32, "double": np.float64, "__half": np.float16, "half": np.float16,
+    "bool": np.bool_, "char": np.int8, "signed char": np.int8, "unsigned char": np.uint8,
+    "short": np.int16, "unsigned short": np.uint16, "int": np.int32, "unsigned int": np.uint32,
+    "long": np.int64, "unsigned long": np.uint64, "long long": np.int64,
+    "unsigned long long": np.uint64,
+}  # fmt: skip
+
+Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a kernel computes. `attributes` are added to the scalar arguments for the reference;
+    `geometry`, where given, is the only grid and block allowed."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    shapes: Mapping[str, Shape]
+    reference: Reference
+    optional: tuple[str, ...] = ()
+    layout: str = ""
+    geometry: Callable[[Scalars], Any] | None = None
+
+
+_registered: dict[str, Meaning] = {}
+
+
+def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
+             reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
+    """Give the kernel `name`, which is none of rawnn's own, a meaning on the simulated GPU.
+
+    `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` gives
+    their extents as in rawnn.runners.kernels.KernelImpl.
+    """
+    _registered[name] = Meaning(reads, writes, shapes, reference)
+
+
+class _Ones(dict[str, Any]):
+    """Attributes of no op in particular."""
+
+    def __missing__(self, key: str) -> Any:
+        return 1
+
+
+class _AnyPlan:
+    def __getitem__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(shape=(1, 1))
+
+
+@cache
+def _by_name() -> dict[tuple[str, str], Meaning]:
+    """(source file, kernel) -> meaning, for every kernel of the table."""
+    found: dict[tuple[str, str], Meaning] = {}
+    for (kind, _), impl in KERNELS.items():
+        kind, _, layout = kind.partition(" ")
+        spec = OPS[kind]
+        found[impl.source, kernel_name(impl, layout)] = Meaning(
+            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, layout,
+            impl.geometry,
+        )
+    return found
+
+
+def kernel_name(impl: KernelImpl, layout: str) -> str:
+    """Name of the kernel that an entry of the table launches."""
+    op: Any = SimpleNamespace(attributes=_Ones(layout=layout), operands=_Ones())
+    plan: Any = _AnyPlan()
+    return impl.expression(op, plan).partition("<")[0]
+
+
+class Kernel:
+    """One kernel of a loaded module. Raises SimulationError at the first launch of a kernel that
+    has no reference."""
+
+    def __init__(self, memory: Memory, launcher: Launcher, source: str, expression: str,
+                 declared: KernelSignature, most_threads: int) -> None:
+        self.expression, self.most_threads = expression, most_threads
+        self.shared_limit = 48 << 10
+        self._memory, self._launcher = memory, launcher
+        self._source = source
+        self.signature = declared.instantiate(expression)
+        self._template = dict(zip(declared.template, self.signature.arguments, strict=True))
+        self._offsets, self._size = self.signature.layout()
+        self._pointers = struct.Struct(f"={len(self._offsets)}Q")
+        self._formats = ["=Q" if p.pointer else "=" + p.format for p in self.signature.parameters]
+        self._bound: dict[bytes, Binding] = {}
+        self._generation = -1
+
+    @property
+    def meaning(self) -> Meaning:
+        name = self.signature.name
+        found = _registered.get(name) or _by_name().get((self._source.rpartition("/")[2], name))
+        if found is None:
+            raise SimulationError(
+                f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "
+                f"cannot be simulated; give it one with rawnn.sim.register"
+            )
+        return found
+
+    def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int],
+               parameters: int) -> Effect:
+        """The effect of a launch with the pointer array at the host address `parameters`, whose
+        values are copied now. Raises SimulationError for arguments or a geometry that do not fit.
+        """
+        raw = self._packed(parameters)
+        if self._generation != self._memory.generation:
+            self._bound.clear()
+            self._generation = self._memory.generation
+        bound = self._bound.get(raw)
+        if bound is None:
+            bound = self._bound[raw] = self._bind(raw)
+        if bound.geometry is not None and (grid, block) != bound.geometry:
+            raise SimulationError(
+                f"{self.expression} is launched with grid {grid} and block {block}, but its work "
+                f"asks for grid {bound.geometry[0]} and block {bound.geometry[1]}"
+            )
+        return bound
+
+    def _packed(self, parameters: int) -> bytes:
+        if not self._offsets:
+            return b""
+        pointers = self._pointers.unpack(ctypes.string_at(parameters, self._pointers.size))
+        base = pointers[0]
+        for parameter, pointer, offset in zip(self.signature.parameters, pointers, self._offsets,
+                                              strict=True):
+            if pointer - base != offset:
+                raise SimulationError(
+                    f"{self.expression}: argument '{parameter.name}' is packed at byte "
+                    f"{pointer - base} from the first, but {self.signature.name}'s declaration "
+                    f"({parameter.ctype}{' *' if parameter.pointer else ''}, {parameter.size} "
+                    f"bytes) puts it at {offset}"
+                )
+        return ctypes.string_at(base, self._size)
+
+    def _bind(self, raw: bytes) -> Binding:
+        values: dict[str, Any] = {}
+        for p, at, code in zip(self.signature.parameters, self._offsets, self._formats,
+                               strict=True):
+            values[p.name] = struct.unpack_from(code, raw, at)[0]
+        return Binding(self, values, self.meaning, self._template, self._memory, self._launcher)
+
+
+@dataclass(slots=True)
+class _Operand:
+    """`region` and `array` are set unless the operand is a window that the cursor moves: then
+    `rows` and `cols` are those of the window, `address` that of row 0, `ld` in elements."""
+
+    name: str
+    dtype: Any
+    address: int
+    rows: int
+    cols: int
+    ld: int
+    matrix: bool
+    window: bool
+    read: bool
+    write: bool
+    region: Region | None = None
+    array: Any = None
+
+
+class Binding:
+    """A kernel with its arguments: the effect of its launches. What does not depend on the
+    cursor is worked out at the first run."""
+
+    def __init__(self, kernel: Kernel, values: dict[str, Any], meaning: Meaning,
+                 template: Mapping[str, str], memory: Memory, launcher: Launcher) -> None:
+        self._kernel, self._memory, self._launcher = kernel, memory, launcher
+        self._reference = meaning.reference
+        self._attributes = self._scalars(values, meaning, template)
+        self.geometry = meaning.geometry(self._attributes) if meaning.geometry else None
+        self._operands = self._make_operands(values, meaning)
+        self._generation = -1
+        self._end = self._attributes.get("end") if "handle" in self._attributes else None
+
+    def _scalars(self, values: dict[str, Any], meaning: Meaning,
+                 template: Mapping[str, str]) -> dict[str, Any]:
+        signature = self._kernel.signature
+        found = {p.name: values[p.name] for p in signature.parameters if not p.pointer}
+        for name, value in template.items():
+            if value in ("true", "false"):
+                found[name] = value == "true"
+            elif value.lstrip("-").isdigit():
+                found[name] = int(value)
+        if meaning.layout:
+            found["layout"] = meaning.layout
+            found["bias"], found["relu"] = found.get("BIAS", False), found.get("RELU", False)
+        return found
+
+    def _make_operands(self, values: dict[str, Any], meaning: Meaning) -> list[_Operand]:
+        made = []
+        scalars, label = self._attributes, self._kernel.expression
+        reads = meaning.reads
+        if scalars.get("beta"):
+            reads = (*reads, *meaning.writes)  # a product that accumulates reads its output
+        if "bias" in meaning.optional and not scalars["bias"]:
+            reads = tuple(name for name in reads if name != "bias")
+        for parameter in self._kernel.signature.parameters:
+            name = parameter.name
+            if not parameter.pointer:
+                continue
+            read, write = name in reads, name in meaning.writes
+            if not (read or write):
+                if name in meaning.reads:
+                    continue  # optional, and left out
+                raise SimulationError(f"{label}: the op neither reads nor writes '{name}'")
+            shape = meaning.shapes.get(name)
+            if shape is None:
+                raise SimulationError(f"{label}: the table of kernels has no shape for '{name}'")
+            window = shape[0].startswith("@")
+            extents = [self._extent(e.lstrip("@")) for e in shape]
+            rows, cols = extents if len(extents) == 2 else (1, extents[0])
+            if window and len(extents) == 1:
+                rows, cols = extents[0], 1
+            ld = scalars.get(f"ld{name}", cols)
+            if ld < cols:
+                raise SimulationError(f"{label}: ld{name} is {ld}, less than the {cols} columns")
+            dtype = np.dtype(DTYPES[parameter.ctype])
+            address = values[name]
+            if address % dtype.itemsize:
+                raise SimulationError(
+                    f"{label}: operand '{name}' at {address:#x} is not aligned to {parameter.ctype}"
+                )
+            made.append(_Operand(name, dtype, address, rows, cols, ld, len(extents) == 2, window,
+                                 read, write))
+        # The cursor comes before the windows, whose places it says.
+        return sorted(made, key=lambda operand: operand.window)
+
+    def _extent(self, name: str) -> int:
+        return int(name) if name.isdigit() else int(self._attributes[name])
+
+    def _region(self, operand: _Operand, task: Task, first_row: int = 0) -> Region:
+        size = operand.dtype.itemsize
+        return self._memory.region(
+            operand.address + first_row * operand.ld * size, operand.cols * size,
+            operand.ld * size, operand.rows, f"operand '{operand.name}' of {task}",
+        )
+
+    def __call__(self, task: Task) -> None:
+        memory, arrays = self._memory, SimpleNamespace()
+        step: int | None = None
+        written = []
+        if self._generation != memory.generation:
+            for operand in self._operands:
+                operand.region = None
+            self._generation = memory.generation
+        for operand in self._operands:
+            if operand.window:
+                if step is None:
+                    step = int(arrays.cursor[0]) + int(self._attributes["offset"])
+                    if step < 0:
+                        raise SimulationError(f"{task}: step {step} lies before the first")
+                region = self._region(operand, task, step * operand.rows)
+                array = self._up_to_window(operand, step, region)
+            else:
+                if operand.region is None:
+                    operand.region = self._region(operand, task)
+                    shape = (operand.rows, operand.cols) if operand.matrix else (operand.cols,)
+                    operand.array = _strided(operand, operand.region, shape)
+                region, array = operand.region, operand.array
+            if operand.read:
+                memory.read(task, region, operand.name)
+            if operand.write:
+                memory.write(task, region, operand.name)
+                written.append(region)
+            setattr(arrays, operand.name, array)
+        # Infinities and NaNs are values here, as they are on the GPU.
+        with np.errstate(all="ignore"):
+            self._reference(arrays, self._attributes)
+        for region in written:
+            memory.mark_written(region)
+        if self._end is not None:
+            self._launcher.set(self._attributes["handle"], int(arrays.cursor[0] < self._end))
+
+    def _up_to_window(self, operand: _Operand, step: int, region: Region) -> Any:
+        """The rows 0 up to the window's last, of which the reference picks the window."""
+        size = operand.dtype.itemsize
+        rows = (step + 1) * operand.rows
+        start = operand.address - region.allocation.address
+        if start < 0:
+            raise SimulationError(f"{self._kernel.expression}: operand '{operand.name}' begins "
+                                  f"before the {region.allocation}")
+        shape = (rows, operand.cols) if operand.matrix else (rows,)
+        strides = (operand.ld * size, size) if operand.matrix else (size,)
+        return np.ndarray(shape, operand.dtype, region.allocation.data, start, strides)
+
+
+def _strided(operand: _Operand, region: Region, shape: tuple[int, ...]) -> Any:
+    size = operand.dtype.itemsize
+    strides = (operand.ld * size, size) if operand.matrix else (size,)
+    return np.ndarray(shape, operand.dtype, region.allocation.data, region.offset, strides)

@@ -1,0 +1,274 @@
+"""One simulated GPU with its libraries: what SimDriver, SimNvrtc, SimCublasLt and SimCudnn share."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rawnn.cuda.backend import Backend
+from rawnn.sim.errors import Refused, SimulationError
+from rawnn.sim.faults import Faults
+from rawnn.sim.graphs import Effect, GraphData, Launcher, Node
+from rawnn.sim.memory import Memory
+from rawnn.sim.order import Scheduler, Task
+
+T = TypeVar("T")
+_QUEUE = 1024  # tasks that a launch queue holds before the host has to wait
+_WITHOUT_DRIVER = {"cuInit", "cuDriverGetVersion"}
+_WITHOUT_CONTEXT = {
+    "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
+    "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease", "cuCtxSetCurrent",
+}
+_BY_THE_SIMULATION = ("rawnn.sim", "rawnn.cuda", "rawnn.graphs", "contextlib")
+
+
+@dataclass(eq=False)
+class Capture:
+    """A capture into `graph`: for each stream that takes part, the nodes (by index) that its
+    next operation depends on. `origin` is the stream it began on."""
+
+    graph: GraphData
+    origin: int
+    tails: dict[int, tuple[int, ...]]
+    invalid: bool = False
+
+
+@dataclass(eq=False)
+class SimStream:
+    handle: int
+    blocking: bool
+    tail: Task | None = None
+    capture: Capture | None = None
+
+
+@dataclass(eq=False)
+class SimEvent:
+    """`task` is the marker of the last record, `time` when it ran (ms); `captured` what it stands
+    for when it was last recorded on a capturing stream."""
+
+    handle: int
+    task: Task | None = None
+    time: float = 0.0
+    captured: tuple[Capture, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Something alive that should have been released: what, and where it was made."""
+
+    kind: str
+    handle: int
+    site: str
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        size = f" of {self.nbytes:,} bytes" if self.nbytes else ""
+        return f"{self.kind}{size} {self.handle:#x} made at {self.site}"
+
+
+@dataclass(eq=False)
+class _Resource:
+    kind: str
+    value: Any
+    site: str = field(default="")
+
+
+class Simulation:
+    """State of one simulated GPU. `backend()` is what a Device is opened with.
+
+    `seed` picks the order of work that nothing orders; `faults` the calls that fail;
+    `compute_capability` and `memory` (bytes) are what the GPU says of itself. `errors` holds the
+    SimulationErrors raised so far: after the first, no more work runs.
+    """
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None,
+                 compute_capability: tuple[int, int] = (9, 0), memory: int = 16 << 30) -> None:
+        self.faults = faults or Faults()
+        self.compute_capability = compute_capability
+        self.scheduler = Scheduler(seed)
+        self.memory = Memory(memory)
+        self.launcher = Launcher(self.scheduler)
+        self.errors: list[SimulationError] = []
+        self.initialised = False
+        self.retained = 0
+        self.nodes: dict[int, tuple[GraphData, int]] = {}
+        self.captures: list[Capture] = []
+        self.default_stream = SimStream(0, blocking=True)
+        self._streams: dict[int, SimStream] = {0: self.default_stream}
+        self._resources: dict[int, _Resource] = {}
+        self._left_behind: list[Leak] = []
+        self._thread = threading.local()
+        self._next = 0x1000
+
+    # -- the libraries --------------------------------------------------------------------------
+    def backend(self) -> Backend:
+        """The simulated libraries, all on this one GPU."""
+        from rawnn.sim.cublaslt import SimCublasLt
+        from rawnn.sim.cudnn import SimCudnn
+        from rawnn.sim.driver import SimDriver
+        from rawnn.sim.nvrtc import SimNvrtc
+
+        driver, nvrtc = SimDriver(self), SimNvrtc(self)
+        cublaslt, cudnn = SimCublasLt(self), SimCudnn(self)
+        return Backend("sim", lambda: driver, lambda: nvrtc, lambda: cublaslt, lambda: cudnn,
+                       cache=False)
+
+    @property
+    def calls(self) -> list[str]:
+        """Names of all calls made so far, of all libraries, in order."""
+        return [name for _, name in self.faults.calls]
+
+    def enter(self, library: str, call: str) -> int:
+        """Every simulated call begins here: its result code, 0 to go on."""
+        code = self.faults.enter(library, call)
+        if not code and library == "cuda" and call not in _WITHOUT_DRIVER:
+            if not self.initialised:
+                return 3  # CUDA_ERROR_NOT_INITIALIZED
+            if call not in _WITHOUT_CONTEXT and not self.current:
+                return 201  # CUDA_ERROR_INVALID_CONTEXT
+        return code
+
+    @property
+    def current(self) -> bool:
+        """Whether the calling thread has a context."""
+        return self.retained > 0 and getattr(self._thread, "current", False)
+
+    def set_current(self, current: bool) -> None:
+        self._thread.current = current
+
+    # -- handles --------------------------------------------------------------------------------
+    def new_handle(self) -> int:
+        self._next += 0x10
+        return self._next
+
+    def create(self, kind: str, make: Callable[[int], T]) -> tuple[int, T]:
+        """A resource with a handle of its own, which `destroy` must release."""
+        handle = self.new_handle()
+        value = make(handle)
+        self._resources[handle] = _Resource(kind, value, self.site())
+        if isinstance(value, SimStream):
+            self._streams[handle] = value
+        return handle, value
+
+    def find(self, handle: Any, kind: str, code: str = "CUDA_ERROR_INVALID_HANDLE") -> Any:
+        """The resource; refuses a handle that is none of this kind, or none any more."""
+        resource = self._resources.get(int(handle)) if handle is not None else None
+        if resource is None or resource.kind != kind:
+            raise Refused(code)
+        return resource.value
+
+    def destroy(self, handle: Any, kind: str, code: str = "CUDA_ERROR_INVALID_HANDLE") -> Any:
+        value = self.find(handle, kind, code)
+        del self._resources[int(handle)]
+        self._streams.pop(int(handle), None)
+        return value
+
+    @staticmethod
+    def site() -> str:
+        """file:line (function) of the nearest caller outside the driver layer."""
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith(_BY_THE_SIMULATION):
+            frame = frame.f_back
+        code = frame.f_code
+        file = "/".join(code.co_filename.split("/")[-3:])
+        return f"{file}:{frame.f_lineno} ({code.co_name})"
+
+    # -- streams --------------------------------------------------------------------------------
+    def stream(self, handle: Any) -> SimStream:
+        try:
+            return self._streams[int(handle)]
+        except (KeyError, TypeError):
+            raise Refused("CUDA_ERROR_INVALID_HANDLE") from None
+
+    def unless_capturing(self) -> None:
+        """Refuse a call that no capture allows, and invalidate the captures there are."""
+        if self.captures:
+            for capture in self.captures:
+                capture.invalid = True
+            raise Refused("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+
+    def enqueue(self, handle: Any, label: str, effect: Effect, host_memory: bool = False) -> Task:
+        """Put work on a stream, or into the graph that the stream is captured into; the task is
+        one that never runs in that case."""
+        stream = self.stream(handle)
+        if stream.capture is not None:
+            self.captured(stream, Node("captured", label, (), effect, host_memory=host_memory))
+            return Task(label, "captured", None)
+        task = Task(label, f"stream {stream.handle:#x}", effect)
+        self.append(stream, task, self.behind(stream))
+        return task
+
+    def behind(self, stream: SimStream) -> list[Task]:
+        """What the next operation on `stream` waits for: its last one, and between the legacy
+        default stream and blocking streams each other's."""
+        others = [stream]
+        if stream.handle == 0:
+            others += [s for s in self._streams.values() if s.blocking and s is not stream]
+        elif stream.blocking:
+            others.append(self.default_stream)
+        return [s.tail for s in others if s.tail is not None]
+
+    def append(self, stream: SimStream, task: Task, predecessors: list[Task]) -> None:
+        """Make `task` the last one on the stream."""
+        self.scheduler.add(task, predecessors)
+        stream.tail = task
+        if self.scheduler.pending > _QUEUE:
+            self.scheduler.run_down(_QUEUE // 2)
+
+    def captured(self, stream: SimStream, node: Node) -> int:
+        """Add `node` to the graph that `stream` is captured into, behind what it did last."""
+        capture = stream.capture
+        assert capture is not None
+        if capture.invalid:
+            raise Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
+        node.dependencies = capture.tails[stream.handle]
+        added = self.add_node(capture.graph, node)
+        capture.tails[stream.handle] = (len(capture.graph.nodes) - 1,)
+        return added
+
+    def add_node(self, graph: GraphData, node: Node) -> int:
+        """Handle of the node, now part of the graph."""
+        graph.nodes.append(node)
+        handle = self.new_handle()
+        graph.handles.append(handle)
+        self.nodes[handle] = (graph, len(graph.nodes) - 1)
+        return handle
+
+    def wait(self, task: Task | None) -> None:
+        """Run until the task is done."""
+        if task is not None:
+            self.scheduler.run_until(task)
+
+    # -- leaks ----------------------------------------------------------------------------------
+    def leaks(self) -> list[Leak]:
+        """Everything alive, and everything that was when the context was destroyed."""
+        found = [Leak(r.kind, handle, r.site) for handle, r in self._resources.items()]
+        found += [Leak("allocation", a.address, a.site, a.nbytes)
+                  for a in self.memory.live.values()]
+        if self.retained:
+            found.append(Leak("primary context", self.retained, f"{self.retained} retain(s)"))
+        return self._left_behind + found
+
+    def assert_clean(self) -> None:
+        """Raise SimulationError listing every leak."""
+        leaks = self.leaks()
+        if leaks:
+            raise SimulationError(
+                f"{len(leaks)} leak(s) on the simulated GPU:\n"
+                + "\n".join(f"  {leak}" for leak in leaks)
+            )
+
+    def destroy_context(self) -> None:
+        """The last release of the primary context takes all that is left with it: each a leak."""
+        self.scheduler.run_all()
+        self.retained = 0
+        self._left_behind = self.leaks()
+        self._resources.clear()
+        self._streams = {0: self.default_stream}
+        self.default_stream.tail = self.default_stream.capture = None
+        self.captures.clear()
+        for address in list(self.memory.live):
+            self.memory.free(address, "the context's end")
