@@ -7,7 +7,6 @@ the driver itself refuses, its code is returned.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY
@@ -16,12 +15,10 @@ from rawnn.sim.codes import describe
 from rawnn.sim.driver_graphs import GraphCalls
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
-from rawnn.sim.graphs import Effect
 from rawnn.sim.image import Image, decode, launch_bounds
 from rawnn.sim.kernels import Kernel
-from rawnn.sim.memory import BASE
 from rawnn.sim.order import Task
-from rawnn.sim.simulation import SimEvent, Simulation, SimStream
+from rawnn.sim.simulation import SimEvent, SimStream
 
 _DEFAULT_STREAM, _NON_BLOCKING = 0, 1
 _DEVICE_ATTRIBUTES = {
@@ -35,7 +32,6 @@ _DEVICE_ATTRIBUTES = {
     "MAX_GRID_DIM_X": 2**31 - 1, "MAX_GRID_DIM_Y": 65535, "MAX_GRID_DIM_Z": 65535,
     "MAX_BLOCK_DIM_X": 1024, "MAX_BLOCK_DIM_Y": 1024, "MAX_BLOCK_DIM_Z": 64,
 }
-_GRID_LIMITS, _BLOCK_LIMITS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
 _OPT_IN_SHARED = 227 << 10
 
 
@@ -47,11 +43,7 @@ def _milliseconds(ran: int) -> float:
 class SimDriver(GraphCalls):
     """`rawnn.cuda.driver.Driver` for a simulated GPU."""
 
-    library = "cuda"
     bindings_version = 13000
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
 
     def error_text(self, code: Any) -> tuple[str, str]:
         return describe("cuda", int(code))
@@ -187,45 +179,6 @@ class SimDriver(GraphCalls):
             self.simulation.enqueue(hStream, "copy on the device", effect)
         return (0,)
 
-    def memset_effect(self, address: int, value: int, nbytes: int) -> Effect:
-        memory = self.simulation.memory
-
-        def run(task: Task) -> None:
-            region = memory.region(address, nbytes, nbytes, 1, f"destination of {task}")
-            memory.write(task, region, "destination")
-            region.bytes()[...] = value & 0xFF
-            memory.mark_written(region)
-
-        return run
-
-    def copy_effect(self, kind: str, destination: int, source: int, nbytes: int,
-                    staged: bool = False) -> Effect:
-        """A copy; host bytes are read now if `staged`, else when the copy runs."""
-        for side, host, address in (("source", kind[0] == "H", source),
-                                    ("destination", kind[-1] == "H", destination)):
-            if host and (not address or address >= BASE):
-                raise SimulationError(f"copy {kind} of {nbytes:,} bytes: the {side} {address:#x} "
-                                      f"is not a host address")
-        memory = self.simulation.memory
-        taken = ctypes.string_at(source, nbytes) if staged else None
-
-        def run(task: Task) -> None:
-            if kind[0] == "D":
-                region = memory.region(source, nbytes, nbytes, 1, f"source of {task}")
-                memory.read(task, region, "source")
-                data = region.bytes().tobytes()
-            else:
-                data = taken if taken is not None else ctypes.string_at(source, nbytes)
-            if kind[-1] == "D":
-                region = memory.region(destination, nbytes, nbytes, 1, f"destination of {task}")
-                memory.write(task, region, "destination")
-                memoryview(region.bytes().reshape(-1))[:] = data
-                memory.mark_written(region)
-            else:
-                ctypes.memmove(destination, data, nbytes)
-
-        return run
-
     # -- modules --------------------------------------------------------------------------------
     @seam(None)
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, Any]:
@@ -279,27 +232,6 @@ class SimDriver(GraphCalls):
                 raise Refused("CUDA_ERROR_INVALID_VALUE")
             kernel.shared_limit = value
         return (0,)
-
-    def function(self, handle: Any) -> Kernel:
-        kernel = self.functions.get(handle)
-        if kernel is None:
-            raise Refused("CUDA_ERROR_INVALID_HANDLE")
-        return kernel
-
-    def launch_effect(self, function: Any, grid: tuple[int, int, int],
-                      block: tuple[int, int, int], shared_bytes: int,
-                      parameters: int) -> tuple[Kernel, Effect]:
-        """What cuLaunchKernel and cuGraphAddKernelNode have in common: the driver's limits, then
-        the arguments' copy."""
-        kernel = self.function(function)
-        limits = zip((*grid, *block), (*_GRID_LIMITS, *_BLOCK_LIMITS), strict=True)
-        threads = block[0] * block[1] * block[2]
-        if any(not 0 < n <= most for n, most in limits) or threads > 1024 \
-                or not 0 <= shared_bytes <= kernel.shared_limit:
-            raise Refused("CUDA_ERROR_INVALID_VALUE")
-        if threads > kernel.most_threads:
-            raise Refused("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
-        return kernel, kernel.launch(grid, block, parameters)
 
     @seam()
     def cuLaunchKernel(self, f: Any, gridDimX: int, gridDimY: int, gridDimZ: int, blockDimX: int,

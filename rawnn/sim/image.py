@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from rawnn.errors import ConfigError
@@ -72,7 +73,7 @@ def build(name: str, source: str, arch: str, expressions: list[str],
     return image, ""
 
 
-def _mangled(expression: str, kernels: dict[str, object], source: str) -> str:
+def _mangled(expression: str, kernels: Mapping[str, object], source: str) -> str:
     name = expression.split("<")[0].strip()
     plain = re.search(rf'extern\s+"C"\s+__global__[^;{{]*\b{name}\s*\(', source)
     if plain and name in kernels:

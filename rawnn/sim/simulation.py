@@ -1,4 +1,4 @@
-"""One simulated GPU with its libraries: what SimDriver, SimNvrtc, SimCublasLt and SimCudnn share."""
+"""The state of one simulated GPU, which its driver, NVRTC, cuBLASLt and cuDNN share."""
 
 from __future__ import annotations
 
@@ -215,6 +215,10 @@ class Simulation:
         """Make `task` the last one on the stream."""
         self.scheduler.add(task, predecessors)
         stream.tail = task
+        self.limit_queue()
+
+    def limit_queue(self) -> None:
+        """A host that is far ahead of the device waits for it."""
         if self.scheduler.pending > _QUEUE:
             self.scheduler.run_down(_QUEUE // 2)
 
