@@ -211,7 +211,9 @@ def check_loss(emulator: Emulator, rng: np.random.Generator) -> None:
         p = filled(softmax64(z.astype(np.float64)), pad)
         if cols > 1:
             p[0, :2] = p[0].max()  # a tie: the first maximum wins
-            p[0, y[0]] = 0.0  # and a probability that has no logarithm
+            y[0] = 0
+            z[0, :2] = z[0].max()
+            p[-1, y[-1]] = 0.0  # a probability that has no logarithm
         rounded = p.astype(np.float64)
         loss64 = -np.log(np.maximum(rounded[np.arange(rows), y], TINY))
         right = int((p.argmax(axis=1) == y).sum())
