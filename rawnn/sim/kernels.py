@@ -222,7 +222,7 @@ class Binding:
         scalars, label = self._attributes, self._kernel.expression
         reads = meaning.reads
         if scalars.get("beta"):
-            reads = (*reads, *meaning.writes)  # a product that accumulates reads its output
+            reads = (*reads, "c")  # a product that accumulates reads its output
         if "bias" in meaning.optional and not scalars["bias"]:
             reads = tuple(name for name in reads if name != "bias")
         for parameter in self._kernel.signature.parameters:

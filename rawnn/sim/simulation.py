@@ -124,6 +124,8 @@ class Simulation:
     def enter(self, library: str, call: str) -> int:
         """Every simulated call begins here: its result code, 0 to go on."""
         code = self.faults.enter(library, call)
+        if code and call == "cuStreamEndCapture":
+            self.end_captures()  # a stream leaves capture mode even where the call fails
         if not code and library == "cuda" and call not in _WITHOUT_DRIVER:
             if not self.initialised:
                 return 3  # CUDA_ERROR_NOT_INITIALIZED
@@ -189,6 +191,12 @@ class Simulation:
             for capture in self.captures:
                 capture.invalid = True
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+
+    def end_captures(self) -> None:
+        """Every stream leaves capture mode."""
+        for stream in self._streams.values():
+            stream.capture = None
+        self.captures.clear()
 
     def enqueue(self, handle: Any, label: str, effect: Effect, host_memory: bool = False) -> Task:
         """Put work on a stream, or into the graph that the stream is captured into; the task is
@@ -272,7 +280,7 @@ class Simulation:
         self._left_behind = self.leaks()
         self._resources.clear()
         self._streams = {0: self.default_stream}
-        self.default_stream.tail = self.default_stream.capture = None
+        self.default_stream.tail = None
         self.captures.clear()
         for address in list(self.memory.live):
             self.memory.free(address, "the context's end")

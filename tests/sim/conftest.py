@@ -1,0 +1,28 @@
+"""A simulated GPU for a test: it must be left clean, unless the test provoked an error on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.sim import Simulation
+
+
+@pytest.fixture
+def sim() -> Iterator[Simulation]:
+    """A fresh simulated GPU. What the test leaves alive fails it; after a SimulationError, or a
+    planned fault, nothing is asked."""
+    simulation = Simulation()
+    yield simulation
+    if not simulation.errors and not simulation.faults.failed:
+        simulation.assert_clean()
+
+
+@pytest.fixture
+def device(sim: Simulation) -> Iterator[Device]:
+    """The simulated GPU, opened, and closed behind the test."""
+    opened = Device(sim.backend())
+    yield opened
+    opened.close()

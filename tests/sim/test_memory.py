@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.errors import OutOfMemory
+from rawnn.sim import ReadBeforeWrite, Simulation, SimulationError
+from rawnn.sim.memory import Memory
+
+from .work import read, relu, sgd, vector
+
+
+def test_what_is_written_is_read(device: Device) -> None:
+    z, a = vector(device, -2.0), vector(device)
+    relu(device, z, a).run(0)
+    assert (read(device, a) == 0).all()
+    device.fill(a, 0, 32, "a vector")
+    sgd(device, a, z, lr=0.5).run(0)
+    assert (read(device, a) == 1).all()
+
+
+def test_reading_memory_never_written_names_operand_kernel_and_allocation(device: Device) -> None:
+    z, a = vector(device), vector(device)
+    relu(device, z, a).run(0)
+    with pytest.raises(ReadBeforeWrite, match=r"relu<float> \(stream 0x\w+\): operand 'z'.*"
+                                              r"sim/work.py:\d+ \(vector\)"):
+        device.stream.synchronize()
+
+
+def test_padding_between_rows_must_not_be_read(device: Device) -> None:
+    z, a = vector(device, 1.0), vector(device)
+    relu(device, z, a, ldz=4, lda=4, rows=2, cols=3).run(0)
+    with pytest.raises(ReadBeforeWrite, match="byte 12 of row 0"):
+        read(device, a)
+
+
+@pytest.mark.parametrize(("count", "message"), [
+    (9, r"operand 'z' .* reaches 4 byte\(s\) past the end of the allocation of 32 bytes"),
+])
+def test_access_past_the_end(device: Device, count: int, message: str) -> None:
+    z, a = vector(device, 1.0), vector(device, count=16)
+    relu(device, z, a, count=count).run(0)
+    with pytest.raises(SimulationError, match=message):
+        device.stream.synchronize()
+
+
+@pytest.mark.parametrize(("address", "message"), [
+    (0, "null pointer"), (0x7F0000000000, "not a device address"), (1 << 60, "in no allocation"),
+])
+def test_address_that_is_none(device: Device, address: int, message: str) -> None:
+    a = vector(device)
+    relu(device, address, a).run(0)
+    with pytest.raises(SimulationError, match=f"operand 'z'.*{message}"):
+        device.stream.synchronize()
+
+
+def test_operand_that_is_not_aligned(device: Device) -> None:
+    z = vector(device, 1.0)
+    with pytest.raises(SimulationError, match="operand 'z' .* is not aligned to float"):
+        relu(device, z + 2, z, count=1).run(0)
+
+
+def test_use_after_free_and_double_free_name_both_sites(device: Device) -> None:
+    allocation = device.memory.allocate(32, "short-lived")
+    a = vector(device)
+    device.memory.free(allocation)
+    relu(device, allocation.address, a).run(0)
+    with pytest.raises(SimulationError, match=r"use after free: inside 32 bytes made at .*"
+                                              r"test_memory.py.* and freed at .*test_memory.py"):
+        device.stream.synchronize()
+    with pytest.raises(SimulationError, match="double free of 32 bytes"):
+        device.driver.cuMemFree(allocation.address)
+
+
+def test_free_of_an_address_inside_an_allocation(device: Device) -> None:
+    with pytest.raises(SimulationError, match="free of"):
+        device.driver.cuMemFree(vector(device) + 4)
+
+
+def test_host_and_device_addresses_cannot_be_swapped(device: Device) -> None:
+    host, z = np.zeros(8, np.float32), vector(device)
+    with pytest.raises(SimulationError, match="source .* is not a host address"):
+        device.driver.cuMemcpyHtoDAsync(host.ctypes.data, z, 32, device.stream.handle)
+
+
+def test_out_of_memory_and_empty_allocations_are_refused() -> None:
+    device = Device(Simulation(memory=1 << 20).backend())
+    with pytest.raises(OutOfMemory, match="no room for 2,097,152 bytes"):
+        device.memory.allocate(2 << 20, "too much")
+    device.memory.allocate(1 << 20, "all of it")
+    assert device.driver.cuMemGetInfo() == (0, 0, 1 << 20)
+    assert device.driver.cuMemAlloc(0)[0] == 1
+    device.close()
+
+
+def test_copies_on_the_device_and_staged_copies(device: Device, sim: Simulation) -> None:
+    host = np.arange(8, dtype=np.float32)
+    z, a = vector(device), vector(device)
+    device.driver.cuMemcpyHtoDAsync(z, host.ctypes.data, 32, device.stream.handle)
+    host[:] = 99  # the driver has staged the bytes
+    device.driver.cuMemcpyDtoDAsync(a, z, 32, device.stream.handle)
+    assert read(device, a).tolist() == list(range(8))
+    device.driver.cuMemcpyDtoDAsync(a, z, 36, device.stream.handle)
+    with pytest.raises(SimulationError, match="source of copy on the device"):
+        device.stream.synchronize()
+
+
+def test_leaks_are_listed_with_their_sites() -> None:
+    sim = Simulation()
+    device = Device(sim.backend())
+    device.driver.cuMemAlloc(100)
+    device.driver.cuEventCreate(0)
+    with pytest.raises(SimulationError, match="primary context"):
+        sim.assert_clean()
+    device.close()
+    with pytest.raises(SimulationError) as caught:
+        sim.assert_clean()
+    text = str(caught.value)
+    assert text.startswith("2 leak(s)")
+    assert "allocation of 100 bytes" in text
+    assert text.count("test_memory.py") == 2
+
+
+def test_no_call_before_init_or_without_a_context(sim: Simulation) -> None:
+    driver = sim.backend().driver()
+    assert driver.cuDeviceGetCount()[0] == 3
+    driver.cuInit(0)
+    assert driver.cuDeviceGetCount() == (0, 1)
+    assert driver.cuMemAlloc(1)[0] == 201
+    assert driver.cuDeviceGet(1)[0] == 101
+    assert driver.cuDevicePrimaryCtxRelease(0)[0] == 201
+
+
+rectangles = st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(0, 6),
+                       st.integers(1, 5))
+
+
+@given(rectangles, rectangles)
+def test_regions_share_bytes_exactly_when_their_rows_do(first: tuple[int, ...],
+                                                        second: tuple[int, ...]) -> None:
+    memory = Memory(1 << 20)
+    base = memory.allocate(256, "here")
+    made, bytes_of = [], []
+    for start, width, gap, rows in (first, second):
+        made.append(memory.region(base + start, width, width + gap, rows, "test"))
+        bytes_of.append({start + row * (width + gap) + i for row in range(rows)
+                         for i in range(width)})
+    assert made[0].shares_bytes_with(made[1]) == bool(bytes_of[0] & bytes_of[1])
+    assert made[1].shares_bytes_with(made[0]) == bool(bytes_of[0] & bytes_of[1])
+
+
+def test_a_failed_call_is_worded_as_the_drivers(device: Device) -> None:
+    with pytest.raises(CallFailed, match=r"cuStreamSynchronize failed with "
+                                         r"CUDA_ERROR_INVALID_HANDLE \[400\]: invalid resource"):
+        device._check("cuStreamSynchronize", 0x5)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Event, Stream
+from rawnn.graphs import Graph
+from rawnn.sim import Race, Simulation
+from rawnn.sim.order import Scheduler, Task
+
+from .work import read, relu, vector
+
+SEEDS = range(6)
+
+
+def two_streams(seed: int, record: bool, wait: bool) -> None:
+    """z -> a on one stream, a -> b on another, with or without the event between them."""
+    device = Device(Simulation(seed).backend())
+    z, a, b = vector(device, 3.0), vector(device), vector(device)
+    other, event = Stream(device.driver), Event(device.driver)
+    relu(device, z, a).run(0)
+    if record:
+        event.record(device.stream)
+    if wait:
+        device._check("cuStreamWaitEvent", other.handle, event.handle, 0)
+    relu(device, a, b, stream=other).run(0)
+    other.synchronize()
+    device.stream.synchronize()
+    assert (read(device, b) == 3).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_event_orders_two_streams(seed: int) -> None:
+    two_streams(seed, record=True, wait=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("record", "wait"), [(True, False), (False, True), (False, False)])
+def test_without_the_event_the_race_is_reported(seed: int, record: bool, wait: bool) -> None:
+    with pytest.raises(Race) as caught:
+        two_streams(seed, record, wait)
+    text = str(caught.value)
+    assert text.count("relu<float> (stream 0x") >= 2
+    assert "'a'" in text
+    assert "'z'" in text
+    assert "nothing orders the two" in text
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wait_of_the_host_orders_what_follows(seed: int) -> None:
+    device = Device(Simulation(seed).backend())
+    z, a, b = vector(device, 3.0), vector(device), vector(device)
+    other = Stream(device.driver)
+    relu(device, z, a).run(0)
+    device.stream.synchronize()
+    relu(device, a, b, stream=other).run(0)
+    other.synchronize()
+    assert (read(device, b) == 3).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_blocking_streams_and_the_default_stream_wait_for_each_other(seed: int) -> None:
+    device = Device(Simulation(seed).backend())
+    z, a, b = vector(device, 3.0), vector(device), vector(device)
+    blocking = Stream(device.driver)
+    blocking.handle = device._check("cuStreamCreate", 0)
+    relu(device, z, a, stream=blocking).run(0)
+    device._check("cuMemcpyDtoDAsync", b, a, 32, 0)
+    device._check("cuStreamSynchronize", 0)
+    assert (read(device, b) == 3).all()
+
+
+def diamond(device: Device, drop: tuple[int, int] | None) -> None:
+    """a and b from z, then c from both: nodes 0, 1 and 2, 3 in a graph, less one edge."""
+    z, a, b = vector(device, 3.0), vector(device), vector(device)
+    graph = Graph(device.driver, device.context)
+    nodes: list[object] = []
+    for index, (launch, before) in enumerate((
+        (relu(device, z, a), ()), (relu(device, z, b), ()),
+        (relu(device, a, z), (0, 1)), (relu(device, b, a), (1, 2)),
+    )):
+        after = [nodes[i] for i in before if (i, index) != drop]
+        nodes += launch.add_to(graph, after, 0)
+    executable = graph.instantiate("diamond")
+    for _ in range(3):
+        executable.launch(device.stream)
+    try:
+        device.stream.synchronize()
+    finally:
+        executable.close()
+        graph.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_edges_order_a_graphs_nodes_and_its_launches_follow_each_other(seed: int) -> None:
+    device = Device(Simulation(seed).backend())
+    diamond(device, None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("edge", [(0, 2), (1, 2), (2, 3)])
+def test_a_dropped_edge_is_reported_with_both_nodes(seed: int, edge: tuple[int, int]) -> None:
+    device = Device(Simulation(seed).backend())
+    with pytest.raises(Race, match=rf"node ({edge[0]}|{edge[1]}) of graph .* and .*"
+                                   rf"node ({edge[0]}|{edge[1]}) of graph"):
+        diamond(device, edge)
+
+
+def test_an_edge_that_others_imply_may_go(device: Device) -> None:
+    diamond(device, (1, 3))
+
+
+def test_launches_of_one_graph_on_two_streams_are_serialised() -> None:
+    device = Device(Simulation(1).backend())
+    z, a = vector(device, 3.0), vector(device)
+    graph = Graph(device.driver, device.context)
+    relu(device, z, a).add_to(graph, (), 0)
+    executable = graph.instantiate("one node")
+    other = Stream(device.driver)
+    for stream in (device.stream, other, device.stream):
+        executable.launch(stream)
+    device._check("cuCtxSynchronize")
+    assert (read(device, a) == 3).all()
+
+
+@given(st.integers(2, 14), st.floats(0, 0.6), st.integers(0, 10_000))
+def test_clocks_agree_with_reachability(count: int, density: float, seed: int) -> None:
+    rng = random.Random(seed)
+    edges = {(i, j) for j in range(count) for i in range(j) if rng.random() < density}
+    scheduler = Scheduler(seed)
+    order: list[Task] = []
+    tasks: list[Task] = []
+    for j in range(count):
+        task = Task(str(j), "test", order.append)
+        tasks.append(scheduler.add(task, [tasks[i] for i in range(j) if (i, j) in edges]))
+    scheduler.run_all()
+    ancestors: list[set[int]] = []
+    for j in range(count):
+        direct = [i for i in range(j) if (i, j) in edges]
+        ancestors.append(set(direct).union(*(ancestors[i] for i in direct)))
+        assert all(order.index(tasks[i]) < order.index(tasks[j]) for i in direct)
+    for j, later in enumerate(tasks):
+        for i, earlier in enumerate(tasks):
+            assert later.after(earlier.lane, earlier.index) == (i == j or i in ancestors[j])
+
+
+def test_seeds_give_different_orders_of_unordered_work() -> None:
+    found = set()
+    for seed in range(20):
+        scheduler, order = Scheduler(seed), list[str]()
+        for name in "abc":
+            scheduler.add(Task(name, "test", lambda task, o=order: o.append(task.label)), ())
+        scheduler.run_all()
+        found.add("".join(order))
+    assert len(found) == 6
