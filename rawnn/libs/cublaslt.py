@@ -28,7 +28,7 @@ COMPUTE_TYPE = {"32F": 68, "32F_FAST_16F": 74, "32F_FAST_16BF": 75, "32F_FAST_TF
 DATA_TYPE = {"R_32F": 0, "R_16F": 2, "R_16BF": 14}
 
 _SUCCESS = (0,)
-_POINTER_SIZED = frozenset({"BIAS_POINTER", "MAX_WORKSPACE_BYTES"})
+_POINTER_SIZED = frozenset({"BIAS_POINTER", "STRIDED_BATCH_OFFSET", "MAX_WORKSPACE_BYTES"})
 
 
 class Heuristic(NamedTuple):
@@ -134,6 +134,17 @@ class CublasLt:
     ) -> tuple[int, int]:
         """A column-major matrix; `ld` in elements."""
         return self._value(self._lt.matrix_layout_create, DATA_TYPE[data_type], rows, cols, ld)
+
+    def cublasLtMatrixLayoutSetAttribute(
+        self, layout: int, attribute: str, value: int
+    ) -> tuple[int]:
+        """`attribute` is the library's name without its `CUBLASLT_MATRIX_LAYOUT_`."""
+        attr = getattr(self._lt.MatrixLayoutAttribute, attribute)
+        buffer = _integer(attribute, value)
+        return self._status(
+            self._lt.matrix_layout_set_attribute,
+            layout, attr, ctypes.addressof(buffer), ctypes.sizeof(buffer),
+        )
 
     def cublasLtMatrixLayoutDestroy(self, layout: int) -> tuple[int]:
         return self._status(self._lt.matrix_layout_destroy, layout)

@@ -44,7 +44,9 @@ class MatmulPlan:
     The algorithm is the heuristic's first answer, never a timed choice, so that the same shape
     gives the same algorithm, and the same bits, on the same GPU and library; cuBLASLt's split-k
     reductions run in a fixed order. `split_k=False` leaves out algorithms that split k over
-    blocks and add up afterwards. `alignment` is what the operands' addresses are multiples of,
+    blocks and add up afterwards. With `slices` > 1 (a divisor of k), c is [slices * m, n] and
+    holds a partial product for each slice of k, which the caller adds up: one strided batch
+    spreads a small product over the GPU. `alignment` is what the operands' addresses are multiples of,
     in bytes.
 
     `workspace_bytes` (at most `workspace_limit`) is what `run` needs; two products that may run
@@ -59,7 +61,7 @@ class MatmulPlan:
         self, api: Any, handle: int, *, layout: str, m: int, n: int, k: int,
         lda: int, ldb: int, ldc: int, dtype: str = "float32", compute: str = "float32",
         alpha: float = 1.0, beta: float = 0.0, bias: bool = False, relu: bool = False,
-        split_k: bool = True, workspace_limit: int = WORKSPACE_LIMIT,
+        split_k: bool = True, slices: int = 1, workspace_limit: int = WORKSPACE_LIMIT,
         alignment: int = POINTER_ALIGNMENT,
     ) -> None:
         a_transposed, b_transposed = _known("matrix layout", layout, _TRANSPOSED)
@@ -69,6 +71,7 @@ class MatmulPlan:
             f"matmul {layout} m={m} n={n} k={k} lda={lda} ldb={ldb} ldc={ldc} {dtype}, "
             f"compute {compute}, alpha={alpha:g} beta={beta:g}"
             + (", bias" if bias else "") + (", relu" if relu else "")
+            + (f", {slices} slices of k" if slices > 1 else "")
         )
         self._api = api
         self._bias = 0
@@ -90,15 +93,23 @@ class MatmulPlan:
             for name, value in attributes.items():
                 self._set("cublasLtMatmulDescSetAttribute", desc, name, value)
 
-            def make_layout(rows: int, cols: int, ld: int) -> int:
-                return self._make(
+            def make_layout(rows: int, cols: int, ld: int, stride: int) -> int:
+                layout = self._make(
                     made, "cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy",
                     data_type, rows, cols, ld,
                 )
+                if slices > 1:
+                    for name, value in (("BATCH_COUNT", slices),
+                                        ("STRIDED_BATCH_OFFSET", stride)):
+                        self._set("cublasLtMatrixLayoutSetAttribute", layout, name, value)
+                return layout
 
-            lt_a = make_layout(*((k, n) if b_transposed else (n, k)), ldb)
-            lt_b = make_layout(*((m, k) if a_transposed else (k, m)), lda)
-            lt_c = make_layout(n, m, ldc)
+            part = k // slices
+            lt_a = make_layout(*((part, n, ldb, part) if b_transposed else
+                                 (n, part, ldb, part * ldb)))
+            lt_b = make_layout(*((m, part, lda, part * lda) if a_transposed else
+                                 (part, m, lda, part)))
+            lt_c = make_layout(n, m, ldc, m * ldc)
 
             preferences = {
                 "MAX_WORKSPACE_BYTES": workspace_limit,

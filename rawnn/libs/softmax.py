@@ -8,7 +8,7 @@ from typing import Any
 
 from rawnn.cuda.errors import check
 from rawnn.errors import ConfigError, nearest
-from rawnn.libs.cudnn import DATA_TYPE, SOFTMAX_ACCURATE, SOFTMAX_MODE_INSTANCE
+from rawnn.libs.cudnn import DATA_TYPE, SOFTMAX_ACCURATE, SOFTMAX_MODE_CHANNEL
 
 
 class CudnnContext:
@@ -67,10 +67,10 @@ class SoftmaxPlan:
     """p[rows, cols] = softmax over each row of z[rows, cols]; leading dimensions in elements.
 
     CUDNN_SOFTMAX_ACCURATE subtracts the row's maximum first. Rows are images (N) and columns
-    channels (C) of one pixel (H = W = 1), for which cuDNN's two modes give the same numbers and
-    both accept padded rows. The default, SOFTMAX_MODE_INSTANCE, normalises over all that follows
-    N in memory, which is a row's adjacent elements; SOFTMAX_MODE_CHANNEL normalises along C for
-    each pixel, a pattern meant for many pixels, and here there is one.
+    channels (C) of one pixel (H = W = 1). Measured on an H200 with cuDNN 9.19, 128 x 10: both
+    modes take 1.28 us on packed rows; on padded rows SOFTMAX_MODE_CHANNEL takes 2.29 us and
+    SOFTMAX_MODE_INSTANCE, which takes each row to be packed, returns wrong numbers without an
+    error. So the default is CHANNEL, and packed rows are faster.
 
     `run` neither waits nor allocates, so it may be captured into a graph; `p` may be `z` where
     the leading dimensions agree. Raises ConfigError for an unknown dtype (float32, float16,
@@ -79,7 +79,7 @@ class SoftmaxPlan:
 
     def __init__(
         self, context: CudnnContext, rows: int, cols: int, ldz: int, ldp: int,
-        dtype: str = "float32", mode: int = SOFTMAX_MODE_INSTANCE,
+        dtype: str = "float32", mode: int = SOFTMAX_MODE_CHANNEL,
     ) -> None:
         if dtype not in DATA_TYPE:
             raise ConfigError(

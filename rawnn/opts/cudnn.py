@@ -1,4 +1,8 @@
-"""`cudnn`: the softmax forward pass by cuDNN."""
+"""`cudnn`: the softmax forward pass by cuDNN.
+
+Its input and output are packed: on an H200 cuDNN takes 1.28 us for 128 packed rows of 10, 2.29 us
+for rows padded to 16 bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,10 @@ from rawnn.step.plan import Plan
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    for op in plan.find(kind="softmax"):
+        z, p = plan[op.operands["z"]], plan[op.operands["p"]]
+        plan = plan.with_tensors(replace(z, packed=True), replace(p, packed=True))
+
     def softmax(op: Op) -> Op:
         return replace(op, impl="cudnn") if op.kind == "softmax" else op
 

@@ -51,7 +51,7 @@ def _loss(plan: Plan) -> Plan:
 
 
 def _epilogue(plan: Plan) -> Plan:
-    for product in plan.find(kind="matmul"):
+    for product in plan.find(kind="matmul") + plan.find(kind="sum_slices"):
         z = product.operands["c"]
         bias = next((op for op in plan.find(kind="bias_add") if op.operands["z"] == z), None)
         if bias is None:

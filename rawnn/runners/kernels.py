@@ -18,7 +18,7 @@ from rawnn.step.plan import Plan
 
 Scalars = dict[str, int | float]
 Shape = tuple[str, ...]
-"""Extents of an operand, as names of the kernel's scalar parameters or numbers. A leading "@"
+"""Extents of an operand: numbers, or names of the kernel's scalar parameters and their products. A leading "@"
 marks the rows (or the one element) that belong to the current step: "@batch" are rows s*batch to
 s*batch + batch - 1, "@1" is element s."""
 
@@ -99,8 +99,11 @@ def _matmul_expression(op: Op, plan: Plan) -> str:
     layout = op.attributes["layout"]
     if layout != "nt":
         return f"matmul_{layout}<float>"
-    flags = ",".join("true" if op.attributes[f] else "false" for f in ("bias", "relu"))
-    return f"matmul_nt<float,{flags}>"
+    return f"matmul_nt<float,{_flags(op)}>"
+
+
+def _flags(op: Op) -> str:
+    return ",".join("true" if op.attributes[f] else "false" for f in ("bias", "relu"))
 
 
 def _linear_expression(name: str) -> Callable[[Op, Plan], str]:
@@ -161,6 +164,14 @@ KERNELS: dict[tuple[str, str], KernelImpl] = {
     ("matmul nt", "naive"): _matmul("nt"),
     ("matmul nn", "naive"): _matmul("nn"),
     ("matmul tn", "naive"): _matmul("tn"),
+    ("sum_slices", "naive"): KernelImpl(
+        "slices.cu",
+        lambda op, plan: "sum_slices<float," + _flags(op) + ">",
+        lambda op, plan: {"slices": op.attributes["slices"],
+                          "rows": plan[op.operands["c"]].shape[0],
+                          "cols": plan[op.operands["c"]].shape[1]},
+        _elements(64),
+        {"partial": ("slices*rows", "cols"), "bias": ("cols",), "c": ("rows", "cols")}),
     ("bias_add", "naive"): KernelImpl(
         "bias.cu", _instance("bias_add"), _matrix("z"), _elements(),
         {"z": ("rows", "cols"), "bias": ("cols",)}),

@@ -78,22 +78,23 @@ class Lowering:
         from rawnn.libs.calls import LibraryCall
         from rawnn.libs.matmul import LtContext
 
-        if op.kind != "matmul":
+        if op.kind not in ("matmul", "matmul_slices"):
             raise ConfigError(f"cuBLASLt does not compute the op '{op.name}' ({op.kind})")
         if self._lt is None:
             api = self.device.backend.cublaslt()
             self._lt = LtContext(api)
             self._closing.callback(self._lt.close)
             self.libraries["cublasLt"] = _library_version(api.cublasLtGetVersion()[1])
-        a = op.attributes
+        output = "c" if op.kind == "matmul" else "partial"
+        attributes = dict(op.attributes) if op.kind == "matmul" else {**op.attributes,
+                                                                      "layout": "nt"}
         product = self._lt.plan(
-            layout=a["layout"], m=a["m"], n=a["n"], k=a["k"], alpha=a["alpha"], beta=a["beta"],
-            bias=a["bias"], relu=a["relu"], lda=plan[op.operands["a"]].ld,
-            ldb=plan[op.operands["b"]].ld, ldc=plan[op.operands["c"]].ld,
+            **attributes, lda=plan[op.operands["a"]].ld, ldb=plan[op.operands["b"]].ld,
+            ldc=plan[op.operands[output]].ld,
             workspace_limit=plan[op.operands["workspace"]].nbytes,
         )
         operands = {r: addresses.get(op.operands.get(r, ""), 0)
-                    for r in ("a", "b", "c", "bias", "workspace")}
+                    for r in ("a", "b", output, "bias", "workspace")}
         return LibraryCall(product, self.device.stream, f"{op.name} (cuBLASLt)", operands)
 
     def _softmax(self, op: Op, plan: Plan, addresses: Addresses) -> Command:

@@ -88,6 +88,26 @@ def matmul(t: SimpleNamespace, a: Attributes) -> None:
         np.maximum(t.c, 0, out=t.c)
 
 
+@define("matmul_slices", reads=("a", "b"), writes=("partial", "workspace"),
+        optional=("workspace",))
+def matmul_slices(t: SimpleNamespace, a: Attributes) -> None:
+    """partial = a[:, K] b[:, K]^T for each slice K of the inner dimension, stacked row by row."""
+    m, part = a["m"], a["k"] // a["slices"]
+    for s in range(a["slices"]):
+        inner = slice(s * part, (s + 1) * part)
+        np.matmul(t.a[:, inner], t.b[:, inner].T, out=t.partial[s * m : (s + 1) * m])
+
+
+@define("sum_slices", reads=("partial", "bias"), writes=("c",), optional=("bias",))
+def sum_slices(t: SimpleNamespace, a: Attributes) -> None:
+    """c = act(sum of the slices of partial + bias)."""
+    np.sum(t.partial.reshape(a["slices"], *t.c.shape), axis=0, out=t.c)
+    if a["bias"]:
+        t.c += t.bias
+    if a["relu"]:
+        np.maximum(t.c, 0, out=t.c)
+
+
 @define("bias_add", reads=("z", "bias"), writes=("z",))
 def bias_add(t: SimpleNamespace, a: Attributes) -> None:
     """z += bias, row by row."""

@@ -35,13 +35,14 @@ class Role(StrEnum):
 class Tensor:
     """A dense vector, or a row-major matrix whose rows are padded to 16 bytes.
 
-    `dtype` is NumPy's name ("float32", "int32", "uint8").
+    `dtype` is NumPy's name ("float32", "int32", "uint8"). `packed` leaves the padding out.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     role: Role
+    packed: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -50,7 +51,7 @@ class Tensor:
     @property
     def ld(self) -> int:
         """Leading dimension: elements from one row to the next (the length, for a vector)."""
-        if len(self.shape) < 2:
+        if len(self.shape) < 2 or self.packed:
             return self.shape[-1]
         row = ROW_ALIGNMENT // self.itemsize
         return -(-self.shape[-1] // row) * row

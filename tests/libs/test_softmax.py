@@ -25,7 +25,7 @@ def test_normalises_rows_and_leaves_the_padding() -> None:
     assert [x[1:] for x in api.arguments("cudnnSetTensor4dDescriptorEx")] == [
         ("float32", (6, 10, 1, 1), (12, 1, 1, 1)), ("float32", (6, 10, 1, 1), (16, 1, 1, 1)),
     ]
-    assert api.arguments("cudnnSoftmaxForward") == [(SOFTMAX_ACCURATE, SOFTMAX_MODE_INSTANCE)]
+    assert api.arguments("cudnnSoftmaxForward") == [(SOFTMAX_ACCURATE, SOFTMAX_MODE_CHANNEL)]
 
 
 def test_plans_share_the_handles_stream_which_is_set_when_it_changes() -> None:
@@ -58,7 +58,7 @@ def test_context_keeps_plans_by_shape_and_closes_everything() -> None:
 
 def test_mode_can_be_chosen() -> None:
     api = CudnnStub()
-    plan = SoftmaxPlan(CudnnContext(api), 2, 4, 4, 4, mode=SOFTMAX_MODE_CHANNEL)
+    plan = SoftmaxPlan(CudnnContext(api), 2, 4, 4, 4, mode=SOFTMAX_MODE_INSTANCE)
     z = np.zeros((2, 4), np.float32)
     plan.run(0, z.ctypes.data, z.ctypes.data)
     assert api.arguments("cudnnSoftmaxForward") == [(SOFTMAX_ACCURATE, SOFTMAX_MODE_CHANNEL)]
