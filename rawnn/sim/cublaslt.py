@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,12 +37,18 @@ _PREFERENCES = {
 
 @dataclass(frozen=True)
 class _Layout:
-    """A column-major matrix of `rows` x `cols`, columns `ld` elements apart."""
+    """A column-major matrix of `rows` x `cols`, columns `ld` elements apart; `batch` of them,
+    `stride` elements apart."""
 
     data_type: str
     rows: int
     cols: int
     ld: int
+    batch: int = 1
+    stride: int = 0
+
+
+_LAYOUT_ATTRIBUTES = {"BATCH_COUNT": "batch", "STRIDED_BATCH_OFFSET": "stride"}
 
 
 def load(raw: NDArray[np.uint8], data_type: str) -> NDArray[np.float32]:
@@ -119,7 +125,17 @@ class SimCublasLt:
     ) -> tuple[int, int]:
         if data_type not in DATA_TYPE or rows <= 0 or cols <= 0 or ld < rows:
             raise Refused(_INVALID)
-        return self._create("cuBLASLt matrix layout", _Layout(data_type, rows, cols, ld))
+        return self._create("cuBLASLt matrix layout", [_Layout(data_type, rows, cols, ld)])
+
+    @seam()
+    def cublasLtMatrixLayoutSetAttribute(
+        self, layout: int, attribute: str, value: int
+    ) -> tuple[int]:
+        held = self._find(layout, "matrix layout")
+        if attribute not in _LAYOUT_ATTRIBUTES or value < (attribute == "BATCH_COUNT"):
+            raise Refused(_INVALID)
+        held[0] = replace(held[0], **{_LAYOUT_ATTRIBUTES[attribute]: value})
+        return (0,)
 
     @seam()
     def cublasLtMatrixLayoutDestroy(self, layout: int) -> tuple[int]:
@@ -150,10 +166,11 @@ class SimCublasLt:
         """(m, n, k) of the product in cuBLASLt's column-major words; refuses shapes that do not
         fit together."""
         kinds = self._find(desc, "matmul descriptor")
-        a, b, c, d = (self._find(layout, "matrix layout") for layout in layouts)
+        a, b, c, d = (self._find(layout, "matrix layout")[0] for layout in layouts)
         m, k = (a.cols, a.rows) if kinds["TRANSA"] else (a.rows, a.cols)
         k_of_b, n = (b.cols, b.rows) if kinds["TRANSB"] else (b.rows, b.cols)
-        if k != k_of_b or (c.rows, c.cols) != (m, n) or (d.rows, d.cols) != (m, n):
+        if k != k_of_b or (c.rows, c.cols) != (m, n) or (d.rows, d.cols) != (m, n) \
+                or len({a.batch, b.batch, c.batch, d.batch}) > 1:
             raise Refused(_INVALID)
         return m, n, k
 
@@ -193,7 +210,8 @@ class SimCublasLt:
         if attributes["EPILOGUE"] not in (_PLAIN, _RELU, _BIAS, _RELU_BIAS):
             raise Refused(_NOT_SUPPORTED)
         scales = ctypes.c_float.from_address(alpha).value, ctypes.c_float.from_address(beta).value
-        layouts = [self._find(i, "matrix layout") for i in (a_layout, b_layout, c_layout, d_layout)]
+        layouts = [self._find(i, "matrix layout")[0]
+                   for i in (a_layout, b_layout, c_layout, d_layout)]
         label = f"cublasLtMatmul m={m} n={n} k={k}"
         effect = self._product(label, attributes, scales, layouts, (a, b, c, d),
                                (workspace, needed))
@@ -224,8 +242,7 @@ class SimCublasLt:
             raw = found.bytes().reshape(layout.cols, -1)
             return load(raw, layout.data_type).T
 
-        def run(task: Task) -> None:
-            a, b, c, d = addresses
+        def one(task: Task, a: int, b: int, c: int, d: int) -> None:
             left, right = operand(task, "A", a, lt_a), operand(task, "B", b, lt_b)
             product = (left.T if attributes["TRANSA"] else left) \
                 @ (right.T if attributes["TRANSB"] else right)
@@ -237,15 +254,20 @@ class SimCublasLt:
                 result = result + operand(task, "bias", attributes.get("BIAS_POINTER", 0), bias)
             if attributes["EPILOGUE"] in (_RELU, _RELU_BIAS):
                 result = np.maximum(result, np.float32(0))
-            if workspace[1]:
-                scratch = memory.region(*workspace, workspace[1], 1, f"workspace of {task}")
-                memory.write(task, scratch, "workspace")
-                memory.scribble(scratch)
             target = region(task, "D", d, lt_d)
             memory.write(task, target, "D")
             raw = target.bytes()
             raw[...] = store(result.T, lt_d.data_type).reshape(raw.shape)
             memory.mark_written(target)
+
+        def run(task: Task) -> None:
+            for i in range(lt_d.batch):
+                one(task, *(address + i * layout.stride * _ITEM[layout.data_type]
+                            for address, layout in zip(addresses, layouts, strict=True)))
+            if workspace[1]:
+                scratch = memory.region(*workspace, workspace[1], 1, f"workspace of {task}")
+                memory.write(task, scratch, "workspace")
+                memory.scribble(scratch)
 
         return quiet(run)
 

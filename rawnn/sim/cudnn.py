@@ -8,10 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.libs.cudnn import DATA_TYPE, SOFTMAX_ACCURATE, SOFTMAX_MODE_CHANNEL
+from rawnn.libs.cudnn import (
+    DATA_TYPE,
+    SOFTMAX_ACCURATE,
+    SOFTMAX_MODE_CHANNEL,
+    SOFTMAX_MODE_INSTANCE,
+)
 from rawnn.sim.codes import describe
 from rawnn.sim.cublaslt import load, quiet, store
-from rawnn.sim.errors import Refused
+from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
 from rawnn.sim.memory import Region
 from rawnn.sim.order import Task
@@ -108,13 +113,20 @@ class SimCudnn:
         """y = alpha softmax(x) + beta y over the channels of one-pixel images, whose channels
         must be adjacent; other layouts are refused as not supported."""
         source, target = self._tensor(x_descriptor), self._tensor(y_descriptor)
-        if algorithm not in (0, SOFTMAX_ACCURATE) or mode not in (0, SOFTMAX_MODE_CHANNEL) \
+        if algorithm not in (0, SOFTMAX_ACCURATE) \
+                or mode not in (SOFTMAX_MODE_INSTANCE, SOFTMAX_MODE_CHANNEL) \
                 or not source.shape or source.shape != target.shape or not x or not y \
                 or source.data_type != target.data_type:
             raise Refused(_INVALID)
         if source.shape[2:] != (1, 1) or source.strides[1] != 1 or target.strides[1] != 1:
             raise Refused("CUDNN_STATUS_NOT_SUPPORTED")
         rows, cols = source.shape[:2]
+        if mode == SOFTMAX_MODE_INSTANCE and {source.strides[0], target.strides[0]} != {cols}:
+            raise SimulationError(
+                f"cudnnSoftmaxForward takes the rows of {cols} to be packed in instance mode, and "
+                f"would return wrong numbers for pitches of {source.strides[0]} and "
+                f"{target.strides[0]}; use channel mode"
+            )
         kind, item = _TYPES[source.data_type]
         scale = np.float32(ctypes.c_float.from_address(alpha).value)
         keep = np.float32(ctypes.c_float.from_address(beta).value)

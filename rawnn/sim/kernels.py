@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -214,6 +215,7 @@ class Binding:
                 found[name] = int(value)
         if meaning.layout:
             found["layout"] = meaning.layout
+        if "bias" in meaning.optional:
             found["bias"], found["relu"] = found.get("BIAS", False), found.get("RELU", False)
         return found
 
@@ -257,7 +259,9 @@ class Binding:
         return sorted(made, key=lambda operand: operand.window)
 
     def _extent(self, name: str) -> int:
-        return int(name) if name.isdigit() else int(self._attributes[name])
+        """Of "rows", "32" or "slices*rows"."""
+        return prod(int(part) if part.isdigit() else int(self._attributes[part])
+                    for part in name.split("*"))
 
     def _region(self, operand: _Operand, task: Task, first_row: int = 0) -> Region:
         size = operand.dtype.itemsize

@@ -54,13 +54,13 @@ def test_access_past_the_end(device: Device, count: int, message: str) -> None:
 def test_address_that_is_none(device: Device, address: int, message: str) -> None:
     a = vector(device)
     relu(device, address, a).run(0)
-    with pytest.raises(SimulationError, match=f"operand 'z'.*{message}"):
+    with pytest.raises(SimulationError, match=rf"operand 'z'.*{message}"):
         device.stream.synchronize()
 
 
 def test_operand_that_is_not_aligned(device: Device) -> None:
     z = vector(device, 1.0)
-    with pytest.raises(SimulationError, match="operand 'z' .* is not aligned to float"):
+    with pytest.raises(SimulationError, match=r"operand 'z' .* is not aligned to float"):
         relu(device, z + 2, z, count=1).run(0)
 
 
@@ -83,7 +83,7 @@ def test_free_of_an_address_inside_an_allocation(device: Device) -> None:
 
 def test_host_and_device_addresses_cannot_be_swapped(device: Device) -> None:
     host, z = np.zeros(8, np.float32), vector(device)
-    with pytest.raises(SimulationError, match="source .* is not a host address"):
+    with pytest.raises(SimulationError, match=r"source .* is not a host address"):
         device.driver.cuMemcpyHtoDAsync(host.ctypes.data, z, 32, device.stream.handle)
 
 

@@ -53,5 +53,5 @@ def test_methods_and_their_parameters_are_the_same(real: type, simulated: type) 
 def test_direct_calls_have_the_bindings_parameters() -> None:
     bindings = pytest.importorskip("cuda.bindings.driver")
     for name in passed_through():
-        wanted = [p for p in inspect.signature(getattr(bindings, name)).parameters]
+        wanted = list(inspect.signature(getattr(bindings, name)).parameters)
         assert [p for p, _ in parameters(getattr(SimDriver, name))][1:] == wanted, name
