@@ -37,6 +37,7 @@ INSTANCES = {
         "softmax_loss_gradient<float>",
     ],
     "sgd": ["sgd<float>"],
+    "slices": [f"sum_slices<float,{b},{r}>" for b, r in itertools.product(FLAGS, FLAGS)],
     "cursor": ["advance"],
     "while": ["advance_while"],
     "linear": [

@@ -32,12 +32,14 @@ EXPRESSIONS = (
     "loss_gradient<float>",
     "softmax_loss_gradient<float>",
     "sgd<float>",
+    *(f"sum_slices<float,{b},{r}>" for b in ("false", "true") for r in ("false", "true")),
     "advance",
     "advance_while",
     *(f"linear_{half}<{c}>" for half in ("forward", "update") for c in CLASSES),
 )
 FILES = (
-    "gather", "matmul", "bias", "relu", "softmax", "loss", "sgd", "cursor", "while", "linear",
+    "gather", "matmul", "bias", "relu", "softmax", "loss", "sgd", "slices", "cursor", "while",
+    "linear",
 )  # fmt: skip
 FLAGS = {
     None: ["-O1"],

@@ -289,6 +289,25 @@ def check_sgd(emulator: Emulator, rng: np.random.Generator) -> None:
         padding_untouched(w)
 
 
+def check_slices(emulator: Emulator, rng: np.random.Generator) -> None:
+    counts = (1, 28, 33) if emulator.host_threads else (1, 7, 28, 32, 33, 65)
+    for slices, (rows, cols), pad in itertools.product(counts, ((1, 1), (31, 10)), (0, 2)):
+        partial = filled(rng.standard_normal((slices * rows, cols)), pad)
+        bias = rng.standard_normal(cols).astype(np.float32)
+        parts = partial.astype(np.float64).reshape(slices, rows, cols)
+        for biased, rectified in itertools.product((False, True), repeat=2):
+            c = pitched(rows, cols, pad + 1)
+            emulator.launch(
+                f"sum_slices<float,{str(biased).lower()},{str(rectified).lower()}>",
+                (-(-rows * cols // 64),), (64,), partial, pitch(partial),
+                bias if biased else ctypes.c_void_p(), c, pitch(c), slices, rows, cols,
+            )  # fmt: skip
+            expected = parts.sum(axis=0) + (bias if biased else 0)
+            size = np.abs(parts).sum(axis=0) + np.abs(bias)
+            close(c, np.maximum(expected, 0) if rectified else expected, sum_bound(size, slices))
+            padding_untouched(c)
+
+
 def check_cursor(emulator: Emulator, rng: np.random.Generator) -> None:
     cursor = np.array([5], np.int32)
     emulator.launch("advance", (1,), (1,), cursor, 3)
