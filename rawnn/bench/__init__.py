@@ -1,0 +1,1 @@
+"""Benchmarks: the ladder of optimizations, its statistics, tables, plots and results files."""

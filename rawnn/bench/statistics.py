@@ -1,0 +1,37 @@
+"""Median and spread of repeated measurements."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """What n repetitions of one measurement gave, in the measurement's own unit.
+
+    `mad` is the median of the absolute deviations from the median, unscaled: half of the
+    repetitions lie within median +- mad. Unlike a standard deviation it is not moved by the one
+    repetition that something else on the machine disturbed.
+    """
+
+    n: int
+    median: float
+    min: float
+    max: float
+    mad: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The spread of at least one value. Raises statistics.StatisticsError for none."""
+    middle = statistics.median(values)
+    return Spread(
+        n=len(values), median=middle, min=min(values), max=max(values),
+        mad=statistics.median(abs(v - middle) for v in values),
+    )
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1; 0 for a single value)."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
