@@ -1,0 +1,240 @@
+"""The ladder: the same training with one optimization more at every rung.
+
+Rungs are interleaved (every rung once, then every rung again, ...), so that a machine that warms
+up or slows down during the measurement does so for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+
+import msgspec
+
+from rawnn.bench.accuracy import Oracle
+from rawnn.bench.clocks import ClockSampler
+from rawnn.bench.records import GPU_TIMER, HOST_TIMER, LadderResult, Run, Rung
+from rawnn.config import Config
+from rawnn.data import Dataset, load_dataset
+from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
+from rawnn.machine import Opened, open_device
+from rawnn.opts import TOGGLES
+from rawnn.opts.presets import PRESETS
+from rawnn.result import Result, environment
+from rawnn.training import Listener, Session, check_fit
+
+BASE = ("preload", "arena")
+"""The report keeps its data and its buffers on the GPU before it starts its clock."""
+
+DEFAULT_RUNGS = ("nosync", "cublas", "report=10", "fuse", "cudnn", "graphs", "graphs=epoch", "best")
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a ladder stands: `done` of `total` runs, the last of them `rung` of `repeat` (from 0),
+    and everything found so far."""
+
+    done: int
+    total: int
+    repeat: int
+    rung: str
+    result: LadderResult
+
+
+@dataclass
+class _Step:
+    """A rung being measured. `words` are the toggles that it adds."""
+
+    name: str
+    words: tuple[str, ...]
+    rung: Rung
+    runs: list[Run] = field(default_factory=list)
+
+
+def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_RUNGS,
+               on_progress: Callable[[Progress], None] = lambda progress: None, *,
+               notify: Callable[[str], None] = lambda message: None,
+               data: Dataset | None = None, oracle: Oracle | None = None) -> LadderResult:
+    """Measure every rung `repeats` times, interleaved, on one opened device.
+
+    Repeat r trains every rung with seed `config.seed` + r. `rungs` are toggles as after --opt, each
+    added to those of the rungs before; one rung may add several ("fuse+cublas"); a preset ("best")
+    replaces them. The baseline (BASE) is always run first; `config.opt` plays no part. What a rung
+    adds is not carried on to later rungs where this rung cannot run.
+
+    A rung that fails or cannot run is recorded with the reason and the others go on; Ctrl-C ends
+    the ladder, which is returned as far as it got. Raises ConfigError for rungs that do not exist,
+    DataError, DeviceError.
+    """
+    check_rungs(rungs)
+    if repeats < 1:
+        raise ConfigError(f"repeats = {repeats}: a ladder needs at least 1")
+    data = data or load_dataset(config.dataset, config.data, notify=notify)
+    check_fit(config, data)
+    opened = open_device(config.device, notify)
+    try:
+        ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify)
+        ladder.run(on_progress)
+        return ladder.result()
+    finally:
+        if opened.device:
+            with suppress(RawnnError):  # a rung that failed may have broken the context
+                opened.device.close()
+
+
+def check_rungs(rungs: Sequence[str]) -> None:
+    """Raise ConfigError unless every rung names toggles or presets, with valid values."""
+    for rung in rungs:
+        for word in rung.split("+"):
+            name, _, value = word.removeprefix("-").partition("=")
+            if name in PRESETS and not value:
+                continue
+            if name not in TOGGLES:
+                known = (*TOGGLES, *PRESETS)
+                raise ConfigError(f"the rung '{rung}' names no toggle" + (
+                    nearest(name, known) or f"; the toggles are {', '.join(known)}"))
+            if not word.startswith("-"):
+                TOGGLES[name].parse(value if "=" in word else None)
+
+
+def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
+    """The toggles of a rung: those of the rung before it and what it adds."""
+    now = list(words)
+    for word in added:
+        name = word.removeprefix("-").partition("=")[0]
+        if word in PRESETS:
+            now = [word]
+            continue
+        known = [w for w in now if w.partition("=")[0] == name]
+        now = [w for w in now if w not in known]
+        if not word.startswith("-") or not known:
+            now.append(word)
+    return tuple(now)
+
+
+class _Ladder:
+    def __init__(self, config: Config, repeats: int, rungs: Sequence[str], data: Dataset,
+                 opened: Opened, oracle: Oracle | None, notify: Callable[[str], None]) -> None:
+        self._repeats, self._data, self._opened, self._oracle = repeats, data, opened, oracle
+        self._listener = _Quiet(notify)
+        self._notes: list[str] = []
+        self._interrupted = False
+        self._libraries: dict[str, str] = {}
+        base: tuple[str, ...] = BASE
+        steps = [(name, tuple(name.split("+"))) for name in rungs]
+        sampled = opened.device is not None and opened.device.backend.name != "sim"
+        self._clocks = ClockSampler(opened.device.info.ordinal) \
+            if opened.device and sampled else None
+        if opened.device is None:
+            base = tuple(w for w in base if _on_host(w))
+            left_out = [name for name, words in steps if not all(map(_on_host, words))]
+            steps = [(name, words) for name, words in steps if name not in left_out]
+            config = replace(config, device="host")
+            self._notes.append(f"measured on the host: {opened.machine.gpu}")
+            if left_out:
+                self._notes.append(f"rungs that mean nothing on the host are left out: "
+                                   f"{', '.join(left_out)}")
+        self._base = base
+        self._config = replace(config, opt=",".join(base))
+        self._environment = environment(
+            opened.device.backend.name if opened.device else "host",
+            asdict(opened.device.info) if opened.device else None, {})
+        self._steps = [_Step(BASELINE, (), Rung(name=BASELINE, opt=",".join(base)))]
+        words = base
+        for name, added in steps:
+            words = climb(words, added)
+            self._steps.append(_Step(name, added, Rung(name=name, opt=",".join(words))))
+
+    def run(self, on_progress: Callable[[Progress], None]) -> None:
+        total, done = self._repeats * len(self._steps), 0
+        try:
+            for repeat in range(self._repeats):
+                words = self._base
+                for step in self._steps:
+                    if repeat == 0:
+                        # What failed here is not carried on: one missing library must not take
+                        # all later rungs with it.
+                        wanted = climb(words, step.words)
+                        step.rung = msgspec.structs.replace(step.rung, opt=",".join(wanted))
+                    self._measure(step, repeat)
+                    if repeat == 0 and step.rung.status == "measured":
+                        words = wanted
+                    if self._interrupted:
+                        return
+                    done += 1
+                    on_progress(Progress(done, total, repeat, step.name, self.result()))
+        except KeyboardInterrupt:
+            self._interrupted = True
+
+    def _measure(self, step: _Step, repeat: int) -> None:
+        """Run a rung once more, unless it could not run before."""
+        if step.rung.status != "measured":
+            return
+        config = replace(self._config, opt=step.rung.opt, seed=self._config.seed + repeat)
+        try:
+            result = self._train(config)
+        except (ConfigError, MissingLibrary) as error:
+            step.rung = msgspec.structs.replace(step.rung, status="unavailable", reason=str(error))
+            return
+        except RawnnError as error:
+            step.rung = msgspec.structs.replace(step.rung, status="failed", reason=str(error))
+            return
+        if result.interrupted:
+            self._interrupted = True
+            return
+        sample = self._clocks.sample() if self._clocks else None
+        step.runs.append(Run.of(repeat, result, sample))
+        self._libraries.update(result.environment.libraries)
+        step.rung = msgspec.structs.replace(
+            step.rung.with_runs(step.runs, self._oracle), notes=result.notes,
+            toggles=[n if v is None else f"{n}={v}" for n, v in result.toggles.items()])
+
+    def _train(self, config: Config) -> Result:
+        try:
+            with Session(config, self._listener, data=self._data, opened=self._opened) as session:
+                result = session.run()
+        except RawnnError:
+            with suppress(RawnnError):  # the first failure is the one to tell of
+                self._release()
+            raise
+        self._release()
+        return result
+
+    def _release(self) -> None:
+        """Start the next run with empty device memory and a peak of its own."""
+        if self._opened.device:
+            memory = self._opened.device.memory
+            memory.free_all()
+            memory.peak = memory.current
+
+    def result(self) -> LadderResult:
+        libraries = {**self._environment.libraries, **self._libraries}
+        return LadderResult(
+            config=self._config, repeats=self._repeats,
+            environment=replace(self._environment, libraries=libraries),
+            dataset=self._data.name, data_source=self._data.source,
+            synthetic=self._data.synthetic,
+            timer=GPU_TIMER if self._opened.device else HOST_TIMER, notes=self._notes,
+            oracle=self._oracle, rungs=[step.rung for step in self._steps],
+            interrupted=self._interrupted,
+        )
+
+
+def _on_host(word: str) -> bool:
+    """Whether a toggle or preset means anything where there is no GPU."""
+    name = word.removeprefix("-").partition("=")[0]
+    return TOGGLES[name].host if name in TOGGLES else name in ("best", "none")
+
+
+class _Quiet(Listener):
+    """Passes each different message on once, not at every run."""
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify, self._said = notify, set[str]()
+
+    def notify(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._notify(message)
