@@ -1,0 +1,183 @@
+"""A ladder as a table: the same rows for the terminal and for the README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from rawnn.bench.records import LadderResult, Rung
+from rawnn.bench.statistics import Spread
+
+HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "x baseline", "accuracy",
+            "reference")
+CLOCK_WORDS = {"sm_mhz": ("SM", "MHz"), "mem_mhz": ("memory", "MHz"),
+               "temperature_c": ("temperature", "C"), "power_w": ("power", "W")}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rung. Factors are quotients of the medians of the average epoch: above 1 is faster than
+    the rung before that was measured, or than the baseline; None where there is nothing to compare.
+    """
+
+    rung: Rung
+    before: Rung | None
+    factor: float | None
+    overall: float | None
+
+    @property
+    def slower(self) -> bool:
+        return self.factor is not None and self.factor < 1.0
+
+    @property
+    def distinct(self) -> bool:
+        """Whether the repetitions of this rung and of the one before do not overlap at all. One
+        repetition has no spread that could tell."""
+        mine = self.rung.average_epoch_ms
+        other = self.before.average_epoch_ms if self.before else None
+        return bool(mine and other and min(mine.n, other.n) > 1
+                    and (mine.min > other.max or mine.max < other.min))
+
+    def cells(self) -> tuple[str, ...]:
+        """The texts under HEADINGS."""
+        rung, epoch = self.rung, self.rung.average_epoch_ms
+        if epoch is None or rung.total_ms is None:
+            return (rung.name, rung.status, *[""] * (len(HEADINGS) - 2))
+        return (
+            rung.name, milliseconds(epoch.median),
+            f"{milliseconds(epoch.min)}-{milliseconds(epoch.max)}",
+            milliseconds(rung.total_ms.median), times_text(self.factor), times_text(self.overall),
+            f"{rung.accuracy_mean:.4f} ± {rung.accuracy_std:.4f}", _agreement(rung),
+        )
+
+
+def milliseconds(value: float) -> str:
+    """Three significant digits, or all digits before the point."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}"
+
+
+def times_text(factor: float | None) -> str:
+    return "" if factor is None else f"{factor:.2f}" if factor < 10 else milliseconds(factor)
+
+
+def _agreement(rung: Rung) -> str:
+    if rung.accuracy_agrees is None:
+        return ""
+    close = "" if rung.oracle_difference is None else f" ({rung.oracle_difference:.4f})"
+    return ("agrees" if rung.accuracy_agrees else "DIFFERS") + close
+
+
+def rows(ladder: LadderResult) -> list[Row]:
+    """Every rung with its factors."""
+    made: list[Row] = []
+    baseline = before = None
+    for index, rung in enumerate(ladder.rungs):
+        if index == 0 and rung.average_epoch_ms:
+            baseline = rung
+        made.append(Row(rung, before, _quotient(before, rung), _quotient(baseline, rung)))
+        if rung.average_epoch_ms:
+            before = rung
+    return made
+
+
+def _quotient(other: Rung | None, rung: Rung) -> float | None:
+    if other is rung or not (other and other.average_epoch_ms and rung.average_epoch_ms):
+        return None
+    return other.average_epoch_ms.median / rung.average_epoch_ms.median
+
+
+def remarks(ladder: LadderResult) -> list[str]:
+    """What a reader must know beside the figures, in sentences."""
+    found = list(ladder.notes)
+    if ladder.environment.device == "sim":
+        found.append("the GPU is SIMULATED: the times say nothing about a real one")
+    if ladder.synthetic:
+        found.append("the data are SYNTHETIC: the accuracies say nothing about a real data set")
+    if ladder.interrupted:
+        found.append("interrupted: the figures are of the runs that had finished")
+    for rung in ladder.rungs:
+        if rung.status != "measured":
+            found.append(f"{rung.name} {rung.status}: {rung.reason}")
+        found += [note if note.startswith(rung.name) else f"{rung.name}: {note}"
+                  for note in rung.notes]
+        if rung.accuracy_agrees is False and ladder.oracle:
+            found.append(f"the accuracy of {rung.name}, {rung.accuracy_mean:.4f}, is NOT within "
+                         f"two standard deviations of the reference")
+    for row in rows(ladder):
+        if row.slower and row.before:
+            how = "and no repetitions overlap" if row.distinct else "but their repetitions do " \
+                "not tell them apart, so this may be noise"
+            found.append(f"{row.rung.name} is slower than {row.before.name} "
+                         f"({times_text(row.factor)}x), {how}")
+    return [*found, _reference(ladder)]
+
+
+def _reference(ladder: LadderResult) -> str:
+    oracle = ladder.oracle
+    if oracle is None:
+        return ("no reference accuracy is kept for this configuration, so the accuracies were not "
+                "compared: --oracle compute makes one on the host")
+    return (f"reference: float64 on the host, {oracle.mean:.4f} ± {oracle.std:.4f} over "
+            f"{len(oracle.seeds)} seeds; 'agrees' is a mean within two standard deviations, and in "
+            f"brackets stands the largest difference between runs of the same seed")
+
+
+def provenance(ladder: LadderResult) -> list[str]:
+    """Where, when and how the figures were measured."""
+    env, config = ladder.environment, ladder.config
+    gpu = env.gpu
+    machine = f"{gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}" if gpu else \
+        f"host ({env.platform})"
+    libraries = ", ".join(f"{name} {version}" for name, version in env.libraries.items())
+    counts = sorted({len(r.runs) for r in ladder.rungs if r.runs})
+    times = "-".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
+    return [
+        f"{machine}; Python {env.python}, {libraries}",
+        f"clocks: {_clocks(ladder)}",
+        f"{ladder.dataset} from {ladder.data_source}; "
+        f"{'-'.join(map(str, config.layers))}, batch {config.batch}, lr {config.lr:g}, "
+        f"{config.epochs} epochs, seeds from {config.seed}; every rung starts from "
+        f"{config.opt or 'nothing'}",
+        f"medians of {times} interleaved runs in one process; {env.date}, "
+        f"commit {env.commit or 'unknown'}",
+    ]
+
+
+def _clocks(ladder: LadderResult) -> str:
+    parts = []
+    for name, (word, unit) in CLOCK_WORDS.items():
+        spreads = [r.clocks[name] for r in ladder.rungs if name in r.clocks]
+        if spreads:
+            parts.append(f"{word} {_range(spreads)} {unit}")
+    locked = ", ".join(f"{k} {v}" for k, v in ladder.environment.clocks.items())
+    seen = f"{', '.join(parts)} (read between runs)" if parts else "not observed"
+    return f"{seen}; {locked}" if locked else seen
+
+
+def _range(spreads: Sequence[Spread]) -> str:
+    low, high = min(s.min for s in spreads), max(s.max for s in spreads)
+    return f"{low:.0f}" if low == high else f"{low:.0f}-{high:.0f}"
+
+
+def terminal_table(ladder: LadderResult) -> Table:
+    """The table for a terminal; rich."""
+    table = Table(title="ladder", title_justify="left")
+    for number, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="right" if 0 < number < 6 else "left", no_wrap=True)
+    for row in rows(ladder):
+        table.add_row(*row.cells())
+    return table
+
+
+def markdown(ladder: LadderResult) -> str:
+    """The table in Markdown, with remarks and provenance below it."""
+    lines = ["| " + " | ".join(HEADINGS) + " |",
+             "|" + "|".join("---:" if 0 < n < 6 else "---" for n in range(len(HEADINGS))) + "|"]
+    for row in rows(ladder):
+        name, *figures = row.cells()
+        lines.append("| " + " | ".join([f"`{name}`", *figures]) + " |")
+    lines += ["", *(f"- {remark}" for remark in remarks(ladder)), ""]
+    lines += [f"{text}  " for text in provenance(ladder)[:-1]]
+    return "\n".join([*lines, provenance(ladder)[-1], ""])

@@ -1,0 +1,179 @@
+"""`rawnn bench`: measure the ladder of optimizations, and show what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from rawnn.bench.accuracy import (
+    SEEDS,
+    Oracle,
+    default_path,
+    find_oracle,
+    host_accuracy,
+    keep_oracle,
+)
+from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
+from rawnn.bench.plot import plot_ladder, require_matplotlib
+from rawnn.bench.records import LadderResult, read_ladder
+from rawnn.bench.table import markdown, provenance, remarks, terminal_table
+from rawnn.cli.options import make_config
+from rawnn.config import Config
+from rawnn.data import Dataset, load_dataset
+from rawnn.errors import ConfigError, RawnnError
+from rawnn.result import write_atomically
+
+
+@click.group()
+def bench() -> None:
+    """Measure what each optimization is worth on this machine."""
+
+
+@bench.command()
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True,
+              help="How often every rung is run, with a seed of its own each time.")
+@click.option("--rungs", metavar="TOGGLES", default=",".join(DEFAULT_RUNGS), show_default=True,
+              help="What each rung adds to the one before; a+b adds two at once, a preset replaces "
+                   "all. The baseline is always run.")
+@click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes.")
+@click.option("--epochs", type=int, help="Passes over the training set (20).")
+@click.option("--batch", type=int, help="Examples per step (128).")
+@click.option("--lr", type=float, help="Learning rate (0.1).")
+@click.option("--seed", type=int, help="Seed of the first repeat (0).")
+@click.option("--dataset", metavar="NAME",
+              help="mnist (the default), fashion-mnist, idx or synthetic.")
+@click.option("--data", metavar="DIRECTORY", help="Where the data set's IDX files are.")
+@click.option("--device", metavar="auto|gpu:N|host|sim", help="Where to run (auto).")
+@click.option("--json", "json_file", metavar="FILE",
+              help="Keep everything as JSON; written after every run.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
+@click.option("--oracle", type=click.Choice(["auto", "compute", "off"]), default="auto",
+              show_default=True,
+              help="Compare accuracies with float64 runs on the host: kept ones if there are any, "
+                   "computed now and kept, or not at all.")
+@click.option("--oracle-file", type=click.Path(path_type=Path), metavar="FILE",
+              help="Where the reference accuracies are kept.")
+def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str | None,
+           plot_file: str | None, oracle: str, oracle_file: Path | None, **options: Any) -> None:
+    """Run the ladder: the same training with one optimization more at every rung, interleaved.
+
+    Exits with 1 if a rung failed; a rung that cannot run on this machine is a row that says why.
+    """
+    config = make_config(None, options)
+    names = [name.strip() for name in rungs.split(",") if name.strip()]
+    check_rungs(names)
+    _check_outputs(json_file, markdown_file, plot_file)
+    data = load_dataset(config.dataset, config.data, notify=_say)
+    reference = _reference(oracle, oracle_file or default_path(), config, data)
+    with _Screen(json_file) as screen:
+        result = run_ladder(config, repeats, names, screen.advance, notify=_say, data=data,
+                            oracle=reference)
+    if json_file:
+        result.write_json(json_file)
+    _show(result)
+    if result.interrupted and not any(rung.runs for rung in result.rungs):
+        raise click.Abort()
+    _export(result, markdown_file, plot_file)
+    if result.interrupted:
+        raise click.Abort()
+    failed = [rung.name for rung in result.rungs if rung.status == "failed"]
+    if failed:
+        raise RawnnError(f"{len(failed)} of {len(result.rungs)} rungs failed ({', '.join(failed)});"
+                         f" the reasons stand below the table")
+
+
+@bench.command()
+@click.argument("file", metavar="FILE.json")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
+def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
+    """Print the table of a ladder that --json kept."""
+    result = read_ladder(file)
+    _show(result)
+    _export(result, markdown_file, plot_file)
+
+
+def _say(message: str) -> None:
+    click.echo(f"rawnn: {message}", err=True)
+
+
+def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:
+    """Find out before the measurement what would make its results impossible to keep."""
+    for option, file in (("--json", json_file), ("--markdown", markdown_file),
+                         ("--plot", plot_file)):
+        if file and not Path(file).absolute().parent.is_dir():
+            raise ConfigError(f"{option} {file}: there is no directory {Path(file).parent}")
+        if file and Path(file).is_dir():
+            raise ConfigError(f"{option} {file}: that is a directory")
+    if plot_file:
+        require_matplotlib()
+
+
+def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle | None:
+    if mode == "off":
+        return None
+    if mode == "auto":
+        return find_oracle(path, config, data)
+
+    def tell(seed: int, accuracy: float) -> None:
+        _say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
+
+    reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
+    keep_oracle(path, reference)
+    return reference
+
+
+def _show(result: LadderResult) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:  # a pipe has no width that a table would have to fit
+        console = Console(highlight=False, soft_wrap=True, width=200)
+    console.print(terminal_table(result))
+    for text in remarks(result):
+        console.print(f"- {text}", markup=False)
+    for text in provenance(result):
+        console.print(text, markup=False)
+    for name, text in result.timer.items():
+        console.print(f"{name}: {text}", markup=False)
+
+
+def _export(result: LadderResult, markdown_file: str | None, plot_file: str | None) -> None:
+    if markdown_file:
+        write_atomically(markdown_file, markdown(result).encode())
+    if plot_file:
+        plot_ladder(result, plot_file)
+
+
+class _Screen:
+    """A bar on a terminal, a line for every round of repeats elsewhere; the JSON file is kept up
+    to date, so that nothing already computed is lost."""
+
+    def __init__(self, json_file: str | None) -> None:
+        self._json_file = json_file
+        console = Console(stderr=True)
+        self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                        TimeElapsedColumn(), console=console, transient=True, auto_refresh=False,
+                        disable=not console.is_terminal)
+        self._task = self._bar.add_task("ladder", total=None)
+
+    def __enter__(self) -> _Screen:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def advance(self, progress: Progress) -> None:
+        if self._json_file:
+            progress.result.write_json(self._json_file)
+        # Drawn between runs only: a thread that redraws would disturb the one that launches.
+        self._bar.update(self._task, completed=progress.done, total=progress.total,
+                         description=f"ladder: {progress.rung}", refresh=True)
+        repeats = progress.result.repeats
+        if self._bar.disable and progress.done % (progress.total // repeats) == 0:
+            _say(f"repeat {progress.repeat + 1} of {repeats} done")

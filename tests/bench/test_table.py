@@ -1,0 +1,87 @@
+import msgspec
+import pytest
+from rich.console import Console
+
+from rawnn.bench.records import LadderResult
+from rawnn.bench.table import markdown, milliseconds, provenance, remarks, rows, terminal_table
+from tests.bench.conftest import make_ladder, make_rung
+
+
+def test_factors_skip_rungs_that_were_not_measured(ladder: LadderResult) -> None:
+    baseline, cublas, fuse, cudnn = rows(ladder)
+    assert (baseline.factor, baseline.overall) == (None, None)
+    assert (cublas.factor, cublas.overall) == (None, None)
+    assert (fuse.factor, fuse.overall) == (21 / 10.25, 21 / 10.25)
+    assert (cudnn.factor, cudnn.overall) == (10.25 / 11.5, 21 / 11.5)
+    assert cublas.cells()[:2] == ("cublas", "unavailable")
+
+
+def test_without_a_baseline_there_is_no_overall_factor() -> None:
+    made = rows(make_ladder(make_rung("baseline", status="failed", reason="x"),
+                            make_rung("nosync", 5.0)))
+    assert made[1].overall is None
+    assert made[1].factor is None
+
+
+def test_a_slower_rung_is_told_and_whether_it_may_be_noise(ladder: LadderResult) -> None:
+    assert "cudnn is slower than fuse (0.89x), and no repetitions overlap" in remarks(ladder)
+    close = make_ladder(make_rung("baseline", 10.0, 12.0), make_rung("nosync", 11.0, 12.5))
+    assert any("may be noise" in text for text in remarks(close))
+    once = make_ladder(make_rung("baseline", 10.0), make_rung("nosync", 20.0))
+    assert any("may be noise" in text for text in remarks(once))
+
+
+def test_remarks_tell_reasons_notes_and_the_reference(ladder: LadderResult) -> None:
+    text = "\n".join(remarks(ladder))
+    assert "cublas unavailable: cublas cannot run here: no package" in text
+    assert "fuse: cudnn left out" in text
+    assert "0.9100 ± 0.0100 over 2 seeds" in text
+    alone = make_ladder(make_rung("baseline", 1.0), synthetic=True, interrupted=True)
+    text = "\n".join(remarks(alone))
+    assert "SYNTHETIC" in text
+    assert "interrupted" in text
+    assert "--oracle compute" in text
+
+
+def test_a_wrong_accuracy_stands_out(ladder: LadderResult) -> None:
+    assert ladder.oracle is not None
+    wrong = make_rung("fuse", 1.0, oracle=ladder.oracle, accuracy=0.5)
+    table = markdown(make_ladder(wrong, oracle=ladder.oracle))
+    assert "DIFFERS (0.4000)" in table
+    assert "the accuracy of fuse, 0.5000, is NOT within" in table
+
+
+def test_a_simulated_gpu_is_told(ladder: LadderResult) -> None:
+    place = msgspec.structs.replace(
+        ladder, environment=type(ladder.environment)(
+            "0", "", "3", "p", "sim", ladder.environment.gpu, {}, {}, "d"))
+    assert any("SIMULATED" in text for text in remarks(place))
+
+
+def test_markdown_says_where_it_was_measured(ladder: LadderResult) -> None:
+    text = markdown(ladder)
+    assert text.splitlines()[0].startswith("| rung | epoch (ms)")
+    assert "| `fuse` | 10.2 | 10.0-10.5 | 20.5 | 2.05 | 2.05 | 0.9000 ± 0.0000 | agrees" in text
+    for part in ("Some GPU, driver 580.1, CUDA 13.0", "SM 1900-1901 MHz", "commit abc",
+                 "2026-01-01", "medians of 2 interleaved runs"):
+        assert part in text
+
+
+def test_unobserved_clocks_are_said() -> None:
+    bare = make_rung("baseline", 1.0, clocks={})
+    assert "clocks: not observed" in provenance(make_ladder(bare))
+
+
+def test_the_terminal_table_has_every_rung(ladder: LadderResult) -> None:
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(terminal_table(ladder))
+    text = console.export_text()
+    for rung in ladder.rungs:
+        assert rung.name in text
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0.4, "0.400"), (9.999, "10.0"), (99.96, "100"), (1234.5, "1234"), (0.012345, "0.0123"),
+])
+def test_three_significant_digits(value: float, text: str) -> None:
+    assert milliseconds(value) == text

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rawnn.bench import ladder as ladder_module
+from rawnn.bench.records import read_ladder
+from rawnn.cli.bench import bench
+from rawnn.errors import ConfigError, RawnnError
+from rawnn.training import Session
+
+SMALL = ("ladder", "--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2",
+         "--batch", "500")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(bench, arguments, terminal_width=200)
+
+
+def test_a_ladder_is_measured_kept_and_shown_again(tmp_path: Path) -> None:
+    kept, table = tmp_path / "l.json", tmp_path / "l.md"
+    done = invoke(*SMALL, "--json", str(kept), "--markdown", str(table))
+    assert done.exit_code == 0, done.output
+    for word in ("baseline", "report=10", "fuse", "best", "SYNTHETIC", "clocks: not observed"):
+        assert word in done.output
+    assert "repeat 2 of 2 done" in done.output
+    assert [len(r.runs) for r in read_ladder(kept).rungs] == [2, 2, 2, 2]
+    shown = invoke("show", str(kept), "--markdown", str(tmp_path / "again.md"))
+    assert shown.exit_code == 0
+    assert shown.output[shown.output.index("ladder\n"):] in done.output
+    assert (tmp_path / "again.md").read_text() == table.read_text()
+
+
+def test_the_reference_is_computed_once_and_then_used(tmp_path: Path) -> None:
+    where = ("--oracle-file", str(tmp_path / "oracle.json"), "--rungs", "fuse")
+    first = invoke(*SMALL, "--oracle", "compute", *where)
+    assert first.exit_code == 0, first.output
+    assert "seed 9: accuracy" in first.output
+    assert "agrees" in first.output
+    second = invoke(*SMALL, *where)
+    assert "seed 9" not in second.output
+    assert "agrees" in second.output
+    without = invoke(*SMALL, *where, "--oracle", "off")
+    assert "agrees" not in without.output
+
+
+def test_a_failed_rung_makes_the_exit_status_1_after_all_is_kept(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Session):
+        def run(self):  # type: ignore[no-untyped-def]
+            if "fuse" in self.selection.values and self.config.opt != "best":
+                raise RawnnError("cuLaunchKernel failed")
+            return super().run()
+
+    monkeypatch.setattr(ladder_module, "Session", Broken)
+    kept = tmp_path / "l.json"
+    done = invoke(*SMALL, "--json", str(kept))
+    assert isinstance(done.exception, RawnnError)
+    assert "1 of 4 rungs failed (fuse)" in str(done.exception)
+    assert "fuse failed: cuLaunchKernel failed" in done.output
+    assert [r.status for r in read_ladder(kept).rungs] == \
+        ["measured", "measured", "failed", "measured"]
+
+
+def test_ctrl_c_shows_and_keeps_what_was_reached(tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Session):
+        def run(self):  # type: ignore[no-untyped-def]
+            if "fuse" in self.selection.values:
+                raise KeyboardInterrupt
+            return super().run()
+
+    monkeypatch.setattr(ladder_module, "Session", Interrupted)
+    kept, table = tmp_path / "l.json", tmp_path / "l.md"
+    done = invoke(*SMALL, "--json", str(kept), "--markdown", str(table))
+    assert done.exit_code == 1  # the entry turns click's Abort into 130
+    assert read_ladder(kept).interrupted
+    assert "interrupted: the figures" in table.read_text()
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (("--json", "/nowhere/at/all.json"), "there is no directory"),
+    (("--markdown", "/"), "that is a directory"),
+    (("--rungs", "fues"), "did you mean 'fuse'"),
+    (("--epochs", "0"), "epochs = 0"),
+])
+def test_mistakes_are_found_before_anything_runs(arguments: tuple[str, ...],
+                                                 sentence: str) -> None:
+    done = invoke(*SMALL, *arguments)
+    assert isinstance(done.exception, ConfigError)
+    assert sentence in str(done.exception)
+
+
+def test_the_reference_accuracy_has_a_home_outside_the_run(tmp_path: Path) -> None:
+    done = invoke(*SMALL, "--oracle-file", str(tmp_path / "none.json"), "--rungs", "fuse")
+    assert done.exit_code == 0
+    assert "--oracle compute makes one" in done.output
+    assert not (tmp_path / "none.json").exists()
