@@ -53,7 +53,7 @@ def make_work(opt: str, layers: tuple[int, ...], data: Dataset, batch: int = 8, 
               seed: int = 0, machine: Machine = CAPABLE) -> Work:
     network = Network(layers)
     selection = select(opt, network, len(data.train_images) // batch, machine)
-    return prepare(network, data, network.initial(seed), selection, batch, lr)
+    return prepare(network, data, network.initial(seed), selection, batch, lr, evaluation_batch=8)
 
 
 def trained(runner: HostRunner | GpuRunner, epochs: int = 2) -> SimpleNamespace:

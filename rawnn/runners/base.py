@@ -57,12 +57,12 @@ class Work:
 
 
 def prepare(network: Network, data: Dataset, initial: Parameters, selection: Selection,
-            batch: int, lr: float) -> Work:
+            batch: int, lr: float, evaluation_batch: int = EVALUATION_BATCH) -> Work:
     """Build the baseline plans of a run and apply its toggles."""
     examples = len(data.train_images)
     train, policy = selection.apply(training_step(network, batch, examples, lr))
     tests = len(data.test_images)
-    whole = min(EVALUATION_BATCH, tests)
+    whole = min(evaluation_batch, tests)
     rest = tests % whole
     parts = [(whole, 0, tests // whole)] + ([(rest, tests - rest, 1)] if rest else [])
     evaluate = tuple(

@@ -61,7 +61,7 @@ def test_mode_can_be_chosen() -> None:
     plan = SoftmaxPlan(CudnnContext(api), 2, 4, 4, 4, mode=SOFTMAX_MODE_INSTANCE)
     z = np.zeros((2, 4), np.float32)
     plan.run(0, z.ctypes.data, z.ctypes.data)
-    assert api.arguments("cudnnSoftmaxForward") == [(SOFTMAX_ACCURATE, SOFTMAX_MODE_CHANNEL)]
+    assert api.arguments("cudnnSoftmaxForward") == [(SOFTMAX_ACCURATE, SOFTMAX_MODE_INSTANCE)]
 
 
 def test_a_failing_constructor_leaves_no_descriptor() -> None:

@@ -1,0 +1,99 @@
+"""The real engine on the simulated device: every rung and every way of running against the host.
+
+The simulated device also checks memory, argument packing and the order of all accesses, so a run
+that ends without an error has shown all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.data import Dataset
+from rawnn.errors import ConfigError
+from rawnn.runners.host import HostRunner
+from rawnn.sim import Simulation
+from tests.engine import GRAPHS, LADDER, make_work, random_dataset, run_on, trained
+
+
+@pytest.fixture(params=[0, 1])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """A simulated device per seed of the order in which unordered work runs; no leaks allowed."""
+    simulation = Simulation(seed=request.param)
+    opened = Device(simulation.backend())
+    yield opened
+    opened.close()
+    simulation.assert_clean()
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return random_dataset()
+
+
+@pytest.mark.parametrize("layers", [(29, 7), (29, 18, 7)])
+@pytest.mark.parametrize("opt", LADDER)
+def test_every_rung_matches_the_host(
+    device: Device, data: Dataset, opt: str, layers: tuple[int, ...]
+) -> None:
+    found = run_on(device, make_work(opt, layers, data))
+    wanted = trained(HostRunner(make_work("none", layers, data), "float64"))
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found.parameters[name], array, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
+    assert found.evaluation.accuracy == pytest.approx(wanted.evaluation.accuracy)
+
+
+@pytest.mark.parametrize("extra", ["", ",fuse", ",cublas,cudnn,fuse"])
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_graphs_equal_the_stream_bit_for_bit(
+    device: Device, data: Dataset, mode: str, extra: str
+) -> None:
+    base = "preload,arena,nosync" + extra
+    layers = (29, 18, 7)
+    stream = run_on(device, make_work(base, layers, data))
+    graph = run_on(device, make_work(f"{base},graphs={mode}", layers, data))
+    for name, array in stream.parameters.items():
+        np.testing.assert_array_equal(graph.parameters[name], array)
+    np.testing.assert_array_equal(graph.loss, stream.loss)
+    np.testing.assert_array_equal(graph.correct, stream.correct)
+    assert graph.evaluation == stream.evaluation
+
+
+@pytest.mark.parametrize("mode", ["step", "epoch"])
+def test_graphs_take_batches_from_the_host(device: Device, data: Dataset, mode: str) -> None:
+    stream = run_on(device, make_work("arena,nosync", (29, 7), data))
+    graph = run_on(device, make_work(f"graphs={mode}", (29, 7), data))
+    for name, array in stream.parameters.items():
+        np.testing.assert_array_equal(graph.parameters[name], array)
+
+
+@pytest.mark.parametrize("mode", ["while", "3"])
+def test_graphs_that_cannot_take_batches_from_the_host_say_the_cure(
+    data: Dataset, mode: str
+) -> None:
+    with pytest.raises(ConfigError, match="add preload"):
+        make_work(f"graphs={mode}", (29, 7), data)
+
+
+def test_a_long_product_is_cut_into_slices(device: Device) -> None:
+    wide = random_dataset(features=256, classes=10, train=40, test=9)
+    work = make_work("preload,cublas,fuse", (256, 10), wide)
+    assert [op.kind for op in work.train.ops][1:3] == ["matmul_slices", "sum_slices"]
+    found = run_on(device, work)
+    wanted = trained(HostRunner(make_work("none", (256, 10), wide), "float64"))
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
+
+
+def test_the_baseline_allocates_at_each_use_and_the_arena_does_not(
+    device: Device, data: Dataset
+) -> None:
+    run_on(device, make_work("arena", (29, 7), data))
+    placed = device.memory.calls
+    run_on(device, make_work("none", (29, 7), data))
+    steps = 2 * (70 // 8)
+    assert placed == 3  # training, two parts of the test set
+    assert device.memory.calls - placed > 7 * steps
