@@ -72,7 +72,6 @@ def run_on(device: Device, work: Work, epochs: int = 2) -> SimpleNamespace:
         return trained(runner, epochs)
     finally:
         runner.close()
-        device.memory.free_all()
 
 
 def fill_operands(op: Op, plan: Plan, seed: int) -> dict[str, np.ndarray]:

@@ -206,8 +206,7 @@ class _Ladder:
         """Start the next run with empty device memory and a peak of its own."""
         if self._opened.device:
             memory = self._opened.device.memory
-            memory.free_all()
-            memory.peak = memory.current
+            memory.reset_peak()
 
     def result(self) -> LadderResult:
         libraries = {**self._environment.libraries, **self._libraries}

@@ -66,9 +66,7 @@ def cli() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit status. Errors on purpose are one sentence."""
     try:
-        cli.main(args=list(arguments), prog_name="rawnn", standalone_mode=False)
-    except click.exceptions.Exit as request:
-        return request.exit_code
+        status = cli.main(args=list(arguments), prog_name="rawnn", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -81,4 +79,4 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
-    return 0
+    return status if isinstance(status, int) else 0

@@ -8,18 +8,21 @@ from typing import Any
 
 from rawnn.cuda.driver import Driver
 from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.ptx.headers import cudadevrt_library
 
 
 @dataclass(frozen=True)
 class Backend:
     """Seam objects, each made when it is first needed: a library that no toggle asks for is
-    neither imported nor loaded. `cache` says whether compiled kernels may be kept on disk."""
+    neither imported nor loaded. `device_runtime` gives the content of libcudadevrt.a; `cache`
+    says whether compiled kernels may be kept on disk."""
 
     name: str
     driver: Callable[[], Any]
     nvrtc: Callable[[], Any]
     cublaslt: Callable[[], Any]
     cudnn: Callable[[], Any]
+    device_runtime: Callable[[], bytes]
     cache: bool = True
 
 
@@ -36,4 +39,5 @@ def real_backend() -> Backend:
 
         return Cudnn()
 
-    return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn)
+    return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn,
+                   lambda: cudadevrt_library().read_bytes())

@@ -22,7 +22,6 @@ from rawnn.cuda.stream import Stream
 from rawnn.errors import DeviceError
 from rawnn.ptx.cache import CubinCache
 from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.ptx.headers import cudadevrt_library
 from rawnn.ptx.signature import KernelSignature, parse_kernels
 
 
@@ -179,15 +178,14 @@ class Device:
 
     def _link(self, built: Compiled, name: str) -> bytes:
         """Link relocatable code with the device runtime (cudaGraphSetConditional lives there)."""
-        library = cudadevrt_library()
-        state = self._check("cuLinkCreate")
-        try:
-            self._check("cuLinkAddData", state, LINK_CUBIN, built.cubin, name, context=name)
-            self._check("cuLinkAddData", state, LINK_LIBRARY, library.read_bytes(), library.name,
-                        context=str(library))
+        runtime = self.backend.device_runtime()
+        state = self._check("cuLinkCreate", context=name)
+        with ExitStack() as linking:
+            linking.callback(self._check, "cuLinkDestroy", state, context=name)
+            for kind, data, what in ((LINK_CUBIN, built.cubin, name),
+                                     (LINK_LIBRARY, runtime, "libcudadevrt.a")):
+                self._check("cuLinkAddData", state, kind, data, what, context=what)
             image: bytes = self._check("cuLinkComplete", state, context=name)
-        finally:
-            self.driver.cuLinkDestroy(state)
         return image
 
     # -- copies that wait -----------------------------------------------------------------------

@@ -53,6 +53,10 @@ class Memory:
         check(self._driver, "cuMemFree", self._driver.cuMemFree(allocation.address),
               f"{allocation.nbytes:,} bytes, {allocation.purpose}")
 
+    def reset_peak(self) -> None:
+        """Let `peak` count from what is held now."""
+        self.peak = self.current
+
     def free_all(self) -> None:
         """Free what is left, all of it even if one call fails."""
         with ExitStack() as stack:

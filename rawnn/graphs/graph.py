@@ -51,8 +51,8 @@ class Graph:
     def add_child(self, after: Nodes, child: Graph, label: str) -> Any:
         """A node that runs a copy of `child` as it is now."""
         self.kept.append(child.kept)
-        return check(self._driver, "cuGraphAddChildGraphNode", self._driver.cuGraphAddChildGraphNode(
-            self.handle, after, child.handle), label)
+        result = self._driver.cuGraphAddChildGraphNode(self.handle, after, child.handle)
+        return check(self._driver, "cuGraphAddChildGraphNode", result, label)
 
     def conditional(self, default: int = 1) -> int:
         """A conditional handle, reset to `default` at each launch; kernels set its value."""

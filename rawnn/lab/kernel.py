@@ -11,7 +11,7 @@ import numpy as np
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, Dim, KernelLaunch
 from rawnn.errors import ConfigError
-from rawnn.lab.array import Array, default_device
+from rawnn.lab.arrays import Array, default_device
 from rawnn.ptx.signature import Parameter, find_kernel, parse_kernels
 
 Extent = int | tuple[int, ...]

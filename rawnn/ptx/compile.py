@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -214,7 +215,9 @@ def _compile(
 ) -> tuple[bytes, dict[str, str], str]:
     context = f"kernel source {name}, {arch}"
     program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(text, name), context)
-    try:
+    with ExitStack() as made:
+        made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
+                                    nvrtc.nvrtcDestroyProgram(program), context))
         for expression in expressions:
             check(
                 nvrtc, "nvrtcAddNameExpression",
@@ -239,8 +242,6 @@ def _compile(
         }
         cubin = check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context)
         return cubin, lowered, log
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
 
 
 def _explain(

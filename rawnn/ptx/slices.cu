@@ -13,7 +13,7 @@
 constexpr int kSlicesInFlight = 32;
 
 template <typename T, bool BIAS, bool RELU>
-__global__ void sum_slices(const T* __restrict__ partial, int ldpartial,
+__global__ void __launch_bounds__(256) sum_slices(const T* __restrict__ partial, int ldpartial,
                            const T* __restrict__ bias, T* __restrict__ c, int ldc, int slices,
                            int rows, int cols) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -27,15 +27,15 @@ __global__ void sum_slices(const T* __restrict__ partial, int ldpartial,
 
   // Four sums, so that an addition does not wait for the one before it.
   float sums[4] = {shift, 0.0f, 0.0f, 0.0f};
-  for (int first = 0; first < slices; first += kSlicesInFlight) {
+  for (int left = slices; left > 0; left -= kSlicesInFlight) {
     float values[kSlicesInFlight];
 #pragma unroll
     for (int s = 0; s < kSlicesInFlight; ++s) {
-      values[s] = first + s < slices ? static_cast<float>(in[s * slice]) : 0.0f;
+      values[s] = s < left ? static_cast<float>(*in) : 0.0f;
+      in += slice;
     }
 #pragma unroll
     for (int s = 0; s < kSlicesInFlight; ++s) sums[s % 4] += values[s];
-    in += kSlicesInFlight * slice;
   }
   float result = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   if (RELU) result = result < 0.0f ? 0.0f : result;

@@ -23,7 +23,8 @@ from rawnn.step.tensor import Role, Tensor
 
 
 class GpuRunner:
-    """Runs a Work on one device, which it does not own but closes its own resources on.
+    """Runs a Work on one device. It does not own the device, but frees all it took there when it
+    is closed.
 
     Raises OutOfMemory, CompileError, MissingLibrary, CallFailed; whatever the constructor had
     made is released when it raises.
@@ -43,6 +44,7 @@ class GpuRunner:
     # -- making ready -----------------------------------------------------------------------------
     def _build(self) -> None:
         device, work = self._device, self._work
+        device.memory.reset_peak()
         self._lowering = Lowering(device)
         self._closing.callback(self._lowering.close)
         graphs = [graph_plans(p, work.policy, work.steps) for p in (work.train, work.quiet)] \
@@ -102,7 +104,7 @@ class GpuRunner:
         Parameters are placed by the first call and shared by later ones. Temporaries get no
         address here when the policy allocates them at each use.
         """
-        arena = self._work.policy.allocator == "arena"
+        arena, memory = self._work.policy.allocator == "arena", self._device.memory
         shared = getattr(self, "_addresses", {})
         tensors = used_tensors(plans)
         addresses = {n: shared[n] for n, t in tensors.items()
@@ -111,11 +113,14 @@ class GpuRunner:
                   if n not in addresses and t.role is not Role.HOST
                   and (arena or not t.role.temporary)]
         if arena:
-            _, placed = self._device.memory.arena([(t.name, t.nbytes) for t in wanted], purpose)
+            block, placed = memory.arena([(t.name, t.nbytes) for t in wanted], purpose)
+            self._closing.callback(memory.free, block)
             addresses.update(placed)
         else:
-            addresses.update({t.name: self._device.memory.allocate(t.nbytes, t.name).address
-                              for t in wanted})
+            for tensor in wanted:
+                allocation = memory.allocate(tensor.nbytes, tensor.name)
+                self._closing.callback(memory.free, allocation)
+                addresses[tensor.name] = allocation.address
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():
             if name == "images":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from rawnn.cuda.device import Device
+from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.errors import ConfigError
 from rawnn.runners.kernels import kernel_arguments, kernel_for
@@ -84,7 +85,8 @@ class Lowering:
             api = self.device.backend.cublaslt()
             self._lt = LtContext(api)
             self._closing.callback(self._lt.close)
-            self.libraries["cublasLt"] = _library_version(api.cublasLtGetVersion()[1])
+            version = check(api, "cublasLtGetVersion", api.cublasLtGetVersion())
+            self.libraries["cublasLt"] = _library_version(version)
         output = "c" if op.kind == "matmul" else "partial"
         attributes = dict(op.attributes) if op.kind == "matmul" else {**op.attributes,
                                                                       "layout": "nt"}
@@ -107,7 +109,8 @@ class Lowering:
             api = self.device.backend.cudnn()
             self._cudnn = CudnnContext(api)
             self._closing.callback(self._cudnn.close)
-            self.libraries["cudnn"] = _library_version(api.cudnnGetVersion()[1])
+            version = check(api, "cudnnGetVersion", api.cudnnGetVersion())
+            self.libraries["cudnn"] = _library_version(version)
         z, p = plan[op.operands["z"]], plan[op.operands["p"]]
         rows, cols = z.shape
         softmax = self._cudnn.plan(rows, cols, z.ld, p.ld)

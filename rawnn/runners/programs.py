@@ -80,8 +80,11 @@ class AllocatingProgram(StreamProgram):
                 self._memory.free(self._live.pop(tensor))
 
     def close(self) -> None:
-        """Forget the schedule; what a failed step left allocated is freed with the device."""
-        self._schedule, self._live = [], {}
+        """Free what a failed step left allocated."""
+        with ExitStack() as freeing:
+            for allocation in self._live.values():
+                freeing.callback(self._memory.free, allocation)
+            self._live = {}
 
 
 class GraphProgram:
@@ -118,7 +121,7 @@ class GraphProgram:
             nodes, edges = target.size()
             self.nodes, self.edges = self.nodes + nodes, self.edges + edges
             executable = graph.instantiate(label)
-        self._closing.callback(executable.close)
+            self._closing.callback(executable.close)
         executable.upload(device.stream)
         return executable
 
@@ -141,7 +144,7 @@ class RepeatProgram:
 
     def __init__(self, lowering: Lowering, plan: Plan, steps: int, addresses: Addresses) -> None:
         device = self._device = lowering.device
-        with ExitStack() as building:
+        with ExitStack() as closing, ExitStack() as building:
             body = Graph(device.driver, device.context)
             building.callback(body.close)
             fill(body, lowering, GraphPlan(plan.advancing(), 1), addresses, {}, 0)
@@ -151,17 +154,16 @@ class RepeatProgram:
             for step in range(steps):
                 last = [graph.add_child(last, body, f"{plan.name}, batch {step}")]
             self._executable = graph.instantiate(plan.name)
-        try:
+            closing.callback(self._executable.close)
+            building.close()
             self._executable.upload(device.stream)
-        except BaseException:
-            self._executable.close()
-            raise
+            self._closing = closing.pop_all()
 
     def run(self, steps: int) -> None:
         self._executable.launch(self._device.stream)
 
     def close(self) -> None:
-        self._executable.close()
+        self._closing.close()
 
 
 def fill(graph: Graph, lowering: Lowering, part: GraphPlan, addresses: Addresses,

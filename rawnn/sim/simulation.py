@@ -114,6 +114,7 @@ class Simulation:
         driver, nvrtc = SimDriver(self), SimNvrtc(self)
         cublaslt, cudnn = SimCublasLt(self), SimCudnn(self)
         return Backend("sim", lambda: driver, lambda: nvrtc, lambda: cublaslt, lambda: cudnn,
+                       lambda: b"device runtime",
                        cache=False)
 
     @property
