@@ -15,7 +15,8 @@ from msgspec import Meta
 
 from rawnn.errors import ConfigError, nearest
 
-Positive = Annotated[int, Meta(ge=1)]
+MAX_COUNT = 2**31 - 1
+Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Config:
     epochs: Positive = 20
     batch: Positive = 128
     lr: float = 0.1
-    seed: Annotated[int, Meta(ge=0)] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     opt: str = "best"
     device: str = "auto"
     dataset: str = "mnist"
@@ -54,10 +55,10 @@ class Config:
             try:
                 object.__setattr__(self, field.name, msgspec.convert(value, hints[field.name]))
             except msgspec.ValidationError as error:
-                raise ConfigError(f"{field.name} = {value!r}: {error}") from None
+                raise ConfigError(f"{field.name} = {_shown(value)}: {error}") from None
         if not math.isfinite(self.lr) or self.lr < 0:
             raise ConfigError(f"lr = {self.lr}: the learning rate must be a finite number >= 0")
-        if not re.fullmatch(r"auto|gpu(:\d+)?|host|sim", self.device):
+        if not re.fullmatch(r"auto|gpu(:[0-9]{1,4})?|host|sim", self.device):
             raise ConfigError(
                 f"device = '{self.device}': use auto, gpu, gpu:N, host or sim"
                 + nearest(self.device, ("auto", "gpu", "host", "sim"))
@@ -78,6 +79,15 @@ class Config:
         return cls(**known)
 
 
+def _shown(value: object) -> str:
+    """The value, as short as a sentence can bear."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python converts
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The keys and values of a TOML configuration file.
 
@@ -88,7 +98,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
             values = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # int() refuses thousands of digits, too
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     if isinstance(values.get("opt"), list):
         if not all(isinstance(o, str) for o in values["opt"]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +27,6 @@ class Opened:
     milliseconds: float
 
 
-def has_package(name: str) -> bool:
-    """Whether a package can be found, without importing it."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 def open_device(wanted: str, notify: Notify) -> Opened:
     """Open the device that `Config.device` names.
 
@@ -57,6 +48,8 @@ def open_device(wanted: str, notify: Notify) -> Opened:
             if wanted != "auto":
                 raise
             return Opened(None, Machine(str(error)), (perf_counter() - started) * 1e3)
+    if device.backend.caution:
+        notify(device.backend.caution)
     return Opened(device, machine_of(device), (perf_counter() - started) * 1e3)
 
 
@@ -71,9 +64,8 @@ def open_gpu(ordinal: int, notify: Notify) -> Device:
 def machine_of(device: Device) -> Machine:
     """What toggles need to know of an open device."""
     major, minor = (int(part) for part in device.info.cuda.split("."))
-    simulated = device.backend.name == "sim"
     return Machine(None, device.info.compute_capability, major * 1000 + minor * 10,
-                   (lambda package: True) if simulated else has_package)
+                   device.backend.provides)
 
 
 def process_start() -> float:

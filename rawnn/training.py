@@ -122,7 +122,7 @@ class Session:
         half = len(epochs) / 2
         wall = [r.epoch_ms for r in loop.history if r.epoch > half]
         compile_ms = float(facts.pop("compile_ms", 0.0))
-        last = loop.history[-1] if loop.history else None
+        reached = loop.reached
         return Result(
             config=self.config,
             toggles=self.selection.values,
@@ -149,8 +149,8 @@ class Session:
             ),
             facts=facts,
             interrupted=interrupted,
-            test_accuracy=last.test_accuracy if last else math.nan,
-            test_loss=last.test_loss if last else math.nan,
+            test_accuracy=reached.accuracy,
+            test_loss=reached.loss,
             parameters=self.runner.parameters(),
         )
 
@@ -163,6 +163,7 @@ class _Loop:
         self._config, self._listener = session.config, session.listener
         self._interval = session.work.policy.report
         self.history: list[Report] = []
+        self.reached = Evaluation(math.nan, math.nan)
         self.training_ms = self.evaluation_ms = 0.0
 
     def run(self) -> bool:
@@ -180,6 +181,7 @@ class _Loop:
         except KeyboardInterrupt:
             self._runner.epoch_milliseconds()  # waits for what was enqueued
             self.training_ms += (perf_counter() - started) * 1e3
+            self.reached = self._runner.evaluate()
             return True
         return False
 
@@ -189,7 +191,7 @@ class _Loop:
         self.training_ms += elapsed
         self._check_losses(losses, epoch)
         begun = perf_counter()
-        test: Evaluation = self._runner.evaluate()
+        self.reached = test = self._runner.evaluate()
         self.evaluation_ms += (perf_counter() - begun) * 1e3
         report = Report(
             epoch=epoch,

@@ -157,7 +157,7 @@ def read_ladder(path: str | os.PathLike[str]) -> LadderResult:
             raise ConfigError(f"{path} has schema version {version}, and this rawnn reads "
                               f"{SCHEMA_VERSION}")
         return msgspec.json.decode(content, type=LadderResult)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a ladder that rawnn wrote: {error}") from None
 
 

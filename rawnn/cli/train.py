@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ def train(config_file: str | None, json_file: str | None, quiet: bool, **options
         _summary(screen.console, result)
     if json_file:
         result.write_json(json_file)
+    if result.interrupted:
+        click.get_current_context().exit(130)
 
 
 class _Screen(Listener):
@@ -116,8 +119,10 @@ def _summary(console: Console, result: Result) -> None:
         line("interrupted", f"after {len(result.epoch_ms)} of {result.config.epochs} epochs; this "
                             f"is what was reached")
     timed = "device-timed" if result.environment.gpu else "wall clock"
-    line("average epoch", f"{result.average_epoch_ms:.3f} ms {timed}, "
-                          f"{result.average_epoch_wall_ms:.3f} ms by the wall clock (later half)")
+    if result.epoch_ms:
+        wall = "" if math.isnan(result.average_epoch_wall_ms) else \
+            f", {result.average_epoch_wall_ms:.3f} ms by the wall clock"
+        line("average epoch", f"{result.average_epoch_ms:.3f} ms {timed}{wall} (later half)")
     line("total training", f"{t.training_device:.1f} ms {timed}, {t.training:.1f} ms by the wall "
                            f"clock; test evaluation {t.evaluation:.1f} ms beside it")
     cached = result.facts.get("kernels_cached", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from rawnn.ptx.headers import cudadevrt_library
 @dataclass(frozen=True)
 class Backend:
     """Seam objects, each made when it is first needed: a library that no toggle asks for is
-    neither imported nor loaded. `device_runtime` gives the content of libcudadevrt.a; `cache`
-    says whether compiled kernels may be kept on disk."""
+    neither imported nor loaded. `device_runtime` gives the content of libcudadevrt.a; `provides`
+    says whether a library's Python package is there; `cache` whether compiled kernels may be kept
+    on disk; `caution` is what a user should know before trusting a time."""
 
     name: str
     driver: Callable[[], Any]
@@ -23,7 +25,9 @@ class Backend:
     cublaslt: Callable[[], Any]
     cudnn: Callable[[], Any]
     device_runtime: Callable[[], bytes]
+    provides: Callable[[str], bool]
     cache: bool = True
+    caution: str = ""
 
 
 def real_backend() -> Backend:
@@ -40,4 +44,12 @@ def real_backend() -> Backend:
         return Cudnn()
 
     return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn,
-                   lambda: cudadevrt_library().read_bytes())
+                   lambda: cudadevrt_library().read_bytes(), has_package)
+
+
+def has_package(name: str) -> bool:
+    """Whether a package can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

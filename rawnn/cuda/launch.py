@@ -69,7 +69,7 @@ class Arguments:
         try:
             struct.pack_into("=" + _code(parameter), self._buffer,
                              self._offsets[self._index[name]], value)
-        except struct.error as error:
+        except (struct.error, OverflowError) as error:
             raise ConfigError(
                 f"argument '{name}' ({parameter.ctype}) cannot hold {value!r}: {error}"
             ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Literal
 
@@ -17,7 +18,7 @@ CONDITIONAL_NODES = 12030
 def parse(text: str) -> str | int:
     if text in ("step", "epoch", "while"):
         return text
-    if text.isdigit() and int(text) >= 1:
+    if re.fullmatch(r"[0-9]{1,9}", text) and int(text) >= 1:
         return int(text)
     raise ConfigError(f"graphs={text}: give step, epoch, while or a number of steps")
 

@@ -97,6 +97,9 @@ def _parse(text: str, network: Network, steps: int, machine: Machine) -> tuple[
 
 
 def _known(name: str) -> None:
+    if name in presets.PRESETS:
+        raise ConfigError(f"'{name}' is a preset: it takes no value and cannot be taken away; "
+                          f"write the toggles to be left out, as in best,-cudnn")
     if name not in TOGGLES:
         known = (*TOGGLES, *presets.PRESETS)
         raise ConfigError(f"unknown toggle '{name}'" + (nearest(name, known) or

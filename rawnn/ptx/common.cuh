@@ -48,27 +48,60 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-// Sum over a one-dimensional block of any size up to 1024; the result is valid in thread 0.
-// All threads must call it. At most once a kernel for each V: the scratch is not guarded for reuse.
+// Adds up over the lanes of this thread's warp that exist; the result is valid in the first lane.
+template <typename V>
+__device__ __forceinline__ V present_sum(V value, int lane, int present) {
+  const unsigned int mask = kFullWarp >> (32 - present);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    const V other = __shfl_down_sync(mask, value, step);
+    if (lane + step < present) value += other;
+  }
+  return value;
+}
+
+// Sum of one value a warp, left in shared memory by each, by the first warp.
+template <typename V>
+__device__ __forceinline__ V sum_of_warps(const V* scratch, int lane, int warps) {
+  V value = lane < warps ? scratch[lane] : V(0);
+  for (int step = 1; step < warps; step *= 2) value += __shfl_xor_sync(kFullWarp, value, step);
+  return value;
+}
+
+// Sums over a one-dimensional block of any size up to 1024; the results are valid in thread 0.
+// All threads must call it, at most once a kernel: the scratch is not guarded for reuse.
+template <typename U, typename V>
+__device__ __forceinline__ void block_sums(U& first, V& second) {
+  __shared__ U firsts[32];
+  __shared__ V seconds[32];
+  const int threads = static_cast<int>(blockDim.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread & 31;
+  const int present = min(32, threads - (thread - lane));
+  first = present_sum(first, lane, present);
+  second = present_sum(second, lane, present);
+  if (threads <= 32) return;
+  if (lane == 0) {
+    firsts[thread / 32] = first;
+    seconds[thread / 32] = second;
+  }
+  __syncthreads();
+  if (thread >= 32) return;
+  first = sum_of_warps(firsts, lane, (threads + 31) / 32);
+  second = sum_of_warps(seconds, lane, (threads + 31) / 32);
+}
+
 template <typename V>
 __device__ __forceinline__ V block_sum(V value) {
   __shared__ V scratch[32];
   const int threads = static_cast<int>(blockDim.x);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread & 31;
-  const int present = min(32, threads - (thread - lane));  // lanes that exist in this warp
-  const unsigned int mask = kFullWarp >> (32 - present);
-  for (int step = 16; step > 0; step /= 2) {
-    const V other = __shfl_down_sync(mask, value, step);
-    if (lane + step < present) value += other;
-  }
+  value = present_sum(value, lane, min(32, threads - (thread - lane)));
+  if (threads <= 32) return value;
   if (lane == 0) scratch[thread / 32] = value;
   __syncthreads();
-  const int warps = (threads + 31) / 32;
-  if (thread == 0) {
-    for (int warp = 1; warp < warps; ++warp) value += scratch[warp];
-  }
-  return value;
+  return thread < 32 ? sum_of_warps(scratch, lane, (threads + 31) / 32) : value;
 }
 
 // Sums N values over the 32 lanes of a warp at once. Each step halves the lanes that still share a

@@ -9,149 +9,279 @@
 // The step that reports uses the first two; `fuse` first joins them (loss_accuracy), then takes
 // loss_gradient, then softmax_loss_gradient. A probability below FLT_MIN counts as FLT_MIN. A NaN
 // stays a NaN, and a label outside 0 .. cols-1 makes the loss NaN: a broken run must be seen.
-// Launch: ONE block of up to 1024 threads, one dimension; a thread takes the rows thread,
-// thread + block, ... and the partial sums meet in a fixed order, so results repeat bit for bit.
+// dz must not overlap p or z.
+// Launch: ONE block of up to 1024 threads, one dimension. Up to 32 columns a thread takes a row, and
+// keeps it in registers; of wider rows a warp takes one, if the block is made of whole warps. Rows
+// go round the block and the partial sums meet in a fixed order, so results repeat bit for bit.
 // Limit: latency; one multiprocessor does all the work, which suits batches of up to a few thousand.
+// Hence one trip to memory for all that a row needs, and no exchange between threads but for sums.
 #include "common.cuh"
 
-// -log(p[label]) for one row, NaN for a label that is no column.
+// What a thread has added up over its rows.
+struct Tally {
+  float loss;
+  int right;
+};
+
 template <typename T>
-__device__ __forceinline__ float row_cross_entropy(const T* row, int label, int cols) {
-  if (label < 0 || label >= cols) return not_a_number();
-  return negative_log(static_cast<float>(row[label]));
+__device__ __forceinline__ void load_quad(float (&values)[4], const T* from) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(from[i]);
 }
 
-// The first maximum; the first NaN where there is one, as NumPy's argmax.
-template <typename T>
-__device__ __forceinline__ int first_maximum(const T* row, int cols) {
-  float best = static_cast<float>(row[0]);
-  int at = 0;
-#pragma unroll 4
-  for (int column = 1; column < cols; ++column) {
-    const float value = static_cast<float>(row[column]);
-    if (value > best || (value != value && best == best)) {
-      best = value;
-      at = column;
-    }
-  }
-  return at;
-}
-
-__device__ __forceinline__ void store_loss(float* loss, int step, float sum, int rows) {
-  const float total = block_sum(sum);
-  if (threadIdx.x == 0) loss[step] = total / static_cast<float>(rows);
-}
-
-__device__ __forceinline__ void store_correct(int* correct, int step, int count) {
-  const int total = block_sum(count);
-  if (threadIdx.x == 0) correct[step] = total;
+__device__ __forceinline__ void load_quad(float (&values)[4], const float* from) {
+  const float4 quad = *reinterpret_cast<const float4*>(from);
+  values[0] = quad.x;
+  values[1] = quad.y;
+  values[2] = quad.z;
+  values[3] = quad.w;
 }
 
 template <typename T>
-__global__ void cross_entropy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
-                              const int* __restrict__ cursor, int offset, float* __restrict__ loss,
-                              int rows, int cols) {
-  const int step = current_step(cursor, offset);
-  float sum = 0.0f;
-  for (int row = static_cast<int>(threadIdx.x); row < rows; row += static_cast<int>(blockDim.x)) {
-    sum += row_cross_entropy(p + static_cast<long long>(row) * ldp, y[row], cols);
-  }
-  store_loss(loss, step, sum, rows);
+__device__ __forceinline__ void store_quad(T* to, const float (&values)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = static_cast<T>(values[i]);
 }
 
-template <typename T>
-__global__ void accuracy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
-                         const int* __restrict__ cursor, int offset, int* __restrict__ correct,
-                         int rows, int cols) {
-  const int step = current_step(cursor, offset);
-  int right = 0;
-  for (int row = static_cast<int>(threadIdx.x); row < rows; row += static_cast<int>(blockDim.x)) {
-    right += first_maximum(p + static_cast<long long>(row) * ldp, cols) == y[row] ? 1 : 0;
-  }
-  store_correct(correct, step, right);
+__device__ __forceinline__ void store_quad(float* to, const float (&values)[4]) {
+  *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
 }
 
-template <typename T>
-__global__ void loss_accuracy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
-                              const int* __restrict__ cursor, int offset, float* __restrict__ loss,
-                              int* __restrict__ correct, int rows, int cols) {
-  const int step = current_step(cursor, offset);
-  float sum = 0.0f;
-  int right = 0;
-  for (int row = static_cast<int>(threadIdx.x); row < rows; row += static_cast<int>(blockDim.x)) {
-    const T* values = p + static_cast<long long>(row) * ldp;
-    const int label = y[row];
-    sum += row_cross_entropy(values, label, cols);
-    right += first_maximum(values, cols) == label ? 1 : 0;
-  }
-  store_loss(loss, step, sum, rows);
-  store_correct(correct, step, right);
-}
-
-template <typename T>
-__global__ void loss_gradient(const T* p, int ldp, const int* __restrict__ y,
-                              const int* __restrict__ cursor, int offset, T* dz, int lddz,
-                              float* __restrict__ loss, int* __restrict__ correct, int rows,
-                              int cols) {
-  const int step = current_step(cursor, offset);
-  float sum = 0.0f;
-  int right = 0;
-  for (int row = static_cast<int>(threadIdx.x); row < rows; row += static_cast<int>(blockDim.x)) {
-    const T* values = p + static_cast<long long>(row) * ldp;
-    T* gradient = dz + static_cast<long long>(row) * lddz;
-    const int label = y[row];
-    sum += row_cross_entropy(values, label, cols);
-    right += first_maximum(values, cols) == label ? 1 : 0;
-#pragma unroll 4
-    for (int column = 0; column < cols; ++column) {
-      const float target = column == label ? 1.0f : 0.0f;
-      gradient[column] = static_cast<T>((static_cast<float>(values[column]) - target) /
-                                        static_cast<float>(rows));
-    }
-  }
-  store_loss(loss, step, sum, rows);
-  store_correct(correct, step, right);
-}
-
-template <typename T>
-__global__ void softmax_loss_gradient(const T* z, int ldz, const int* __restrict__ y,
-                                      const int* __restrict__ cursor, int offset, T* dz, int lddz,
-                                      float* __restrict__ loss, int* __restrict__ correct, int rows,
-                                      int cols) {
-  const int step = current_step(cursor, offset);
-  float sum = 0.0f;
-  int right = 0;
-  for (int row = static_cast<int>(threadIdx.x); row < rows; row += static_cast<int>(blockDim.x)) {
-    const T* values = z + static_cast<long long>(row) * ldz;
-    T* gradient = dz + static_cast<long long>(row) * lddz;
-    const int label = y[row];
-    float largest = -infinity();
-    int predicted = 0;
-#pragma unroll 4
-    for (int column = 0; column < cols; ++column) {
-      const float value = static_cast<float>(values[column]);
-      if (value > largest) {
-        largest = value;
-        predicted = column;
+// One row of up to 4 * QUADS columns by one thread. `gradient` may be null.
+template <int QUADS, bool SOFTMAX, typename T>
+__device__ __forceinline__ void short_row(const T* __restrict__ row, bool wide_row,
+                                          T* __restrict__ gradient, bool wide_gradient, int label,
+                                          int cols, float share, Tally& tally) {
+  float values[QUADS][4];
+#pragma unroll
+  for (int q = 0; q < QUADS; ++q) {
+    if (wide_row && 4 * q + 4 <= cols) {
+      load_quad(values[q], row + 4 * q);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = 4 * q + i;
+        values[q][i] = column < cols ? static_cast<float>(row[column]) : -infinity();
       }
     }
+  }
+  if (label < 0 || label >= cols) label = -1;
+
+  float largest = -infinity();
+#pragma unroll
+  for (int q = 0; q < QUADS; ++q) {
+    largest = fmaxf(largest, fmaxf(fmaxf(values[q][0], values[q][1]),
+                                   fmaxf(values[q][2], values[q][3])));
+  }
+  int predicted = 0;
+#pragma unroll
+  for (int column = 4 * QUADS - 1; column >= 0; --column) {
+    if (values[column / 4][column % 4] == largest) predicted = column;
+  }
+  if (SOFTMAX) {
     float total = 0.0f;
-#pragma unroll 4
-    for (int column = 0; column < cols; ++column) {
-      total += expf(static_cast<float>(values[column]) - largest);
+#pragma unroll
+    for (int q = 0; q < QUADS; ++q) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[q][i] = expf(values[q][i] - largest);
+      total += (values[q][0] + values[q][1]) + (values[q][2] + values[q][3]);
     }
     if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
-    float labelled = not_a_number();
-#pragma unroll 4
-    for (int column = 0; column < cols; ++column) {
-      const float p = expf(static_cast<float>(values[column]) - largest) / total;
-      if (column == label) labelled = p;
-      const float target = column == label ? 1.0f : 0.0f;
-      gradient[column] = static_cast<T>((p - target) / static_cast<float>(rows));
+    const float inverse = 1.0f / total;
+#pragma unroll
+    for (int q = 0; q < QUADS; ++q) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[q][i] *= inverse;
     }
-    sum += negative_log(labelled);
-    right += predicted == label ? 1 : 0;
+  } else {
+    // The first NaN where there is one, as NumPy's argmax.
+#pragma unroll
+    for (int column = 4 * QUADS - 1; column >= 0; --column) {
+      const float value = values[column / 4][column % 4];
+      if (value != value) predicted = column;
+    }
   }
-  store_loss(loss, step, sum, rows);
-  store_correct(correct, step, right);
+
+  float labelled = not_a_number();
+#pragma unroll
+  for (int q = 0; q < QUADS; ++q) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool here = 4 * q + i == label;
+      if (here) labelled = values[q][i];
+      values[q][i] = (values[q][i] - (here ? 1.0f : 0.0f)) * share;
+    }
+    if (gradient != nullptr) {
+      if (wide_gradient && 4 * q + 4 <= cols) {
+        store_quad(gradient + 4 * q, values[q]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (4 * q + i < cols) gradient[4 * q + i] = static_cast<T>(values[q][i]);
+        }
+      }
+    }
+  }
+  tally.loss += negative_log(labelled);
+  tally.right += predicted == label ? 1 : 0;
+}
+
+// Whether (value, column) comes before (best, at) as a row's first maximum, a NaN before any number.
+__device__ __forceinline__ bool precedes(float value, int column, float best, int at) {
+  const bool nan = value != value;
+  const bool best_nan = best != best;
+  if (nan != best_nan) return nan;
+  return nan || value == best ? column < at : value > best;
+}
+
+// One row of any width by LANES neighbouring threads, each of which holds the row's label; the first
+// keeps the tally. Three passes over a row that sits in the L1 cache after the first.
+template <int LANES, bool SOFTMAX, typename T>
+__device__ __forceinline__ void long_row(const T* __restrict__ row, T* __restrict__ gradient,
+                                         int label, int cols, float share, int lane,
+                                         Tally& tally) {
+  float best = lane < cols ? static_cast<float>(row[lane]) : -infinity();
+  float largest = best;
+  int predicted = lane;
+#pragma unroll 4
+  for (int column = lane + LANES; column < cols; column += LANES) {
+    const float value = static_cast<float>(row[column]);
+    largest = fmaxf(largest, value);
+    if (precedes(value, column, best, predicted)) {
+      best = value;
+      predicted = column;
+    }
+  }
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    const float value = __shfl_xor_sync(kFullWarp, best, step);
+    const int column = __shfl_xor_sync(kFullWarp, predicted, step);
+    if (precedes(value, column, best, predicted)) {
+      best = value;
+      predicted = column;
+    }
+  }
+  float inverse = 1.0f;
+  if (SOFTMAX) {
+    largest = warp_max<LANES>(largest);
+    float total = 0.0f;
+#pragma unroll 4
+    for (int column = lane; column < cols; column += LANES) {
+      total += expf(static_cast<float>(row[column]) - largest);
+    }
+    total = warp_sum<LANES>(total);
+    if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
+    inverse = 1.0f / total;
+  }
+  if (gradient != nullptr) {
+#pragma unroll 4
+    for (int column = lane; column < cols; column += LANES) {
+      const float value = static_cast<float>(row[column]);
+      const float p = SOFTMAX ? expf(value - largest) * inverse : value;
+      gradient[column] = static_cast<T>((p - (column == label ? 1.0f : 0.0f)) * share);
+    }
+  }
+  if (lane == 0) {
+    float labelled = not_a_number();
+    if (label >= 0 && label < cols) {
+      const float value = static_cast<float>(row[label]);
+      labelled = SOFTMAX ? expf(value - largest) * inverse : value;
+    }
+    tally.loss += negative_log(labelled);
+    tally.right += predicted == label ? 1 : 0;
+  }
+}
+
+// All rows. What is null is not wanted; the kernels pass literal nulls, so its work vanishes.
+template <bool SOFTMAX, typename T>
+__device__ __forceinline__ void report(const T* __restrict__ in, int ldin,
+                                       const int* __restrict__ y, const int* __restrict__ cursor,
+                                       int offset, T* __restrict__ dz, int lddz, float* loss,
+                                       int* correct, int rows, int cols) {
+  const int step = current_step(cursor, offset);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
+  const float share = 1.0f / static_cast<float>(rows);
+  Tally tally = {0.0f, 0};
+  if (cols <= 32) {
+    const bool wide_in = aligned(in, ldin, 16);
+    const bool wide_dz = aligned(dz, lddz, 16);
+    for (int row = thread; row < rows; row += threads) {
+      const T* values = in + static_cast<long long>(row) * ldin;
+      T* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
+      if (cols <= 12) {
+        short_row<3, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, tally);
+      } else {
+        short_row<8, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, tally);
+      }
+    }
+  } else if (threads % 32 == 0) {
+    for (int row = thread / 32; row < rows; row += threads / 32) {
+      const T* values = in + static_cast<long long>(row) * ldin;
+      T* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
+      long_row<32, SOFTMAX>(values, gradient, y[row], cols, share, thread & 31, tally);
+    }
+  } else {
+    for (int row = thread; row < rows; row += threads) {
+      const T* values = in + static_cast<long long>(row) * ldin;
+      T* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
+      long_row<1, SOFTMAX>(values, gradient, y[row], cols, share, 0, tally);
+    }
+  }
+  if (loss != nullptr && correct != nullptr) {
+    block_sums(tally.loss, tally.right);
+  } else if (loss != nullptr) {
+    tally.loss = block_sum(tally.loss);
+  } else {
+    tally.right = block_sum(tally.right);
+  }
+  if (thread == 0) {
+    if (loss != nullptr) loss[step] = tally.loss / static_cast<float>(rows);
+    if (correct != nullptr) correct[step] = tally.right;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    cross_entropy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
+                              const int* __restrict__ cursor, int offset, float* __restrict__ loss,
+                              int rows, int cols) {
+  T* const none = nullptr;
+  report<false>(p, ldp, y, cursor, offset, none, 0, loss, nullptr, rows, cols);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    accuracy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
+                         const int* __restrict__ cursor, int offset, int* __restrict__ correct,
+                         int rows, int cols) {
+  T* const none = nullptr;
+  report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, correct, rows, cols);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    loss_accuracy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
+                              const int* __restrict__ cursor, int offset, float* __restrict__ loss,
+                              int* __restrict__ correct, int rows, int cols) {
+  T* const none = nullptr;
+  report<false>(p, ldp, y, cursor, offset, none, 0, loss, correct, rows, cols);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    loss_gradient(const T* __restrict__ p, int ldp, const int* __restrict__ y,
+                              const int* __restrict__ cursor, int offset, T* __restrict__ dz,
+                              int lddz, float* __restrict__ loss, int* __restrict__ correct,
+                              int rows, int cols) {
+  report<false>(p, ldp, y, cursor, offset, dz, lddz, loss, correct, rows, cols);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    softmax_loss_gradient(const T* __restrict__ z, int ldz, const int* __restrict__ y,
+                                      const int* __restrict__ cursor, int offset,
+                                      T* __restrict__ dz, int lddz, float* __restrict__ loss,
+                                      int* __restrict__ correct, int rows, int cols) {
+  report<true>(z, ldz, y, cursor, offset, dz, lddz, loss, correct, rows, cols);
 }

@@ -6,16 +6,16 @@
 //
 // Used by `cublas` where a long inner dimension meets few outputs: one strided-batched product
 // computes all slices side by side, and this adds them up in a fixed order, so that results repeat
-// bit for bit. Launch: one thread an output, ceil(rows * cols / 64) blocks of 64, one dimension (more
-// blocks or threads idle).
+// bit for bit. Launch: one thread an output in one dimension, blocks of up to 256 threads: small ones,
+// such as ceil(rows * cols / 64) of 64, spread over more multiprocessors.
 // Limit: latency, one trip to the L2 cache for every 32 slices.
 
 constexpr int kSlicesInFlight = 32;
 
 template <typename T, bool BIAS, bool RELU>
-__global__ void __launch_bounds__(256) sum_slices(const T* __restrict__ partial, int ldpartial,
-                           const T* __restrict__ bias, T* __restrict__ c, int ldc, int slices,
-                           int rows, int cols) {
+__global__ void __launch_bounds__(256)
+    sum_slices(const T* __restrict__ partial, int ldpartial, const T* __restrict__ bias,
+               T* __restrict__ c, int ldc, int slices, int rows, int cols) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= rows * cols) return;
   const int row = i / cols;

@@ -114,8 +114,10 @@ class Simulation:
         driver, nvrtc = SimDriver(self), SimNvrtc(self)
         cublaslt, cudnn = SimCublasLt(self), SimCudnn(self)
         return Backend("sim", lambda: driver, lambda: nvrtc, lambda: cublaslt, lambda: cudnn,
-                       lambda: b"device runtime",
-                       cache=False)
+                       lambda: b"device runtime", lambda package: True,
+                       cache=False,
+                       caution="the simulated device computes with NumPy: its times say nothing "
+                               "of a GPU")
 
     @property
     def calls(self) -> list[str]:
