@@ -80,8 +80,10 @@ def _rows_by_warp(s: Scalars) -> tuple[Dim, Dim]:
 
 
 def _one_block(s: Scalars) -> tuple[Dim, Dim]:
-    """One block, a thread a row, at most 1,024: the batch is summed in a fixed order."""
-    return (1, 1, 1), (min(_ceil(s["rows"], 32) * 32, 1024), 1, 1)
+    """One block of at most 1,024 threads, as the batch is summed in a fixed order: a thread a row,
+    a warp where rows are wider than a thread keeps in registers (loss.cu)."""
+    lanes = 1 if s["cols"] <= 32 else 32
+    return (1, 1, 1), (min(_ceil(s["rows"] * lanes, 32) * 32, 1024), 1, 1)
 
 
 def _columns(s: Scalars) -> tuple[Dim, Dim]:
