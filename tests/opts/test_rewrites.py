@@ -1,0 +1,177 @@
+"""What each toggle makes of the plan and the policy, and that none changes what is computed."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from rawnn.errors import ConfigError
+from rawnn.network import Network
+from rawnn.opts import select
+from rawnn.policy import Policy
+from rawnn.runners.graphplan import graph_plans
+from rawnn.step.build import evaluation_step, training_step
+from rawnn.step.plan import Plan
+from tests.engine import CAPABLE, random_dataset
+from tests.step.execution import arrays_of, epoch
+
+SIMPLE = ("preload", "arena", "nosync", "report=2", "cublas", "cudnn", "fuse")
+SUBSETS = [c for n in range(len(SIMPLE) + 1) for c in combinations(SIMPLE, n)]
+GRAPHS = ("", "graphs=step", "graphs=1", "graphs=3", "graphs=epoch", "graphs=while")
+LINEAR, DEEP = Network((12, 4)), Network((12, 7, 5, 4))
+BATCH, STEPS = 3, 4
+
+
+def baseline(network: Network) -> Plan:
+    return training_step(network, BATCH, BATCH * STEPS, 0.1)
+
+
+def rewritten(text: str, network: Network = DEEP, evaluate: bool = False) -> tuple[Plan, Policy]:
+    plan = evaluation_step(network, BATCH, BATCH * STEPS) if evaluate else baseline(network)
+    return select(text, network, STEPS, CAPABLE).apply(plan)
+
+
+def ops(text: str, network: Network = DEEP, evaluate: bool = False) -> list[str]:
+    plan, _ = rewritten(text, network, evaluate)
+    return [op.kind + ("" if op.impl == "naive" else f"/{op.impl}") for op in plan.ops]
+
+
+@pytest.mark.parametrize(("text", "policy"), [
+    ("", Policy()), ("preload,cublas,cudnn,fuse", Policy()),
+    ("arena", Policy(allocator="arena")), ("nosync", Policy(sync="report")),
+    ("report=7", Policy(report=7)),
+    ("graphs", Policy("report", 1, "arena", "step", 1)),
+    ("preload,graphs=5", Policy("report", 1, "arena", "unroll", 5)),
+    ("graphs=epoch", Policy("report", 1, "arena", "epoch", 1)),
+    ("preload,graphs=while,report=3", Policy("report", 3, "arena", "while", 1)),
+])
+def test_policies(text: str, policy: Policy) -> None:
+    assert rewritten(text)[1] == policy
+
+
+@pytest.mark.parametrize("text", ["arena", "nosync", "report=3", "graphs=step", "graphs=epoch"])
+def test_toggles_of_scheduling_leave_the_plan_alone(text: str) -> None:
+    assert rewritten(text)[0] == baseline(DEEP)
+
+
+def test_preload_gathers_on_the_device() -> None:
+    plan = rewritten("preload")[0]
+    assert plan.ops[0].kind == "gather"
+    assert plan.ops[0].operands["images"] == "images"
+    assert plan.ops[0].attributes["scale"] == pytest.approx(1 / 255)
+    assert plan.ops[1:] == baseline(DEEP).ops[1:]
+
+
+def test_cublas_takes_every_product_and_gives_each_its_own_workspace() -> None:
+    plan = rewritten("cublas")[0].check()
+    products = plan.find(kind="matmul")
+    assert {op.impl for op in products} == {"cublas"}
+    assert len({op.operands["workspace"] for op in products}) == len(products) == 8
+    others = [op for op in plan.ops if op.kind != "matmul"]
+    assert others == [op for op in baseline(DEEP).ops if op.kind != "matmul"]
+
+
+def test_cublas_cuts_a_long_product_with_a_small_output_into_slices() -> None:
+    network = Network((784, 10))
+    kinds = [op.kind for op in rewritten("cublas", network)[0].check().ops]
+    assert kinds[1:4] == ["matmul_slices", "sum_slices", "bias_add"]
+    assert kinds.count("matmul") == 1  # the weight gradient's inner dimension is the batch
+    sliced = rewritten("cublas", network)[0].find(kind="matmul_slices")[0]
+    assert (sliced.attributes["slices"], sliced.attributes["k"]) == (28, 784)
+
+
+def test_cudnn_takes_the_softmax_and_packs_its_rows() -> None:
+    plan = rewritten("cudnn")[0]
+    softmax = plan.find(kind="softmax")[0]
+    assert softmax.impl == "cudnn"
+    assert all(plan[softmax.operands[r]].packed for r in ("z", "p"))
+    assert not any(t.packed for n, t in plan.tensors.items() if n not in softmax.operands.values())
+
+
+def test_fuse_on_a_deep_network() -> None:
+    assert ops("fuse") == [
+        "upload/memcpy", "matmul", "matmul", "matmul", "softmax_loss_gradient/fused",
+        "matmul", "relu_backward", "matmul", "relu_backward",
+        "matmul", "bias_sgd", "matmul", "bias_sgd", "matmul", "bias_sgd",
+    ]
+    plan = rewritten("fuse")[0]
+    first, second, last = plan.find(kind="matmul")[:3]
+    assert (first.operands["c"], second.operands["c"], last.operands["c"]) == ("a1", "a2", "z3")
+    assert [op.attributes["relu"] for op in (first, second, last)] == [True, True, False]
+    update = plan.find(name="fc1.weight.sgd")[0]
+    assert (update.attributes["alpha"], update.attributes["beta"]) == (-0.1, 1.0)
+    assert not {"p", "z1", "dw1", "db1"} & set(plan.tensors)
+
+
+def test_fuse_behind_cudnn_starts_at_the_probabilities() -> None:
+    assert "softmax/cudnn" in ops("fuse,cudnn")
+    assert "loss_gradient/fused" in ops("fuse,cudnn")
+
+
+def test_fuse_makes_two_kernels_of_a_linear_step() -> None:
+    assert ops("preload,fuse", LINEAR) == ["linear_forward/fused", "linear_update/fused"]
+
+
+@pytest.mark.parametrize("text", ["fuse", "fuse,preload,cublas", "fuse,preload,cudnn"])
+def test_the_linear_step_is_fused_only_where_the_plan_allows_it(text: str) -> None:
+    assert "linear_forward/fused" not in ops(text, LINEAR)
+
+
+def test_the_linear_step_is_fused_up_to_32_classes() -> None:
+    assert ops("preload,fuse", Network((12, 32)))[0] == "linear_forward/fused"
+    assert ops("preload,fuse", Network((12, 33)))[0] == "gather"
+
+
+def test_evaluation_is_fused_without_gradients() -> None:
+    assert ops("preload,fuse", LINEAR, evaluate=True) == [
+        "gather", "matmul", "softmax", "loss_accuracy/fused"]
+
+
+def legal(toggles: tuple[str, ...], graphs: str) -> bool:
+    return "preload" in toggles or graphs not in ("graphs=3", "graphs=while")
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("network", [LINEAR, DEEP], ids=str)
+def test_every_set_of_toggles_runs_or_is_refused_with_the_cure(network: Network,
+                                                               graphs: str) -> None:
+    for toggles in SUBSETS:
+        text = ",".join([*toggles, graphs])
+        if not legal(toggles, graphs):
+            with pytest.raises(ConfigError, match="add preload"):
+                rewritten(text, network)
+            continue
+        for evaluate in (False, True):
+            plan, policy = rewritten(text, network, evaluate)
+            plan.check()
+            plan.without_metrics().check()
+            if policy.graph:
+                made = graph_plans(plan, policy, STEPS)
+                assert sum(g.plan.steps * g.launches for g in made if not g.loop) == \
+                    (0 if policy.graph == "while" else STEPS)
+                assert all(g.plan.ops for g in made)
+
+
+@pytest.mark.parametrize("network", [LINEAR, DEEP, Network((256, 9, 4))], ids=str)
+def test_every_set_of_toggles_computes_the_same(network: Network) -> None:
+    """In float64, where nothing but the order of sums differs."""
+    data = random_dataset(network.layers[0], 4, BATCH * STEPS, 1)
+    initial = network.initial(0)
+    wanted = arrays_of(baseline(network), data, initial)
+    epoch(baseline(network), wanted, STEPS)
+    done = []
+    for toggles in SUBSETS:
+        plan = rewritten(",".join(toggles), network)[0]
+        if plan in done:
+            continue  # arena, nosync and report change no op
+        done.append(plan)
+        for quiet in (False, True):
+            chosen = plan.without_metrics() if quiet else plan
+            found = arrays_of(chosen, data, initial)
+            epoch(chosen, found, STEPS)
+            for name in (*initial, *(() if quiet else ("loss", "correct"))):
+                np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=1e-12,
+                                           err_msg=f"{name} with {toggles}")
+    assert len(done) == 2 ** 4

@@ -1,0 +1,149 @@
+"""From text to toggles: parsing, implication, refusals, presets on different machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from rawnn.errors import ConfigError
+from rawnn.network import Network
+from rawnn.opts import TOGGLES, Selection, select
+from rawnn.opts.registry import Machine
+from tests.engine import CAPABLE
+
+LINEAR, DEEP = Network((784, 10)), Network((784, 128, 10))
+HOST = Machine("no NVIDIA driver can be loaded")
+BARE = Machine(None, (9, 0), 13000, lambda package: False)
+OLD = Machine(None, (9, 0), 12020, lambda package: True)
+
+
+def chosen(text: str, network: Network = DEEP, steps: int = 468, machine: Machine = CAPABLE,
+           **more: bool) -> Selection:
+    return select(text, network, steps, machine, **more)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("", []), ("none", []), (" , ,", []), ("cublas", ["cublas"]),
+    ("cublas,preload", ["preload", "cublas"]),  # in the order in which they are applied
+    (" fuse , arena", ["arena", "fuse"]), ("report", ["report=10"]), ("report=3", ["report=3"]),
+    ("report=3,report=4", ["report=4"]), ("none,fuse", ["fuse"]),
+    ("graphs", ["arena", "nosync", "graphs=step"]),
+    ("preload,graphs=7", ["preload", "arena", "nosync", "graphs=7"]),
+    ("graphs=epoch,graphs=while,preload", ["preload", "arena", "nosync", "graphs=while"]),
+    ("seed", ["preload", "arena", "nosync", "report=10", "cublas", "cudnn", "fuse",
+              "graphs=step"]),
+    ("seed,-cudnn,report=5", ["preload", "arena", "nosync", "report=5", "cublas", "fuse",
+                              "graphs=step"]),
+    ("best,-fuse,fuse", ["preload", "arena", "nosync", "cublas", "fuse", "graphs=epoch"]),
+])
+def test_text_becomes_toggles_in_their_order(text: str, words: list[str]) -> None:
+    assert chosen(text).words() == words
+
+
+def test_what_is_implied_is_marked() -> None:
+    found = chosen("graphs=step,arena")
+    assert found.implied == {"nosync"}
+    assert str(found) == "arena, nosync (implied), graphs=step"
+    assert str(chosen("")) == "none"
+    assert chosen("seed").implied == frozenset()
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("cublass", "unknown toggle 'cublass'; did you mean 'cublas'?"),
+    ("Fuse", "unknown toggle 'Fuse'; did you mean 'fuse'?"),
+    ("xyzzy", "unknown toggle 'xyzzy'; the toggles are preload, arena"),
+    ("best,-xyzzy", "unknown toggle 'xyzzy'"), ("-", "unknown toggle ''"),
+    ("=", "unknown toggle ''"),
+    ("preload=1", "the toggle 'preload' takes no value, but got '=1'"),
+    ("preload=", "takes no value"),
+    ("report=0", "report=0: give a whole number of at least 1"),
+    ("report=often", "report=often: give a whole number"), ("report=", "report=: give"),
+    ("report=1.5", "report=1.5: give"),
+    ("graphs=0", "graphs=0: give step, epoch, while or a number of steps"),
+    ("graphs=", "graphs=: give step"), ("graphs=-1", "graphs=-1: give step"),
+    ("graphs=Epoch", "graphs=Epoch: give step"), ("graphs=²", "graphs=²: give step"),
+    ("graphs=" + "9" * 5000, "give step, epoch, while or a number of steps"),
+    ("-cudnn", "'-cudnn' removes a toggle that is not on; write it behind a preset, as in "
+               "best,-cudnn"),
+    ("-cudnn,best", "removes a toggle that is not on"),
+    ("best,-arena", "'graphs' implies 'arena', which '-arena' takes away: leave out '-arena', "
+                    "or graphs as well"),
+    ("none=3", "'none' is a preset"), ("-best", "'best' is a preset"), ("best=1", "is a preset"),
+])
+def test_refusals_say_what_is_wrong(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        chosen(text)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_removing_what_a_preset_is_without_is_a_note() -> None:
+    found = chosen("best,-cudnn")
+    assert "cudnn" not in found.values
+    assert "'-cudnn' changes nothing: best is without cudnn here" in found.notes
+
+
+def test_best_on_a_capable_machine() -> None:
+    linear, deep = chosen("best", LINEAR), chosen("best", DEEP)
+    assert linear.words() == ["preload", "arena", "nosync", "fuse", "graphs=epoch"]
+    assert deep.words() == ["preload", "arena", "nosync", "cublas", "fuse", "graphs=epoch"]
+    assert any("cudnn" in note for note in linear.notes)
+    assert any("cudnn" in note for note in deep.notes)
+    assert linear.implied == frozenset()
+
+
+def test_best_unrolls_a_long_epoch_by_parts() -> None:
+    assert chosen("best", DEEP, steps=100_000).values["graphs"] == 200
+    assert chosen("best", LINEAR, steps=10_000).values["graphs"] == "epoch"
+    assert chosen("best", LINEAR, steps=10_001).values["graphs"] == 200
+
+
+def test_best_with_too_many_classes_for_the_fused_step_takes_cublas() -> None:
+    assert "cublas" in chosen("best", Network((784, 33))).values
+    assert "cublas" not in chosen("best", Network((784, 32))).values
+
+
+def test_best_without_cublas_or_with_an_old_driver_says_so() -> None:
+    bare, old = chosen("best", machine=BARE), chosen("best", machine=OLD)
+    assert "cublas" not in bare.values
+    assert any("goes without cublas" in n and "pip install" in n for n in bare.notes)
+    assert "graphs" not in old.values
+    assert any("goes without graphs" in n and "update the NVIDIA driver" in n for n in old.notes)
+
+
+@pytest.mark.parametrize(("text", "machine", "sentence"), [
+    ("cublas", BARE, "'cublas' cannot run here: it needs nvmath-python and the cuBLAS wheel: pip"),
+    ("cudnn", BARE, "'cudnn' cannot run here: it needs the cuDNN wheel: pip install"),
+    ("seed", BARE, "cannot run here"),
+    ("graphs", OLD, "'graphs' cannot run here: it needs a driver for CUDA 12.3 or newer: update"),
+])
+def test_a_toggle_the_machine_cannot_run_is_refused_with_the_cure(
+    text: str, machine: Machine, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        chosen(text, machine=machine)
+
+
+def test_on_the_host_only_what_means_something_there() -> None:
+    assert chosen("best", machine=HOST).words() == ["preload", "fuse"]
+    assert chosen("preload,report=2,fuse", machine=HOST).words() == ["preload", "report=2", "fuse"]
+    with pytest.raises(ConfigError, match=r"arena, cublas: only for a GPU, .*--opt arena,cublas"):
+        chosen("arena,cublas,fuse", machine=HOST)
+
+
+def test_lenient_leaves_out_what_means_nothing_on_the_host() -> None:
+    found = chosen("seed", machine=HOST, lenient=True)
+    assert found.words() == ["preload", "report=10", "fuse"]
+    left_out = {n for n in TOGGLES if f"{n} does not apply on the host and is left out"
+                in found.notes}
+    assert left_out == {"arena", "nosync", "cublas", "cudnn", "graphs"}
+
+
+def test_every_toggle_describes_itself() -> None:
+    for name, toggle in TOGGLES.items():
+        assert toggle.name == name
+        assert toggle.claim
+        assert toggle.source
+        assert toggle.group in ("memory", "scheduling", "kernels")
+        assert all(other in TOGGLES for other in (*toggle.implies, *toggle.conflicts))
+        # Toggles that another brings in are applied ahead of it, in one order for all.
+        assert all(list(TOGGLES).index(o) < list(TOGGLES).index(name) for o in toggle.implies)

@@ -1,0 +1,100 @@
+"""Random runs: a network, a small data set, toggles, a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from types import SimpleNamespace
+
+from hypothesis import strategies as st
+
+from rawnn.cuda.device import Device
+from rawnn.errors import ConfigError
+from rawnn.network import Network
+from rawnn.opts import select
+from rawnn.runners.base import Runner, Work, prepare
+from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.host import HostRunner
+from rawnn.sim import Simulation
+from tests.engine import CAPABLE, random_dataset
+
+TOGGLES = ("preload", "arena", "nosync", "report=2", "cublas", "cudnn", "fuse")
+SUBSETS = [",".join(c) for n in range(len(TOGGLES) + 1) for c in combinations(TOGGLES, n)]
+MODES = ("graphs=step", "graphs=1", "graphs=2", "graphs=3", "graphs=epoch", "graphs=while")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rest` examples are left over from the last whole batch; `tests` are in the test set."""
+
+    layers: tuple[int, ...]
+    batch: int
+    steps: int
+    rest: int
+    tests: int
+    seed: int
+
+    def work(self, opt: str, lr: float = 0.1) -> Work:
+        """Raises ConfigError for toggles that do not go together."""
+        examples = self.batch * self.steps + self.rest
+        data = random_dataset(self.layers[0], self.layers[-1], examples, self.tests, self.seed)
+        network = Network(self.layers)
+        selection = select(opt, network, self.steps, CAPABLE)
+        return prepare(network, data, network.initial(self.seed), selection, self.batch, lr,
+                       evaluation_batch=4)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """One to six layers of one to forty units, at times with an input that is long enough to be
+    cut into slices."""
+    width = st.integers(1, 40)
+    features = draw(width | st.sampled_from([256, 264]))
+    layers = (features, *draw(st.lists(width, min_size=1, max_size=6)))
+    batch = draw(st.integers(1, 17))
+    return Case(layers, batch, draw(st.integers(1, 4)), draw(st.integers(0, batch - 1)),
+                draw(st.integers(1, 9)), draw(st.integers(0, 10_000)))
+
+
+def outcome(runner: Runner) -> SimpleNamespace:
+    """Three epochs, the middle one unmeasured, and all that can be compared of them."""
+    losses, correct = [], []
+    for measured in (True, False, True):
+        runner.epoch(measured)
+        if measured:
+            found = runner.metrics()
+            losses.append(found[0].copy())
+            correct.append(found[1].copy())
+    return SimpleNamespace(losses=losses, correct=correct, evaluation=runner.evaluate(),
+                           parameters=runner.parameters(), facts=runner.describe())
+
+
+def on_host(case: Case) -> SimpleNamespace:
+    """The baseline in float64."""
+    runner = HostRunner(case.work("none"), "float64")
+    try:
+        return outcome(runner)
+    finally:
+        runner.close()
+
+
+def simulated(case: Case, opt: str) -> SimpleNamespace | None:
+    """A run on a simulated GPU that must be left clean; None where the toggles are refused with
+    their cure."""
+    try:
+        work = case.work(opt)
+    except ConfigError as error:
+        assert "add preload" in str(error)  # noqa: PT017 (either outcome is right)
+        return None
+    simulation = Simulation(seed=case.seed)
+    device = Device(simulation.backend())
+    try:
+        runner = GpuRunner(device, work)
+        try:
+            found = outcome(runner)
+        finally:
+            runner.close()
+    finally:
+        device.close()
+    simulation.assert_clean()
+    return found

@@ -1,0 +1,63 @@
+"""All runners agree: graphs with the stream bit for bit, the device with the host within the
+rounding of float32; and what does not go together is refused with a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rawnn.runners.graphplan import graph_plans
+from tests.properties.profile import examples
+from tests.properties.runs import MODES, SUBSETS, Case, cases, on_host, simulated
+from tests.step.oracle import reduced_edges
+
+TOLERANCE = 2e-5
+"""Of parameters, absolute (they are of the order of 1), and of losses, relative: 12 steps of
+float32 through up to six layers."""
+
+
+@examples(45)
+@given(case=cases(), toggles=st.sampled_from(SUBSETS))
+def test_the_stream_agrees_with_the_host(case: Case, toggles: str) -> None:
+    found, wanted = simulated(case, toggles), on_host(case)
+    assert found is not None
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found.parameters[name], array, rtol=TOLERANCE, atol=TOLERANCE,
+                                   err_msg=name)
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(found.evaluation.loss, wanted.evaluation.loss, rtol=TOLERANCE,
+                               atol=TOLERANCE)
+
+
+@examples(45)
+@given(case=cases(), toggles=st.sampled_from(SUBSETS), mode=st.sampled_from(MODES))
+def test_graphs_agree_with_the_stream_bit_for_bit(case: Case, toggles: str, mode: str) -> None:
+    graph = simulated(case, f"{toggles},{mode}")
+    if graph is None:
+        assert "preload" not in toggles
+        assert mode in ("graphs=2", "graphs=3", "graphs=while")
+        return
+    stream = simulated(case, f"{toggles},arena,nosync")
+    assert stream is not None
+    for name, array in stream.parameters.items():
+        np.testing.assert_array_equal(graph.parameters[name], array, err_msg=name)
+    np.testing.assert_array_equal(graph.losses, stream.losses)
+    np.testing.assert_array_equal(graph.correct, stream.correct)
+    assert graph.evaluation == stream.evaluation
+
+
+@examples(25)
+@given(case=cases(), toggles=st.sampled_from([s for s in SUBSETS if "cu" not in s]),
+       mode=st.sampled_from(MODES))
+def test_the_driver_is_given_exactly_the_edges_that_reads_and_writes_require(
+    case: Case, toggles: str, mode: str
+) -> None:
+    opt = f"{toggles},preload,{mode}"
+    work = case.work(opt)
+    parts = graph_plans(work.train, work.policy, work.steps)
+    edges = [reduced_edges(part.plan.ops) for part in parts]
+    found = simulated(case, opt)
+    assert found is not None
+    assert found.facts["graph_nodes"] == sum(len(part.plan.ops) for part in parts)
+    assert found.facts["graph_edges"] == sum(len(before) for graph in edges for before in graph)

@@ -1,0 +1,46 @@
+"""A plan carried out in float64 by the references of its ops, in any order asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+
+import numpy as np
+
+from rawnn.data import Dataset
+from rawnn.network import Parameters
+from rawnn.step.build import PIXEL_SCALE
+from rawnn.step.plan import Plan
+
+Arrays = dict[str, np.ndarray]
+
+
+def arrays_of(plan: Plan, data: Dataset, parameters: Parameters) -> Arrays:
+    """Every tensor of the plan as an array: floats are float64, and NaN until they are written."""
+    known = {
+        "images": data.train_images, "labels": data.train_labels,
+        "host_images": data.train_images * np.float64(PIXEL_SCALE),
+        "host_labels": data.train_labels, "cursor": np.zeros(1, np.int32),
+        **{name: array.astype(np.float64) for name, array in parameters.items()},
+    }
+    for name, tensor in plan.tensors.items():
+        if name not in known:
+            floating = tensor.dtype == "float32"
+            known[name] = np.full(tensor.shape, np.nan if floating else 0,
+                                  np.float64 if floating else tensor.dtype)
+    return known
+
+
+def execute(plan: Plan, arrays: Arrays, order: Iterable[int] | None = None) -> None:
+    """Run the ops once, in the plan's order or in that of the indices `order`."""
+    for index in range(len(plan.ops)) if order is None else order:
+        op = plan.ops[index]
+        operands = SimpleNamespace(**{role: arrays[name] for role, name in op.operands.items()})
+        op.spec.reference(operands, op.attributes)
+
+
+def epoch(plan: Plan, arrays: Arrays, steps: int) -> None:
+    """Run a one-step plan for every step of an epoch."""
+    for step in range(steps):
+        arrays["cursor"][0] = step
+        execute(plan, arrays)

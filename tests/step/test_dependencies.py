@@ -1,0 +1,108 @@
+"""Edges against a brute-force oracle, and execution in every order that the edges allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rawnn.network import Network
+from rawnn.opts import select
+from rawnn.runners.graphplan import graph_plans
+from rawnn.step import OPS
+from rawnn.step.build import training_step
+from rawnn.step.dependencies import dependencies
+from rawnn.step.op import Op
+from tests.engine import CAPABLE, random_dataset
+from tests.step.execution import arrays_of, execute
+from tests.step.oracle import reduced_edges
+
+TOGGLES = ("", "fuse", "cublas", "cublas,fuse", "cublas,cudnn,fuse")
+
+
+@st.composite
+def random_ops(draw: st.DrawFn) -> list[Op]:
+    """Ops of real kinds whose operands are drawn from few tensors, so that conflicts abound."""
+    names = [f"t{i}" for i in range(draw(st.integers(1, 5)))]
+    ops = []
+    for index in range(draw(st.integers(1, 14))):
+        kind = draw(st.sampled_from(sorted(OPS)))
+        spec = OPS[kind]
+        roles = [r for r in dict.fromkeys((*spec.reads, *spec.writes))
+                 if r not in spec.optional or draw(st.booleans())]
+        attributes: dict[str, Any] = {"offset": draw(st.integers(0, 2))}
+        if kind == "matmul":
+            attributes["beta"] = draw(st.sampled_from([0.0, 1.0]))
+        operands = {role: draw(st.sampled_from(names)) for role in roles}
+        ops.append(Op(kind, f"op{index}", operands, attributes))
+    return ops
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(random_ops())
+def test_edges_of_arbitrary_ops_equal_the_oracle(ops: list[Op]) -> None:
+    assert dependencies(ops) == reduced_edges(ops)
+
+
+@pytest.mark.parametrize("layers", [(5, 3), (5, 4, 3), (6, 5, 4, 3)])
+@pytest.mark.parametrize("mode", ["step", "1", "3", "epoch", "while"])
+@pytest.mark.parametrize("toggles", TOGGLES)
+def test_edges_of_every_graph_equal_the_oracle(toggles: str, mode: str,
+                                               layers: tuple[int, ...]) -> None:
+    network, steps = Network(layers), 4
+    selection = select(f"preload,{toggles},graphs={mode}", network, steps, CAPABLE)
+    plan, policy = selection.apply(training_step(network, 2, 2 * steps, 0.1))
+    for graph in graph_plans(plan, policy, steps):
+        assert graph.edges() == reduced_edges(graph.plan.ops)
+    for graph in graph_plans(plan.without_metrics(), policy, steps):
+        assert graph.edges() == reduced_edges(graph.plan.ops)
+
+
+def any_order(edges: list[tuple[int, ...]], generator: np.random.Generator) -> list[int]:
+    """A random topological order."""
+    done: set[int] = set()
+    order: list[int] = []
+    while len(order) < len(edges):
+        ready = [i for i, before in enumerate(edges) if i not in done and done.issuperset(before)]
+        order.append(int(generator.choice(ready)))
+        done.add(order[-1])
+    return order
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(layers=st.lists(st.integers(1, 8), min_size=2, max_size=4), steps=st.integers(1, 4),
+       batch=st.integers(1, 4), toggles=st.sampled_from(TOGGLES), seed=st.integers(0, 999))
+def test_every_order_that_the_edges_allow_gives_the_same_numbers(
+    layers: list[int], steps: int, batch: int, toggles: str, seed: int
+) -> None:
+    data = random_dataset(layers[0], layers[-1], steps * batch, 1, seed)
+    network = Network(tuple(layers))
+    selection = select(f"preload,{toggles}", network, steps, CAPABLE)
+    plan = selection.apply(training_step(network, batch, steps * batch, 0.1))[0].unrolled(steps)
+    initial = network.initial(seed)
+    wanted = arrays_of(plan, data, initial)
+    execute(plan, wanted)
+    found = arrays_of(plan, data, initial)
+    execute(plan, found, any_order(dependencies(plan.ops), np.random.default_rng(seed)))
+    for name in (*initial, "loss", "correct"):
+        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+
+
+def test_metrics_of_different_steps_do_not_wait_for_each_other() -> None:
+    first = Op("cross_entropy", "a", {"p": "p", "y": "y", "cursor": "c", "loss": "l"},
+               {"offset": 0})
+    second = first.at_step(1, {})
+    again = first.at_step(0, {})
+    assert dependencies([first, second, again]) == [(), (), (0,)]
+
+
+def test_an_epoch_of_thousands_of_ops_is_quick() -> None:
+    network = Network((784, 10))
+    selection = select("preload", network, 400, CAPABLE)
+    plan = selection.apply(training_step(network, 128, 51200, 0.1))[0].unrolled(400)
+    edges = dependencies(plan.ops)
+    assert len(edges) == len(plan.ops) > 4000
+    assert max(map(len, edges)) < 10

@@ -1,0 +1,126 @@
+"""Configurations: values, files, refusals; ten thousand broken files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rawnn.config import Config, parse_layers, read_toml
+from rawnn.errors import ConfigError
+from tests.properties.mutation import Rewritten, mutants
+
+EXAMPLE = """\
+# a complete configuration
+layers = [784, 128, 10]
+epochs = 20
+batch = 128
+lr = 0.1
+seed = 3
+opt = ["best", "-cudnn", "graphs=while"]
+device = "gpu:1"
+dataset = "idx"
+data = "some/where"
+"""
+
+
+def load(path: Path, content: str | bytes) -> Config:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Config.from_mapping(read_toml(path), str(path))
+
+
+def test_defaults_are_the_published_task() -> None:
+    config = Config()
+    assert (config.layers, config.epochs, config.batch, config.lr) == ((784, 10), 20, 128, 0.1)
+
+
+def test_a_file_makes_the_same_config_as_the_call(tmp_path: Path) -> None:
+    assert load(tmp_path / "a.toml", EXAMPLE) == Config(
+        layers=(784, 128, 10), seed=3, opt="best,-cudnn,graphs=while", device="gpu:1",
+        dataset="idx", data="some/where")
+
+
+def test_lists_paths_and_whole_numbers_are_taken_for_what_they_mean() -> None:
+    config = Config(layers=[3, 2], lr=1, data=Path("a"))  # type: ignore[arg-type]
+    assert (config.layers, config.lr, config.data) == ((3, 2), 1.0, "a")
+    assert type(config.lr) is float
+
+
+@pytest.mark.parametrize("device", ["auto", "gpu", "gpu:0", "gpu:15", "host", "sim"])
+def test_devices(device: str) -> None:
+    assert Config(device=device).device == device
+
+
+@pytest.mark.parametrize(("values", "sentence"), [
+    ({"layers": [784]}, "layers = (784,): Expected `array` of length >= 2"),
+    ({"layers": [784, 0]}, "layers = (784, 0): Expected `int` >= 1"),
+    ({"layers": 3}, "layers = 3"), ({"layers": ["a", 2]}, "layers = ('a', 2)"),
+    ({"epochs": 0}, "epochs = 0: Expected `int` >= 1"), ({"epochs": 1.5}, "epochs = 1.5"),
+    ({"epochs": True}, "epochs = True"), ({"epochs": 10**30}, "epochs = 1000"),
+    ({"epochs": 1 << 20000}, "epochs = a number of thousands of digits"),
+    ({"batch": -1}, "batch = -1"), ({"batch": "128"}, "batch = '128'"),
+    ({"lr": -0.1}, "lr = -0.1: the learning rate must be a finite number >= 0"),
+    ({"lr": float("nan")}, "lr = nan"), ({"lr": float("inf")}, "lr = inf"),
+    ({"lr": "fast"}, "lr = 'fast'"), ({"lr": 10**400}, "lr = 1000"),
+    ({"seed": -1}, "seed = -1"), ({"seed": 2**63}, "seed = 9223372036854775808"),
+    ({"opt": 3}, "opt = 3"), ({"data": 3}, "data = 3"),
+    ({"device": "gpus"}, "device = 'gpus': use auto, gpu, gpu:N, host or sim; did you mean 'gpu'?"),
+    ({"device": "gpu:"}, "device = 'gpu:'"), ({"device": "gpu:-1"}, "device = 'gpu:-1'"),
+    ({"device": "gpu:" + "9" * 5000}, "device = 'gpu:9"), ({"device": "gpu:٣"}, "device"),
+    ({"device": "gpu\n"}, "device"),
+    ({"epoch": 3}, "file: unknown key 'epoch'; did you mean 'epochs'?"),
+    ({"zzz": 3}, "file: unknown key 'zzz'"),
+])
+def test_refusals_name_the_key_and_the_value(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(values, "file")
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(("content", "sentence"), [
+    ("epochs = ", "is not valid TOML"), ("a = 1\na = 2", "is not valid TOML"),
+    (b"\xff", "is not valid TOML"), ("epochs = " + "9" * 5000, "is not valid TOML"),
+    ("x = " + "[" * 100_000, "is not valid TOML"),
+    ("epochs = 0x" + "f" * 5000, "a number of thousands of digits"),
+    ("opt = [1]", "opt must be a string or a list of strings"),
+    ("[train]\nepochs = 1", "unknown key 'train'"), ("lr = 2020-01-01", "lr = datetime.date"),
+])
+def test_broken_files(tmp_path: Path, content: str | bytes, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(tmp_path / "a.toml", content)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration .*none.toml: No such"):
+        read_toml(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        read_toml(tmp_path)
+
+
+def test_layers_from_text() -> None:
+    assert parse_layers("784-128-10") == parse_layers("784,128,10") == (784, 128, 10)
+    for text in ("", "784-", "784x10", "a-b", "1--2", "9" * 5000 + "-1"):
+        with pytest.raises(ConfigError, match="give sizes from inputs to classes"):
+            parse_layers(text)
+
+
+def test_ten_thousand_broken_files_are_read_or_refused(tmp_path: Path) -> None:
+    """Whatever the bytes: a Config, or a ConfigError in a sentence."""
+    pieces = [b"[", b"]", b"=", b'"', b"\n", b"9" * 5000, b"0x" + b"f" * 5000, b"1e999", b"-nan",
+              b"[[", b"{", b"[" * 1500, b"\\u0000", b"\xff", b"1979-05-27T07:32:00Z", b"true",
+              b"-1", b"1e-400", b".", b"'''"]
+    read = 0
+    with Rewritten(tmp_path / "a.toml") as file:
+        for content in mutants(EXAMPLE.encode(), pieces, 10_000, random.Random(1)):
+            file.write(content)
+            try:
+                config = Config.from_mapping(read_toml(file.path), "a.toml")
+            except ConfigError as error:
+                assert str(error)  # noqa: PT017 (either outcome is right)
+            else:
+                read += 1
+                assert config.epochs >= 1
+                assert len(repr(config)) < 20_000
+    assert 500 < read < 9_500  # both outcomes occur, so that both are tested
