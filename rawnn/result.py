@@ -118,7 +118,18 @@ def schema() -> dict[str, Any]:
     """The JSON Schema of what `write_json` writes."""
     hints = get_type_hints(Result)
     fields = [(name, hints[name]) for name in Result.__dataclass_fields__ if name != "parameters"]
-    return msgspec.json.schema(msgspec.defstruct("Result", fields))
+    described: dict[str, Any] = _with_null(msgspec.json.schema(msgspec.defstruct("Result", fields)))
+    return described
+
+
+def _with_null(rule: Any) -> Any:
+    """JSON has no NaN: a number that is not finite is written as null."""
+    if isinstance(rule, list):
+        return [_with_null(item) for item in rule]
+    if not isinstance(rule, dict):
+        return rule
+    inner = {key: _with_null(value) for key, value in rule.items()}
+    return {**inner, "type": ["number", "null"]} if rule.get("type") == "number" else inner
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
@@ -142,7 +153,12 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
 @cache
 def _commit() -> str:
-    """The commit of the source tree that rawnn runs from, "+" behind it if files are changed."""
+    """The commit of the source tree that rawnn runs from, "+" behind it if files are changed.
+
+    RAWNN_COMMIT names it where a tree was copied without its history.
+    """
+    if "RAWNN_COMMIT" in os.environ:
+        return os.environ["RAWNN_COMMIT"]
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return ""

@@ -165,11 +165,12 @@ class _Loop:
         self.history: list[Report] = []
         self.reached = Evaluation(math.nan, math.nan)
         self.training_ms = self.evaluation_ms = 0.0
+        self._since: float | None = None  # since when training time is not yet counted
 
     def run(self) -> bool:
         """Train; returns whether Ctrl-C cut it short."""
         epoch = reported = 0
-        started = perf_counter()
+        started = self._since = perf_counter()
         try:
             for epoch in range(1, self._config.epochs + 1):
                 due = epoch % self._interval == 0 or epoch == self._config.epochs
@@ -177,10 +178,12 @@ class _Loop:
                 self._listener.epoch_done(epoch)
                 if due:
                     self._report(epoch, epoch - reported, started)
-                    reported, started = epoch, perf_counter()
+                    reported = epoch
+                    started = self._since = perf_counter()
         except KeyboardInterrupt:
             self._runner.epoch_milliseconds()  # waits for what was enqueued
-            self.training_ms += (perf_counter() - started) * 1e3
+            if self._since is not None:
+                self.training_ms += (perf_counter() - self._since) * 1e3
             self.reached = self._runner.evaluate()
             return True
         return False
@@ -189,6 +192,7 @@ class _Loop:
         losses, correct = self._runner.metrics()
         elapsed = (perf_counter() - started) * 1e3
         self.training_ms += elapsed
+        self._since = None
         self._check_losses(losses, epoch)
         begun = perf_counter()
         self.reached = test = self._runner.evaluate()
