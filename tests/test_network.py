@@ -40,5 +40,6 @@ def test_a_seed_gives_the_same_numbers_everywhere_and_others_give_others() -> No
         np.testing.assert_array_equal(first[name], again[name])
         assert (first[name] != other[name]).all()
     np.testing.assert_allclose(
-        first["fc1.weight"], [[0.1444478, 0.4586630, 0.3183344], [-0.3173034, -0.2307481, 0.4313424]],
+        first["fc1.weight"],
+        [[0.1444478, 0.4586630, 0.3183344], [-0.3173034, -0.2307481, 0.4313424]],
         rtol=1e-6)

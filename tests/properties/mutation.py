@@ -24,7 +24,7 @@ class Rewritten:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = open(path, "wb", buffering=0)
+        self._file = path.open("wb", buffering=0)
 
     def __enter__(self) -> Rewritten:
         return self

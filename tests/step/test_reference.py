@@ -126,7 +126,7 @@ def test_products(layout: str, a: tuple[int, int], b: tuple[int, int], alpha: fl
                   beta: float) -> None:
     left, right = normal(*a), normal(*b, seed=1)
     start = normal(4, 3, seed=2) if beta else np.full((4, 3), np.nan)  # beta = 0 must not read c
-    attributes = dict(layout=layout, alpha=alpha, beta=beta, bias=False, relu=False)
+    attributes = {"layout": layout, "alpha": alpha, "beta": beta, "bias": False, "relu": False}
     found = run("matmul", attributes, a=left, b=right, c=start.copy()).c
     wanted = alpha * np.einsum({"nt": "ik,jk->ij", "nn": "ik,kj->ij", "tn": "ki,kj->ij"}[layout],
                                left, right)
@@ -135,7 +135,7 @@ def test_products(layout: str, a: tuple[int, int], b: tuple[int, int], alpha: fl
 
 def test_product_with_its_epilogue() -> None:
     a, b, bias = normal(4, 5), normal(3, 5, seed=1), normal(3, seed=2)
-    attributes = dict(layout="nt", alpha=1.0, beta=0.0, bias=True, relu=True)
+    attributes = {"layout": "nt", "alpha": 1.0, "beta": 0.0, "bias": True, "relu": True}
     found = run("matmul", attributes, a=a, b=b, bias=bias, c=np.full((4, 3), np.nan)).c
     np.testing.assert_allclose(found, np.maximum(a @ b.T + bias, 0), atol=1e-12)
 

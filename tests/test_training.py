@@ -1,0 +1,245 @@
+"""Training on the host and on the simulated GPU: reports, interruption, divergence, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.config import Config
+from rawnn.data import Dataset
+from rawnn.errors import ConfigError, TrainingDiverged
+from rawnn.network import Network
+from rawnn.result import Report, Result
+from rawnn.training import Listener, Session, train
+from tests.engine import random_dataset
+
+DATA = random_dataset(features=12, classes=4, train=40, test=13)
+
+
+class Recorder(Listener):
+    """Notes everything it hears; raises KeyboardInterrupt at the event `stop`."""
+
+    def __init__(self, stop: tuple[str, int] = ("", 0)) -> None:
+        self.heard: list[tuple[str, Any]] = []
+        self._stop = stop
+
+    def _hear(self, event: str, value: Any, number: int) -> None:
+        self.heard.append((event, value))
+        if (event, number) == self._stop:
+            raise KeyboardInterrupt
+
+    def notify(self, message: str) -> None:
+        self._hear("notify", message, 0)
+
+    def started(self, session: Session) -> None:
+        self._hear("started", session, 0)
+
+    def reported(self, report: Report) -> None:
+        self._hear("reported", report, report.epoch)
+
+    def epoch_done(self, epoch: int) -> None:
+        self._hear("epoch_done", epoch, epoch)
+
+    def all(self, event: str) -> list[Any]:
+        return [value for name, value in self.heard if name == event]
+
+
+def config(**changed: Any) -> Config:
+    return Config(**{"layers": (12, 5, 4), "epochs": 4, "batch": 8, "device": "host",
+                     "opt": "best", **changed})
+
+
+def run(listener: Listener | None = None, data: Dataset = DATA, **changed: Any) -> Result:
+    with Session(config(**changed), listener or Listener(), data=data) as session:
+        return session.run()
+
+
+def test_a_run_reports_every_epoch() -> None:
+    listener = Recorder()
+    result = run(listener)
+    assert [r.epoch for r in result.history] == [1, 2, 3, 4]
+    assert listener.all("reported") == result.history
+    assert [name for name, _ in listener.heard] == ["started"] + ["epoch_done", "reported"] * 4
+    assert result.history[-1].train_loss < result.history[0].train_loss
+    assert (result.test_loss, result.test_accuracy) == (
+        result.history[-1].test_loss, result.history[-1].test_accuracy)
+    assert not result.interrupted
+    assert len(result.epoch_ms) == 4
+    assert result.average_epoch_ms == pytest.approx(np.mean(result.epoch_ms[2:]))
+    assert result.average_epoch_wall_ms == pytest.approx(
+        np.mean([r.epoch_ms for r in result.history[2:]]))
+    assert result.times.training >= result.times.training_device > 0
+    assert result.toggles == {"preload": None, "fuse": None}
+    assert result.dataset == "random"
+    assert result.synthetic is True
+
+
+@pytest.mark.parametrize(("interval", "epochs", "reported"), [
+    (2, 4, [2, 4]), (3, 7, [3, 6, 7]), (10, 4, [4]), (1, 1, [1]),
+])
+def test_reports_fall_due_at_the_interval_and_at_the_end(interval: int, epochs: int,
+                                                         reported: list[int]) -> None:
+    result = run(opt=f"report={interval}", epochs=epochs)
+    assert [r.epoch for r in result.history] == reported
+    assert len(result.epoch_ms) == epochs
+    every = run(opt="none", epochs=epochs)
+    for name, array in every.parameters.items():  # not measuring changes nothing
+        np.testing.assert_array_equal(result.parameters[name], array)
+    assert result.history[-1].train_loss == every.history[-1].train_loss
+
+
+def test_training_figures_are_means_over_the_examples_trained_on() -> None:
+    result = run(epochs=1, lr=0.0)
+    parameters = Network((12, 5, 4)).initial(0)
+    x = DATA.train_images / 255.0
+    hidden = np.maximum(x @ parameters["fc1.weight"].T + parameters["fc1.bias"], 0)
+    z = hidden @ parameters["fc2.weight"].T + parameters["fc2.bias"]
+    log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    report = result.history[0]
+    assert report.train_loss == pytest.approx(-log_p[np.arange(40), DATA.train_labels].mean())
+    assert report.train_accuracy == pytest.approx((z.argmax(1) == DATA.train_labels).mean())
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_the_same_seed_gives_the_same_run(device: str) -> None:
+    first, again, other = (run(device=device, seed=s) for s in (5, 5, 6))
+    for name in first.parameters:
+        np.testing.assert_array_equal(first.parameters[name], again.parameters[name])
+        assert (first.parameters[name] != other.parameters[name]).any()
+    assert [replace(r, epoch_ms=0) for r in first.history] == \
+        [replace(r, epoch_ms=0) for r in again.history]
+
+
+def test_a_learning_rate_of_zero_keeps_the_parameters() -> None:
+    for opt in ("none", "best"):
+        result = run(lr=0.0, seed=3, opt=opt)
+        for name, array in Network((12, 5, 4)).initial(3).items():
+            np.testing.assert_array_equal(result.parameters[name], array)
+
+
+def test_the_simulated_gpu_agrees_with_the_host() -> None:
+    host, sim = run(opt="none"), run(device="sim", opt="best")
+    for name, array in host.parameters.items():
+        np.testing.assert_allclose(sim.parameters[name], array, rtol=0, atol=1e-5)
+    assert sim.environment.device == "sim"
+    assert sim.environment.gpu is not None
+    assert sim.facts["graph_nodes"] > 0
+
+
+# -- interruption --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+@pytest.mark.parametrize(("stop", "reports", "epochs"), [
+    (("epoch_done", 1), 0, 1), (("epoch_done", 3), 2, 3), (("reported", 1), 1, 1),
+    (("reported", 4), 4, 4),
+])
+def test_ctrl_c_returns_what_was_reached(stop: tuple[str, int], reports: int, epochs: int,
+                                         device: str) -> None:
+    result = run(Recorder(stop), device=device)
+    assert result.interrupted
+    assert [r.epoch for r in result.history] == list(range(1, reports + 1))
+    assert len(result.epoch_ms) == epochs
+    trained = run(epochs=epochs, device=device)
+    for name, array in trained.parameters.items():
+        np.testing.assert_array_equal(result.parameters[name], array)
+    assert result.test_accuracy == trained.test_accuracy  # measured at the end, report or none
+    assert result.times.training > 0
+
+
+def test_time_is_counted_once_in_an_interrupted_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 0.0
+
+    class Slow(Recorder):
+        def epoch_done(self, epoch: int) -> None:
+            nonlocal seconds
+            seconds += 100  # an epoch takes 100 s
+            super().epoch_done(epoch)
+
+    monkeypatch.setattr("rawnn.training.perf_counter", lambda: seconds)
+    for stop, epochs in ((("reported", 2), 2), (("epoch_done", 2), 2), (("", 0), 4)):
+        result = run(Slow(stop))
+        assert result.times.training == epochs * 100e3
+        assert {r.epoch_ms for r in result.history} == {100e3}
+
+
+# -- divergence ----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_a_diverged_run_names_the_step_and_keeps_the_history(device: str) -> None:
+    with pytest.raises(TrainingDiverged) as caught:
+        run(lr=1e38, epochs=3, device=device)
+    message = str(caught.value)
+    assert "the loss became nan at step" in message
+    assert "of epoch 1: use a smaller learning rate than 1e+38" in message
+    assert message.endswith("no report was reached before")
+    assert caught.value.history == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_divergence_after_good_reports_keeps_them() -> None:
+    class Poison(Recorder):
+        def started(self, session: Session) -> None:
+            self.session = session
+
+        def reported(self, report: Report) -> None:
+            if report.epoch == 2:
+                self.session.runner._parameters["fc2.bias"][:] = np.nan
+
+    with pytest.raises(TrainingDiverged, match=r"nan at step 0 of epoch 3: .*the last good report "
+                                               r"is of epoch 2 \(test accuracy 0\.\d{4}\)") as bad:
+        run(Poison())
+    assert [r.epoch for r in bad.value.history] == [1, 2]  # type: ignore[attr-defined]
+    with pytest.raises(TrainingDiverged, match="step 0 of epoch 4 or in an epoch before it that "
+                                               "was not measured"):
+        run(Poison(), opt="report=2")
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changed", "sentence"), [
+    ({"layers": (13, 4)}, "takes 13 features, but random has 12: use --layers 12-...-4"),
+    ({"layers": (12, 3)}, "ends in 3 classes, but random has 4: use --layers 12-...-4"),
+    ({"batch": 41}, "batch = 41 is larger than the training set (40 examples)"),
+    ({"opt": "cublas"}, "cublas: only for a GPU, and this run is on the host"),
+    ({"opt": "nonsense"}, "unknown toggle 'nonsense'"),
+])
+def test_what_does_not_fit_is_refused(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(**changed)
+    assert sentence in str(caught.value)
+
+
+def test_more_classes_than_the_data_and_a_batch_of_all_examples_are_allowed() -> None:
+    assert len(run(layers=(12, 6), batch=40, epochs=1).history) == 1
+
+
+def test_auto_runs_on_the_host_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rawnn.errors import DeviceError
+
+    def refuse(ordinal: int, notify: object) -> None:
+        raise DeviceError("no usable GPU")
+
+    monkeypatch.setattr("rawnn.machine.open_gpu", refuse)
+    listener = Recorder()
+    result = run(listener, device="auto", opt="best,cublas")
+    assert "running on the host: no usable GPU" in listener.all("notify")
+    assert "cublas does not apply on the host and is left out" in result.notes
+    with pytest.raises(DeviceError, match="no usable GPU"):
+        run(device="gpu")
+
+
+def test_train_takes_a_config_or_its_options() -> None:
+    with pytest.raises(ConfigError, match="either a Config or its options, not both"):
+        train(Config(), epochs=3)
+    with pytest.raises(ConfigError, match="batch = 0"):
+        train(batch=0)
+    result = train(dataset="synthetic", epochs=1, batch=500, device="host")
+    assert result.dataset == "synthetic"
+    assert result.test_accuracy > 0.3
