@@ -10,8 +10,11 @@ __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000);
 __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
 
 // The step this launch works on: the epoch's cursor plus the launch's place among unrolled steps.
-__device__ __forceinline__ int current_step(const int* cursor, int offset) {
-  return *cursor + offset;
+// threadIdx.y is 0 in the one-dimensional blocks that call this, which the compiler does not know. It
+// would otherwise see one value for the whole warp and move it to a uniform register at once, and
+// that move waits for the load, ahead of all loads that need no cursor.
+__device__ __forceinline__ int current_step(const int* __restrict__ cursor, int offset) {
+  return cursor[threadIdx.y] + offset;
 }
 
 // -log(p), finite for p = 0. Written as a comparison, not fmaxf: fmaxf would hide a NaN.

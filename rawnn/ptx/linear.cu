@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
   constexpr int pairs = (CLASSES + 1) / 2;
   constexpr int threads = 64 * pairs;  // of the intended launch
   __shared__ float4 x_tile[2][kTileRows];         // [four features][row]
-  __shared__ float2 dz_tile[pairs * kPlane / 2];  // [two classes][row]
+  __shared__ float2 dz_tile[pairs * kPlane / 2 + 1];  // [two classes][row], and a slot for nothing
   float* const dz_words = reinterpret_cast<float*>(dz_tile);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread & 31;
@@ -240,8 +240,10 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
     for (int first = 0; first < batch; first += kTileRows) {
       if (first > 0 || first_tile > 0) __syncthreads();  // the last tile has been read
       const int rows = min(kTileRows, batch - first);
-      // dz does not wait for the cursor: its loads go out before those of the pixels.
+      // dz does not wait for the cursor: its loads go out before those of the pixels, and it is in
+      // shared memory before they come. In a smaller block than intended both take further turns.
       constexpr int each = (kTileRows * CLASSES + threads - 1) / threads;
+      unsigned int packed[2] = {0u, 0u};
       for (int base = 0; base < kTileRows * CLASSES; base += each * stride) {
         float values[each];
 #pragma unroll
@@ -252,29 +254,37 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
                                       (element - row * CLASSES)]
                                  : 0.0f;
         }
-        if (base == 0) {
-          for (int row = thread; row < kTileRows; row += stride) {
-            unsigned int packed[2] = {0u, 0u};
-            if (row < rows) {
-              const long long index = static_cast<long long>(step) * batch + first + row;
-              load_pixels(packed, images + index * ldimages, feature, features, vector);
-            }
-            x_tile[0][row] = unpack(packed[0]);
-            x_tile[1][row] = unpack(packed[1]);
-          }
+        if (base == 0 && thread < rows) {
+          const long long index = static_cast<long long>(step) * batch + first + thread;
+          load_pixels(packed, images + index * ldimages, feature, features, vector);
         }
 #pragma unroll
         for (int i = 0; i < each; ++i) {
           const int element = base + i * stride + thread;
           const int row = element / CLASSES;
           const int c = element - row * CLASSES;
-          if (row < kTileRows) dz_words[(c / 2) * kPlane + 2 * row + (c & 1)] = values[i];
+          // Elements past the tile go to the slot behind it: a select is cheaper than a branch.
+          dz_words[row < kTileRows ? (c / 2) * kPlane + 2 * row + (c & 1) : pairs * kPlane] =
+              values[i];
         }
       }
       if (CLASSES % 2 == 1) {  // the class that pads the last pair
         for (int row = thread; row < kTileRows; row += stride) {
           dz_words[(CLASSES / 2) * kPlane + 2 * row + 1] = 0.0f;
         }
+      }
+      if (thread < kTileRows) {
+        x_tile[0][thread] = unpack(packed[0]);
+        x_tile[1][thread] = unpack(packed[1]);
+      }
+      for (int row = thread + stride; row < kTileRows; row += stride) {
+        unsigned int further[2] = {0u, 0u};
+        if (row < rows) {
+          const long long index = static_cast<long long>(step) * batch + first + row;
+          load_pixels(further, images + index * ldimages, feature, features, vector);
+        }
+        x_tile[0][row] = unpack(further[0]);
+        x_tile[1][row] = unpack(further[1]);
       }
       __syncthreads();
       if (working) {
