@@ -1,0 +1,80 @@
+"""docs/kernels.md says what every kernel uses: it has them all, and no kernel spills more than it
+says. Compiling needs NVRTC, no GPU; `tools/kernel_table.py --check` does so for every number of
+classes of the fused step, these tests for two."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rawnn import ptx
+from rawnn.errors import MissingLibrary
+from rawnn.ptx.resources import SM_LIMITS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kernel_table", ROOT / "tools/kernel_table.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+TEXT = tool.TABLE.read_text()
+INSTANCES = tool.instances()
+COMPILED = [i for i in INSTANCES if not re.search(r"linear_\w+<(?!10>|32>)", i.expression)]
+
+
+@pytest.fixture(scope="module")
+def archs() -> list[str]:
+    try:
+        return tool.supported()
+    except MissingLibrary as error:
+        pytest.skip(str(error))
+
+
+def test_the_table_has_exactly_what_the_engine_can_ask_for() -> None:
+    assert set(tool.read_table(TEXT)) == {i.expression for i in INSTANCES}
+
+
+def test_every_kernel_in_the_sources_is_an_instance() -> None:
+    """A kernel that no toggle reaches would be dead code."""
+    kernels = set()
+    for source in ptx.SOURCES.glob("*.cu"):
+        text = re.sub(r"__launch_bounds__\(.*\)\n", "", source.read_text())
+        kernels |= set(re.findall(r"__global__ void\s+(\w+)\(", text))
+    assert kernels == {i.expression.partition("<")[0] for i in INSTANCES}
+
+
+@pytest.mark.parametrize("arch", SM_LIMITS)
+@pytest.mark.parametrize("source", sorted({i.source for i in INSTANCES}))
+def test_no_kernel_spills_more_than_the_table_says(
+    archs: list[str], source: str, arch: str
+) -> None:
+    if arch not in archs:
+        pytest.skip(f"this NVRTC does not know {arch}")
+    wanted = [i for i in COMPILED if i.source == source]
+    rows = tool.measure(source, wanted, arch)
+    found = {i: {arch: rows[i.expression]} for i in wanted}
+    assert tool.complaints(found, TEXT) == []
+
+
+def test_a_new_spill_and_a_missing_kernel_are_found() -> None:
+    instance = tool.Instance("a.cu", "a<float>", 128)
+    found = {instance: {"sm_90": tool.Row(32, 0, (8, 16), 1.0)}}
+    assert "is not in the table" in tool.complaints(found, "")[0]
+    clean = {instance: {"sm_90": tool.Row(32, 0, (0, 0), 1.0)}}
+    (spill,) = tool.complaints(found, tool.render(clean, "12.9"))
+    assert "spills 8 bytes and loads 16 on sm_90; the table has 0 and 0" in spill
+    assert tool.complaints(found, tool.render(found, "12.9")) == []
+    assert tool.complaints(clean, tool.render(found, "12.9")) == []

@@ -1,0 +1,89 @@
+"""What a wheel of rawnn holds and says, without building one."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import rawnn
+from rawnn import ptx
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def run_without_cuda(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with every CUDA package and its wheels' libraries out of reach."""
+    block = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('cuda', 'nvidia', 'nvmath'):\n"
+        "            raise ModuleNotFoundError(f\"No module named '{name}'\", name=name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", block + code], capture_output=True, text=True,
+                          timeout=120, env=environment, check=False)
+
+
+def test_every_file_that_is_not_python_is_package_data() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["rawnn"]
+    package = ROOT / "rawnn"
+    others = [str(path.relative_to(package)) for path in package.rglob("*")
+              if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert "py.typed" in others
+    assert any(name.endswith(".cu") for name in others)
+    for name in others:
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), name
+
+
+def test_every_folder_with_python_is_a_package() -> None:
+    for path in (ROOT / "rawnn").rglob("*.py"):
+        assert (path.parent / "__init__.py").is_file(), path.parent
+
+
+def test_kernel_sources_are_found_beside_the_package() -> None:
+    assert ptx.source_path("matmul.cu").is_file()
+
+
+def test_the_version_is_one_and_the_command_prints_it() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", rawnn.__version__)
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {
+        "attr": "rawnn.version.__version__"}
+    shown = subprocess.run([sys.executable, "-m", "rawnn", "--version"], capture_output=True,
+                           text=True, cwd=ROOT, timeout=60, check=True)
+    assert rawnn.__version__ in shown.stdout
+
+
+def test_messages_name_only_extras_that_exist() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    texts = [path.read_text() for path in (ROOT / "rawnn").rglob("*.py")]
+    named = {extra for text in texts for extra in re.findall(r"rawnn\[(\w+)\]", text)}
+    assert named >= {"cu12", "cu13"}
+    assert named <= set(extras)
+
+
+def test_the_base_install_imports_and_trains_without_cuda_packages() -> None:
+    done = run_without_cuda(
+        "import rawnn\n"
+        "r = rawnn.train(rawnn.Config(dataset='synthetic', epochs=1, batch=500))\n"
+        "print(r.test_accuracy, [m for m in sys.modules if m.startswith("
+        "('cuda.', 'nvmath'))])")
+    assert done.returncode == 0, done.stderr
+    accuracy, loaded = done.stdout.split()
+    assert float(accuracy) > 0.5
+    assert loaded == "[]"
+
+
+def test_a_gpu_asked_for_without_cuda_packages_names_the_extra() -> None:
+    done = run_without_cuda(
+        "from rawnn.cli import run\nsys.exit(run(['--device', 'gpu', '--dataset', 'synthetic']))")
+    assert done.returncode == 1
+    assert "pip install 'rawnn[cu12]'" in done.stderr
+    assert "Traceback" not in done.stderr
