@@ -65,6 +65,7 @@ class Device:
                  notify: Callable[[str], None] = lambda message: None) -> None:
         self.backend = backend
         self.driver = backend.driver()
+        self._ordinal = ordinal
         self._notify = notify
         self._sources: dict[str, tuple[str, dict[str, KernelSignature]]] = {}
         self._functions: dict[tuple[str, str], Function] = {}
@@ -72,8 +73,7 @@ class Device:
         self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
         self._handle = self._open(ordinal)
         with ExitStack() as opening:
-            self.context = self._check("cuDevicePrimaryCtxRetain", self._handle,
-                                       context=f"GPU {ordinal}")
+            self.context = self._check("cuDevicePrimaryCtxRetain", self._handle)
             opening.callback(self._check, "cuDevicePrimaryCtxRelease", self._handle)
             self._check("cuCtxSetCurrent", self.context)
             self.info = self._describe(ordinal)
@@ -84,7 +84,8 @@ class Device:
             self._closing = opening.pop_all()
 
     def _check(self, call: str, *arguments: Any, context: str = "") -> Any:
-        return check(self.driver, call, getattr(self.driver, call)(*arguments), context)
+        return check(self.driver, call, getattr(self.driver, call)(*arguments),
+                     context or f"GPU {self._ordinal}")
 
     def _open(self, ordinal: int) -> Any:
         try:

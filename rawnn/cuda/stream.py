@@ -7,6 +7,7 @@ from typing import Any
 from rawnn.cuda.errors import check
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: never waits for the legacy default stream
+_TIMING = "an event that times an epoch"
 
 
 class Stream:
@@ -14,7 +15,8 @@ class Stream:
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
-        self.handle = check(driver, "cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
+        self.handle = check(driver, "cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING),
+                            "a non-blocking stream")
 
     def synchronize(self, context: str = "") -> None:
         """Wait for everything on the stream; an error of a kernel surfaces here."""
@@ -22,7 +24,8 @@ class Stream:
               context)
 
     def close(self) -> None:
-        check(self._driver, "cuStreamDestroy", self._driver.cuStreamDestroy(self.handle))
+        check(self._driver, "cuStreamDestroy", self._driver.cuStreamDestroy(self.handle),
+              "a non-blocking stream")
 
 
 class Event:
@@ -30,15 +33,16 @@ class Event:
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
-        self.handle = check(driver, "cuEventCreate", driver.cuEventCreate(0))
+        self.handle = check(driver, "cuEventCreate", driver.cuEventCreate(0), _TIMING)
 
     def record(self, stream: Stream) -> None:
-        check(self._driver, "cuEventRecord", self._driver.cuEventRecord(self.handle, stream.handle))
+        check(self._driver, "cuEventRecord", self._driver.cuEventRecord(self.handle, stream.handle),
+              _TIMING)
 
     def milliseconds_since(self, start: Event) -> float:
         """Time on the device from `start` to this event; both must have been reached."""
         result = self._driver.cuEventElapsedTime(start.handle, self.handle)
-        return float(check(self._driver, "cuEventElapsedTime", result))
+        return float(check(self._driver, "cuEventElapsedTime", result, _TIMING))
 
     def close(self) -> None:
-        check(self._driver, "cuEventDestroy", self._driver.cuEventDestroy(self.handle))
+        check(self._driver, "cuEventDestroy", self._driver.cuEventDestroy(self.handle), _TIMING)

@@ -18,14 +18,16 @@ Nodes = Sequence[Any]
 
 class Graph:
     """A graph under construction. Close it once it is instantiated, or let a parent graph own it
-    (`body` graphs of conditional nodes are owned by their parent and must not be closed)."""
+    (`body` graphs of conditional nodes are owned by their parent and must not be closed). `label`
+    names it in errors."""
 
-    def __init__(self, driver: Any, context: Any, *, handle: Any = None) -> None:
-        self._driver = driver
+    def __init__(self, driver: Any, context: Any, label: str = "a graph", *,
+                 handle: Any = None) -> None:
+        self._driver, self._label = driver, label
         self._context = context
         self._owned = handle is None
         self.handle = handle if handle is not None else check(
-            driver, "cuGraphCreate", driver.cuGraphCreate(0)
+            driver, "cuGraphCreate", driver.cuGraphCreate(0), label
         )
         self.kept: list[object] = []
 
@@ -66,7 +68,7 @@ class Graph:
         """A node that runs its body graph until the value of `handle` is 0; returns both."""
         node, body = check(self._driver, "cuGraphAddNode", self._driver.cuGraphAddWhileNode(
             self.handle, after, handle, self._context), label)
-        inner = Graph(self._driver, self._context, handle=body)
+        inner = Graph(self._driver, self._context, label, handle=body)
         self.kept.append(inner.kept)
         return node, inner
 
@@ -92,8 +94,10 @@ class Graph:
 
     def size(self) -> tuple[int, int]:
         """(nodes, edges) of this graph itself, as the driver counts them."""
-        nodes = check(self._driver, "cuGraphGetNodes", self._driver.cuGraphGetNodes(self.handle))
-        edges = check(self._driver, "cuGraphGetEdges", self._driver.cuGraphGetEdges(self.handle))
+        nodes = check(self._driver, "cuGraphGetNodes", self._driver.cuGraphGetNodes(self.handle),
+                      self._label)
+        edges = check(self._driver, "cuGraphGetEdges", self._driver.cuGraphGetEdges(self.handle),
+                      self._label)
         return nodes, edges
 
     def instantiate(self, label: str) -> ExecutableGraph:
@@ -103,7 +107,8 @@ class Graph:
         """Destroy the graph; executable graphs made from it live on."""
         if self._owned:
             self._owned = False
-            check(self._driver, "cuGraphDestroy", self._driver.cuGraphDestroy(self.handle))
+            check(self._driver, "cuGraphDestroy", self._driver.cuGraphDestroy(self.handle),
+                  self._label)
 
 
 class ExecutableGraph:
@@ -128,4 +133,5 @@ class ExecutableGraph:
             check(self._driver, "cuGraphLaunch", result, self.label)
 
     def close(self) -> None:
-        check(self._driver, "cuGraphExecDestroy", self._driver.cuGraphExecDestroy(self.handle))
+        check(self._driver, "cuGraphExecDestroy", self._driver.cuGraphExecDestroy(self.handle),
+              self.label)

@@ -20,6 +20,8 @@ WORKSPACE_LIMIT = 4 << 20
 POINTER_ALIGNMENT = 256
 """Bytes to which cuMemAlloc, cuMemAllocAsync and the arena align every tensor."""
 
+_HANDLE = "the handle for matrix products"
+
 # dtype -> (cuBLASLt data type, bytes per element)
 _DTYPES = {"float32": ("R_32F", 4), "float16": ("R_16F", 2), "bfloat16": ("R_16BF", 2)}
 _COMPUTES = {
@@ -147,8 +149,12 @@ class MatmulPlan:
             result = self._api.cublasLtMatmulAlgoGetHeuristic(
                 handle, desc, lt_a, lt_b, lt_c, lt_c, preference, 1
             )
-            answers = []
-            if result[0] != NOT_SUPPORTED:
+            answers, said = [], ""
+            if result[0] == NOT_SUPPORTED:
+                name, text = self._api.error_text(NOT_SUPPORTED)
+                said = f" (cublasLtMatmulAlgoGetHeuristic failed with {name} " \
+                       f"[{NOT_SUPPORTED}]: {text})"
+            else:
                 answers = check(
                     self._api, "cublasLtMatmulAlgoGetHeuristic", result, self.description
                 )
@@ -157,7 +163,7 @@ class MatmulPlan:
                 f"cuBLASLt has no algorithm for {self.description} within "
                 f"{preferences['MAX_WORKSPACE_BYTES']:,} bytes of workspace; pad the rows to "
                 f"multiples of 16 bytes, allow more workspace or a k-split, or run without the "
-                f"'cublas' toggle"
+                f"'cublas' toggle{said}"
             )
         return answers[0].algo, answers[0].workspace_bytes
 
@@ -213,9 +219,9 @@ class LtContext:
     @property
     def handle(self) -> int:
         if self._handle is None:
-            handle = check(self._api, "cublasLtCreate", self._api.cublasLtCreate())
+            handle = check(self._api, "cublasLtCreate", self._api.cublasLtCreate(), _HANDLE)
             self._made.callback(lambda: check(
-                self._api, "cublasLtDestroy", self._api.cublasLtDestroy(handle)
+                self._api, "cublasLtDestroy", self._api.cublasLtDestroy(handle), _HANDLE
             ))
             self._handle = handle
         return self._handle

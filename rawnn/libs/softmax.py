@@ -10,6 +10,8 @@ from rawnn.cuda.errors import check
 from rawnn.errors import ConfigError, nearest
 from rawnn.libs.cudnn import DATA_TYPE, SOFTMAX_ACCURATE, SOFTMAX_MODE_CHANNEL
 
+_HANDLE = "the handle for softmax"
+
 
 class CudnnContext:
     """Owner of one cuDNN handle and of the plans made with it, one per shape.
@@ -29,9 +31,9 @@ class CudnnContext:
     @property
     def handle(self) -> int:
         if self._handle is None:
-            handle = check(self.api, "cudnnCreate", self.api.cudnnCreate())
+            handle = check(self.api, "cudnnCreate", self.api.cudnnCreate(), _HANDLE)
             self._made.callback(lambda: check(
-                self.api, "cudnnDestroy", self.api.cudnnDestroy(handle)
+                self.api, "cudnnDestroy", self.api.cudnnDestroy(handle), _HANDLE
             ))
             self._handle, self._stream = handle, 0
         return self._handle

@@ -229,8 +229,9 @@ def _compile(
         if result[0]:
             error, _ = nvrtc.error_text(result[0])
             if error in ("NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"):
+                failure = f"nvrtcCompileProgram failed with {error} [{int(result[0])}]"
                 raise CompileError(
-                    _explain(nvrtc, log, text, name, arch, expressions, flags, paths)
+                    _explain(nvrtc, failure, log, text, name, arch, expressions, flags, paths)
                 )
             check(nvrtc, "nvrtcCompileProgram", result, f"{context}; {log}")
         lowered = {
@@ -245,11 +246,11 @@ def _compile(
 
 
 def _explain(
-    nvrtc: NvrtcLibrary, log: str, text: str, name: str, arch: str, expressions: Sequence[str],
-    flags: Sequence[str], paths: Sequence[Path],
+    nvrtc: NvrtcLibrary, failure: str, log: str, text: str, name: str, arch: str,
+    expressions: Sequence[str], flags: Sequence[str], paths: Sequence[Path],
 ) -> str:
     """The message of a CompileError: one sentence, the source lines in error, what was asked of
-    which library, and NVRTC's whole log."""
+    which library and which call failed, and NVRTC's whole log."""
     code, major, minor = nvrtc.nvrtcVersion()
     version = "NVRTC of unknown version" if code else f"NVRTC {major}.{minor}"
     located = list(_LOCATED.finditer(log))
@@ -272,6 +273,7 @@ def _explain(
         f"kernels: {', '.join(expressions) or 'none named'}",
         f"options: {' '.join(flags)}",
         f"library: {headers.nvrtc_library_path() or 'path unknown'} ({version})",
+        f"call: {failure}",
         "log:",
         log,
     ]

@@ -85,7 +85,8 @@ class Lowering:
             api = self.device.backend.cublaslt()
             self._lt = LtContext(api)
             self._closing.callback(self._lt.close)
-            version = check(api, "cublasLtGetVersion", api.cublasLtGetVersion())
+            version = check(api, "cublasLtGetVersion", api.cublasLtGetVersion(),
+                            "for matrix products")
             self.libraries["cublasLt"] = _library_version(version)
         output = "c" if op.kind == "matmul" else "partial"
         attributes = dict(op.attributes) if op.kind == "matmul" else {**op.attributes,
@@ -109,7 +110,7 @@ class Lowering:
             api = self.device.backend.cudnn()
             self._cudnn = CudnnContext(api)
             self._closing.callback(self._cudnn.close)
-            version = check(api, "cudnnGetVersion", api.cudnnGetVersion())
+            version = check(api, "cudnnGetVersion", api.cudnnGetVersion(), "for softmax")
             self.libraries["cudnn"] = _library_version(version)
         z, p = plan[op.operands["z"]], plan[op.operands["p"]]
         rows, cols = z.shape

@@ -110,7 +110,7 @@ class GraphProgram:
     def _build(self, lowering: Lowering, part: GraphPlan, addresses: Addresses,
                host: HostArrays, label: str) -> ExecutableGraph:
         device = self._device
-        graph = Graph(device.driver, device.context)
+        graph = Graph(device.driver, device.context, label)
         with ExitStack() as building:
             building.callback(graph.close)
             target, condition = graph, 0
@@ -145,10 +145,10 @@ class RepeatProgram:
     def __init__(self, lowering: Lowering, plan: Plan, steps: int, addresses: Addresses) -> None:
         device = self._device = lowering.device
         with ExitStack() as closing, ExitStack() as building:
-            body = Graph(device.driver, device.context)
+            body = Graph(device.driver, device.context, f"{plan.name}, one batch")
             building.callback(body.close)
             fill(body, lowering, GraphPlan(plan.advancing(), 1), addresses, {}, 0)
-            graph = Graph(device.driver, device.context)
+            graph = Graph(device.driver, device.context, plan.name)
             building.callback(graph.close)
             last = [graph.add_memset((), addresses["cursor"], 0, 4, "cursor")]
             for step in range(steps):

@@ -1,0 +1,183 @@
+"""Short training runs on simulated devices, which the proofs repeat with one thing wrong."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from rawnn.cuda.device import Device
+from rawnn.data import Dataset
+from rawnn.errors import CompileError, OutOfMemory, RawnnError
+from rawnn.ptx.signature import parse_kernels
+from rawnn.runners.base import Work
+from rawnn.runners.gpu import GpuRunner
+from rawnn.sim import Fault, Faults, Simulation
+from rawnn.sim.codes import CODES
+from tests.engine import make_work, random_dataset
+
+ONE, TWO, WIDE = (5, 3), (5, 4, 3), (256, 3)
+"""A network of one layer, one of two, and one of many features."""
+
+
+@contextmanager
+def cheap_devices() -> Iterator[None]:
+    """Remember what a kernel's source declares, and let products ask for less scratch memory."""
+    remembered = functools.cache(parse_kernels)
+    with ExitStack() as patches:
+        for module in ("rawnn.cuda.device", "rawnn.sim.driver", "rawnn.sim.image"):
+            patches.enter_context(mock.patch(f"{module}.parse_kernels", remembered))
+        patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
+        yield
+
+
+@functools.cache
+def tiny() -> Dataset:
+    return random_dataset(5, 3, 6, 3)
+
+
+@functools.cache
+def wide() -> Dataset:
+    """Of enough features for cuBLASLt's products to be cut into slices."""
+    return random_dataset(256, 3, 6, 3)
+
+
+@functools.cache
+def work(opt: str, layers: tuple[int, ...] = ONE) -> Work:
+    """Three steps an epoch; the test set takes one batch."""
+    return make_work(opt, layers, tiny() if layers[0] == 5 else wide(), batch=2)
+
+
+def train(simulation: Simulation, made: Work) -> dict[str, Any]:
+    """One epoch with all that a session asks of it, in the order in which a session closes."""
+    with ExitStack() as closing:
+        device = Device(simulation.backend())
+        closing.callback(device.close)
+        runner = GpuRunner(device, made)
+        closing.callback(runner.close)
+        runner.epoch(True)
+        loss, correct = runner.metrics()
+        found = {"loss": loss.copy(), "correct": correct.copy(), "test": runner.evaluate(),
+                 "facts": runner.describe(), "ms": runner.epoch_milliseconds()}
+        return {**found, "parameters": runner.parameters()}
+
+
+class Recorder(Faults):
+    """Notes from where in rawnn each call was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sites: list[tuple[Any, ...]] = []
+
+    def enter(self, library: str, call: str) -> int:
+        frame, lines = sys._getframe(1), []
+        while frame is not None:
+            name = frame.f_globals.get("__name__", "")
+            if name.startswith("rawnn.") and not name.startswith("rawnn.sim"):
+                lines.append((name, frame.f_lineno))
+            frame = frame.f_back
+        self.sites.append((call, *lines))
+        return super().enter(library, call)
+
+
+@functools.cache
+def recorded(opt: str, layers: tuple[int, ...] = ONE) -> Recorder:
+    """The calls of a run in which nothing fails."""
+    faults = Recorder()
+    simulation = Simulation(faults=faults)
+    train(simulation, work(opt, layers))
+    simulation.assert_clean()
+    return faults
+
+
+def first_of_each_site(opt: str, layers: tuple[int, ...] = ONE) -> list[int]:
+    """Index of the first call from each place in rawnn: later ones are the same call again."""
+    first: dict[tuple[Any, ...], int] = {}
+    for index, site in enumerate(recorded(opt, layers).sites):
+        first.setdefault(site, index)
+    return list(first.values())
+
+
+RELEASES = {
+    "cuMemFree": "allocation", "cuEventDestroy": "event", "cuStreamDestroy": "stream",
+    "cuModuleUnload": "module", "cuGraphDestroy": "graph", "cuLinkDestroy": "linker",
+    "cuGraphExecDestroy": "executable graph", "nvrtcDestroyProgram": "NVRTC program",
+    "cuDevicePrimaryCtxRelease": "primary context",
+    "cublasLtDestroy": "cuBLASLt handle", "cublasLtMatmulDescDestroy": "cuBLASLt matmul descriptor",
+    "cublasLtMatrixLayoutDestroy": "cuBLASLt matrix layout",
+    "cublasLtMatmulPreferenceDestroy": "cuBLASLt preference", "cudnnDestroy": "cuDNN handle",
+    "cudnnDestroyTensorDescriptor": "cuDNN tensor descriptor",
+}
+"""Calls that release something: what stays behind where such a call fails."""
+
+DRIVER_NAMES = {"cuGraphAddWhileNode": "cuGraphAddNode"}
+"""Seam methods whose call has another name in the driver."""
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What became of a run in which one call failed."""
+
+    call: str
+    library: str
+    code: str
+    error: BaseException | None
+    simulation: Simulation
+
+    @property
+    def faulty(self) -> str | None:
+        """What is wrong with the outcome, or None if it is as promised."""
+        if not isinstance(self.error, RawnnError):
+            return f"ended with {self.error!r}"
+        said = str(self.error)
+        value, text = CODES[self.library][self.code]
+        name = DRIVER_NAMES.get(self.call, self.call)
+        if f"{name} failed with {self.code} [{value}]" not in said:
+            return f"does not name call and code: {said}"
+        if text not in said and not isinstance(self.error, OutOfMemory):
+            return f"does not say '{text}': {said}"
+        if isinstance(self.error, CompileError):  # a sentence, then the source lines and the log
+            if "cannot compile" not in said or "\nlog:" not in said:
+                return f"has no log: {said}"
+            return self._more_errors() or self._left()
+        behind = said.partition(f"[{value}]")[2].replace(text, "")
+        if "(" not in behind and "no algorithm for" not in said:
+            return f"has no context: {said}"
+        if "\n" in said:
+            return f"is not one sentence: {said}"
+        return self._more_errors() or self._left()
+
+    def _more_errors(self) -> str | None:
+        """Errors beside the one: other than a wrapper and what it wraps."""
+        error = self.error
+        while error is not None and error.__cause__ is not None:
+            error = error.__cause__
+        if error is not None and error.__context__ is not None and not error.__suppress_context__:
+            return f"raised {self.error!r} on top of {error.__context__!r}"
+        return None
+
+    def _left(self) -> str | None:
+        kinds = [leak.kind for leak in self.simulation.leaks()]
+        allowed = [RELEASES[self.call]] if self.call in RELEASES else []
+        if kinds not in ([], allowed):
+            return f"left behind: {', '.join(map(str, self.simulation.leaks()))}"
+        if self.call in RELEASES and not kinds:
+            return "a failed release that left nothing"
+        return None
+
+
+def strike(made: Work, fault: Fault, train: Any = train) -> Struck:
+    """Run with one planned fault, which must be struck exactly once."""
+    simulation = Simulation(faults=Faults(fault))
+    error: BaseException | None = None
+    try:
+        train(simulation, made)
+    except Exception as raised:
+        error = raised
+    (index, call, code), = simulation.faults.failed
+    return Struck(call, simulation.faults.calls[index][0], code, error, simulation)
+

@@ -1,0 +1,270 @@
+"""Every call of a short training run fails, one at a time, with every code there is: always one
+clear error, no hang, no leak, nothing written half."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import random
+from collections.abc import Iterable
+from contextlib import ExitStack
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import rawnn.cli
+from rawnn.config import Config
+from rawnn.cuda.device import Device
+from rawnn.errors import CompileError, ConfigError, OutOfMemory
+from rawnn.machine import Opened, machine_of
+from rawnn.opts.registry import TOGGLES
+from rawnn.runners.base import Work
+from rawnn.sim import Fault, Faults, Simulation
+from rawnn.sim.codes import CODES
+from rawnn.training import Listener, Session
+from tests.proof.runs import (
+    ONE,
+    TWO,
+    WIDE,
+    first_of_each_site,
+    recorded,
+    strike,
+    tiny,
+    train,
+    work,
+)
+
+PRESETS = ("none", "seed", "best")
+GRAPH_MODES = tuple(f"preload,graphs={mode}" for mode in ("step", "epoch", "while", "2"))
+SINGLE = tuple(TOGGLES)
+EVERYTHING = "preload,cublas,cudnn,fuse,graphs=while"
+
+pytestmark = pytest.mark.timeout(120)  # a hang fails
+
+
+def walk(opt: str, layers: tuple[int, ...], indices: Iterable[int]) -> None:
+    """Fail each of the calls in turn."""
+    clean = len(recorded(opt, layers).calls)
+    for index in indices:
+        outcome = strike(work(opt, layers), Fault(index=index))
+        assert outcome.faulty is None, f"call {index}, {outcome.call}: {outcome.faulty}"
+        made = len(outcome.simulation.calls)
+        assert made <= clean + 5, f"call {index}, {outcome.call}: {made} calls, {clean} without"
+
+
+@pytest.mark.parametrize("opt", dict.fromkeys((*PRESETS, *SINGLE, *GRAPH_MODES)))
+def test_every_call_of_a_run_fails_in_turn(opt: str) -> None:
+    walk(opt, ONE, range(len(recorded(opt).calls)))
+
+
+@pytest.mark.parametrize("opt", [*PRESETS, "cublas,fuse", EVERYTHING])
+def test_every_call_site_fails_with_two_layers(opt: str) -> None:
+    walk(opt, TWO, first_of_each_site(opt, TWO))
+
+
+def test_every_call_site_fails_where_a_product_is_cut_into_slices() -> None:
+    assert ("cublas", "cublasLtMatrixLayoutSetAttribute") in recorded("cublas", WIDE).calls
+    walk("cublas", WIDE, first_of_each_site("cublas", WIDE))
+
+
+def test_pairs_of_toggles() -> None:
+    """A quarter of the pairs, and of each some of its call sites; the draw is the same each run."""
+    draw = random.Random(0)
+    pairs = [",".join(pair) for pair in combinations([*SINGLE, "graphs=epoch", "graphs=while"], 2)]
+    walked = 0
+    for opt in draw.sample(pairs, len(pairs) // 3):
+        try:
+            sites = first_of_each_site(opt)
+        except ConfigError:
+            continue  # two that exclude each other
+        walk(opt, ONE, draw.sample(sites, 8))
+        walked += 1
+    assert walked >= 10
+
+
+def apis() -> list[tuple[str, str, str, tuple[int, ...]]]:
+    """(library, call, opt, layers) of every call that any run makes; the cheapest run of each."""
+    found: dict[str, tuple[str, str, str, tuple[int, ...]]] = {}
+    for opt, layers in (("best", ONE), (EVERYTHING, ONE), ("none", ONE), ("cublas", WIDE)):
+        for library, call in recorded(opt, layers).calls:
+            found.setdefault(call, (library, call, opt, layers))
+    return list(found.values())
+
+
+API_NAMES = sorted({
+    "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
+    "cuDeviceGetAttribute", "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease", "cuCtxSetCurrent", "cuMemAlloc", "cuMemFree", "cuMemsetD8Async",
+    "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuModuleLoadData", "cuModuleUnload",
+    "cuModuleGetFunction", "cuLaunchKernel", "cuStreamCreate", "cuStreamDestroy",
+    "cuStreamSynchronize", "cuEventCreate", "cuEventDestroy", "cuEventRecord",
+    "cuEventElapsedTime", "cuLinkCreate", "cuLinkAddData", "cuLinkComplete", "cuLinkDestroy",
+    "cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode", "cuGraphAddMemsetNode",
+    "cuGraphAddChildGraphNode", "cuGraphConditionalHandleCreate", "cuGraphAddWhileNode",
+    "cuGraphGetNodes", "cuGraphGetEdges", "cuStreamBeginCaptureToGraph", "cuStreamGetCaptureInfo",
+    "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphUpload", "cuGraphLaunch",
+    "cuGraphExecDestroy", "nvrtcCreateProgram", "nvrtcAddNameExpression", "nvrtcCompileProgram",
+    "nvrtcGetProgramLog", "nvrtcGetLoweredName", "nvrtcGetCUBIN", "nvrtcDestroyProgram",
+    "cublasLtGetVersion", "cublasLtCreate", "cublasLtDestroy", "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescSetAttribute", "cublasLtMatmulDescDestroy", "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutSetAttribute", "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatmulPreferenceDestroy", "cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul",
+    "cudnnGetVersion", "cudnnCreate", "cudnnDestroy", "cudnnSetStream",
+    "cudnnCreateTensorDescriptor", "cudnnSetTensor4dDescriptorEx", "cudnnDestroyTensorDescriptor",
+    "cudnnSoftmaxForward",
+})
+
+
+def test_the_runs_make_the_calls_named_here() -> None:
+    assert sorted(call for _, call, _, _ in apis()) == API_NAMES
+
+
+@pytest.mark.parametrize("call", API_NAMES)
+def test_every_documented_code_of_every_call(call: str) -> None:
+    library, call, opt, layers = next(api for api in apis() if api[1] == call)
+    for code, (value, _) in CODES[library].items():
+        if value:
+            outcome = strike(work(opt, layers), Fault(code, call=call))
+            assert outcome.faulty is None, f"{code}: {outcome.faulty}"
+
+
+# -- errors while an error is worded --------------------------------------------------------------
+def test_out_of_memory_is_said_even_where_the_driver_does_not_say_what_is_free() -> None:
+    simulation = Simulation(faults=Faults(Fault("CUDA_ERROR_OUT_OF_MEMORY", call="cuMemAlloc"),
+                                          Fault(call="cuMemGetInfo")))
+    with pytest.raises(OutOfMemory, match="no room for") as caught:
+        train(simulation, work("none"))
+    assert "are free" not in str(caught.value)
+    simulation.assert_clean()
+
+
+@pytest.mark.parametrize("call", ["nvrtcVersion", "nvrtcGetSupportedArchs"])
+def test_a_compile_error_is_said_even_where_nvrtc_does_not_say_its_version(call: str) -> None:
+    simulation = Simulation(faults=Faults(
+        Fault("NVRTC_ERROR_COMPILATION", call="nvrtcCompileProgram"), Fault(call=call)))
+    with pytest.raises(CompileError, match="cannot compile"):
+        train(simulation, work("none"))
+    simulation.assert_clean()
+
+
+# -- through a session, and through the command line ----------------------------------------------
+def session_run(simulation: Simulation, made: Work, opt: str) -> dict[str, Any]:
+    with ExitStack() as closing:
+        device = Device(simulation.backend())
+        closing.callback(device.close)
+        opened = Opened(device, machine_of(device), 0.0)
+        config = Config(layers=ONE, epochs=2, batch=2, device="sim", opt=opt)
+        with Session(config, Listener(), data=tiny(), opened=opened) as session:
+            return session.run().to_dict()
+
+
+@pytest.mark.parametrize("opt", PRESETS)
+def test_a_session_with_every_call_failing(opt: str) -> None:
+    faults = Faults()
+    session_run(Simulation(faults=faults), work(opt), opt)
+    run = functools.partial(session_run, opt=opt)
+    for index in range(len(faults.calls)):
+        outcome = strike(work(opt), Fault(index=index), run)
+        assert outcome.faulty is None, f"call {index}, {outcome.call}: {outcome.faulty}"
+
+
+COMMAND = ["--device", "sim", "--layers", "5-3", "--batch", "2", "--epochs", "2", "--opt", "best"]
+
+NOTICES = {"rawnn: the simulated device computes with NumPy: its times say nothing of a GPU"}
+
+
+def command_line(arguments: list[str], simulation: Simulation) -> int:
+    with mock.patch("rawnn.sim.sim_backend", return_value=simulation.backend()), \
+            mock.patch("rawnn.training.load_dataset", return_value=tiny()):
+        return rawnn.cli.run(arguments)
+
+
+@pytest.mark.parametrize("call", [
+    "cuInit", "cuDevicePrimaryCtxRetain", "cuMemAlloc", "cuModuleLoadData", "cuGraphInstantiate",
+    "cuGraphLaunch", "cuMemcpyDtoHAsync", "cuEventElapsedTime", "cuEventDestroy",
+    "cuGraphExecDestroy", "cuMemFree", "cuStreamDestroy", "cuDevicePrimaryCtxRelease",
+])
+def test_the_command_line_says_one_line_and_leaves_the_result_of_before(
+    call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("the result of before")
+    simulation = Simulation(faults=Faults(Fault(call=call)))
+    assert command_line([*COMMAND, "--json", str(target)], simulation) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line not in NOTICES]
+    assert len(said) == 1, said
+    line, = said
+    assert line.startswith("rawnn: error: ")
+    assert f"{call} failed with CUDA_ERROR_UNKNOWN [999]" in line
+    assert target.read_text() == "the result of before"
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_the_command_line_without_a_fault_writes_the_whole_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("the result of before")
+    simulation = Simulation()
+    assert command_line([*COMMAND, "--json", str(target)], simulation) == 0
+    assert len(json.loads(target.read_text())["history"]) > 0
+    assert set(capsys.readouterr().err.splitlines()) <= NOTICES
+    simulation.assert_clean()
+
+
+# -- the cache of compiled kernels ----------------------------------------------------------------
+def entries(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def cached_run(simulation: Simulation, made: Work) -> dict[str, Any]:
+    backend = dataclasses.replace(simulation.backend(), cache=True)
+    with mock.patch.object(simulation, "backend", return_value=backend):
+        return train(simulation, made)
+
+
+def test_a_failing_run_leaves_only_whole_entries_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries of kernels compiled before the failure stay, as they would be without it."""
+    made = work("seed")
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "clean"))
+    cached_run(Simulation(), made)
+    whole = entries(tmp_path / "clean")
+    assert len(whole) >= 4
+    calls = recorded("seed").calls
+    compiling = [i for i, (library, call) in enumerate(calls)
+                 if library == "nvrtc" or call.startswith("cuModule")]
+    for index in compiling:
+        folder = tmp_path / str(index)
+        monkeypatch.setenv("RAWNN_CACHE", str(folder))
+        outcome = strike(made, Fault(index=index), cached_run)
+        assert outcome.faulty is None
+        found = entries(folder)
+        assert found.items() <= whole.items()
+        again = cached_run(Simulation(), made)
+        assert again["facts"]["kernels_cached"] == len(found)
+        assert entries(folder) == whole
+
+
+def test_a_failing_run_leaves_a_full_cache_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = work("best")
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path))
+    clean = cached_run(Simulation(), made)
+    before = entries(tmp_path)
+    simulation = Simulation()
+    cached_run(simulation, made)
+    for index in range(0, len(simulation.calls), 3):
+        assert strike(made, Fault(index=index), cached_run).faulty is None
+    assert entries(tmp_path) == before
+    after = cached_run(Simulation(), made)
+    assert after["facts"]["kernels_compiled"] == 0
+    np.testing.assert_array_equal(after["loss"], clean["loss"])
