@@ -47,7 +47,10 @@ class Memory:
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """Give memory back; the driver waits for work that uses it."""
+        """Give memory back; the driver waits for work that uses it. Harmless where it was given
+        back already, as by `free_all`."""
+        if self._live.get(allocation.address) is not allocation:
+            return
         del self._live[allocation.address]
         self.current -= allocation.nbytes
         check(self._driver, "cuMemFree", self._driver.cuMemFree(allocation.address),

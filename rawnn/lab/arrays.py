@@ -50,7 +50,7 @@ class Array:
 
 def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None) -> Array:
     """Copy host values to a device (the first GPU by default). Raises DeviceError, OutOfMemory."""
-    host = np.ascontiguousarray(values, dtype=dtype)
+    host = np.asarray(values, dtype=dtype, order="C")
     made = Array(host.shape, host.dtype, device or default_device())
     made.device.to_device(made.address, host, repr(made))
     return made

@@ -46,7 +46,7 @@ class Kernel:
         if not isinstance(geometry, tuple) or len(geometry) not in (2, 3):
             raise ConfigError("write kernel[grid, block] or kernel[grid, block, shared_bytes]")
         shared = geometry[2] if len(geometry) == 3 else 0
-        if not isinstance(shared, int):
+        if not isinstance(shared, int) or shared < 0:
             raise ConfigError(f"shared memory is a number of bytes, not {shared!r}")
         return Launcher(self, _dim(geometry[0], "grid"), _dim(geometry[1], "block"), shared)
 
@@ -102,7 +102,7 @@ def _value(parameter: Parameter, argument: Any) -> int | float:
 
 
 def _dim(extent: Extent, what: str) -> Dim:
-    values = (extent,) if isinstance(extent, int) else tuple(extent)
+    values = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
     if not 1 <= len(values) <= 3 or any(not isinstance(v, int) or v < 1 for v in values):
         raise ConfigError(f"{what} = {extent!r}: give one to three whole numbers of at least 1")
     x, y, z = (*values, 1, 1)[:3]
