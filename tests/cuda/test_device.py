@@ -1,0 +1,167 @@
+"""Opening a device: what it says of itself, how it refuses, that failure leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.backend import Backend
+from rawnn.cuda.device import Device, padded, version_text
+from rawnn.errors import DeviceError
+from rawnn.machine import machine_of
+from rawnn.sim import Fault, Faults, Simulation
+from tests.sim.work import relu, vector
+
+
+def opened(*faults: Fault) -> tuple[Simulation, Backend]:
+    simulation = Simulation(faults=Faults(*faults))
+    return simulation, simulation.backend()
+
+
+def with_driver(backend: Backend, **replaced: Any) -> Backend:
+    """The backend with some attributes of its driver replaced."""
+    driver = backend.driver()
+    for name, value in replaced.items():
+        setattr(driver, name, value)
+    return backend
+
+
+def test_a_device_describes_itself(device: Device) -> None:
+    info = device.info
+    assert (info.name, info.ordinal, info.compute_capability) == ("simulated GPU", 0, (9, 0))
+    assert (info.cuda, info.bindings) == ("13.0", "13.0")
+    assert info.memory == 16 << 30
+    assert device.arch == "sm_90"
+    machine = machine_of(device)
+    assert (machine.gpu, machine.compute_capability, machine.driver) == (None, (9, 0), 13000)
+    assert machine.has_package("nvidia.cudnn")  # the simulation brings every library
+    assert not device.backend.cache
+
+
+@pytest.mark.parametrize(("number", "text"), [(12090, "12.9"), (13000, "13.0"), (11080, "11.8")])
+def test_versions(number: int, text: str) -> None:
+    assert version_text(number) == text
+
+
+@pytest.mark.parametrize(("version", "bindings", "needed"), [
+    (12090, 13000, "13.0"), (12020, 12080, "12.3"), (11080, 12090, "12.3"),
+    (13000, 14000, "14.0"),
+])
+def test_a_driver_too_old_is_told_what_is_needed(version: int, bindings: int,
+                                                 needed: str) -> None:
+    simulation, backend = opened()
+    with_driver(backend, cuDriverGetVersion=lambda: (0, version), bindings_version=bindings)
+    with pytest.raises(DeviceError) as caught:
+        Device(backend)
+    assert str(caught.value) == (
+        f"the NVIDIA driver supports CUDA {version_text(version)}, but rawnn with cuda-bindings "
+        f"{version_text(bindings)} needs {needed} or newer: update the driver, or install "
+        f"rawnn[cu12] in place of rawnn[cu13]")
+    simulation.assert_clean()
+
+
+@pytest.mark.parametrize(("code", "call"), [
+    ("CUDA_ERROR_NO_DEVICE", "cuInit"), ("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "cuInit"),
+    ("CUDA_ERROR_UNKNOWN", "cuDeviceGetCount"),
+])
+def test_no_usable_gpu(code: str, call: str) -> None:
+    simulation, backend = opened(Fault(code, call=call))
+    with pytest.raises(DeviceError, match=rf"no usable GPU: {call} failed with {code} .*run with "
+                                          r"--device host to train on the CPU"):
+        Device(backend)
+    simulation.assert_clean()
+
+
+def test_no_driver_library() -> None:
+    def missing(flags: int) -> tuple[int]:
+        raise RuntimeError("libcuda.so.1 not found")
+
+    _, backend = opened()
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver can be loaded .*libcuda\.so\.1"):
+        Device(with_driver(backend, cuInit=missing))
+
+
+def test_an_ordinal_too_high() -> None:
+    simulation, backend = opened()
+    with pytest.raises(DeviceError, match=r"GPU 3 was asked for, but this machine has 1 GPU\(s\)"):
+        Device(backend, 3)
+    simulation.assert_clean()
+
+
+def test_a_failure_while_opening_leaves_nothing_behind() -> None:
+    simulation, backend = opened()
+    device = Device(backend)
+    calls = len(simulation.calls)
+    device.close()
+    assert calls > 8
+    for index in range(calls):
+        failing, backend = opened(Fault(index=index))
+        with pytest.raises(DeviceError):
+            Device(backend)
+        assert failing.leaks() == [], failing.calls[index]
+
+
+def test_every_release_is_tried_even_if_one_fails() -> None:
+    for call in ("cuMemFree", "cuStreamDestroy", "cuModuleUnload"):
+        simulation, backend = opened(Fault(call=call))
+        device = Device(backend)
+        relu(device, vector(device, 1.0), vector(device)).run(0)
+        with pytest.raises(DeviceError, match=f"{call} failed"):
+            device.close()
+        assert simulation.calls[-1] == "cuDevicePrimaryCtxRelease"
+        assert simulation.retained == 0
+
+
+def test_close_twice_is_harmless_and_the_context_is_shared() -> None:
+    simulation, backend = opened()
+    first, second = Device(backend), Device(backend)
+    first.close()
+    first.close()
+    assert simulation.retained == 1
+    vector(second, 1.0)
+    second.close()
+    simulation.assert_clean()
+
+
+def test_a_kernel_is_compiled_once(device: Device) -> None:
+    device.compile("relu.cu", ("relu<float>",))
+    found = device.function("relu.cu", "relu<float>")
+    assert device.compiled == 1
+    assert device.function("relu.cu", "relu<float>") is found
+    device.compile("relu.cu", ("relu<float>", "relu_backward<float>"))
+    assert device.compiled == 2  # only what was not there
+    assert device.compile_ms > 0
+    assert found.signature.arguments == ("float",)
+
+
+def test_copies_there_and_back(device: Device) -> None:
+    values = np.arange(10, dtype=np.int32)
+    address = device.memory.allocate(40, "ints").address
+    device.to_device(address, values, "ints")
+    back = np.zeros(10, np.int32)
+    device.to_host(back, address, "ints")
+    assert (back == values).all()
+    device.fill(address, 255, 40, "ints")
+    device.to_host_later(back, address, "ints")
+    device.stream.synchronize()
+    assert (back == -1).all()
+    device.to_device(0, np.zeros(0, np.int32), "nothing")  # no call at all
+    device.to_host(np.zeros(0, np.int32), 0, "nothing")
+
+
+def test_a_failed_copy_says_what_it_was_for() -> None:
+    _, backend = opened(Fault(call="cuMemcpyHtoDAsync"))
+    device = Device(backend)
+    address = device.memory.allocate(40, "x").address
+    with pytest.raises(DeviceError, match=r"cuMemcpyHtoDAsync failed .*\(weights, 40 bytes\)"):
+        device.to_device(address, np.zeros(10, np.float32), "weights")
+    device.close()
+
+
+def test_padded_puts_an_array_into_the_top_left_of_zeros() -> None:
+    found = padded(np.ones((2, 3)), (2, 4), "float32")
+    assert found.dtype == np.float32
+    assert found.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
+    assert padded(np.ones((4, 2)).T, (2, 4), "float32").flags.c_contiguous

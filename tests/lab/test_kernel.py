@@ -1,0 +1,182 @@
+"""A user's kernel on the simulated GPU, which is told what the kernel computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.cuda.device import Device
+from rawnn.errors import CompileError, ConfigError, DeviceError
+from rawnn.sim import Fault, Faults, Simulation, SimulationError, register
+
+SCALE = """
+// y = factor * x
+template <typename T>
+__global__ void lab_scale(const T* x, T* y, T factor, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = factor * x[i];
+}
+"""
+
+
+def scale(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    t.y[...] = a["factor"] * t.x
+
+
+register("lab_scale", scale, {"x": ("n",), "y": ("n",)}, reads=("x",), writes=("y",))
+
+
+@pytest.fixture
+def kernel(device: Device) -> rawnn.Kernel:
+    return rawnn.Kernel(SCALE, "lab_scale<float>", device=device)
+
+
+def vectors(device: Device, dtype: str = "float32", count: int = 100) -> tuple[Any, Any]:
+    return (rawnn.array(np.arange(count, dtype=dtype), device=device),
+            rawnn.empty(count, dtype, device=device))
+
+
+@pytest.mark.parametrize("factor", [2, 2.0, np.float32(2), np.int64(2), True + 1])
+@pytest.mark.parametrize("geometry", [(4, 32), ((4,), (32, 1)), ((1, 1, 1), 128), (4, 32, 1024)])
+def test_a_kernel_computes(device: Device, kernel: rawnn.Kernel, factor: Any,
+                           geometry: Any) -> None:
+    x, y = vectors(device)
+    kernel[geometry](x, y, factor, 100)
+    kernel.synchronize()
+    np.testing.assert_array_equal(y.numpy(), np.arange(100, dtype=np.float32) * 2)
+
+
+def test_the_same_template_for_another_type(device: Device, kernel: rawnn.Kernel) -> None:
+    x, y = vectors(device, "float64")
+    rawnn.Kernel(SCALE, "lab_scale<double>", device=device)[1, 128](x, y, 0.1, 100)
+    np.testing.assert_array_equal(y.numpy(), np.arange(100) * 0.1)
+    with pytest.raises(ConfigError, match="points to float, but the array holds float64"):
+        kernel[1, 128](x, y, 0.1, 100)
+
+
+def test_a_kernel_from_a_file(device: Device, tmp_path: Path) -> None:
+    path = tmp_path / "scale.cu"
+    path.write_text(SCALE)
+    x, y = vectors(device)
+    for source in (path, str(path)):
+        rawnn.Kernel(source, "lab_scale<float>", device=device)[1, 128](x, y, 3.0, 100)
+        assert y.numpy()[2] == 6
+    for source in (tmp_path / "none.cu", tmp_path):
+        with pytest.raises(ConfigError, match="cannot read the kernel"):
+            rawnn.Kernel(source, "k", device=device)
+
+
+def test_two_sources_of_the_same_name_are_two_kernels(device: Device) -> None:
+    other = SCALE.replace("lab_scale", "lab_other").replace("y = factor", "y = 2 factor")
+    register("lab_other", lambda t, a: t.y.fill(7), {"x": ("n",), "y": ("n",)}, reads=("x",),
+             writes=("y",))
+    first = rawnn.Kernel(SCALE, "lab_scale<float>", device=device)
+    second = rawnn.Kernel(other, "lab_other<float>", device=device)
+    x, y = vectors(device)
+    second[1, 128](x, y, 1.0, 100)
+    assert (y.numpy() == 7).all()
+    first[1, 128](x, y, 1.0, 100)
+    assert y.numpy()[5] == 5
+
+
+def test_a_kernel_of_numbers_alone(device: Device) -> None:
+    seen = []
+    register("lab_count", lambda t, a: seen.append(a["n"]), {}, reads=(), writes=())
+    kernel = rawnn.Kernel("__global__ void lab_count(int n) {}", "lab_count", device=device)
+    kernel[1, 1](3)
+    kernel[1, 1](np.int32(4))
+    kernel.synchronize()
+    assert seen == [3, 4]
+
+
+def test_none_is_a_null_pointer(sim: Simulation, device: Device, kernel: rawnn.Kernel) -> None:
+    x, _ = vectors(device)
+    kernel[1, 128](x, None, 2.0, 100)
+    with pytest.raises(SimulationError, match=r"operand 'y'"):
+        kernel.synchronize()
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ("x", "lab_scale<float> takes 4 arguments (x, y, factor, n), not 1"),
+    ("x y 2 100 5", "takes 4 arguments (x, y, factor, n), not 5"),
+    ("x y x 100", "argument 'factor' is a float, not an array"),
+    ("x 5 2 100", "argument 'y' is a pointer: pass a rawnn array (make one with rawnn.array)"),
+    ("x list 2 100", "argument 'y' is a pointer"),
+    ("x y 2 1.5", "argument 'n' (int) cannot hold 1.5"),
+    ("x y 1e300 100", "argument 'factor' (float) cannot hold 1e+300"),
+    ("x y text 100", "argument 'factor' (float) cannot hold 'text'"),
+    ("x y 2 4294967296", "argument 'n' (int) cannot hold 4294967296"),
+])
+def test_arguments_that_do_not_fit(device: Device, kernel: rawnn.Kernel, arguments: str,
+                                   sentence: str) -> None:
+    x, y = vectors(device)
+    known = {"x": x, "y": y, "list": [1.0], "1.5": 1.5, "1e300": 1e300, "text": "text"}
+    values = [known[w] if w in known else int(w) for w in arguments.split()]
+    with pytest.raises(ConfigError) as caught:
+        kernel[1, 128](*values)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("geometry", "sentence"), [
+    (4, "write kernel[grid, block]"), ((4,), "write kernel[grid, block]"),
+    ((1, 2, 3, 4), "write kernel[grid, block]"), ((0, 32), "grid = 0: give one to three whole"),
+    ((1, -1), "block = -1: give"), ((1.0, 32), "grid = 1.0: give"), (((), 32), "grid = (): give"),
+    (((1, 1, 1, 1), 32), "grid = (1, 1, 1, 1): give"), ((1, "32"), "block = '32': give"),
+    ((1, 32, 1.5), "shared memory is a number of bytes, not 1.5"),
+    ((1, 32, -4), "shared memory is a number of bytes, not -4"), ((None, 32), "grid = None: give"),
+])
+def test_geometry_that_is_none(kernel: rawnn.Kernel, geometry: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kernel[geometry]
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("source", "expression", "sentence"), [
+    (SCALE, "lab_scal<float>", "there is no kernel 'lab_scal'; did you mean 'lab_scale'?"),
+    (SCALE, "lab_scale", "lab_scale"), (SCALE, "lab_scale<float, 3>", "lab_scale"),
+    (SCALE, "", "is not a kernel name"), ("int x;\n", "k", "there is no kernel 'k'"),
+    ("__global__ void k(int& a) {}", "k", "reference"),
+])
+def test_names_that_do_not_fit(device: Device, source: str, expression: str,
+                               sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rawnn.Kernel(source, expression, device=device)
+    assert sentence in str(caught.value)
+
+
+def test_source_that_does_not_compile() -> None:
+    simulation = Simulation(faults=Faults(Fault("NVRTC_ERROR_COMPILATION",
+                                                call="nvrtcCompileProgram")))
+    device = Device(simulation.backend())
+    with pytest.raises(CompileError, match=r"kernel\.cu"):
+        rawnn.Kernel(SCALE, "lab_scale<float>", device=device)
+    device.close()
+    simulation.assert_clean()
+
+
+def test_a_launch_beyond_the_limits_says_its_geometry(device: Device,
+                                                      kernel: rawnn.Kernel) -> None:
+    x, y = vectors(device)
+    with pytest.raises(DeviceError, match=r"cuLaunchKernel failed .*block \(4096, 1, 1\)"):
+        kernel[1, 4096](x, y, 2.0, 100)
+
+
+def test_an_access_outside_the_array_is_found(sim: Simulation, device: Device) -> None:
+    kernel = rawnn.Kernel(SCALE, "lab_scale<float>", device=device)
+    x, y = vectors(device)
+    kernel[1, 128](x, y, 2.0, 101)
+    with pytest.raises(SimulationError, match="operand"):
+        kernel.synchronize()
+
+
+def test_a_kernel_that_nothing_is_known_of_is_refused(sim: Simulation, device: Device) -> None:
+    source = "__global__ void lab_unknown(float* x) {}"
+    kernel = rawnn.Kernel(source, "lab_unknown", device=device)
+    with pytest.raises(SimulationError, match=r"rawnn\.sim\.register"):
+        kernel[1, 1](rawnn.empty(1, device=device))
