@@ -22,10 +22,10 @@ from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LadderResult, read_ladder
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
-from rawnn.cli.options import make_config
+from rawnn.cli.options import check_output, make_config
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.errors import RawnnError
 from rawnn.result import write_atomically
 
 
@@ -104,13 +104,9 @@ def _say(message: str) -> None:
 
 
 def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:
-    """Find out before the measurement what would make its results impossible to keep."""
     for option, file in (("--json", json_file), ("--markdown", markdown_file),
                          ("--plot", plot_file)):
-        if file and not Path(file).absolute().parent.is_dir():
-            raise ConfigError(f"{option} {file}: there is no directory {Path(file).parent}")
-        if file and Path(file).is_dir():
-            raise ConfigError(f"{option} {file}: that is a directory")
+        check_output(option, file)
     if plot_file:
         require_matplotlib()
 

@@ -6,6 +6,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from rawnn.config import Config
 from rawnn.machine import open_device
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
@@ -18,7 +19,8 @@ from rawnn.opts.registry import Machine, Toggle
 def toggles(device: str) -> None:
     """List every toggle: name, parameters, claim, needs, implies, conflicts, and whether this
     machine can run it and if not, why."""
-    opened = open_device(device, lambda message: click.echo(f"rawnn: {message}", err=True))
+    opened = open_device(Config(device=device).device,
+                         lambda message: click.echo(f"rawnn: {message}", err=True))
     try:
         table = Table(title="toggles, in the order in which they are applied", title_justify="left")
         for heading in ("name", "claim", "needs", "implies", "conflicts", "here"):

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rawnn.cli.options import config_options, make_config
+from rawnn.cli.options import check_output, config_options, make_config
 from rawnn.machine import process_start
 from rawnn.training import Listener, Session
 
@@ -32,6 +32,7 @@ def train(config_file: str | None, json_file: str | None, quiet: bool, **options
     """
     imports_ms = process_start() * 1e3
     config = make_config(config_file, options)
+    check_output("--json", json_file)
     screen = _Screen(quiet, config.epochs)
     with screen, Session(config, screen, imports_ms) as session:
         result = session.run()

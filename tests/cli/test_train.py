@@ -1,0 +1,98 @@
+"""`rawnn train`: what it prints, what --json and --quiet do, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rawnn.runners.host import HostRunner
+from rawnn.training import train
+from tests.cli.conftest import Rawnn
+
+FAST = ("--device", "host", "--dataset", "synthetic", "--epochs", "2", "--batch", "500")
+
+
+def test_the_default_command_prints_reports_and_a_summary(rawnn: Rawnn) -> None:
+    done = rawnn(*FAST)
+    assert done.status == 0
+    for word in ("train loss", "test acc", "average epoch", "total training", "initialisation",
+                 "test accuracy", "SYNTHETIC", "host (NumPy)", "784-10, batch 500"):
+        assert word in done.out
+    rows = [line for line in done.out.splitlines() if line.split()[:1] in (["1"], ["2"])]
+    assert len(rows) == 2
+    assert rawnn("train", *FAST).out.splitlines()[:4] == done.out.splitlines()[:4]
+
+
+def test_on_the_simulated_gpu(rawnn: Rawnn) -> None:
+    done = rawnn(*FAST, "--device", "sim", "--opt", "seed,graphs=while")
+    assert done.status == 0, done.err
+    for word in ("GPU", "device memory", "nosync", "device-timed", "graphs=while"):
+        assert word in done.out
+
+
+def test_quiet_prints_nothing(rawnn: Rawnn) -> None:
+    done = rawnn(*FAST, "--quiet")
+    assert (done.status, done.out) == (0, "")
+
+
+def test_json_holds_the_whole_result(rawnn: Rawnn, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    done = rawnn(*FAST, "--quiet", "--seed", "3", "--json", str(file))
+    assert done.status == 0
+    kept = json.loads(file.read_text())
+    assert kept["config"]["seed"] == 3
+    assert kept["synthetic"] is True
+    assert [r["epoch"] for r in kept["history"]] == [1, 2]
+    assert kept["test_accuracy"] == kept["history"][-1]["test_accuracy"]
+    assert len(kept["epoch_ms"]) == 2
+    assert {"times", "environment", "toggles", "peak_memory_bytes", "interrupted"} <= kept.keys()
+    same = train(device="host", dataset="synthetic", epochs=2, batch=500, seed=3)
+    assert same.test_loss == kept["test_loss"]
+
+
+def test_a_configuration_file_and_options_that_win_over_it(rawnn: Rawnn, tmp_path: Path) -> None:
+    file, kept = tmp_path / "run.toml", tmp_path / "r.json"
+    file.write_text('layers = [784, 16, 10]\nepochs = 3\nbatch = 500\ndataset = "synthetic"\n'
+                    'device = "host"\nopt = ["fuse", "report=2"]\n')
+    done = rawnn("--config", str(file), "--epochs", "2", "--json", str(kept))
+    assert done.status == 0, done.err
+    config = json.loads(kept.read_text())["config"]
+    assert (config["layers"], config["epochs"], config["opt"]) == ([784, 16, 10], 2,
+                                                                  "fuse,report=2")
+
+
+def test_ctrl_c_prints_what_was_reached(
+    rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    epoch, file = HostRunner.epoch, tmp_path / "r.json"
+    done_epochs = 0
+
+    def interrupted(self: HostRunner, measured: bool) -> None:
+        nonlocal done_epochs
+        if done_epochs == 2:
+            raise KeyboardInterrupt
+        done_epochs += 1
+        epoch(self, measured)
+
+    monkeypatch.setattr(HostRunner, "epoch", interrupted)
+    done = rawnn(*FAST, "--epochs", "9", "--json", str(file))
+    assert "interrupted" in done.out
+    assert "after 2 of 9 epochs" in done.out
+    assert "Traceback" not in done.err
+    kept = json.loads(file.read_text())
+    assert kept["interrupted"] is True
+    assert [r["epoch"] for r in kept["history"]] == [1, 2]
+
+
+@pytest.mark.parametrize("command", [(), ("train",), ("toggles",), ("plan",), ("bench",),
+                                     ("cache",)])
+def test_help(rawnn: Rawnn, command: tuple[str, ...]) -> None:
+    done = rawnn(*command, "--help")
+    assert done.status == 0
+    assert "Usage: rawnn" in done.out
+
+
+def test_version(rawnn: Rawnn) -> None:
+    assert rawnn("--version").out.startswith("rawnn, version ")
