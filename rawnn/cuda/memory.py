@@ -68,11 +68,16 @@ class Memory:
 
     def arena(self, sizes: Iterable[tuple[str, int]], purpose: str) -> tuple[Allocation,
                                                                              dict[str, int]]:
-        """One allocation that holds every (name, bytes) at an aligned address of its own."""
+        """One allocation that holds every (name, bytes) at an aligned address of its own.
+
+        Behind each there is at least one byte that nothing writes: a kernel that reads past the
+        end of a tensor reads what was never written, which the simulated device reports, and not
+        its neighbour, which nothing would.
+        """
         offsets: dict[str, int] = {}
         total = 0
         for name, nbytes in sizes:
             offsets[name] = total
-            total += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            total += (nbytes // ALIGNMENT + 1) * ALIGNMENT
         block = self.allocate(total, purpose)
         return block, {name: block.address + offset for name, offset in offsets.items()}

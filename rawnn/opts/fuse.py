@@ -5,7 +5,7 @@ In this order, each where the plan allows it:
    another library computes it, with the softmax itself;
 2. bias and ReLU in the epilogue of the product ahead of them;
 3. the SGD update in the weight gradient's product (alpha = -lr, beta = 1, in place) and in the
-   bias gradient;
+   bias gradient, or both in one kernel behind a product in slices;
 4. the whole step of a one-layer network in two kernels that read the uint8 data set directly.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.policy import Policy
 from rawnn.step.op import Op
@@ -69,10 +70,17 @@ def _epilogue(plan: Plan) -> Plan:
 
 def _update(plan: Plan) -> Plan:
     for update in plan.find(kind="sgd"):
+        if update not in plan.ops:  # taken in by the update of its layer's weights
+            continue
         gradient = plan.producer(update.operands["dw"], update)
         if gradient is None or len(plan.consumers(update.operands["dw"])) != 1:
             continue
         weight, lr = update.operands["w"], update.attributes["lr"]
+        if gradient.kind == "matmul" and gradient.impl == "cublas":
+            rewritten = _sliced_update(plan, gradient, update)
+            if rewritten is not None:
+                plan = rewritten
+                continue
         if gradient.kind == "matmul":
             attributes = {**gradient.attributes, "alpha": -lr, "beta": 1.0}
             fused = replace(gradient, name=update.name, attributes=attributes,
@@ -84,6 +92,25 @@ def _update(plan: Plan) -> Plan:
             continue
         plan = plan.substitute([gradient, update], [fused])
     return plan
+
+
+def _sliced_update(plan: Plan, gradient: Op, update: Op) -> Plan | None:
+    """A small weight gradient in slices, whose sum the update of weights and biases takes in: the
+    same number of kernels as the product in place and the bias update beside it, and one chain
+    instead of two branches. None where the product is large enough."""
+    slices = slices_of(gradient)
+    dz = gradient.operands["a"]
+    bias_grad = next((op for op in plan.find(kind="bias_grad") if op.operands["dz"] == dz), None)
+    if slices == 1 or bias_grad is None:
+        return None
+    bias_update = next(op for op in plan.consumers(bias_grad.operands["db"]) if op.kind == "sgd")
+    partial, product = sliced(plan, gradient, slices)
+    total = Op("slices_sgd", update.name,
+               {"partial": partial.name, "w": update.operands["w"], "dz": dz,
+                "bias": bias_update.operands["w"]},
+               {"slices": slices, "lr": update.attributes["lr"]}, "fused")
+    return plan.with_tensors(partial).substitute(
+        [gradient, bias_grad, update, bias_update], [product, total])
 
 
 def _linear(plan: Plan) -> Plan:

@@ -27,6 +27,14 @@ def seed() -> Values:
             "fuse": None, "cudnn": None, "graphs": "step"}
 
 
+def resolve(name: str, network: Network, steps: int, machine: Machine) -> tuple[
+        Values, list[str]]:
+    """The toggles of a preset, and sentences on what it decided."""
+    if name == "best":
+        return best(network, steps, machine)
+    return (seed() if name == "seed" else none()), []
+
+
 def best(network: Network, steps: int, machine: Machine) -> tuple[Values, list[str]]:
     """What is fastest for this network on this machine, and why, in a sentence each."""
     if machine.gpu is not None:

@@ -72,13 +72,13 @@ def _parse(text: str, network: Network, steps: int, machine: Machine) -> tuple[
     preset = ""
     for word in filter(None, (w.strip() for w in text.split(","))):
         name, _, value = word.partition("=")
-        if word == "best":
-            chosen, why = presets.best(network, steps, machine)
-            asked.update(chosen)
+        if word in presets.PRESETS:
+            if asked:
+                notes.append(f"the preset {word} replaces what stands before it: "
+                             f"{', '.join(asked)}")
+            asked, why = presets.resolve(word, network, steps, machine)
             notes += why
-            preset = word
-        elif word in presets.PRESETS:
-            asked.update(presets.seed() if word == "seed" else presets.none())
+            removed.clear()
             preset = word
         elif word.startswith("-"):
             _known(word[1:])

@@ -174,6 +174,15 @@ KERNELS: dict[tuple[str, str], KernelImpl] = {
                           "cols": plan[op.operands["c"]].shape[1]},
         _elements(64),
         {"partial": ("slices*rows", "cols"), "bias": ("cols",), "c": ("rows", "cols")}),
+    ("slices_sgd", "fused"): KernelImpl(
+        "slices.cu", _instance("slices_sgd"),
+        lambda op, plan: {"slices": op.attributes["slices"], "lr": op.attributes["lr"],
+                          "rows": plan[op.operands["w"]].shape[0],
+                          "cols": plan[op.operands["w"]].shape[1],
+                          "batch": plan[op.operands["dz"]].shape[0]},
+        lambda s: ((_ceil(s["rows"] * s["cols"], 128) + int(s["rows"]), 1, 1), (128, 1, 1)),
+        {"partial": ("slices*rows", "cols"), "w": ("rows", "cols"), "dz": ("batch", "rows"),
+         "bias": ("rows",)}),
     ("bias_add", "naive"): KernelImpl(
         "bias.cu", _instance("bias_add"), _matrix("z"), _elements(),
         {"z": ("rows", "cols"), "bias": ("cols",)}),

@@ -89,10 +89,8 @@ class Lowering:
                             "for matrix products")
             self.libraries["cublasLt"] = _library_version(version)
         output = "c" if op.kind == "matmul" else "partial"
-        attributes = dict(op.attributes) if op.kind == "matmul" else {**op.attributes,
-                                                                      "layout": "nt"}
         product = self._lt.plan(
-            **attributes, lda=plan[op.operands["a"]].ld, ldb=plan[op.operands["b"]].ld,
+            **op.attributes, lda=plan[op.operands["a"]].ld, ldb=plan[op.operands["b"]].ld,
             ldc=plan[op.operands[output]].ld,
             workspace_limit=plan[op.operands["workspace"]].nbytes,
         )

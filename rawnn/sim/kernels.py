@@ -244,6 +244,8 @@ class Binding:
             rows, cols = extents if len(extents) == 2 else (1, extents[0])
             if window and len(extents) == 1:
                 rows, cols = extents[0], 1
+            if rows < 1 or cols < 1:
+                raise SimulationError(f"{label}: operand '{name}' has {rows} row(s) of {cols}")
             ld = scalars.get(f"ld{name}", cols)
             if ld < cols:
                 raise SimulationError(f"{label}: ld{name} is {ld}, less than the {cols} columns")
@@ -299,8 +301,11 @@ class Binding:
                 written.append(region)
             setattr(arrays, operand.name, array)
         # Infinities and NaNs are values here, as they are on the GPU.
-        with np.errstate(all="ignore"):
-            self._reference(arrays, self._attributes)
+        try:
+            with np.errstate(all="ignore"):
+                self._reference(arrays, self._attributes)
+        except (IndexError, ValueError) as error:  # a label out of range, extents that do not fit
+            raise SimulationError(f"{task}: its operands do not fit together: {error}") from error
         for region in written:
             memory.mark_written(region)
         if self._end is not None:

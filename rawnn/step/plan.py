@@ -70,9 +70,10 @@ class Plan:
         return replace(self, tensors=kept)
 
     def without_metrics(self) -> Plan:
-        """Drop the ops that do nothing but measure."""
+        """Drop the ops that do nothing but measure; one that also makes the gradient from the
+        probabilities becomes the op that does only that."""
         ops = tuple(
-            op for op in self.ops
+            _only_gradient(op) for op in self.ops
             if not all(self[name].role is Role.METRIC for name, _ in op.writes)
         )
         return replace(self, ops=ops).without_unused()
@@ -127,3 +128,10 @@ class Plan:
         lines += [f"  {tensor}" for name, tensor in self.tensors.items() if name in used]
         lines += ["ops", *(f"  {i:>3}  {op}" for i, op in enumerate(self.ops))]
         return "\n".join(lines)
+
+
+def _only_gradient(op: Op) -> Op:
+    if op.kind != "loss_gradient":
+        return op
+    operands = {role: op.operands[role] for role in ("p", "y", "dz")}
+    return Op("softmax_backward", "softmax_backward", operands)

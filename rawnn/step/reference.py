@@ -91,11 +91,13 @@ def matmul(t: SimpleNamespace, a: Attributes) -> None:
 @define("matmul_slices", reads=("a", "b"), writes=("partial", "workspace"),
         optional=("workspace",))
 def matmul_slices(t: SimpleNamespace, a: Attributes) -> None:
-    """partial = a[:, K] b[:, K]^T for each slice K of the inner dimension, stacked row by row."""
+    """partial = op(a)[:, K] op(b)[K] for each slice K of the inner dimension, stacked by rows."""
+    left = t.a.T if a["layout"][0] == "t" else t.a
+    right = t.b.T if a["layout"][1] == "t" else t.b
     m, part = a["m"], a["k"] // a["slices"]
     for s in range(a["slices"]):
         inner = slice(s * part, (s + 1) * part)
-        np.matmul(t.a[:, inner], t.b[:, inner].T, out=t.partial[s * m : (s + 1) * m])
+        np.matmul(left[:, inner], right[inner], out=t.partial[s * m : (s + 1) * m])
 
 
 @define("sum_slices", reads=("partial", "bias"), writes=("c",), optional=("bias",))
@@ -106,6 +108,14 @@ def sum_slices(t: SimpleNamespace, a: Attributes) -> None:
         t.c += t.bias
     if a["relu"]:
         np.maximum(t.c, 0, out=t.c)
+
+
+@define("slices_sgd", reads=("partial", "w", "dz", "bias"), writes=("w", "bias"))
+def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
+    """w -= lr * sum of the slices of partial; bias -= lr * column sums of dz."""
+    lr = t.w.dtype.type(a["lr"])
+    t.w -= lr * t.partial.reshape(a["slices"], *t.w.shape).sum(axis=0)
+    t.bias -= lr * t.dz.sum(axis=0)
 
 
 @define("bias_add", reads=("z", "bias"), writes=("z",))

@@ -79,7 +79,16 @@ def test_cublas_cuts_a_long_product_with_a_small_output_into_slices() -> None:
     assert kinds[1:4] == ["matmul_slices", "sum_slices", "bias_add"]
     assert kinds.count("matmul") == 1  # the weight gradient's inner dimension is the batch
     sliced = rewritten("cublas", network)[0].find(kind="matmul_slices")[0]
-    assert (sliced.attributes["slices"], sliced.attributes["k"]) == (28, 784)
+    assert (sliced.attributes["slices"], sliced.attributes["k"]) == (49, 784)
+
+
+def test_fuse_updates_from_the_slices_of_a_small_weight_gradient() -> None:
+    network = Network((784, 10))
+    selection = select("cublas,fuse", network, STEPS, CAPABLE)
+    plan = selection.apply(training_step(network, 128, 128 * STEPS, 0.1))[0].check()
+    assert [op.kind for op in plan.ops][-2:] == ["matmul_slices", "slices_sgd"]
+    assert plan.ops[-2].attributes["layout"] == "tn"
+    assert not plan.find(kind="bias_sgd")
 
 
 def test_cudnn_takes_the_softmax_and_packs_its_rows() -> None:

@@ -31,10 +31,10 @@ from tests.proof.runs import (
     ONE,
     TWO,
     WIDE,
+    data,
     first_of_each_site,
     recorded,
     strike,
-    tiny,
     train,
     work,
 )
@@ -160,7 +160,7 @@ def session_run(simulation: Simulation, made: Work, opt: str) -> dict[str, Any]:
         closing.callback(device.close)
         opened = Opened(device, machine_of(device), 0.0)
         config = Config(layers=ONE, epochs=2, batch=2, device="sim", opt=opt)
-        with Session(config, Listener(), data=tiny(), opened=opened) as session:
+        with Session(config, Listener(), data=data(5), opened=opened) as session:
             return session.run().to_dict()
 
 
@@ -181,7 +181,7 @@ NOTICES = {"rawnn: the simulated device computes with NumPy: its times say nothi
 
 def command_line(arguments: list[str], simulation: Simulation) -> int:
     with mock.patch("rawnn.sim.sim_backend", return_value=simulation.backend()), \
-            mock.patch("rawnn.training.load_dataset", return_value=tiny()):
+            mock.patch("rawnn.training.load_dataset", return_value=data(5)):
         return rawnn.cli.run(arguments)
 
 

@@ -37,7 +37,10 @@ INSTANCES = {
         "softmax_loss_gradient<float>",
     ],
     "sgd": ["sgd<float>"],
-    "slices": [f"sum_slices<float,{b},{r}>" for b, r in itertools.product(FLAGS, FLAGS)],
+    "slices": [
+        *(f"sum_slices<float,{b},{r}>" for b, r in itertools.product(FLAGS, FLAGS)),
+        "slices_sgd<float>",
+    ],
     "cursor": ["advance"],
     "while": ["advance_while"],
     "linear": [

@@ -143,11 +143,24 @@ def test_product_with_its_epilogue() -> None:
 @pytest.mark.parametrize("slices", [1, 2, 6])
 def test_slices_add_up_to_the_product(slices: int) -> None:
     a, b, bias = normal(4, 12), normal(3, 12, seed=1), normal(3, seed=2)
-    partial = run("matmul_slices", {"m": 4, "n": 3, "k": 12, "slices": slices}, a=a, b=b,
+    partial = run("matmul_slices",
+                  {"layout": "nt", "m": 4, "n": 3, "k": 12, "slices": slices}, a=a, b=b,
                   partial=np.full((slices * 4, 3), np.nan)).partial
     found = run("sum_slices", {"slices": slices, "bias": True, "relu": False}, partial=partial,
                 bias=bias, c=np.full((4, 3), np.nan)).c
     np.testing.assert_allclose(found, a @ b.T + bias, atol=1e-12)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4])
+def test_an_update_from_slices_is_the_update_from_the_whole_gradient(slices: int) -> None:
+    dz, x, w, bias = normal(8, 3), normal(8, 5, seed=1), normal(3, 5, seed=2), normal(3, seed=3)
+    partial = run("matmul_slices",
+                  {"layout": "tn", "m": 3, "n": 5, "k": 8, "slices": slices}, a=dz, b=x,
+                  partial=np.full((slices * 3, 5), np.nan)).partial
+    found = run("slices_sgd", {"slices": slices, "lr": 0.25}, partial=partial, w=w.copy(), dz=dz,
+                bias=bias.copy())
+    np.testing.assert_allclose(found.w, w - 0.25 * dz.T @ x, atol=1e-12)
+    np.testing.assert_allclose(found.bias, bias - 0.25 * dz.sum(axis=0), atol=1e-12)
 
 
 def test_a_loss_that_is_nan_stays_nan_and_a_vanishing_probability_is_clamped() -> None:

@@ -33,6 +33,7 @@ EXPRESSIONS = (
     "softmax_loss_gradient<float>",
     "sgd<float>",
     *(f"sum_slices<float,{b},{r}>" for b in ("false", "true") for r in ("false", "true")),
+    "slices_sgd<float>",
     "advance",
     "advance_while",
     *(f"linear_{half}<{c}>" for half in ("forward", "update") for c in CLASSES),

@@ -289,6 +289,28 @@ def check_sgd(emulator: Emulator, rng: np.random.Generator) -> None:
         padding_untouched(w)
 
 
+def check_slices_sgd(emulator: Emulator, rng: np.random.Generator) -> None:
+    shapes = ((1, 1, 1), (10, 31, 33))
+    for (rows, cols, batch), slices, pad in itertools.product(shapes, (1, 8, 9), (0, 2)):
+        partial = filled(rng.standard_normal((slices * rows, cols)), pad)
+        dz = filled(rng.standard_normal((batch, rows)), pad + 1)
+        w = filled(rng.standard_normal((rows, cols)), pad)
+        bias = rng.standard_normal(rows).astype(np.float32)
+        parts = partial.astype(np.float64).reshape(slices, rows, cols)
+        w_before, bias_before = w.astype(np.float64), bias.astype(np.float64)
+        emulator.launch(
+            "slices_sgd<float>", (-(-rows * cols // 64) + rows,), (64,), partial, pitch(partial),
+            w, pitch(w), slices, rows, cols, 0.1, dz, pitch(dz), bias, batch,
+        )  # fmt: skip
+        size = np.abs(parts).sum(axis=0)
+        close(w, w_before - 0.1 * parts.sum(axis=0),
+              0.1 * sum_bound(size, slices) + 2 * EPS * (np.abs(w_before) + size))
+        size = np.abs(dz.astype(np.float64)).sum(axis=0)
+        close(bias, bias_before - 0.1 * dz.astype(np.float64).sum(axis=0),
+              0.1 * sum_bound(size, batch) + 2 * EPS * (np.abs(bias_before) + size))
+        padding_untouched(w)
+
+
 def check_slices(emulator: Emulator, rng: np.random.Generator) -> None:
     counts = (1, 28, 33) if emulator.host_threads else (1, 7, 28, 32, 33, 65)
     for slices, (rows, cols), pad in itertools.product(counts, ((1, 1), (31, 10)), (0, 2)):

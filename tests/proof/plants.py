@@ -1,0 +1,448 @@
+"""Faults that are planted, one at a time, in runs that are otherwise right.
+
+Each class of fault lists its plants for a plan, and the number of those that would change nothing
+and are left out: `Plants(made, skipped)`. A plant runs a training with the fault in it, and
+answers by what it was caught: the name of an error, a leak, a result other than the clean run's;
+or None where nothing noticed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from rawnn.cuda import launch
+from rawnn.cuda.device import Device
+from rawnn.errors import RawnnError
+from rawnn.ptx.signature import KernelSignature
+from rawnn.runners import graphplan, lowering, programs
+from rawnn.runners.base import Work
+from rawnn.runners.gpu import GpuRunner
+from rawnn.sim import Simulation
+from rawnn.step.dependencies import dependencies
+from tests.proof.runs import RELEASES, planted_work, train
+from tests.proof.streams import TwoStreamRunner
+
+Plant = Callable[[], str | None]
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plants:
+    """What can be planted, by a description of each, and how many would change nothing."""
+
+    made: dict[str, Plant]
+    skipped: int = 0
+
+
+def verdict(simulation: Simulation, run: Callable[[], Found], wanted: Found) -> str | None:
+    """By what a run is caught, or None."""
+    try:
+        found = run()
+    except RawnnError as error:
+        return type(error).__name__
+    if simulation.leaks():
+        return "leak"
+    return None if same(found, wanted) else "wrong result"
+
+
+def same(found: Found, wanted: Found) -> bool:
+    """Whether losses, counts and parameters agree, up to sums in another order."""
+    return (
+        np.allclose(found["loss"], wanted["loss"], rtol=1e-5, atol=1e-6)
+        and np.array_equal(found["correct"], wanted["correct"])
+        and bool(np.isclose(found["test"].loss, wanted["test"].loss, rtol=1e-5))
+        and found["test"].accuracy == wanted["test"].accuracy
+        and all(np.allclose(found["parameters"][n], a, rtol=1e-5, atol=1e-6)
+                for n, a in wanted["parameters"].items())
+    )
+
+
+def tampered(work: Work, wanted: Found, patch: Callable[[], Any]) -> Plant:
+    """A plant that is in place for the whole of a run."""
+
+    def run() -> str | None:
+        simulation = Simulation()
+        with patch():
+            return verdict(simulation, lambda: train(simulation, work), wanted)
+
+    return run
+
+
+class Nth:
+    """Calls `wrong` in place of `right` the n-th time, and notes the arguments of every call."""
+
+    def __init__(self, right: Callable[..., Any], n: int | None = None,
+                 wrong: Callable[..., Any] | None = None) -> None:
+        self.right, self.n, self.wrong = right, n, wrong
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls.append(arguments)
+        if self.wrong is not None and len(self.calls) - 1 == self.n:
+            return self.wrong(*arguments, **named)
+        return self.right(*arguments, **named)
+
+
+def observe(work: Work, target: Any, name: str) -> list[tuple[Any, ...]]:
+    """Arguments of every call of a function in a clean run (a method's without `self`)."""
+    spy = Nth(getattr(target, name))
+    with replaced(target, name, spy):
+        train(Simulation(), work)
+    return [c[1:] for c in spy.calls] if isinstance(target, type) else spy.calls
+
+
+@contextmanager
+def replaced(target: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """`function` in place of a module's function or of a method."""
+    def method(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    with mock.patch.object(target, name, method):
+        yield
+
+
+def at(target: Any, name: str, n: int, wrong: Callable[..., Any]) -> Callable[[], Any]:
+    """A patch: the n-th call of target.name goes wrong."""
+    right = getattr(target, name)
+    return lambda: replaced(target, name, Nth(right, n, wrong))
+
+
+# -- order ----------------------------------------------------------------------------------------
+def edges(work: Work, wanted: Found) -> Plants:
+    """Each edge of each graph left out."""
+    made: dict[str, Plant] = {}
+    for number, (ops,) in enumerate(observe(work, graphplan, "dependencies")):
+        for after, befores in enumerate(dependencies(ops)):
+            for before in befores:
+                def without(ops: Any, edge: tuple[int, int] = (before, after)) -> Any:
+                    return [tuple(i for i in found if (i, index) != edge)
+                            for index, found in enumerate(dependencies(ops))]
+
+                made[f"graph {number}: {ops[before].name} -> {ops[after].name}"] = tampered(
+                    work, wanted, at(graphplan, "dependencies", number, without))
+    return Plants(made)
+
+
+def waits(work: Work, wanted: Found) -> Plants:
+    """Each event wait between two streams left out."""
+
+    def run(dropped: int | None) -> tuple[str | None, int]:
+        simulation, counted = Simulation(), []
+
+        class Runner(TwoStreamRunner):
+            def close(self) -> None:
+                counted.append(self.waits)
+                super().close()
+
+        Runner.dropped = dropped
+        with mock.patch("tests.proof.runs.GpuRunner", Runner):
+            found = verdict(simulation, lambda: train(simulation, work), wanted)
+        return found, counted[0]
+
+    clean, count = run(None)
+    assert clean is None, clean
+    return Plants({f"wait {n}": lambda n=n: run(n)[0] for n in range(count)})  # type: ignore[misc]
+
+
+# -- memory ---------------------------------------------------------------------------------------
+def early_frees(work: Work, wanted: Found) -> Plants:
+    """Each buffer freed ahead of the last op that touches it; each that lives longer, ahead of
+    the epoch. Scratch memory that one op alone touches has no earlier op to be freed behind."""
+    made: dict[str, Plant] = {}
+    skipped = 0
+    right = programs._lifetimes
+    for number, (plan,) in enumerate(observe(work, programs, "_lifetimes")):
+        first, last = right(plan)
+        for tensor in (n for n, t in plan.tensors.items() if t.role.temporary and n in last):
+            if last[tensor] == first[tensor]:
+                skipped += 1
+                continue
+
+            def early(plan: Any, tensor: str = tensor) -> Any:
+                first, last = right(plan)
+                return first, {**last, tensor: last[tensor] - 1}
+
+            made[f"{plan.name}: {tensor}"] = tampered(
+                work, wanted, at(programs, "_lifetimes", number, early))
+    count = len(_opened(work)[0].memory._live)
+    made.update({f"allocation {n}": lambda n=n: _freed(work, n)  # type: ignore[misc]
+                 for n in range(count)})
+    return Plants(made, skipped)
+
+
+def _opened(work: Work) -> tuple[Device, GpuRunner]:
+    device = Device(Simulation().backend())
+    return device, GpuRunner(device, work)
+
+
+def _freed(work: Work, number: int) -> str | None:
+    device, runner = _opened(work)
+    device.driver.cuMemFree(list(device.memory._live)[number])
+    try:
+        if work.quiet is not work.train:
+            runner.epoch(False)
+        runner.epoch(True)
+        runner.evaluate()
+        runner.parameters()
+    except RawnnError as error:
+        return type(error).__name__
+    return None
+
+
+def uninitialised(work: Work, wanted: Found) -> Plants:
+    """Each copy and fill that makes memory ready left out. Metrics are filled with zeros that the
+    epoch overwrites one and all: those fills are skipped."""
+    made: dict[str, Plant] = {}
+    skipped = 0
+    for name in ("to_device", "fill"):
+        for number, arguments in enumerate(observe(work, Device, name)):
+            purpose = arguments[-1]
+            if name == "fill" and (purpose != "cursor" or work.policy.graph):
+                skipped += 1  # a graph's own launch fills the cursor again
+                continue
+            made[f"{name} {number} of {purpose}"] = tampered(
+                work, wanted, at(Device, name, number, lambda *arguments, **named: None))
+    return Plants(made, skipped)
+
+
+def leaks(work: Work, wanted: Found) -> Plants:
+    """Each release forgotten."""
+    simulation = Simulation()
+    train(simulation, work)
+    return Plants({
+        f"{call} {index}": (lambda index=index: _forgotten(work, wanted, index))  # type: ignore[misc]
+        for index, call in enumerate(simulation.calls) if call in RELEASES
+    })
+
+
+class _Forgetful:
+    """A library of which the call with one index (over all libraries) does nothing."""
+
+    def __init__(self, library: Any, count: list[int], index: int) -> None:
+        self._library, self._count, self._index = library, count, index
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name)
+        if not name.startswith(("cu", "nvrtc")) or not callable(found):
+            return found
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            number, self._count[0] = self._count[0], self._count[0] + 1
+            return (0,) if number == self._index else found(*arguments, **named)
+
+        return call
+
+
+def _forgotten(work: Work, wanted: Found, index: int) -> str | None:
+    simulation, count = Simulation(), [0]
+    right = simulation.backend()
+    libraries = {name: _Forgetful(getattr(right, name)(), count, index)
+                 for name in ("driver", "nvrtc", "cublaslt", "cudnn")}
+    backend = type(right)(**{
+        **{f: getattr(right, f) for f in right.__dataclass_fields__},
+        **{name: (lambda library=library: library) for name, library in libraries.items()},
+    })
+    with mock.patch.object(simulation, "backend", return_value=backend):
+        return verdict(simulation, lambda: train(simulation, work), wanted)
+
+
+# -- launches -------------------------------------------------------------------------------------
+def _launches(work: Work) -> list[tuple[int, Any, KernelSignature, dict[str, Any]]]:
+    """(number, op, signature, values) of every binding of a kernel; of ops that recur in later
+    plans with the same values, the first."""
+    found, seen = [], set()
+    for number, (op, plan, signature, addresses) in enumerate(
+            observe(work, lowering, "kernel_arguments")):
+        values = lowering.kernel_arguments(op, plan, signature, addresses)
+        scalars = tuple(values[p.name] for p in signature.parameters if not p.pointer)
+        key = (op.name, op.kind, tuple(op.operands.items()), scalars)
+        if key not in seen:
+            seen.add(key)
+            found.append((number, op, signature, values))
+    return found
+
+
+class _Swapped(launch.Arguments):
+    """Two arguments of the same size, each in the other's place."""
+
+    def __init__(self, signature: KernelSignature, values: Any, pair: tuple[str, str]) -> None:
+        self._other = {pair[0]: pair[1], pair[1]: pair[0]}
+        super().__init__(signature, values)
+
+    def set(self, name: str, value: int | float) -> None:
+        where = self._offsets[self._index[self._other.get(name, name)]]
+        struct.pack_into("=" + launch._code(self._parameters[name]), self._buffer, where, value)
+
+    def cell(self, name: str) -> Any:
+        return super().cell(self._other.get(name, name) if name in self._index else name)
+
+
+def swaps(work: Work, wanted: Found) -> Plants:
+    """Every two arguments of one kernel that have the same size and different meaning swapped;
+    those whose values are equal are skipped."""
+    made: dict[str, Plant] = {}
+    skipped = 0
+    for number, op, signature, values in _launches(work):
+        for a, b in combinations(signature.parameters, 2):
+            if a.size != b.size:
+                continue
+            x, y = (struct.pack("=" + launch._code(p), values[p.name]) for p in (a, b))
+            varies = "offset" in (a.name, b.name) or (a.pointer and work.policy.allocator != "arena")
+            if x == y and not (varies and not work.policy.graph):
+                skipped += 1
+                continue
+            made[f"{op.name}: {a.name} <-> {b.name}"] = tampered(work, wanted, at(
+                lowering, "Arguments", number,
+                lambda signature, values, pair=(a.name, b.name): _Swapped(signature, values, pair)))
+    return Plants(made, skipped)
+
+
+def overruns(work: Work, wanted: Found) -> Plants:
+    """Each kernel given one row, column, example or element of a product too many."""
+    made: dict[str, Plant] = {}
+    right = lowering.kernel_arguments
+    for number, op, signature, _ in _launches(work):
+        for name in ("rows", "cols", "batch", "features", "m", "n", "k", "slices", "steps"):
+            if name not in {p.name for p in signature.parameters}:
+                continue
+
+            def more(*arguments: Any, name: str = name) -> Any:
+                values = right(*arguments)
+                return {**values, name: values[name] + 1}
+
+            made[f"{op.name}: {name} + 1"] = tampered(
+                work, wanted, at(lowering, "kernel_arguments", number, more))
+    return Plants(made)
+
+
+def instances(work: Work, wanted: Found) -> Plants:
+    """Each kernel replaced by another instance of its template: a flag turned round, a number one
+    larger. ReLU twice is ReLU once: that is skipped."""
+    made: dict[str, Plant] = {}
+    skipped = 0
+    right = Device.function
+    bound = observe(work, lowering.Lowering, "_kernel")
+    for number, (file, expression) in enumerate(observe(work, Device, "function")):
+        op, plan, *_ = bound[number]
+        clamped = "c" in op.operands and any(
+            reader.kind == "relu" for reader in plan.consumers(op.operands["c"]))
+        for found in re.finditer(r"true|false|\b\d+\b", expression):
+            word = found[0]
+            if clamped and word == "false" and found.end() == len(expression) - 1:
+                skipped += 1
+                continue
+            other = {"true": "false", "false": "true"}.get(word) or str(int(word) + 1)
+            changed = expression[: found.start()] + other + expression[found.end():]
+
+            def wrong(device: Any, file: str, _: str, changed: str = changed) -> Any:
+                return right(device, file, changed)
+
+            made[f"{number}: {expression} as {changed}"] = tampered(
+                work, wanted, at(Device, "function", number, wrong))
+    return Plants(made, skipped)
+
+
+def grids(work: Work, wanted: Found) -> Plants:
+    """Each kernel launched with one block, or one warp a block, too many."""
+    made: dict[str, Plant] = {}
+    right = lowering.KernelLaunch
+    for number, (_, _, _, label, *_) in enumerate(observe(work, lowering, "KernelLaunch")):
+        for what, dx, threads in (("a block", 1, 0), ("a warp", 0, 32)):
+            def wrong(driver: Any, stream: Any, function: Any, label: str, grid: Any, block: Any,
+                      *rest: Any, dx: int = dx, threads: int = threads) -> Any:
+                return right(driver, stream, function, label, (grid[0] + dx, *grid[1:]),
+                             (block[0] + threads, *block[1:]), *rest)
+
+            made[f"{number}: {label}, {what} more"] = tampered(
+                work, wanted, at(lowering, "KernelLaunch", number, wrong))
+    return Plants(made)
+
+
+def sample(plants: Plants, most: int) -> Plants:
+    """At most `most` plants, evenly spread; what is left out counts as not planted."""
+    names = list(plants.made)
+    stride = -(-len(names) // most)
+    return Plants({name: plants.made[name] for name in names[::stride]}, plants.skipped)
+
+
+def clean_run(work: Work) -> Found:
+    """A run without a fault, on whose numbers the comparison can stand."""
+    simulation = Simulation()
+    found = train(simulation, work)
+    simulation.assert_clean()
+    assert (found["correct"] > 0).all(), "a count of zero cannot be told from none"
+    return found
+
+
+MOST_SWAPS = 120
+
+CLASSES: dict[str, Callable[[Work, Found], Plants]] = {
+    "edge removed": edges,
+    "event wait dropped": waits,
+    "freed early": early_frees,
+    "not initialised": uninitialised,
+    "not released": leaks,
+    "arguments swapped": lambda work, wanted: sample(swaps(work, wanted), MOST_SWAPS),
+    "one too many": overruns,
+    "wrong instance": instances,
+    "wrong grid or block": grids,
+}
+
+PLANS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "baseline": ("none", (8, 4, 3)),
+    "arena,nosync": ("arena,nosync", (8, 4, 3)),
+    "preload": ("preload", (8, 3)),
+    "fuse": ("fuse", (8, 4, 3)),
+    "cublas": ("cublas", (8, 4, 3)),
+    "cublas, in slices": ("preload,cublas,fuse", (256, 3)),
+    "cudnn": ("cudnn", (8, 4, 3)),
+    "preload,arena,nosync,fuse": ("preload,arena,nosync,fuse", (8, 3)),
+    "preload,arena,nosync,cublas,cudnn,fuse": (
+        "preload,arena,nosync,cublas,cudnn,fuse", (8, 4, 3)),
+    "report": ("preload,report", (8, 3)),
+    "seed": ("seed", (8, 4, 3)),
+    "best": ("best", (8, 3)),
+    "best, two layers": ("best", (8, 4, 3)),
+    "graphs=step": ("graphs=step", (8, 3)),
+    "graphs=2": ("preload,graphs=2", (8, 3)),
+    "graphs=epoch": ("preload,graphs=epoch", (8, 3)),
+    "graphs=while": ("preload,fuse,graphs=while", (8, 4, 3)),
+}
+
+
+def applies(name: str, work: Work) -> bool:
+    """Waits can be dropped where a plan runs on two streams: one without graphs, in an arena."""
+    return name != "event wait dropped" or (
+        not work.policy.graph and work.policy.allocator == "arena"
+        and work.policy.sync != "step" and work.quiet is work.train)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """`skipped` are plants that change nothing; `missed` those that nothing noticed."""
+
+    planted: int
+    skipped: int
+    missed: tuple[str, ...]
+
+
+def tally(plan: str) -> dict[str, Tally]:
+    """Plant everything in one of PLANS, and count."""
+    work = planted_work(*PLANS[plan])
+    wanted = clean_run(work)
+    found = {}
+    for name, plants in CLASSES.items():
+        if applies(name, work):
+            planted = plants(work, wanted)
+            missed = tuple(what for what, plant in planted.made.items() if plant() is None)
+            found[name] = Tally(len(planted.made), planted.skipped, missed)
+    return found

@@ -1,0 +1,37 @@
+"""The simulated device's checks work: every fault planted in a run that is otherwise right is
+caught, and the table in docs/testing.md says so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.proof.plants import CLASSES, PLANS, tally
+from tests.proof.table import committed, row
+
+pytestmark = [pytest.mark.timeout(120),
+              pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # nonsense in, nonsense out
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_planted_fault_is_caught_and_in_the_table(plan: str) -> None:
+    found = tally(plan)
+    for name, counted in found.items():
+        assert not counted.missed, f"{name}: nothing noticed {', '.join(counted.missed)}"
+    assert row(plan, found) in committed().splitlines(), \
+        "docs/testing.md is out of date: run tools/fault_table.py"
+
+
+def test_the_table_has_every_plan_once_and_right_totals() -> None:
+    head, _, *rows = (line for line in committed().splitlines() if line.startswith("|"))
+    assert [cell.strip() for cell in head.split("|")[2:-1]] == list(CLASSES)
+    names = [line.split("|")[1].strip() for line in rows]
+    assert names == [*PLANS, "**all**"]
+    counts = [[sum(map(int, re.findall(r"^\d+", cell.strip()))) for cell in line.split("|")[2:-1]]
+              for line in rows]
+    assert counts[-1] == [sum(column) for column in zip(*counts[:-1], strict=True)]
+    assert all(total > 0 for total in counts[-1])
+    for cell in rows[-1].split("|")[2:-1]:
+        planted, _, caught = cell.strip().partition(" / ")
+        assert planted == caught
