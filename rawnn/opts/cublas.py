@@ -22,15 +22,16 @@ side by side."""
 MAX_TILES = 16
 """Output tiles of 128 x 64 up to which a product is too small to fill a GPU by itself."""
 MIN_SLICE = 16
-MAX_SLICES = 49
+MAX_SLICES = 28
+"""The sum of more than 32 slices takes a second trip to the L2 cache: 1.75 us in place of 1.34."""
 
 
 def slices_of(op: Op) -> int:
     """Into how many slices of k a product is cut, 1 for none: as many as leave 16 of k to each.
 
     784-10 at batch 128 on an H200: cuBLASLt's first choice takes 17.9 us (four kernels), the best
-    of 477 configurations 6.2 us, 28 slices as one strided batch 2.8 us, 49 slices 2.6 us, and
-    their sum 1.3 us. The weight gradient takes 4.1 us whole, 2.6 us in 8 slices.
+    of 477 configurations 6.2 us, 28 slices as one strided batch 2.8 us and their sum 1.3 us. The
+    weight gradient takes 4.1 us whole, 2.6 us in 8 slices.
     """
     m, n, k = (op.attributes[d] for d in "mnk")
     if -(-m // 128) * -(-n // 64) > MAX_TILES:

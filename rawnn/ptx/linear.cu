@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(256)
                    const float* __restrict__ bias, float* __restrict__ dz, int lddz,
                    float* __restrict__ row_loss, int* __restrict__ row_correct, int batch,
                    int features) {
-  __shared__ float partial[8][CLASSES];
+  __shared__ float4 partial[CLASSES][3];  // 8 warps and a pad
+  float* const partial_words = reinterpret_cast<float*>(partial);
   const int row = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread & 31;
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(256)
   float4 weights[CLASSES];
   if (quad < quads) load_weights(weights, w, ldw, quad);
   const float shift = warp == 0 && lane < CLASSES ? bias[lane] : 0.0f;
-  const float share = 1.0f / static_cast<float>(batch);
+  const float share = __fdividef(1.0f, static_cast<float>(batch));
 
   const long long index = static_cast<long long>(step) * batch + row;
   const unsigned char* image = images + index * ldimages;
@@ -88,25 +89,25 @@ __global__ void __launch_bounds__(256)
     }
     transpose_sum(sums, lane);
     const int c = transposed_index<CLASSES>(lane);
-    if (c >= 0) partial[warp][c] = sums[0];
+    if (c >= 0) partial_words[12 * c + warp] = sums[0];
+    if (warp == 0 && c >= 0) {
+      for (int absent = warps; absent < 8; ++absent) partial_words[12 * c + absent] = 0.0f;
+    }
   }
   __syncthreads();
   if (warp != 0) return;
 
   // One lane a class from here.
   constexpr int lanes = lanes_for(CLASSES);
-  float z = 0.0f;
-  if (lane < CLASSES) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i < warps) z += partial[i][lane];
-    }
-  }
+  const int own = lane < CLASSES ? lane : 0;
+  const float4 low = partial[own][0];
+  const float4 high = partial[own][1];
+  float z = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
   z = lane < CLASSES ? z * scale + shift : -infinity();
   const float largest = warp_max<lanes>(z);
   const float e = lane < CLASSES ? expf(z - largest) : 0.0f;
   const float total = warp_sum<lanes>(e);
-  const float p = e / total;
+  const float p = __fdividef(e, total);
   const unsigned int at_maximum = __ballot_sync(kFullWarp, lane < CLASSES && z == largest);
   if (lane < CLASSES) {
     dz[static_cast<long long>(row) * lddz + lane] =
@@ -119,6 +120,7 @@ __global__ void __launch_bounds__(256)
     row_correct[row] = predicted == label ? 1 : 0;
   }
 }
+
 
 constexpr int kTileFeatures = 8;
 constexpr int kTileRows = 128;               // batch rows staged at a time

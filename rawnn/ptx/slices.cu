@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(256)
 //
 //   w[r, j] -= lr * sum over s of partial[s*rows + r, j];  bias[r] -= lr * sum over b of dz[b, r]
 //   partial: [slices * rows, cols]; w: [rows, cols]; dz: [batch, rows]
+//   *cursor += steps, unless cursor is null: the end of a graph's step without a node of its own
 //
 // Used by `fuse` with `cublas`: one kernel in place of the products' sum, the bias gradient and two
 // updates. Launch: ceil(rows * cols / blockDim.x) + rows blocks of one dimension, at most 256
@@ -59,7 +60,8 @@ template <typename T>
 __global__ void __launch_bounds__(256)
     slices_sgd(const T* __restrict__ partial, int ldpartial, T* __restrict__ w, int ldw, int slices,
                int rows, int cols, float lr, const T* __restrict__ dz, int lddz,
-               T* __restrict__ bias, int batch) {
+               T* __restrict__ bias, int batch, int* cursor, int steps) {
+  if (cursor != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *cursor += steps;
   const int weight_blocks = static_cast<int>(gridDim.x) - rows;
   const int block = static_cast<int>(blockIdx.x);
   if (block >= weight_blocks) {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rawnn.policy import Policy
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op
-from rawnn.step.plan import Plan
+from rawnn.step.plan import Plan, advance
 
 MAX_LOOP_BODY = 16
 """Steps unrolled in the body of graphs=while: an iteration costs 3.9 us on an H200 beyond its
@@ -37,11 +37,10 @@ def graph_plans(plan: Plan, policy: Policy, steps: int) -> list[GraphPlan]:
         return [GraphPlan(plan.unrolled(steps), 1)]
     if policy.graph == "while":
         body = max(n for n in range(1, min(MAX_LOOP_BODY, steps) + 1) if steps % n == 0)
-        loop = plan.unrolled(body).advancing()
-        last = loop.ops[-1]
-        attributes = {**last.attributes, "end": steps, "handle": 0}
-        ops = (*loop.ops[:-1], replace(last, impl="while", attributes=attributes))
-        return [GraphPlan(replace(loop, ops=ops), 1, loop=True)]
+        loop = plan.unrolled(body)
+        last = replace(advance(body), impl="while",
+                       attributes={"steps": body, "end": steps, "handle": 0})
+        return [GraphPlan(replace(loop, ops=(*loop.ops, last)), 1, loop=True)]
     ahead = tuple(plan.find(kind="upload"))
     inside = replace(plan, ops=tuple(op for op in plan.ops if op not in ahead))
     size = min(policy.graph_steps if policy.graph == "unroll" else 1, steps)

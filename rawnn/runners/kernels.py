@@ -179,10 +179,11 @@ KERNELS: dict[tuple[str, str], KernelImpl] = {
         lambda op, plan: {"slices": op.attributes["slices"], "lr": op.attributes["lr"],
                           "rows": plan[op.operands["w"]].shape[0],
                           "cols": plan[op.operands["w"]].shape[1],
-                          "batch": plan[op.operands["dz"]].shape[0]},
+                          "batch": plan[op.operands["dz"]].shape[0],
+                          "steps": op.attributes.get("steps", 0)},
         lambda s: ((_ceil(s["rows"] * s["cols"], 128) + int(s["rows"]), 1, 1), (128, 1, 1)),
         {"partial": ("slices*rows", "cols"), "w": ("rows", "cols"), "dz": ("batch", "rows"),
-         "bias": ("rows",)}),
+         "bias": ("rows",), "cursor": ("1",)}),
     ("bias_add", "naive"): KernelImpl(
         "bias.cu", _instance("bias_add"), _matrix("z"), _elements(),
         {"z": ("rows", "cols"), "bias": ("cols",)}),

@@ -99,9 +99,14 @@ class Plan:
         return replace(self, tensors=tensors, ops=ops, steps=steps)
 
     def advancing(self) -> Plan:
-        """Add the op that moves the cursor past the plan's steps."""
-        op = Op("advance", "advance", {"cursor": "cursor"}, {"steps": self.steps})
-        return replace(self, ops=(*self.ops, op))
+        """Move the cursor past the plan's steps at the end: in the last op, if that can do it on
+        the side, else by an op of its own."""
+        *before, last = self.ops
+        if "cursor" in last.spec.optional:
+            last = replace(last, operands={**last.operands, "cursor": "cursor"},
+                           attributes={**last.attributes, "steps": self.steps})
+            return replace(self, ops=(*before, last))
+        return replace(self, ops=(*self.ops, advance(self.steps)))
 
     def check(self) -> Plan:
         """Raise ValueError unless every operand exists and everything read was written before."""
@@ -128,6 +133,11 @@ class Plan:
         lines += [f"  {tensor}" for name, tensor in self.tensors.items() if name in used]
         lines += ["ops", *(f"  {i:>3}  {op}" for i, op in enumerate(self.ops))]
         return "\n".join(lines)
+
+
+def advance(steps: int) -> Op:
+    """The op that adds `steps` to the cursor."""
+    return Op("advance", "advance", {"cursor": "cursor"}, {"steps": steps})
 
 
 def _only_gradient(op: Op) -> Op:

@@ -110,9 +110,15 @@ def sum_slices(t: SimpleNamespace, a: Attributes) -> None:
         np.maximum(t.c, 0, out=t.c)
 
 
-@define("slices_sgd", reads=("partial", "w", "dz", "bias"), writes=("w", "bias"))
+@define("slices_sgd", reads=("partial", "w", "dz", "bias", "cursor"),
+        writes=("w", "bias", "cursor"), optional=("cursor",))
 def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
-    """w -= lr * sum of the slices of partial; bias -= lr * column sums of dz."""
+    """w -= lr * sum of the slices of partial; bias -= lr * column sums of dz.
+
+    Given a cursor, it also advances it by `steps`.
+    """
+    if hasattr(t, "cursor"):
+        t.cursor[0] += a["steps"]
     lr = t.w.dtype.type(a["lr"])
     t.w -= lr * t.partial.reshape(a["slices"], *t.w.shape).sum(axis=0)
     t.bias -= lr * t.dz.sum(axis=0)

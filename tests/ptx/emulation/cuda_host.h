@@ -306,6 +306,7 @@ inline int min(int a, int b) { return a < b ? a : b; }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __int_as_float(int bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);

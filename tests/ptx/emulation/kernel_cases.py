@@ -297,11 +297,14 @@ def check_slices_sgd(emulator: Emulator, rng: np.random.Generator) -> None:
         w = filled(rng.standard_normal((rows, cols)), pad)
         bias = rng.standard_normal(rows).astype(np.float32)
         parts = partial.astype(np.float64).reshape(slices, rows, cols)
+        cursor = np.array([1], np.int32)
         w_before, bias_before = w.astype(np.float64), bias.astype(np.float64)
         emulator.launch(
             "slices_sgd<float>", (-(-rows * cols // 64) + rows,), (64,), partial, pitch(partial),
             w, pitch(w), slices, rows, cols, 0.1, dz, pitch(dz), bias, batch,
+            cursor if pad else ctypes.c_void_p(), 3,
         )  # fmt: skip
+        assert cursor[0] == (4 if pad else 1)
         size = np.abs(parts).sum(axis=0)
         close(w, w_before - 0.1 * parts.sum(axis=0),
               0.1 * sum_bound(size, slices) + 2 * EPS * (np.abs(w_before) + size))
