@@ -296,7 +296,8 @@ def swaps(work: Work, wanted: Found) -> Plants:
             if a.size != b.size:
                 continue
             x, y = (struct.pack("=" + launch._code(p), values[p.name]) for p in (a, b))
-            varies = "offset" in (a.name, b.name) or (a.pointer and work.policy.allocator != "arena")
+            varies = "offset" in (a.name, b.name) or (
+                a.pointer and work.policy.allocator != "arena")
             if x == y and not (varies and not work.policy.graph):
                 skipped += 1
                 continue

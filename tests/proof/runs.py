@@ -57,7 +57,7 @@ def work(opt: str, layers: tuple[int, ...] = ONE) -> Work:
 
 
 def train(simulation: Simulation, made: Work) -> dict[str, Any]:
-    """An epoch of each kind with all that a session asks of it, in the order in which a session closes."""
+    """An epoch of each kind with all that a session asks of it, closed as a session closes."""
     with ExitStack() as closing:
         device = Device(simulation.backend())
         closing.callback(device.close)

@@ -28,7 +28,8 @@ def test_a_toggle_in_five_minutes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_call_made_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(BLOCKS[1], "docs/testing.md", "exec"), {"__name__": "failing"})
-    assert "cuStreamCreate failed with CUDA_ERROR_ECC_UNCORRECTABLE [214]" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cuStreamCreate failed with CUDA_ERROR_ECC_UNCORRECTABLE [214]" in said
 
 
 def words(text: str) -> list[str]:
