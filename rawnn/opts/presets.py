@@ -24,7 +24,7 @@ def none() -> Values:
 def seed() -> Values:
     """The report's last rung. Its data and buffers are on the GPU before its clock starts."""
     return {"preload": None, "arena": None, "nosync": None, "cublas": None, "report": 10,
-            "fuse": None, "cudnn": None, "graphs": "step"}
+            "fuse": None, "cudnn": None, "graphs": "auto"}
 
 
 def resolve(name: str, network: Network, steps: int, machine: Machine) -> tuple[

@@ -43,6 +43,7 @@ def ops(text: str, network: Network = DEEP, evaluate: bool = False) -> list[str]
     ("arena", Policy(allocator="arena")), ("nosync", Policy(sync="report")),
     ("report=7", Policy(report=7)),
     ("graphs", Policy("report", 1, "arena", "step", 1)),
+    ("preload,graphs", Policy("report", 1, "arena", "unroll", 4)),
     ("preload,graphs=5", Policy("report", 1, "arena", "unroll", 5)),
     ("graphs=epoch", Policy("report", 1, "arena", "epoch", 1)),
     ("preload,graphs=while,report=3", Policy("report", 3, "arena", "while", 1)),

@@ -26,13 +26,13 @@ def chosen(text: str, network: Network = DEEP, steps: int = 468, machine: Machin
     ("cublas,preload", ["preload", "cublas"]),  # in the order in which they are applied
     (" fuse , arena", ["arena", "fuse"]), ("report", ["report=10"]), ("report=3", ["report=3"]),
     ("report=3,report=4", ["report=4"]), ("none,fuse", ["fuse"]),
-    ("graphs", ["arena", "nosync", "graphs=step"]),
+    ("graphs", ["arena", "nosync", "graphs=auto"]),
     ("preload,graphs=7", ["preload", "arena", "nosync", "graphs=7"]),
     ("graphs=epoch,graphs=while,preload", ["preload", "arena", "nosync", "graphs=while"]),
     ("seed", ["preload", "arena", "nosync", "report=10", "cublas", "cudnn", "fuse",
-              "graphs=step"]),
+              "graphs=auto"]),
     ("seed,-cudnn,report=5", ["preload", "arena", "nosync", "report=5", "cublas", "fuse",
-                              "graphs=step"]),
+                              "graphs=auto"]),
     ("best,-fuse,fuse", ["preload", "arena", "nosync", "cublas", "fuse", "graphs=epoch"]),
 ])
 def test_text_becomes_toggles_in_their_order(text: str, words: list[str]) -> None:
@@ -58,10 +58,10 @@ def test_what_is_implied_is_marked() -> None:
     ("report=0", "report=0: give a whole number of at least 1"),
     ("report=often", "report=often: give a whole number"), ("report=", "report=: give"),
     ("report=1.5", "report=1.5: give"),
-    ("graphs=0", "graphs=0: give step, epoch, while or a number of steps"),
-    ("graphs=", "graphs=: give step"), ("graphs=-1", "graphs=-1: give step"),
-    ("graphs=Epoch", "graphs=Epoch: give step"), ("graphs=²", "graphs=²: give step"),
-    ("graphs=" + "9" * 5000, "give step, epoch, while or a number of steps"),
+    ("graphs=0", "graphs=0: give auto, step, epoch, while or a number of steps"),
+    ("graphs=", "graphs=: give auto"), ("graphs=-1", "graphs=-1: give auto"),
+    ("graphs=Epoch", "graphs=Epoch: give auto"), ("graphs=²", "graphs=²: give auto"),
+    ("graphs=" + "9" * 5000, "give auto, step, epoch, while or a number of steps"),
     ("-cudnn", "'-cudnn' removes a toggle that is not on; write it behind a preset, as in "
                "best,-cudnn"),
     ("-cudnn,best", "removes a toggle that is not on"),
