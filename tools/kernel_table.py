@@ -5,6 +5,9 @@
     python tools/kernel_table.py --check    compile everything; exit 1 for a spill, or a kernel,
                                             that the table does not have
 
+Spills depend on the compiler, so the table has those of every major version of NVRTC: write it with
+NVRTC 13 first and with NVRTC 12 last, whose registers are the ones shown.
+
 Needs NVRTC and no GPU. Which template instances there are is asked of the engine: every
 combination of toggles is applied to networks of one and two layers, and each kernel that an op of
 the resulting plans is lowered to is an instance.
@@ -70,6 +73,8 @@ class Row:
 
 Measured = dict[Instance, dict[str, Row]]
 """Instances in the order of the table, with what each uses by architecture."""
+Spills = dict[tuple[int, str], tuple[int, int]]
+"""Bytes (stored, loaded) by major version of NVRTC and architecture."""
 
 INTRODUCTION = """\
 # What the kernels use
@@ -82,8 +87,8 @@ one and two layers, and the fused one-layer step for every number of classes it 
 is the block it is launched with at batch {batch} and {features} features. A cell of an architecture
 gives the registers per thread and, in brackets, the occupancy: the share of a multiprocessor's
 warps that can be resident with that block. *spills* are bytes stored + loaded per thread, by
-architecture. No kernel uses dynamic shared memory. `advance_while` is measured before it is linked
-with the CUDA device runtime."""
+architecture and compiler (0: none with NVRTC 12 and 13). No kernel uses dynamic shared memory.
+`advance_while` is measured before it is linked with the CUDA device runtime."""
 
 
 def instances() -> list[Instance]:
@@ -175,41 +180,48 @@ def measure_all(wanted: list[Instance], archs: list[str]) -> Measured:
     return found
 
 
-def spill_cell(rows: dict[str, Row]) -> str:
-    """The table's cell: 0, or bytes stored + loaded on each architecture that spills."""
-    return ", ".join(f"{arch} {stored}+{loaded}" for arch, row in rows.items()
-                     for stored, loaded in [row.spilled] if stored or loaded) or "0"
+def spill_cell(spilled: Spills) -> str:
+    """The table's cell: 0, or the bytes stored + loaded on each architecture that spills."""
+    return ", ".join(f"{arch} {stored}+{loaded} (NVRTC {major})"
+                     for (major, arch), (stored, loaded) in sorted(spilled.items())
+                     if stored or loaded) or "0"
 
 
-def render(found: Measured, version: str) -> str:
-    """docs/kernels.md."""
+def render(found: Measured, version: tuple[int, int], before: str = "") -> str:
+    """docs/kernels.md; the spills by other major versions of NVRTC are kept from `before`."""
+    major, minor = version
+    known = read_table(before)
     archs = list(next(iter(found.values())))
-    lines = [INTRODUCTION.format(version=version, batch=BATCH, features=FEATURES)]
+    lines = [INTRODUCTION.format(version=f"{major}.{minor}", batch=BATCH, features=FEATURES)]
     for source, group in itertools.groupby(found, key=lambda i: i.source):
         lines += [f"\n## {source}\n",
                   f"| kernel | threads | static shared (B) | spills | {' | '.join(archs)} |",
                   "|---" + "|---:" * (3 + len(archs)) + "|"]
         for instance in group:
             rows = found[instance]
+            spilled = {key: value for key, value in known.get(instance.expression, {}).items()
+                       if key[0] != major}
+            spilled |= {(major, arch): row.spilled for arch, row in rows.items()}
             shared = "/".join(str(n) for n in sorted({row.shared for row in rows.values()}))
             cells = [f"{row.registers} ({row.occupancy:.0%})" for row in rows.values()]
             lines.append(f"| `{instance.expression}` | {instance.threads} | {shared} | "
-                         f"{spill_cell(rows)} | {' | '.join(cells)} |")
+                         f"{spill_cell(spilled)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def read_table(text: str) -> dict[str, dict[str, tuple[int, int]]]:
-    """The spills that a table has: by expression, the bytes (stored, loaded) by architecture."""
+def read_table(text: str) -> dict[str, Spills]:
+    """The spills that a table has, by expression."""
     table = {}
     for match in re.finditer(r"^\| `([^`]+)` \|[^|]*\|[^|]*\| ([^|]*) \|", text, re.MULTILINE):
-        table[match[1]] = {arch: (int(stored), int(loaded)) for arch, stored, loaded in
-                           re.findall(r"(sm_\w+) (\d+)\+(\d+)", match[2])}
+        table[match[1]] = {
+            (int(major), arch): (int(stored), int(loaded)) for arch, stored, loaded, major in
+            re.findall(r"(sm_\w+) (\d+)\+(\d+) \(NVRTC (\d+)\)", match[2])}
     return table
 
 
-def complaints(found: Measured, text: str) -> list[str]:
-    """What the engine can launch and the table `text` does not say: kernels, and spills that are
-    not in it or larger than in it."""
+def complaints(found: Measured, text: str, major: int) -> list[str]:
+    """What the engine can launch and the table `text` does not say: kernels, and spills by NVRTC
+    `major` that are not in it or larger than in it."""
     table = read_table(text)
     said = []
     for instance, rows in found.items():
@@ -217,12 +229,19 @@ def complaints(found: Measured, text: str) -> list[str]:
             said.append(f"{instance.expression} ({instance.source}) is not in the table")
             continue
         for arch, row in rows.items():
-            known = table[instance.expression].get(arch, (0, 0))
+            known = table[instance.expression].get((major, arch), (0, 0))
             if any(now > before for now, before in zip(row.spilled, known, strict=True)):
                 said.append(f"{instance.expression} ({instance.source}) spills {row.spilled[0]} "
-                            f"bytes and loads {row.spilled[1]} on {arch}; the table has "
-                            f"{known[0]} and {known[1]}")
+                            f"bytes and loads {row.spilled[1]} on {arch} with NVRTC {major}; the "
+                            f"table has {known[0]} and {known[1]}")
     return said
+
+
+def compiler() -> tuple[int, int]:
+    """Major and minor version of the installed NVRTC."""
+    nvrtc = Nvrtc()
+    major, minor = check(nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion())
+    return major, minor
 
 
 def main() -> int:
@@ -238,7 +257,7 @@ def main() -> int:
         return 1
     found = measure_all(instances(), archs)
     if check_only:
-        said = complaints(found, TABLE.read_text())
+        said = complaints(found, TABLE.read_text(), compiler()[0])
         said += [f"{expression} is in the table, but the engine never asks for it"
                  for expression in sorted(read_table(TABLE.read_text())
                                           .keys() - {i.expression for i in found})]
@@ -247,9 +266,8 @@ def main() -> int:
                   f"tools/kernel_table.py", file=sys.stderr)
         print(f"{len(found)} kernels on {len(archs)} architectures: {len(said)} differences")
         return bool(said)
-    nvrtc = Nvrtc()
-    major, minor = check(nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion())
-    TABLE.write_text(render(found, f"{major}.{minor}"))
+    before = TABLE.read_text() if TABLE.exists() else ""
+    TABLE.write_text(render(found, compiler(), before))
     print(f"{TABLE.relative_to(ROOT)}: {len(found)} kernels on {len(archs)} architectures")
     return 0
 

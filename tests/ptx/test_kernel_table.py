@@ -66,15 +66,26 @@ def test_no_kernel_spills_more_than_the_table_says(
     wanted = [i for i in COMPILED if i.source == source]
     rows = tool.measure(source, wanted, arch)
     found = {i: {arch: rows[i.expression]} for i in wanted}
-    assert tool.complaints(found, TEXT) == []
+    assert tool.complaints(found, TEXT, tool.compiler()[0]) == []
 
 
 def test_a_new_spill_and_a_missing_kernel_are_found() -> None:
     instance = tool.Instance("a.cu", "a<float>", 128)
     found = {instance: {"sm_90": tool.Row(32, 0, (8, 16), 1.0)}}
-    assert "is not in the table" in tool.complaints(found, "")[0]
+    (missing,) = tool.complaints(found, "", 12)
+    assert "a<float> (a.cu) is not in the table" in missing
     clean = {instance: {"sm_90": tool.Row(32, 0, (0, 0), 1.0)}}
-    (spill,) = tool.complaints(found, tool.render(clean, "12.9"))
-    assert "spills 8 bytes and loads 16 on sm_90; the table has 0 and 0" in spill
-    assert tool.complaints(found, tool.render(found, "12.9")) == []
-    assert tool.complaints(clean, tool.render(found, "12.9")) == []
+    (spill,) = tool.complaints(found, tool.render(clean, (12, 9)), 12)
+    assert "spills 8 bytes and loads 16 on sm_90 with NVRTC 12; the table has 0 and 0" in spill
+    assert tool.complaints(found, tool.render(found, (12, 9)), 12) == []
+    assert tool.complaints(clean, tool.render(found, (12, 9)), 12) == []
+
+
+def test_spills_are_kept_for_each_compiler() -> None:
+    instance = tool.Instance("a.cu", "a<float>", 128)
+    found = {instance: {"sm_90": tool.Row(32, 0, (8, 16), 1.0)}}
+    clean = {instance: {"sm_90": tool.Row(32, 0, (0, 0), 1.0)}}
+    both = tool.render(clean, (12, 9), tool.render(found, (13, 0)))
+    assert tool.complaints(found, both, 13) == []
+    assert len(tool.complaints(found, both, 12)) == 1
+    assert "sm_90" not in tool.render(clean, (13, 0), both).split("|")[-4]
