@@ -112,7 +112,8 @@ def compile_source(
         identity = _identity(nvrtc)
         if identity is None:
             nvrtc = _library(nvrtc)
-            identity = "NVRTC {}.{}".format(*check(nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion()))
+            identity = "NVRTC {}.{}".format(*check(
+                nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion(), f"the cache key of {name}"))
         parts = [_FORMAT, identity, Path(name).name, text, includes.digest, *flags, *expressions]
         key = _digest(parts)
         stored = cache.get(key)

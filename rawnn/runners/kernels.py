@@ -19,8 +19,8 @@ from rawnn.step.plan import Plan
 Scalars = dict[str, int | float]
 Shape = tuple[str, ...]
 """Extents of an operand: numbers, or names of the kernel's scalar parameters and their products.
-A leading "@" marks the rows (or the one element) that belong to the current step: "@batch" are rows s*batch to
-s*batch + batch - 1, "@1" is element s."""
+A leading "@" marks the rows (or the one element) that belong to the current step: "@batch" are rows
+s*batch to s*batch + batch - 1, "@1" is element s."""
 
 
 @dataclass(frozen=True)

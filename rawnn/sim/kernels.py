@@ -231,6 +231,8 @@ class Binding:
             name = parameter.name
             if not parameter.pointer:
                 continue
+            if name == "cursor" and name in meaning.optional and not values[name]:
+                continue  # left out: only the last op of a graph moves the cursor on the side
             read, write = name in reads, name in meaning.writes
             if not (read or write):
                 if name in meaning.reads:
