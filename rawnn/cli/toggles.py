@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import click
-from rich.console import Console
-from rich.table import Table
 
 from rawnn.config import Config
 from rawnn.machine import open_device
@@ -22,23 +22,31 @@ def toggles(device: str) -> None:
     opened = open_device(Config(device=device).device,
                          lambda message: click.echo(f"rawnn: {message}", err=True))
     try:
-        table = Table(title="toggles, in the order in which they are applied", title_justify="left")
-        for heading in ("name", "claim", "needs", "implies", "conflicts", "here"):
-            table.add_column(heading, overflow="fold")
+        machine = opened.machine
+        here = "a GPU" if machine.gpu is None else f"the host ({machine.gpu})"
+        click.echo(f"Toggles, in the order in which they are applied; judged for {here}.\n")
         for toggle in TOGGLES.values():
-            name = toggle.name + (f"={toggle.parameter.form}" if toggle.parameter else "")
-            table.add_row(name, toggle.claim, toggle.needs_text or "-",
-                          ", ".join(toggle.implies) or "-", ", ".join(toggle.conflicts) or "-",
-                          _verdict(toggle, opened.machine))
-        console = Console()
-        console.print(table)
-        console.print(f"presets: {', '.join(PRESETS)}")
+            click.echo(_entry(toggle, machine))
+        click.echo(f"\nPresets: {', '.join(PRESETS)}. Each toggle has a page in docs/toggles.")
     finally:
         if opened.device:
             opened.device.close()
 
 
+def _entry(toggle: Toggle, machine: Machine) -> str:
+    name = toggle.name + (f"={toggle.parameter.form}" if toggle.parameter else "")
+    default = f" (alone: {toggle.parameter.default})" if toggle.parameter else ""
+    facts = [f"needs {toggle.needs_text}" if toggle.needs_text else "",
+             f"implies {', '.join(toggle.implies)}" if toggle.implies else "",
+             f"conflicts with {', '.join(toggle.conflicts)}" if toggle.conflicts else "",
+             f"runs here: {_verdict(toggle, machine)}"]
+    lines = [f"{toggle.claim}{default}", "; ".join(filter(None, facts))]
+    wrapped = [textwrap.fill(line, 96, initial_indent="    ", subsequent_indent="    ")
+               for line in lines]
+    return "\n".join([name, *wrapped])
+
+
 def _verdict(toggle: Toggle, machine: Machine) -> str:
     if machine.gpu is not None:
-        return "yes, on the host" if toggle.host else f"no: {machine.gpu}"
+        return "yes, on the host" if toggle.host else "no: only for a GPU"
     return f"no: it {reason}" if (reason := toggle.needs(machine)) else "yes"
