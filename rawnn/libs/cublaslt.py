@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from rawnn.cuda.errors import require_package
@@ -203,11 +202,3 @@ class CublasLt:
 def _integer(attribute: str, value: int) -> ctypes.c_uint64 | ctypes.c_int32:
     """The attribute's value in the width that the library wants."""
     return ctypes.c_uint64(value) if attribute in _POINTER_SIZED else ctypes.c_int32(value)
-
-
-def preload() -> Future[CublasLt]:
-    """Construct CublasLt in a thread; `.result()` waits for it and raises what it raised."""
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rawnn-cublaslt")
-    future = pool.submit(CublasLt)
-    pool.shutdown(wait=False)
-    return future

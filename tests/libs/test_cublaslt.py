@@ -154,13 +154,6 @@ def test_missing_driver_is_not_a_missing_package(bindings: Bindings) -> None:
     assert not isinstance(raised.value, MissingLibrary)
 
 
-def test_preload_constructs_in_a_thread(bindings: Bindings) -> None:
-    assert cublaslt.preload().result(30).cublasLtGetVersion() == (0, 120903)
-    bindings.load_error = RuntimeError("No such file: libcublasLt.so.12")
-    with pytest.raises(MissingLibrary):
-        cublaslt.preload().result(30)
-
-
 def test_the_bindings_agree_with_what_we_pass() -> None:
     lt = pytest.importorskip("nvmath.bindings.cublasLt")
     for name in ("TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER"):
