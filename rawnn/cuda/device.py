@@ -93,8 +93,9 @@ class Device:
             version = self._check("cuDriverGetVersion")
             count = self._check("cuDeviceGetCount")
         except RuntimeError as error:  # the bindings could not load libcuda
-            raise DeviceError("no NVIDIA driver can be loaded on this machine (libcuda is missing or "
-                              "does not load)") from error
+            raise DeviceError(
+                "no NVIDIA driver can be loaded on this machine (libcuda is missing or broken)"
+            ) from error
         except CallFailed as error:
             raise DeviceError(
                 f"no usable GPU: {error}; run with --device host to train on the CPU"

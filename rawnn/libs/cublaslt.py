@@ -3,7 +3,7 @@
 As in rawnn/cuda/driver.py, every method carries the library's own name and returns its status
 first; descriptors, layouts and handles are opaque ints, enumerations go in by the library's own
 names less their common prefix. The bindings are imported at construction only (0.35 s warm and
-about 1 s cold), which `preload` does in a thread beside the driver's own start.
+about 1 s cold).
 """
 
 from __future__ import annotations

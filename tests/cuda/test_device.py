@@ -79,7 +79,7 @@ def test_no_driver_library() -> None:
         raise RuntimeError("libcuda.so.1 not found")
 
     _, backend = opened()
-    with pytest.raises(DeviceError, match=r"no NVIDIA driver can be loaded .*libcuda\.so\.1"):
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver can be loaded .*libcuda is missing"):
         Device(with_driver(backend, cuInit=missing))
 
 
