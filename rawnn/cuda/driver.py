@@ -46,7 +46,7 @@ class Driver:
             "cuStreamEndCapture", "cuEventCreate", "cuEventDestroy", "cuEventRecord",
             "cuEventSynchronize", "cuEventElapsedTime", "cuLaunchKernel",
             "cuGraphCreate", "cuGraphDestroy", "cuGraphUpload", "cuGraphLaunch",
-            "cuGraphExecDestroy", "cuGraphInstantiate", "cuLinkDestroy",
+            "cuGraphExecDestroy", "cuGraphExecUpdate", "cuGraphInstantiate", "cuLinkDestroy",
         ):
             setattr(self, name, getattr(cu, name))
 
@@ -167,10 +167,10 @@ class Driver:
         )
         return code, int(handle) if handle is not None else 0
 
-    def cuGraphAddWhileNode(
-        self, graph: Any, dependencies: Sequence[Any], handle: int, context: Any
+    def cuGraphAddConditionalNode(
+        self, graph: Any, dependencies: Sequence[Any], handle: int, kind: str, context: Any
     ) -> tuple[Any, Any, Any]:
-        """Add a WHILE conditional node; returns (code, node, body graph).
+        """Add a conditional node, `kind` "IF" or "WHILE"; returns (code, node, body graph).
 
         The driver's call is cuGraphAddNode: edge data only as `_v2` in the CUDA 12 bindings,
         under the plain name in 13.
@@ -179,7 +179,8 @@ class Driver:
         params = cu.CUgraphNodeParams()
         params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
         params.conditional.handle = cu.CUgraphConditionalHandle(handle)
-        params.conditional.type = cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
+        params.conditional.type = getattr(cu.CUgraphConditionalNodeType,
+                                          "CU_GRAPH_COND_TYPE_" + kind)
         params.conditional.size = 1
         params.conditional.ctx = context
         add = cu.cuGraphAddNode_v2 if self._edge_data_v2 else cu.cuGraphAddNode
@@ -189,6 +190,27 @@ class Driver:
             out = params.conditional.phGraph_out
             body = out[0] if isinstance(out, (list, tuple)) else self._graph_at(int(out))
         return code, node, body
+
+    def cuGraphAddDependencies(
+        self, graph: Any, producers: Sequence[Any], consumer: Any
+    ) -> tuple[Any, ...]:
+        """Join kernel nodes by programmatic edges: `consumer` may begin once each producer has
+        triggered (cudaTriggerProgrammaticLaunchCompletion) or ended.
+
+        Edge data is taken by `_v2` in the CUDA 12 bindings, by the plain name in 13.
+        """
+        cu = self._cu
+        edges = []
+        for _ in producers:
+            edge = cu.CUgraphEdgeData()
+            edge.from_port = cu.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+            edge.to_port = cu.CU_GRAPH_KERNEL_NODE_PORT_DEFAULT
+            edge.type = int(cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+            edges.append(edge)
+        add = cu.cuGraphAddDependencies_v2 if self._edge_data_v2 else cu.cuGraphAddDependencies
+        result: tuple[Any, ...] = add(graph, list(producers), [consumer] * len(edges), edges,
+                                      len(edges))
+        return result
 
     def _graph_at(self, address: int) -> Any:
         return self._cu.CUgraph(ctypes.c_void_p.from_address(address).value)

@@ -33,10 +33,26 @@ class Graph:
 
     def add_kernel(self, after: Nodes, function: Any, grid: tuple[int, int, int],
                    block: tuple[int, int, int], shared_bytes: int, arguments: int,
-                   label: str) -> Any:
-        """A kernel node; `arguments` is the address of the packed pointer array."""
-        return check(self._driver, "cuGraphAddKernelNode", self._driver.cuGraphAddKernelNode(
+                   label: str, programmatic_after: Nodes = ()) -> Any:
+        """A kernel node; `arguments` is the address of the packed pointer array.
+
+        The kernel may begin before the kernel nodes `programmatic_after` end: as soon as all of
+        them have called cudaTriggerProgrammaticLaunchCompletion(), or ended without. It must call
+        cudaGridDependencySynchronize() (PTX: griddepcontrol.wait, from sm_90 on) before it
+        touches what they read or write. (Programmatic dependent launch, CUDA C++ Programming
+        Guide; edges of the type CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.)
+
+        Raises CallFailed where the driver refuses the node or a programmatic edge: one from a
+        node that is no kernel, or that is in `after` as well. The node is in the graph without
+        its programmatic edges then, so the graph is of no more use.
+        """
+        node = check(self._driver, "cuGraphAddKernelNode", self._driver.cuGraphAddKernelNode(
             self.handle, after, function, grid, block, shared_bytes, arguments), label)
+        if programmatic_after:
+            result = self._driver.cuGraphAddDependencies(self.handle, programmatic_after, node)
+            check(self._driver, "cuGraphAddDependencies", result,
+                  f"programmatic edges to {label}")
+        return node
 
     def add_memset(self, after: Nodes, address: int, value: int, nbytes: int, label: str) -> Any:
         """A node that sets `nbytes` bytes to `value`."""
@@ -66,8 +82,21 @@ class Graph:
 
     def add_while(self, after: Nodes, handle: int, label: str) -> tuple[Any, Graph]:
         """A node that runs its body graph until the value of `handle` is 0; returns both."""
-        node, body = check(self._driver, "cuGraphAddNode", self._driver.cuGraphAddWhileNode(
-            self.handle, after, handle, self._context), label)
+        return self._add_conditional(after, handle, "WHILE", label)
+
+    def add_if(self, after: Nodes, handle: int, label: str) -> tuple[Any, Graph]:
+        """A node that runs its body graph once if the value of `handle` is not 0; returns both.
+
+        The value is that of the handle when the node's turn comes: its default, unless a kernel
+        of the same launch has called cudaGraphSetConditional.
+        """
+        return self._add_conditional(after, handle, "IF", label)
+
+    def _add_conditional(self, after: Nodes, handle: int, kind: str,
+                         label: str) -> tuple[Any, Graph]:
+        result = self._driver.cuGraphAddConditionalNode(self.handle, after, handle, kind,
+                                                        self._context)
+        node, body = check(self._driver, "cuGraphAddNode", result, label)
         inner = Graph(self._driver, self._context, label, handle=body)
         self.kept.append(inner.kept)
         return node, inner
@@ -131,6 +160,22 @@ class ExecutableGraph:
         result = self._launch(self.handle, stream.handle)
         if result[0]:
             check(self._driver, "cuGraphLaunch", result, self.label)
+
+    def update(self, graph: Graph) -> None:
+        """Take over what the nodes of `graph` work on: kernels with their arguments and geometry,
+        the addresses and sizes of copies and fills, the defaults of conditional handles. Launches
+        made before are not changed; what they point at stays alive until `close`.
+
+        Raises CallFailed, and changes nothing, unless `graph` has the same nodes with the same
+        edges, both added in the same order, as the graph this one was made from. The direction
+        of a copy and the handle of a conditional node may not change either.
+        """
+        result = self._driver.cuGraphExecUpdate(self.handle, graph.handle)
+        check(self._driver, "cuGraphExecUpdate", result,
+              f"{self.label}: an update needs a graph with the same nodes and edges, added in the "
+              f"same order")
+        known = {id(thing) for thing in self.kept}
+        self.kept += [thing for thing in graph.kept if id(thing) not in known]
 
     def close(self) -> None:
         check(self._driver, "cuGraphExecDestroy", self._driver.cuGraphExecDestroy(self.handle),

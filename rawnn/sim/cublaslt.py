@@ -15,7 +15,7 @@ from rawnn.libs.cublaslt import COMPUTE_TYPE, DATA_TYPE, Heuristic
 from rawnn.sim.codes import describe
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
-from rawnn.sim.graphs import Effect
+from rawnn.sim.graphs import Effect, Node
 from rawnn.sim.memory import Region
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
@@ -215,7 +215,7 @@ class SimCublasLt:
         label = f"cublasLtMatmul m={m} n={n} k={k}"
         effect = self._product(label, attributes, scales, layouts, (a, b, c, d),
                                (workspace, needed))
-        self.simulation.enqueue(stream, label, effect)
+        self.simulation.enqueue(stream, Node("kernel", label, (), effect))
         return (0,)
 
     def _handle(self, handle: int) -> None:

@@ -18,6 +18,7 @@ from rawnn.sim.codes import describe
 from rawnn.sim.cublaslt import load, quiet, store
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
+from rawnn.sim.graphs import Node
 from rawnn.sim.memory import Region
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
@@ -154,5 +155,6 @@ class SimCudnn:
             memory.mark_written(out)
 
         stream = self._handle(handle).stream
-        self.simulation.enqueue(stream, f"cudnnSoftmaxForward rows={rows} cols={cols}", quiet(run))
+        label = f"cudnnSoftmaxForward rows={rows} cols={cols}"
+        self.simulation.enqueue(stream, Node("kernel", label, (), quiet(run)))
         return (0,)

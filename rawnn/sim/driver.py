@@ -11,10 +11,12 @@ from typing import Any
 
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY
 from rawnn.ptx.signature import parse_kernels
+from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
-from rawnn.sim.driver_graphs import GraphCalls
+from rawnn.sim.driver_graphs import GraphCalls, kernel_node
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
+from rawnn.sim.graphs import Node
 from rawnn.sim.image import Image, decode, launch_bounds
 from rawnn.sim.kernels import Kernel
 from rawnn.sim.order import Task
@@ -145,7 +147,8 @@ class SimDriver(GraphCalls):
     @seam()
     def cuMemsetD8Async(self, dstDevice: Any, uc: int, N: int, hStream: Any) -> tuple[Any, ...]:
         if N:
-            self.simulation.enqueue(hStream, "memset", self.memset_effect(int(dstDevice), uc, N))
+            self.simulation.enqueue(
+                hStream, Node("memset", "memset", (), self.memset_effect(int(dstDevice), uc, N)))
         return (0,)
 
     @seam()
@@ -156,7 +159,8 @@ class SimDriver(GraphCalls):
             captured = self.simulation.stream(hStream).capture is not None
             effect = self.copy_effect("HtoD", int(dstDevice), int(srcHost), ByteCount,
                                       staged=not captured)
-            self.simulation.enqueue(hStream, "copy from the host", effect, host_memory=True)
+            self.simulation.enqueue(hStream, Node("memcpy", "copy from the host", (), effect,
+                                                  fixed="HtoD", host_memory=True))
         return (0,)
 
     @seam()
@@ -166,7 +170,8 @@ class SimDriver(GraphCalls):
         if ByteCount:
             captured = self.simulation.stream(hStream).capture is not None
             effect = self.copy_effect("DtoH", int(dstHost), int(srcDevice), ByteCount)
-            task = self.simulation.enqueue(hStream, "copy to the host", effect, host_memory=True)
+            task = self.simulation.enqueue(hStream, Node("memcpy", "copy to the host", (), effect,
+                                                         fixed="DtoH", host_memory=True))
             if not captured:
                 self.simulation.wait(task)
         return (0,)
@@ -176,7 +181,8 @@ class SimDriver(GraphCalls):
                           hStream: Any) -> tuple[Any, ...]:
         if ByteCount:
             effect = self.copy_effect("DtoD", int(dstDevice), int(srcDevice), ByteCount)
-            self.simulation.enqueue(hStream, "copy on the device", effect)
+            self.simulation.enqueue(hStream, Node("memcpy", "copy on the device", (), effect,
+                                                  fixed="DtoD"))
         return (0,)
 
     # -- modules --------------------------------------------------------------------------------
@@ -209,6 +215,8 @@ class SimDriver(GraphCalls):
         self.functions[handle] = Kernel(
             self.simulation.memory, self.simulation.launcher, image.name, expression,
             parse_kernels(image.source)[base], launch_bounds(image.source, base),
+            waits=programmatic.waits(image.source, base),
+            triggers=programmatic.triggers(image.source, base),
         )
         functions.append(handle)
         return 0, handle
@@ -241,7 +249,7 @@ class SimDriver(GraphCalls):
             f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), sharedMemBytes,
             kernelParams,
         )
-        self.simulation.enqueue(hStream, kernel.expression, effect)
+        self.simulation.enqueue(hStream, kernel_node(kernel, effect))
         return (0,)
 
     # -- streams and events ---------------------------------------------------------------------

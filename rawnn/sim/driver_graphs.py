@@ -1,4 +1,5 @@
-"""The simulated driver's graph calls: construction, capture, instantiation and launch."""
+"""The simulated driver's graph calls: construction, capture, instantiation, update and
+launch."""
 
 from __future__ import annotations
 
@@ -8,10 +9,16 @@ from typing import Any
 from rawnn.sim.effects import Effects
 from rawnn.sim.errors import Refused
 from rawnn.sim.faults import seam
-from rawnn.sim.graphs import Executable, GraphData, Node, dependency_indices
+from rawnn.sim.graphs import Effect, Executable, GraphData, Node, dependency_indices
+from rawnn.sim.kernels import Kernel
 from rawnn.sim.simulation import Capture, Simulation
 
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
+
+
+def kernel_node(kernel: Kernel, effect: Effect) -> Node:
+    return Node("kernel", kernel.expression, (), effect, waits=kernel.waits,
+                triggers=kernel.triggers)
 
 
 class GraphCalls(Effects):
@@ -43,7 +50,7 @@ class GraphCalls(Effects):
 
     @seam()
     def cuGraphDestroy(self, hGraph: Any) -> tuple[Any, ...]:
-        """The body of a while node belongs to its parent: destroying it is refused."""
+        """The body of a conditional node belongs to its parent: destroying it is refused."""
         if hGraph in self._bodies:
             raise Refused(_INVALID)
         graph: GraphData = self.simulation.destroy(hGraph, "graph", _INVALID)
@@ -54,7 +61,7 @@ class GraphCalls(Effects):
         for handle in graph.handles:
             del self.simulation.nodes[handle]
         for node in graph.nodes:
-            if node.kind == "while" and node.child is not None:
+            if node.conditional and node.child is not None:
                 self._bodies.pop(node.child.number, None)
                 self._forget(node.child)
 
@@ -66,7 +73,7 @@ class GraphCalls(Effects):
     ) -> tuple[Any, Any]:
         self._graph(graph)
         kernel, effect = self.launch_effect(function, grid, block, shared_bytes, parameters)
-        return 0, self._add(graph, dependencies, Node("kernel", kernel.expression, (), effect))
+        return 0, self._add(graph, dependencies, kernel_node(kernel, effect))
 
     @seam(None)
     def cuGraphAddMemsetNode(
@@ -87,7 +94,7 @@ class GraphCalls(Effects):
         if nbytes <= 0:
             raise Refused(_INVALID)
         effect = self.copy_effect(kind, destination, source, nbytes)
-        node = Node("memcpy", f"copy {kind}", (), effect, host_memory="H" in kind)
+        node = Node("memcpy", f"copy {kind}", (), effect, fixed=kind, host_memory="H" in kind)
         return 0, self._add(graph, dependencies, node)
 
     @seam(None)
@@ -110,18 +117,34 @@ class GraphCalls(Effects):
         return 0, handle
 
     @seam(None, None)
-    def cuGraphAddWhileNode(
-        self, graph: Any, dependencies: Sequence[Any], handle: int, context: Any
+    def cuGraphAddConditionalNode(
+        self, graph: Any, dependencies: Sequence[Any], handle: int, kind: str, context: Any
     ) -> tuple[Any, Any, Any]:
         """Refuses a handle of another graph, and one that a node has already."""
         data = self._graph(graph)
-        if handle not in data.conditionals or handle in data.while_handles():
+        if handle not in data.conditionals or handle in data.node_handles():
             raise Refused(_INVALID)
-        body = GraphData(self.simulation.new_handle(), body_of_while=True)
-        node = Node("while", "while node", (), child=body, handle=handle)
+        body = GraphData(self.simulation.new_handle(), is_body=True)
+        node = Node(kind.lower(), f"{kind.lower()} node", (), child=body, handle=handle)
         added = self._add(graph, dependencies, node)
         self._bodies[body.number] = body
         return 0, added, body.number
+
+    @seam()
+    def cuGraphAddDependencies(
+        self, graph: Any, producers: Sequence[Any], consumer: Any
+    ) -> tuple[Any, ...]:
+        """Programmatic edges. Refused: ends that are no kernel nodes, an edge that is there
+        already, and one to a node that was added before its producer."""
+        data = self._graph(graph)
+        *found, to = dependency_indices(self.simulation.nodes, data, [*producers, consumer])
+        node = data.nodes[to]
+        there = {*node.dependencies, *node.programmatic}
+        if any(data.nodes[i].kind != "kernel" for i in (*found, to)) \
+                or any(i in there or i > to for i in found):
+            raise Refused(_INVALID)
+        node.programmatic += tuple(found)
+        return (0,)
 
     @seam(0)
     def cuGraphGetNodes(self, graph: Any) -> tuple[Any, int]:
@@ -129,7 +152,8 @@ class GraphCalls(Effects):
 
     @seam(0)
     def cuGraphGetEdges(self, graph: Any) -> tuple[Any, int]:
-        return 0, sum(len(node.dependencies) for node in self._graph(graph).nodes)
+        return 0, sum(len(node.dependencies) + len(node.programmatic)
+                      for node in self._graph(graph).nodes)
 
     # -- capture --------------------------------------------------------------------------------
     @seam()
@@ -180,7 +204,7 @@ class GraphCalls(Effects):
     @seam(None)
     def cuGraphInstantiate(self, hGraph: Any, flags: int) -> tuple[Any, Any]:
         graph = self._graph(hGraph)
-        if flags or graph.body_of_while:
+        if flags or graph.is_body:
             raise Refused(_INVALID)
         graph.check_instantiable()
         copy = graph.clone()
@@ -188,6 +212,20 @@ class GraphCalls(Effects):
             "executable graph",
             lambda handle: Executable(copy, defaults=copy.all_conditionals()),
         )[0]
+
+    @seam(None)
+    def cuGraphExecUpdate(self, hGraphExec: Any, hGraph: Any) -> tuple[Any, Any]:
+        """Later launches are of `hGraph` as it is now; those made before keep what they had."""
+        executable: Executable = self.simulation.find(hGraphExec, "executable graph", _INVALID)
+        graph = self._graph(hGraph)
+        if graph.is_body:
+            raise Refused(_INVALID)
+        graph.check_instantiable()
+        if not executable.graph.same_topology(graph):
+            raise Refused("CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE")
+        executable.graph = graph.clone()
+        executable.defaults = executable.graph.all_conditionals()
+        return 0, None
 
     @seam()
     def cuGraphUpload(self, hGraphExec: Any, hStream: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rawnn.sim.errors import Refused, SimulationError
@@ -15,8 +15,10 @@ Effect = Callable[[Task], None]
 
 @dataclass(eq=False)
 class Node:
-    """One node: `effect` for work, `child` for a child graph, `child` and `handle` for a while
-    node. `dependencies` are indices of nodes before it in the same graph."""
+    """One node: `effect` for work, `child` for a child graph, `child` and `handle` for a
+    conditional node ("if" or "while"). `dependencies` are indices of nodes before it in the same
+    graph; `programmatic` those of kernel nodes joined to it by programmatic edges, which `waits`
+    and `triggers` give their meaning. `fixed` is what an update may not change."""
 
     kind: str
     label: str
@@ -25,6 +27,14 @@ class Node:
     child: GraphData | None = None
     handle: int = 0
     host_memory: bool = False
+    fixed: object = None
+    programmatic: tuple[int, ...] = ()
+    waits: bool = False
+    triggers: bool = False
+
+    @property
+    def conditional(self) -> bool:
+        return self.kind in ("if", "while")
 
 
 @dataclass(eq=False)
@@ -36,21 +46,29 @@ class GraphData:
     number: int
     nodes: list[Node] = field(default_factory=list)
     conditionals: dict[int, int] = field(default_factory=dict)
-    body_of_while: bool = False
+    is_body: bool = False
     handles: list[int] = field(default_factory=list)
     """Handle of each node; a clone's nodes have none."""
 
     def clone(self) -> GraphData:
-        nodes = [
-            Node(n.kind, n.label, n.dependencies, n.effect, n.child.clone() if n.child else None,
-                 n.handle, n.host_memory)
-            for n in self.nodes
-        ]
-        return GraphData(self.number, nodes, dict(self.conditionals), self.body_of_while)
+        nodes = [replace(n, child=n.child.clone() if n.child else None) for n in self.nodes]
+        return GraphData(self.number, nodes, dict(self.conditionals), self.is_body)
+
+    def same_topology(self, other: GraphData) -> bool:
+        """Whether an executable graph of this one can be updated with `other`: the same kinds of
+        nodes in the same order with the same edges, and nothing else changed than what kernels,
+        copies and fills work on. A conditional node's handle is one of its parameters, and may
+        not change."""
+        return len(self.nodes) == len(other.nodes) and all(
+            (a.kind, a.dependencies, a.programmatic, a.fixed, a.handle)
+            == (b.kind, b.dependencies, b.programmatic, b.fixed, b.handle)
+            and (a.child is None or b.child is None or a.child.same_topology(b.child))
+            for a, b in zip(self.nodes, other.nodes, strict=True)
+        )
 
     @property
     def has_conditionals(self) -> bool:
-        return any(n.kind == "while" or (n.child and n.child.has_conditionals)
+        return any(n.conditional or (n.child and n.child.has_conditionals)
                    for n in self.nodes)
 
     def all_conditionals(self) -> dict[int, int]:
@@ -61,18 +79,18 @@ class GraphData:
                 found.update(node.child.all_conditionals())
         return found
 
-    def while_handles(self) -> list[int]:
-        """Handles of all while nodes, in this graph and in all graphs in it."""
-        found = [n.handle for n in self.nodes if n.kind == "while"]
+    def node_handles(self) -> list[int]:
+        """Handles of all conditional nodes, in this graph and in all graphs in it."""
+        found = [n.handle for n in self.nodes if n.conditional]
         for node in self.nodes:
             if node.child:
-                found += node.child.while_handles()
+                found += node.child.node_handles()
         return found
 
     def check_instantiable(self) -> None:
-        """Refuse what cuGraphInstantiate refuses: a conditional handle that no while node has,
-        and in the body of one a copy from or to pageable host memory."""
-        if sorted(self.all_conditionals()) != sorted(self.while_handles()):
+        """Refuse what cuGraphInstantiate refuses: a conditional handle that no node has, and
+        in the body of one a copy from or to pageable host memory."""
+        if sorted(self.all_conditionals()) != sorted(self.node_handles()):
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         self._check_bodies(False)
 
@@ -81,7 +99,7 @@ class GraphData:
             if inside and node.host_memory:
                 raise Refused("CUDA_ERROR_NOT_SUPPORTED")
             if node.child:
-                node.child._check_bodies(inside or node.kind == "while")
+                node.child._check_bodies(inside or node.conditional)
 
     def reachable(self, tails: Sequence[int]) -> set[int]:
         """Indices of `tails` and of all nodes that they wait for."""
@@ -92,6 +110,7 @@ class GraphData:
             if index not in found:
                 found.add(index)
                 todo += self.nodes[index].dependencies
+                todo += self.nodes[index].programmatic
         return found
 
 
@@ -119,10 +138,11 @@ class Launcher:
         """Add the launch; returns the task that is done when all of the graph is."""
         executable.launches += 1
         name = f"launch {executable.launches}"
+        graph, defaults = executable.graph, executable.defaults  # an update is for later launches
 
         def start(task: Task) -> None:
-            self.values.update(executable.defaults)
-            self._expand(executable.graph, task, end, name)
+            self.values.update(defaults)
+            self._expand(graph, task, end, name)
 
         end = Task(f"end of {label}", where, None, counted=False)
         begin = Task(label, where, start, counted=False)
@@ -137,23 +157,68 @@ class Launcher:
         scheduler = self._scheduler
         tails: list[Task] = []
         inner: set[int] = set()
+        producers = {p for node in graph.nodes for p in node.programmatic}
+        openings: dict[int, Task] = {}
         for index, node in enumerate(graph.nodes):
             where = f"node {index} of graph {graph.number:#x}, {launch}"
             before = [tails[d] for d in node.dependencies] or [begin]
             inner.update(node.dependencies)
+            if node.programmatic or index in producers:
+                if node.programmatic and not node.dependencies:
+                    before = []
+                openings[index], before = self._programmatic(node, tails, openings, before, where)
             if node.child is None:
                 tails.append(scheduler.add(Task(node.label, where, node.effect), before))
             else:
                 after = Task(f"end of {node.label}", where, None, counted=False)
                 scheduler.add(after, (), held=True)
-                run = self._loop(node, after, where) if node.kind == "while" \
-                    else self._once(node.child, after, launch)
+                if node.kind == "while":
+                    run = self._loop(node, after, where)
+                elif node.kind == "if":
+                    run = self._if(node, after, where)
+                else:
+                    run = self._once(node.child, after, launch)
                 scheduler.add(Task(node.label, where, run, counted=False), before)
                 tails.append(after)
+            if node.programmatic and not node.waits:
+                for producer in node.programmatic:
+                    tails[index].unwaited += (tails[producer],)
+                    tails[producer].unwaited += (tails[index],)
         for index, tail in enumerate(tails):
             if index not in inner:
                 scheduler.link(tail, end)
         scheduler.release(end, begin)
+
+    def _programmatic(self, node: Node, tails: Sequence[Task], openings: dict[int, Task],
+                      before: Sequence[Task], where: str) -> tuple[Task, list[Task]]:
+        """A kernel at either end of a programmatic edge: what its consumers begin behind, and
+        what its own accesses come behind.
+
+        It begins behind its full edges and behind what each producer opens its edge with. One
+        that waits is then behind the producers' ends; one that does not is unordered with them.
+        It opens its own edges as soon as it has begun if it triggers, else at its end, which
+        comes behind its wait; a consumer is not behind its writes in either case until it waits.
+        """
+        add = self._scheduler.add
+        begun = add(Task(f"start of {node.label}", where, None, counted=False),
+                    [*before, *(openings[p] for p in node.programmatic)])
+        if not (node.programmatic and node.waits):
+            return begun, [begun]
+        waited = add(Task(f"wait of {node.label}", where, None, counted=False),
+                     [begun, *(tails[p] for p in node.programmatic)])
+        return begun if node.triggers else waited, [waited]
+
+    def _if(self, node: Node, end: Task, where: str) -> Effect:
+        body, handle = node.child, node.handle
+        assert body is not None
+
+        def decide(task: Task) -> None:
+            if self.values[handle]:
+                self._expand(body, task, end, f"body of {node.label}, {where}")
+            else:
+                self._scheduler.release(end, task)
+
+        return decide
 
     def _once(self, graph: GraphData, end: Task, launch: str) -> Effect:
         return lambda task: self._expand(graph, task, end, launch)

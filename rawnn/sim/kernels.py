@@ -100,12 +100,14 @@ def kernel_name(impl: KernelImpl, layout: str) -> str:
 
 
 class Kernel:
-    """One kernel of a loaded module. Raises SimulationError at the first launch of a kernel that
-    has no reference."""
+    """One kernel of a loaded module; `waits` and `triggers` say what it does about programmatic
+    edges. Raises SimulationError at the first launch of a kernel that has no reference."""
 
     def __init__(self, memory: Memory, launcher: Launcher, source: str, expression: str,
-                 declared: KernelSignature, most_threads: int) -> None:
+                 declared: KernelSignature, most_threads: int, *, waits: bool = False,
+                 triggers: bool = False) -> None:
         self.expression, self.most_threads = expression, most_threads
+        self.waits, self.triggers = waits, triggers
         self.shared_limit = 48 << 10
         self._memory, self._launcher = memory, launcher
         self._source = source

@@ -258,8 +258,12 @@ def _race(past: Access, did: str, task: Task, operand: str, does: str, other: Re
           region: Region) -> Race:
     first = max(other.address, region.address)
     last = min(other.end, region.end)
+    missing = f"an edge or event between {past.label} ({past.where}) and {task} is missing"
+    if any((t.lane, t.index) == (past.lane, past.index) for t in task.unwaited):
+        missing = ("the programmatic edge between them orders nothing, for its consumer does not "
+                   "always wait: cudaGridDependencySynchronize() is missing")
     return Race(
         f"race: {past.label} ({past.where}) {did} '{past.operand}' and {task} {does} '{operand}', "
         f"bytes {first:#x} to {last:#x} of the {region.allocation}, and nothing orders the two: "
-        f"an edge or event between {past.label} ({past.where}) and {task} is missing"
+        f"{missing}"
     )

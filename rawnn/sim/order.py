@@ -31,10 +31,11 @@ def merge(a: Clock, b: Clock) -> Clock:
 
 class Task:
     """One piece of work. `effect` is called with the task itself when it runs; `counted` tasks
-    touch memory and take a place on a lane, others (markers) only pass their clock on."""
+    touch memory and take a place on a lane, others (markers) only pass their clock on. `unwaited`
+    are the tasks at the other end of programmatic edges whose consumer does not wait."""
 
     __slots__ = ("clock", "counted", "done", "effect", "index", "label", "lane", "remaining",
-                 "successors", "where")
+                 "successors", "unwaited", "where")
 
     def __init__(self, label: str, where: str, effect: Callable[[Task], None] | None,
                  counted: bool = True) -> None:
@@ -44,6 +45,7 @@ class Task:
         self.remaining = 0
         self.successors: list[Task] = []
         self.done = False
+        self.unwaited: tuple[Task, ...] = ()
 
     def after(self, lane: int, index: int) -> bool:
         """Whether the task at `index` of `lane` happens before this one, or is this one."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rawnn.cuda.backend import Backend
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import Faults
-from rawnn.sim.graphs import Effect, GraphData, Launcher, Node
+from rawnn.sim.graphs import GraphData, Launcher, Node
 from rawnn.sim.memory import Memory
 from rawnn.sim.order import Scheduler, Task
 
@@ -201,14 +201,14 @@ class Simulation:
             stream.capture = None
         self.captures.clear()
 
-    def enqueue(self, handle: Any, label: str, effect: Effect, host_memory: bool = False) -> Task:
-        """Put work on a stream, or into the graph that the stream is captured into; the task is
-        one that never runs in that case."""
+    def enqueue(self, handle: Any, node: Node) -> Task:
+        """Put the work of `node` on a stream, or the node into the graph that the stream is
+        captured into; the task is one that never runs in that case."""
         stream = self.stream(handle)
         if stream.capture is not None:
-            self.captured(stream, Node("captured", label, (), effect, host_memory=host_memory))
-            return Task(label, "captured", None)
-        task = Task(label, f"stream {stream.handle:#x}", effect)
+            self.captured(stream, node)
+            return Task(node.label, "captured", None)
+        task = Task(node.label, f"stream {stream.handle:#x}", node.effect)
         self.append(stream, task, self.behind(stream))
         return task
 

@@ -192,8 +192,10 @@ BUILDING: dict[str, Callable[[Device, Graph, Graph, int], Any]] = {
     "cuGraphAddMemsetNode": lambda d, g, c, z: g.add_memset((), z, 0, 4, "the label"),
     "cuGraphAddMemcpyNode": lambda d, g, c, z: g.add_memcpy((), "DtoD", z, z, 4, "the label"),
     "cuGraphAddChildGraphNode": lambda d, g, c, z: g.add_child((), c, "the label"),
-    "cuGraphAddWhileNode": lambda d, g, c, z: g.add_while((), g.conditional(), "the label"),
+    "cuGraphAddConditionalNode": lambda d, g, c, z: g.add_while((), g.conditional(), "the label"),
     "cuGraphConditionalHandleCreate": lambda d, g, c, z: g.conditional(),
+    "cuGraphAddDependencies": lambda d, g, c, z: joined(d, g, z),
+    "cuGraphExecUpdate": lambda d, g, c, z: using(g, lambda e: e.update(c)),
     "cuGraphInstantiate": lambda d, g, c, z: g.instantiate("the label"),
     "cuGraphGetNodes": lambda d, g, c, z: g.size(),
     "cuGraphGetEdges": lambda d, g, c, z: g.size(),
@@ -210,13 +212,20 @@ def using(graph: Graph, action: Callable[[ExecutableGraph], None]) -> None:
         executable.close()
 
 
+def joined(device: Device, graph: Graph, z: int) -> None:
+    """Two kernel nodes with a programmatic edge between them."""
+    first = relu(device, z, z).add_to(graph, (), 0)
+    launch = relu(device, z, z)
+    graph.add_kernel((), *launch._geometry, launch.arguments.address, "the label", first)
+
+
 @pytest.mark.parametrize("call", BUILDING)
 def test_every_failing_call_is_named_with_what_it_was_for(call: str) -> None:
     simulation = Simulation(faults=Faults(Fault("CUDA_ERROR_OUT_OF_MEMORY", call=call)))
     device = Device(simulation.backend())
     graph, child = (Graph(device.driver, device.context) for _ in range(2))
     # The bindings name the calls that make conditional nodes "cuGraphAddNode".
-    shown = "cuGraphAddNode" if call == "cuGraphAddWhileNode" else call
+    shown = "cuGraphAddNode" if call == "cuGraphAddConditionalNode" else call
     with pytest.raises(CallFailed, match=f"^{shown} failed with CUDA_ERROR_OUT_OF_MEMORY") as bad:
         BUILDING[call](device, graph, child, vector(device, 1.0))
     expected = {"cuGraphGetNodes": "", "cuGraphGetEdges": "", "cuGraphAddKernelNode": "relu",

@@ -120,7 +120,7 @@ RELEASES = {
 }
 """Calls that release something: what stays behind where such a call fails."""
 
-DRIVER_NAMES = {"cuGraphAddWhileNode": "cuGraphAddNode"}
+DRIVER_NAMES = {"cuGraphAddConditionalNode": "cuGraphAddNode"}
 """Seam methods whose call has another name in the driver."""
 
 

@@ -105,7 +105,7 @@ API_NAMES = sorted({
     "cuStreamSynchronize", "cuEventCreate", "cuEventDestroy", "cuEventRecord",
     "cuEventElapsedTime", "cuLinkCreate", "cuLinkAddData", "cuLinkComplete", "cuLinkDestroy",
     "cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode", "cuGraphAddMemsetNode",
-    "cuGraphAddChildGraphNode", "cuGraphConditionalHandleCreate", "cuGraphAddWhileNode",
+    "cuGraphAddChildGraphNode", "cuGraphConditionalHandleCreate", "cuGraphAddConditionalNode",
     "cuGraphGetNodes", "cuGraphGetEdges", "cuStreamBeginCaptureToGraph", "cuStreamGetCaptureInfo",
     "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphUpload", "cuGraphLaunch",
     "cuGraphExecDestroy", "nvrtcCreateProgram", "nvrtcAddNameExpression", "nvrtcCompileProgram",

@@ -162,9 +162,9 @@ def test_conditional_handles_belong_to_one_node_of_their_graph(device: Device,
     driver, other = device.driver, Graph(device.driver, device.context)
     handle = graph.conditional()
     assert driver.cuGraphInstantiate(graph.handle, 0)[0] == INVALID  # no node has it
-    assert driver.cuGraphAddWhileNode(other.handle, [], handle, None)[0] == INVALID
+    assert driver.cuGraphAddConditionalNode(other.handle, [], handle, "IF", None)[0] == INVALID
     _, body = graph.add_while((), handle, "loop")
-    assert driver.cuGraphAddWhileNode(graph.handle, [], handle, None)[0] == INVALID
+    assert driver.cuGraphAddConditionalNode(graph.handle, [], handle, "WHILE", None)[0] == INVALID
     assert driver.cuGraphDestroy(body.handle)[0] == INVALID
     assert driver.cuGraphInstantiate(body.handle, 0)[0] == INVALID
     assert driver.cuGraphAddChildGraphNode(other.handle, [], graph.handle)[0] == NOT_SUPPORTED
