@@ -19,7 +19,6 @@ MINIMUM_DRIVER = {12: 12030, 13: 13000}
 """Oldest driver API version that each major version of the bindings is used with: conditional
 graph nodes and capture into an existing graph came with 12.3."""
 
-GRAPH_NODE_KERNEL, GRAPH_NODE_MEMCPY, GRAPH_NODE_MEMSET, GRAPH_NODE_CHILD = 0, 1, 2, 4
 LINK_CUBIN, LINK_LIBRARY = "CUBIN", "LIBRARY"
 
 
