@@ -183,7 +183,8 @@ class Driver:
         params.conditional.size = 1
         params.conditional.ctx = context
         add = cu.cuGraphAddNode_v2 if self._edge_data_v2 else cu.cuGraphAddNode
-        code, node = add(graph, list(dependencies), None, len(dependencies), params)
+        full_edges = [cu.CUgraphEdgeData() for _ in dependencies]  # 12.9 takes no None here
+        code, node = add(graph, list(dependencies), full_edges, len(dependencies), params)
         body = None
         if not code:
             out = params.conditional.phGraph_out

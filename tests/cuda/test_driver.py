@@ -1,0 +1,77 @@
+"""The seam's own work, where there is no driver: what it hands to the bindings, they accept.
+
+A binding looks for the driver after it has converted its arguments, so without one a call that
+got that far says that the driver is missing, and a call with a wrong list says something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+cu = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+
+from rawnn.cuda.driver import Driver  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def driver() -> Driver:
+    seam = Driver()
+    try:
+        seam.cuInit(0)
+    except RuntimeError:
+        return seam
+    pytest.skip("a driver is here: handles that mean nothing would reach it")
+
+
+NODE, GRAPH, STREAM, CONTEXT, BLOCK = cu.CUgraphNode(1), 0, 0, 0, (1, 1, 1)
+
+CALLS: dict[str, Callable[[Driver, list[Any]], Any]] = {
+    "cuGraphAddKernelNode": lambda d, after: d.cuGraphAddKernelNode(
+        GRAPH, after, cu.CUfunction(1), BLOCK, BLOCK, 0, 0),
+    "cuGraphAddMemsetNode": lambda d, after: d.cuGraphAddMemsetNode(
+        GRAPH, after, 256, 0, 4, CONTEXT),
+    "cuGraphAddMemcpyNode HtoD": lambda d, after: d.cuGraphAddMemcpyNode(
+        GRAPH, after, "HtoD", 256, 512, 4, CONTEXT),
+    "cuGraphAddMemcpyNode DtoH": lambda d, after: d.cuGraphAddMemcpyNode(
+        GRAPH, after, "DtoH", 256, 512, 4, CONTEXT),
+    "cuGraphAddChildGraphNode": lambda d, after: d.cuGraphAddChildGraphNode(GRAPH, after, 0),
+    "cuGraphAddConditionalNode IF": lambda d, after: d.cuGraphAddConditionalNode(
+        GRAPH, after, 1, "IF", CONTEXT),
+    "cuGraphAddConditionalNode WHILE": lambda d, after: d.cuGraphAddConditionalNode(
+        GRAPH, after, 1, "WHILE", CONTEXT),
+    "cuStreamBeginCaptureToGraph": lambda d, after: d.cuStreamBeginCaptureToGraph(
+        STREAM, GRAPH, after),
+}
+
+
+@pytest.mark.parametrize("dependencies", [0, 1, 2])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_bindings_take_any_number_of_dependencies(
+    driver: Driver, name: str, dependencies: int
+) -> None:
+    with pytest.raises(RuntimeError, match=r"(?i)driver|libcuda"):
+        CALLS[name](driver, [NODE] * dependencies)
+
+
+@pytest.mark.parametrize("producers", [1, 2])
+def test_programmatic_edges_reach_the_driver(driver: Driver, producers: int) -> None:
+    with pytest.raises(RuntimeError, match=r"(?i)driver|libcuda"):
+        driver.cuGraphAddDependencies(GRAPH, [NODE] * producers, cu.CUgraphNode(2))
+
+
+@pytest.mark.parametrize("call", [
+    lambda d: d.cuGraphConditionalHandleCreate(GRAPH, CONTEXT, 1),
+    lambda d: d.cuStreamGetCaptureInfo(STREAM),
+    lambda d: d.cuGraphGetNodes(GRAPH),
+    lambda d: d.cuGraphGetEdges(GRAPH),
+    lambda d: d.cuLinkCreate(),
+    lambda d: d.cuDeviceGetName(0),
+    lambda d: d.cuDeviceGetAttribute("MULTIPROCESSOR_COUNT", 0),
+    lambda d: d.cuMemAlloc(256),
+])
+def test_other_calls_reach_the_driver(driver: Driver, call: Callable[[Driver], Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"(?i)driver|libcuda"):
+        call(driver)
