@@ -11,7 +11,7 @@ Values = dict[str, str | int | None]
 PRESETS = ("none", "seed", "best")
 
 MAX_UNROLLED_NODES = 20_000
-"""Nodes up to which `best` unrolls the whole epoch: building and instantiating costs about 15 us a
+"""Nodes up to which `best` unrolls the whole epoch: building and instantiating costs about 35 us a
 node once, which a longer graph does not earn back in twenty epochs."""
 UNROLLED_STEPS = 200
 

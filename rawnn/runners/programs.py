@@ -171,7 +171,7 @@ def fill(graph: Graph, lowering: Lowering, part: GraphPlan, addresses: Addresses
     """Add the ops of a plan to a graph, with the edges that their reads and writes require.
 
     In an unrolled plan the same op recurs at many offsets; its command is made once and added
-    with each offset baked in (2,808 nodes in tens of milliseconds).
+    with each offset baked in (the 936 nodes of `best` in 30 ms).
     """
     made: dict[tuple[str, tuple[str, ...]], list[Command]] = {}
     tails: list[list[object]] = []
