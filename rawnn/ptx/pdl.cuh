@@ -1,0 +1,27 @@
+// Programmatic dependent launch: a kernel begins while those before it still run, as soon as each of
+// them has triggered, and waits for their end before it touches what they write.
+//
+// The rules, which rawnn.ptx.programmatic proves from the PTX of every kernel launched so:
+//   - pdl_wait() stands on every thread's path, ahead of any access to global memory. Reads that no
+//     kernel directly before this one writes (a whole data set, say) may stand ahead of it.
+//   - pdl_trigger() stands behind pdl_wait(), and needs no place of its own: a kernel that ends
+//     without has triggered. Early is good: it only lets others begin, who wait for this one's end.
+// A wait is over once the kernels directly before have ended and their writes can be seen. As each of
+// them has waited likewise, so has everything before them.
+//
+// Without -DRAWNN_PDL, before sm_90 and in the host emulation both are nothing.
+#pragma once
+
+#if defined(RAWNN_PDL) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define RAWNN_PDL_ASM(text) asm volatile(text ::: "memory")
+#else
+#define RAWNN_PDL_ASM(text) static_cast<void>(0)
+#endif
+
+// Returns once every kernel directly before this one has ended and its writes can be seen.
+__device__ __forceinline__ void pdl_wait() { RAWNN_PDL_ASM("griddepcontrol.wait;"); }
+
+// Lets the kernels behind this one begin, once every block has called it or ended.
+__device__ __forceinline__ void pdl_trigger() {
+  RAWNN_PDL_ASM("griddepcontrol.launch_dependents;");
+}
