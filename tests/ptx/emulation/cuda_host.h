@@ -45,6 +45,9 @@ struct uchar4 {
 struct uint2 {
   unsigned int x, y;
 } __attribute__((aligned(8)));
+struct uint4 {
+  unsigned int x, y, z, w;
+} __attribute__((aligned(16)));
 struct float2 {
   float x, y;
 } __attribute__((aligned(8)));
@@ -304,13 +307,25 @@ void launch(void (*kernel)(P...), const int* shape, int reverse, void** argument
 
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned int x, unsigned int y) { return {x, y}; }
+inline uint4 make_uint4(unsigned int x, unsigned int y, unsigned int z, unsigned int w) {
+  return {x, y, z, w};
+}
 
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __int_as_float(int bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
+}
+
+inline float __uint_as_float(unsigned int bits) { return __int_as_float(static_cast<int>(bits)); }
+inline unsigned int __float_as_uint(float value) {
+  unsigned int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
 }
 
 inline void __syncthreads() { cuda_host::block_wait(); }
