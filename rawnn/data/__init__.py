@@ -1,23 +1,29 @@
-"""Data sets: IDX files found, fetched with checksums, validated, and cached unzipped.
+"""Data sets: IDX files found, fetched with checksums, validated and cached unzipped; tables; and
+arrays of the caller.
 
 The names load on first use, so that asking for the list of data sets costs no NumPy import.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from rawnn.data.catalog import DATASETS
 
 if TYPE_CHECKING:
-    from rawnn.data.dataset import Dataset, load_dataset
+    from rawnn.data.arrays import from_arrays
+    from rawnn.data.base import Dataset
+    from rawnn.data.dataset import load_dataset
+    from rawnn.data.normalise import Normalisation
 
-__all__ = ["DATASETS", "Dataset", "load_dataset"]
+_HOMES = {"Dataset": "base", "Normalisation": "normalise", "from_arrays": "arrays",
+          "load_dataset": "dataset"}
+
+__all__ = ["DATASETS", "Dataset", "Normalisation", "from_arrays", "load_dataset"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Dataset", "load_dataset"):
-        from rawnn.data import dataset
-
-        return getattr(dataset, name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"rawnn.data.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

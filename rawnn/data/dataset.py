@@ -4,14 +4,13 @@ system's packages, the mirrors, a package index, and at last generated digits.""
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rawnn.data import idx
+from rawnn.data.base import Dataset
 from rawnn.data.catalog import DATASETS, NAMED, STEMS, IdxFile, NamedDataset, spellings
 from rawnn.data.idx import Bytes
 from rawnn.data.store import RawStore, default_directory
@@ -21,27 +20,6 @@ ENVIRONMENT = "RAWNN_DATA"
 
 Notify = Callable[[str], None]
 Read = tuple[Bytes, tuple[int, ...]]  # the elements, the file's dimensions
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Images and labels on the host. `source` says in words where they came from; `synthetic` marks
-    generated digits. The arrays may be read-only views of mapped files."""
-
-    name: str
-    train_images: Bytes  # [N, features]
-    train_labels: Bytes  # [N]
-    test_images: Bytes  # [M, features]
-    test_labels: Bytes  # [M]
-    classes: int
-    image_shape: tuple[int, ...]  # rows, columns
-    source: str
-    synthetic: bool
-
-    @property
-    def features(self) -> int:
-        """Bytes of an image."""
-        return math.prod(self.image_shape)
 
 
 def _print(message: str) -> None:

@@ -1,0 +1,313 @@
+"""Data sets from arrays: NumPy's, or those of any library that shares its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.data.base import INPUT_TYPES, LABEL_TYPES, Dataset, Labels
+from rawnn.data.dlpack import DeviceArray, read
+from rawnn.data.normalise import Normalisation, Normalise
+from rawnn.errors import ConfigError, DataError
+from rawnn.random import permutation
+
+if TYPE_CHECKING:
+    from rawnn.cuda.device import Device
+
+Kind = Literal["labels", "values"]
+
+DEFAULT_FRACTION = 0.2
+_EXACT = 2**24  # up to here float32 holds every integer
+_CHUNK = 1 << 22  # elements checked at a time
+_SPLIT = 2**32 - 1  # the epoch whose order splits a set: no run gets that far
+
+
+class Pair(NamedTuple):
+    """Inputs [N, ...] and what belongs to them: labels [N], values [N] or [N, C], or None."""
+
+    inputs: Any
+    answers: Any = None
+
+
+def from_arrays(
+    data: Any,
+    validation: Any = DEFAULT_FRACTION,
+    *,
+    normalise: Normalise = None,
+    kind: Kind | None = None,
+    classes: int | None = None,
+    label_names: Sequence[str] = (),
+    seed: int = 0,
+    name: str = "arrays",
+    source: str = "arrays of the caller",
+    device: Device | None = None,
+) -> Dataset:
+    """A Dataset of `data` = (X, y), tested on `validation` = (Xv, yv), or on a fraction of `data`
+    that is taken out of it by a permutation that depends on `seed` alone.
+
+    X is [N, ...], flattened to [N, features]: uint8, float16 and float32 stay as they are, other
+    numbers become float32. Whole numbers and strings in y are class labels, other numbers (and
+    anything of two dimensions) are values to be reached; `kind` decides where that guess is wrong.
+    Without y the network is to reproduce its (normalised) inputs. `normalise` is explained at
+    `Normalisation.of`. `classes` and `label_names` are found in the training labels if not given.
+
+    Arrays may be NumPy's or have `__dlpack__` or `__cuda_array_interface__`. Host memory is shared,
+    not copied, where type and layout allow; CUDA arrays are copied to the host once, to be
+    checked, and are trained on in place where the engine can (`Dataset.resident`). They must not be
+    written while they are in use. `device` is their GPU where it is open already.
+
+    Raises DataError for data that cannot be used, ConfigError for arguments that cannot.
+    """
+    train = _pair(data, "data")
+    notes: list[str] = []
+    if isinstance(validation, int | float) and not isinstance(validation, bool):
+        train, test = _split(train, float(validation), seed, device, notes)
+    else:
+        test = _pair(validation, "validation")
+    reader = _Reader(device, notes)
+    x, shape = reader.inputs(train.inputs, "train_images", "the training inputs")
+    xt, _ = reader.inputs(test.inputs, "test_images", "the validation inputs")
+    if x.shape[1] != xt.shape[1]:
+        raise DataError(f"the training inputs have {x.shape[1]} features, but the validation "
+                        f"inputs have {xt.shape[1]}")
+    if x.dtype != xt.dtype:
+        x, xt = (reader.converted(a, f"the {w} inputs") for a, w in
+                 ((x, "training"), (xt, "validation")))
+    normalisation = Normalisation.of(normalise, x)
+    if (train.answers is None) != (test.answers is None):
+        raise ConfigError("give y to both the training and the validation data, or to neither")
+    made = Dataset(name, x, None, xt, None, 0, shape, source, False, normalisation=normalisation,
+                   autoencoder=train.answers is None)
+    if train.answers is not None:
+        made = reader.answered(made, train.answers, test.answers, kind, classes, label_names)
+    return replace(made, notes=tuple(notes), resident=reader.resident)
+
+
+def _pair(data: Any, name: str) -> Pair:
+    if isinstance(data, tuple | list):
+        if len(data) != 2:
+            raise ConfigError(f"{name} must be (X, y), not {len(data)} arrays")
+        return Pair(*data)
+    return Pair(data)
+
+
+def _rows(array: Any, name: str) -> int:
+    if not array.shape:
+        raise DataError(f"{name} is a single number, not an array")
+    return int(array.shape[0])
+
+
+def _split(pair: Pair, fraction: float, seed: int, device: Device | None,
+           notes: list[str]) -> tuple[Pair, Pair]:
+    if not 0 < fraction < 1:
+        raise ConfigError(f"validation = {fraction:g}: the fraction must lie between 0 and 1")
+    arrays = []
+    for array, name in ((pair.inputs, "X"), (pair.answers, "y")):
+        found = None if array is None else read(array, name)
+        if isinstance(found, DeviceArray):
+            notes.append(f"{name} is copied from the GPU, since part of its rows are taken out for "
+                         f"validation: give validation=(X, y) to train on it in place")
+            found = found.numpy(device)
+        arrays.append(found)
+    count = _rows(arrays[0], "X")
+    if arrays[1] is not None and _rows(arrays[1], "y") != count:
+        raise DataError(f"X has {count:,} rows, but y has {_rows(arrays[1], 'y'):,}")
+    first, second = split_rows(count, fraction, seed)
+    train, test = (Pair(*(None if a is None else a[rows] for a in arrays))
+                   for rows in (first, second))
+    return train, test
+
+
+def split_rows(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int32],
+                                                                NDArray[np.int32]]:
+    """Rows for training and for validation, each in ascending order; the second holds `fraction`
+    of them, rounded, at least one and not all. Raises DataError for fewer than two rows."""
+    if count < 2:
+        raise DataError(f"{count} example(s) cannot be split into training and validation")
+    size = min(max(round(count * fraction), 1), count - 1)
+    order = permutation(seed, _SPLIT, count)
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
+@dataclass
+class _Reader:
+    """Reads and checks arrays one by one; remembers which of them lie on a GPU too."""
+
+    device: Device | None
+    notes: list[str]
+    resident: dict[str, DeviceArray] = field(default_factory=dict)
+
+    def _host(self, array: Any, key: str, name: str) -> NDArray[Any]:
+        found = read(array, name)
+        if isinstance(found, DeviceArray):
+            _rows(found, name)
+            self.resident[key] = found
+            return found.numpy(self.device)
+        return found
+
+    def _copied(self, key: str, note: str) -> None:
+        self.notes.append(note)
+        self.resident.pop(key, None)
+
+    def inputs(self, array: Any, key: str, name: str) -> tuple[NDArray[Any], tuple[int, ...]]:
+        """[N, features] of an input type, and the shape of one example."""
+        host = self._host(array, key, name)
+        if host.ndim < 2:
+            raise DataError(f"{name} are of shape {list(host.shape)}, but must be [examples, "
+                            f"features], or [examples, ...] to be flattened")
+        if 0 in host.shape:
+            raise DataError(f"{name} are empty: their shape is {list(host.shape)}")
+        flat = host.reshape(len(host), -1)
+        given = flat.dtype
+        if given.name not in INPUT_TYPES:
+            flat = self.converted(flat, name)
+            self._copied(key, f"{name} are converted from {given} to float32")
+        elif not (flat.flags.c_contiguous and flat.dtype.isnative):
+            flat = np.ascontiguousarray(flat, flat.dtype.newbyteorder("="))
+            self._copied(key, f"{name} are copied, since their rows are not contiguous in memory")
+        if flat.dtype.kind == "f":
+            check_finite(flat, name)
+        return flat, host.shape[1:]
+
+    def converted(self, array: NDArray[Any], name: str) -> NDArray[np.float32]:
+        """As float32. Raises DataError where it cannot hold the values."""
+        if array.dtype == np.float32:
+            return array
+        kind = array.dtype.kind
+        if kind not in "biuf" and array.dtype.name != "bfloat16":
+            raise DataError(f"{name} are of type {array.dtype}: only numbers can be trained on")
+        if kind in "iu" and array.dtype.itemsize > 2 and array.size \
+                and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT:
+            raise DataError(f"{name} hold integers beyond {_EXACT:,}, which float32 cannot tell "
+                            f"apart: scale them first")
+        with np.errstate(over="ignore"):
+            made = np.ascontiguousarray(array, np.float32)
+        if kind == "f":
+            bad = np.isinf(made) & np.isfinite(array)
+            if bad.any():
+                row, column = np.argwhere(bad.reshape(len(array), -1))[0]
+                raise DataError(f"{name}: the value in row {row}, column {column} is too large for "
+                                f"float32")
+        return made
+
+    def answered(self, made: Dataset, train: Any, test: Any, kind: Kind | None,
+                 classes: int | None, label_names: Sequence[str]) -> Dataset:
+        """`made` with labels or targets."""
+        found = []
+        for array, part, inputs in ((train, "train", made.train_images),
+                                    (test, "test", made.test_images)):
+            name = "the training" if part == "train" else "the validation"
+            given = read(array, f"{name} y")
+            host = given.numpy(self.device) if isinstance(given, DeviceArray) else given
+            if _rows(host, f"{name} y") != len(inputs):
+                raise DataError(f"{name} inputs have {len(inputs):,} rows, but {name} y has "
+                                f"{len(host):,}")
+            found.append((given, host, name, part))
+        as_labels = _has_labels(found[0][1]) if kind is None else kind == "labels"
+        if not as_labels:
+            targets = [self._values(*each) for each in found]
+            if targets[0].shape[1] != targets[1].shape[1]:
+                raise DataError(f"the training y has {targets[0].shape[1]} columns, but the "
+                                f"validation y has {targets[1].shape[1]}")
+            return replace(made, train_targets=targets[0], test_targets=targets[1])
+        hosts = [_flat(host, name) for _, host, name, _ in found]
+        names = tuple(map(str, label_names))
+        if hosts[0].dtype.kind in "USO":
+            names = names or tuple(sorted({str(v) for v in hosts[0].tolist()}))
+            hosts = [label_indices(h, names, f"{n} labels") for h, (_, _, n, _) in
+                     zip(hosts, found, strict=True)]
+        classes = classes or len(names) or int(hosts[0].max()) + 1
+        if names and len(names) != classes:
+            raise ConfigError(f"there are {len(names)} label names, but {classes} classes")
+        labels = [self._labels(given, host, classes, f"{name} labels", f"{part}_labels")
+                  for host, (given, _, name, part) in zip(hosts, found, strict=True)]
+        return replace(made, train_labels=labels[0], test_labels=labels[1], classes=classes,
+                       label_names=names)
+
+    def _values(self, given: Any, host: NDArray[Any], name: str, part: str) -> NDArray[np.float32]:
+        if host.ndim > 2 or 0 in host.shape:
+            raise DataError(f"{name} y is of shape {list(host.shape)}, but values must be "
+                            f"[examples] or [examples, outputs]")
+        key = f"{part}_targets"
+        made = self.converted(host.reshape(len(host), -1), f"{name} values")
+        if made.dtype != host.dtype:
+            self.notes.append(f"{name} values are converted from {host.dtype} to float32")
+        made = np.ascontiguousarray(made)
+        check_finite(made, f"{name} values")
+        if isinstance(given, DeviceArray) and given.dtype == np.float32:
+            self.resident[key] = given
+        return made
+
+    def _labels(self, given: Any, host: NDArray[Any], classes: int, name: str,
+                key: str) -> Labels:
+        check_labels(host, classes, name)
+        if host.dtype.name in LABEL_TYPES:
+            if isinstance(given, DeviceArray):
+                self.resident[key] = given
+            return np.ascontiguousarray(host)
+        return host.astype(np.uint8 if classes <= 256 else np.int32)
+
+
+def _has_labels(array: NDArray[Any]) -> bool:
+    one_column = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
+    return one_column and array.dtype.kind in "biuUSO"
+
+
+def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
+    if array.size != len(array):
+        raise DataError(f"{name} labels are of shape {list(array.shape)}, but must be one for each "
+                        f"example: [examples]")
+    flat = array.reshape(-1)
+    if flat.dtype.kind == "f":
+        bad = np.flatnonzero(flat != np.floor(flat))
+        if bad.size:
+            raise DataError(f"{name} label in row {bad[0]} is {flat[bad[0]]:g}, but labels are "
+                            f"whole numbers from 0")
+        return flat.astype(np.int64)
+    return flat
+
+
+def label_indices(labels: NDArray[Any], names: Sequence[str], what: str) -> NDArray[np.int32]:
+    """The place of each label in `names`. Raises DataError for one that is not there."""
+    places = {name: place for place, name in enumerate(names)}
+    found = np.empty(len(labels), np.int32)
+    for row, label in enumerate(labels.tolist()):
+        place = places.get(str(label))
+        if place is None:
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise DataError(f"{what}: row {row} has the label '{label}', but the classes are "
+                            f"{shown}")
+        found[row] = place
+    return found
+
+
+def check_labels(labels: NDArray[Any], classes: int, name: str) -> None:
+    """Raise DataError unless each label is a whole number in 0 .. classes - 1."""
+    if labels.dtype.kind not in "biu":
+        raise DataError(f"{name} are of type {labels.dtype}, but labels are whole numbers from 0")
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0:
+        row = int(np.argmax(labels < 0))
+        raise DataError(f"{name}: row {row} has the label {int(labels[row])}, but labels run from "
+                        f"0 to {classes - 1}")
+    if highest >= classes:
+        row = int(np.argmax(labels >= classes))
+        raise DataError(f"{name}: row {row} has the label {int(labels[row])}, but labels run from "
+                        f"0 to {classes - 1}")
+
+
+def check_finite(array: NDArray[Any], name: str) -> None:
+    """Raise DataError that names the first value of [N, F] that is NaN or infinite."""
+    rows = max(_CHUNK // max(math.prod(array.shape[1:]), 1), 1)
+    for start in range(0, len(array), rows):
+        bad = ~np.isfinite(array[start : start + rows])
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            value = float(array[start + row, column])
+            raise DataError(f"{name} hold {value} (row {start + row}, column {column}): every "
+                            f"value must be a finite number")

@@ -1,0 +1,92 @@
+"""The data set: what a network is trained on and tested with, on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.data.dlpack import DeviceArray
+from rawnn.data.normalise import Normalisation, default_scale
+from rawnn.errors import ConfigError
+
+INPUT_TYPES = ("uint8", "float16", "float32")
+LABEL_TYPES = ("uint8", "int32")
+
+Inputs = NDArray[Any]  # uint8, float16 or float32 [N, features]
+Labels = NDArray[Any]  # uint8 or int32 [N], each in 0 .. classes - 1
+Targets = NDArray[np.float32]  # [N, outputs]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples for training and for testing, on the host: inputs, and labels or targets.
+
+    Where the examples have classes, `*_labels` hold their indices, `classes` is their number and
+    `label_names` may name them; otherwise labels are None, `classes` is 0 and `*_targets` hold the
+    values to be reached; of an `autoencoder` these are the normalised inputs, and not stored.
+
+    `source` says in words where it came from; `synthetic` marks generated digits; `notes` tell
+    the user what was converted or copied. The arrays may be read-only views of mapped files or of
+    memory that another library owns. `resident` names the arrays ("train_images", ...) that lie
+    on a GPU as well, and where.
+    """
+
+    name: str
+    train_images: Inputs  # [N, features]
+    train_labels: Labels | None  # [N]
+    test_images: Inputs  # [M, features]
+    test_labels: Labels | None  # [M]
+    classes: int
+    image_shape: tuple[int, ...]  # of one example, before it was flattened
+    source: str
+    synthetic: bool
+    train_targets: Targets | None = None  # [N, outputs]
+    test_targets: Targets | None = None  # [M, outputs]
+    normalisation: Normalisation = None  # type: ignore[assignment]  # None: by the inputs' type
+    label_names: tuple[str, ...] = ()
+    autoencoder: bool = False
+    notes: tuple[str, ...] = ()
+    resident: Mapping[str, DeviceArray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.normalisation is None:
+            scale = default_scale(self.train_images.dtype)
+            object.__setattr__(self, "normalisation", Normalisation(scale))
+
+    @property
+    def features(self) -> int:
+        """Numbers of an input."""
+        return math.prod(self.image_shape)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs that a network for it needs: the classes, or the numbers of a target."""
+        if self.autoencoder:
+            return self.features
+        return self.classes if self.train_targets is None else self.train_targets.shape[1]
+
+    def reconstructing(self) -> Dataset:
+        """The same inputs with themselves, normalised, as targets: for an autoencoder."""
+        return replace(self, train_labels=None, test_labels=None, train_targets=None,
+                       test_targets=None, classes=0, label_names=(), autoencoder=True,
+                       resident=self._resident_inputs())
+
+    def one_hot(self) -> Dataset:
+        """The labels as targets, 1 for the class and 0 elsewhere: for losses that compare values.
+
+        Raises ConfigError where there are no labels.
+        """
+        if self.train_labels is None or self.test_labels is None:
+            raise ConfigError(f"{self.name} has no class labels")
+        rows = np.eye(self.classes, dtype=np.float32)
+        return replace(self, train_labels=None, test_labels=None, classes=0,
+                       train_targets=rows[self.train_labels], test_targets=rows[self.test_labels],
+                       resident=self._resident_inputs())
+
+    def _resident_inputs(self) -> dict[str, DeviceArray]:
+        return {k: v for k, v in self.resident.items() if k.endswith("images")}

@@ -1,0 +1,230 @@
+"""Arrays of other libraries, read without importing them: DLPack and `__cuda_array_interface__`.
+
+A host array becomes a NumPy array that shares its memory. A CUDA array becomes a `DeviceArray`:
+its address, shape and pitch, and whatever keeps the memory alive. NumPy's own `from_dlpack` reads
+neither CUDA memory nor bfloat16, hence this reader of the C structures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.errors import DataError
+
+if TYPE_CHECKING:
+    from rawnn.cuda.device import Device
+
+_HOST, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+_DTYPES: dict[tuple[int, int], Any] = {  # (DLDataTypeCode, bits)
+    (0, 8): np.int8, (0, 16): np.int16, (0, 32): np.int32, (0, 64): np.int64,
+    (1, 8): np.uint8, (1, 16): np.uint16, (1, 32): np.uint32, (1, 64): np.uint64,
+    (2, 16): np.float16, (2, 32): np.float32, (2, 64): np.float64,
+    (4, 16): ml_dtypes.bfloat16, (6, 8): np.bool_,
+}
+_LEGACY_STREAM = 1
+"""CUDA's legacy default stream, as DLPack numbers streams: the producer makes it wait for the
+work that fills the array, and rawnn waits for it before it reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceArray:
+    """Memory of another library on GPU `ordinal`: `pitch` is in elements from row to row, a row
+    being all that lies behind the first axis.
+
+    `owner` keeps the memory alive for as long as this object lives.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pitch: int
+    ordinal: int
+    owner: Any
+
+    def fits(self, dtype: str, pitch: int, ordinal: int) -> bool:
+        """Whether a kernel can read it in place: the type, the row pitch in elements (a vector has
+        none), the GPU, and 16-byte alignment."""
+        rows_fit = len(self.shape) < 2 or self.pitch == pitch or self.shape[0] == 1
+        return (self.dtype == dtype and rows_fit and self.ordinal == ordinal
+                and self.address % 16 == 0)
+
+    def numpy(self, device: Device | None = None) -> NDArray[Any]:
+        """A copy on the host, once all work of the GPU is done. `device` is this GPU where it is
+        open already. Raises DeviceError."""
+        if device is None:
+            from rawnn.machine import open_gpu
+
+            opened = open_gpu(self.ordinal, lambda message: None)
+            try:
+                return self.numpy(opened)
+            finally:
+                opened.close()
+        from rawnn.cuda.errors import check
+
+        rows, width = self.shape[0], math.prod(self.shape[1:])
+        if 0 in self.shape:
+            return np.zeros(self.shape, self.dtype)
+        block = np.empty((rows, self.pitch if len(self.shape) > 1 else 1), self.dtype)
+        check(device.driver, "cuCtxSynchronize", device.driver.cuCtxSynchronize(), repr(self))
+        filled = block.reshape(-1)[: (rows - 1) * block.shape[1] + width]  # no bytes behind it
+        device.to_host(filled, self.address, repr(self))
+        return np.ascontiguousarray(block[:, :width]).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.dtype}{list(self.shape)} on GPU {self.ordinal})"
+
+
+def read(array: Any, name: str) -> NDArray[Any] | DeviceArray:
+    """`array` as a NumPy array or a DeviceArray, sharing its memory where it has any to share.
+
+    Takes NumPy arrays, whatever has `__dlpack__` or `__cuda_array_interface__`, and what
+    `numpy.asarray` understands. `name` begins the sentence of a DataError.
+    """
+    if isinstance(array, np.ndarray | DeviceArray):
+        return array
+    if hasattr(type(array), "__dlpack__"):
+        kind, ordinal = (int(part) for part in array.__dlpack_device__())
+        if kind in (_HOST, _CUDA_HOST):
+            return _host(array, name)
+        if kind in (_CUDA, _CUDA_MANAGED):
+            return _Managed(_capsule(array, name, stream=_LEGACY_STREAM)).device(ordinal, name)
+        raise DataError(f"{name} lies on a device that is neither the host nor a CUDA GPU "
+                        f"(DLPack device type {kind}): move it to the host first")
+    if getattr(array, "__cuda_array_interface__", None) is not None:
+        return _from_interface(array, name)
+    try:
+        return np.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} is no array: {error}") from None
+
+
+def _capsule(array: Any, name: str, **options: Any) -> Any:
+    try:
+        return array.__dlpack__(**options)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise DataError(f"{name} cannot be shared through DLPack: {error}") from None
+
+
+def _host(array: Any, name: str) -> NDArray[Any]:
+    try:
+        shared: NDArray[Any] = np.from_dlpack(array)
+        return shared
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return _Managed(_capsule(array, name)).host(name)  # bfloat16, or a sentence
+
+
+# -- the C structures -----------------------------------------------------------------------------
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _ManagedTensor(ctypes.Structure):
+    """DLManagedTensor, what a capsule named "dltensor" points to."""
+
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_api = ctypes.pythonapi
+_api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+_api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_api.PyCapsule_SetName.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_USED = ctypes.create_string_buffer(b"used_dltensor")  # a capsule keeps the pointer, not the text
+
+
+def _delete(pointer: int) -> None:
+    managed = _ManagedTensor.from_address(pointer)
+    if managed.deleter:
+        _Deleter(managed.deleter)(pointer)
+
+
+class _Managed:
+    """A consumed capsule: the producer's deleter is called when nothing refers to this any more."""
+
+    def __init__(self, capsule: Any) -> None:
+        pointer = _api.PyCapsule_GetPointer(capsule, b"dltensor")
+        _api.PyCapsule_SetName(capsule, ctypes.cast(_USED, ctypes.c_char_p))
+        self._finalizer = weakref.finalize(self, _delete, pointer)
+        tensor = _ManagedTensor.from_address(pointer).tensor
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        self.shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        self.strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) \
+            if tensor.strides else _packed(self.shape)
+        self._type = (tensor.code, tensor.bits, tensor.lanes)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        code, bits, lanes = self._type
+        if lanes != 1 or (code, bits) not in _DTYPES:
+            raise DataError(f"{name} has a type that rawnn does not know (DLPack code {code}, "
+                            f"{bits} bits, {lanes} lanes)")
+        found: np.dtype[Any] = np.dtype(_DTYPES[code, bits])
+        return found
+
+    def host(self, name: str) -> NDArray[Any]:
+        dtype = self.dtype(name)
+        if 0 in self.shape:
+            return np.zeros(self.shape, dtype)
+        if min(self.strides, default=0) < 0:
+            raise DataError(f"{name} has negative strides: make a copy of it first")
+        extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(self.address)
+        memory._owner = self  # NumPy's view keeps `memory`, and `memory` keeps the tensor
+        flat = np.frombuffer(memory, dtype)
+        steps = tuple(s * dtype.itemsize for s in self.strides)
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
+
+    def device(self, ordinal: int, name: str) -> DeviceArray:
+        return _device_array(self.address, self.shape, self.dtype(name), self.strides, ordinal,
+                             self, name)
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _from_interface(array: Any, name: str) -> DeviceArray:
+    """The CUDA array interface, version 2 or 3. It tells no GPU: the current one is meant, 0
+    unless the array says otherwise by a `device` of its own."""
+    told = array.__cuda_array_interface__
+    try:
+        shape, dtype = tuple(map(int, told["shape"])), np.dtype(told["typestr"])
+        address, given = int(told["data"][0]), told.get("strides")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{name} has a malformed __cuda_array_interface__ ({error})") from None
+    strides = _packed(shape) if given is None else tuple(s // dtype.itemsize for s in given)
+    ordinal = getattr(getattr(array, "device", None), "id", 0)
+    return _device_array(address, shape, dtype, strides, int(ordinal), array, name)
+
+
+def _device_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any],
+                  strides: tuple[int, ...], ordinal: int, owner: Any, name: str) -> DeviceArray:
+    """Rows may be apart, but all else must be dense: trailing axes are flattened into the row."""
+    row = _packed(shape)
+    dense = all(s == p or n == 1 for n, s, p in
+                zip(shape[1:], strides[1:], row[1:], strict=True))
+    if not dense or (shape and shape[0] > 1 and strides[0] < math.prod(shape[1:])):
+        raise DataError(f"{name} is a CUDA array whose rows are not contiguous: make a contiguous "
+                        f"copy of it first")
+    width = math.prod(shape[1:])
+    if len(shape) == 1 and shape[0] > 1 and strides[0] != 1:
+        raise DataError(f"{name} is a CUDA array whose elements are not contiguous: make a "
+                        f"contiguous copy of it first")
+    pitch = width if len(shape) < 2 or shape[0] == 1 else strides[0]
+    return DeviceArray(address, shape, dtype, pitch, ordinal, owner)

@@ -1,0 +1,182 @@
+"""Normalisation: how the numbers of a data set become the network's inputs.
+
+`x = (inputs * scale - mean) / std`, feature by feature. It belongs to the data set, is applied by
+the gather on the device (or by `apply` on the host), and goes into checkpoints with the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rawnn.errors import ConfigError, nearest
+
+PIXEL_SCALE = 1.0 / 255.0
+"""uint8 pixels are scaled to [0, 1]."""
+
+_CHUNK = 1 << 22
+"""Elements taken at a time where sums are in float64: 32 MB, whatever the size of the set."""
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Normalisation:
+    """`scale` is one number; `mean` and `std` are float32 [features], given both or neither.
+
+    The default leaves the inputs as they are.
+    """
+
+    scale: float = 1.0
+    mean: Floats | None = None
+    std: Floats | None = None
+    inverse_std: Floats | None = field(init=False, default=None)  # 1 / std, rounded once
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.scale) or self.scale == 0:
+            raise ConfigError(f"normalise: scale = {self.scale} must be finite and not 0")
+        if (self.mean is None) != (self.std is None):
+            raise ConfigError("normalise: give mean and std, or neither")
+        if self.mean is None or self.std is None:
+            return
+        if self.mean.shape != self.std.shape or self.mean.ndim != 1:
+            raise ConfigError(f"normalise: mean is of shape {list(self.mean.shape)} and std of "
+                              f"{list(self.std.shape)}; both must be [features]")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            bad = np.flatnonzero(~np.isfinite(values))
+            if bad.size:
+                raise ConfigError(f"normalise: {name} of feature {bad[0]} is {values[bad[0]]}")
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = (1.0 / self.std.astype(np.float64)).astype(np.float32)
+        bad = np.flatnonzero((self.std <= 0) | ~np.isfinite(inverse))
+        if bad.size:
+            raise ConfigError(f"normalise: std of feature {bad[0]} is {self.std[bad[0]]:g}, but "
+                              f"must be a normal number above 0")
+        object.__setattr__(self, "inverse_std", inverse)
+
+    @property
+    def trivial(self) -> bool:
+        """Whether inputs stay as they are."""
+        return self.scale == 1.0 and self.mean is None
+
+    @property
+    def features(self) -> int | None:
+        """How many features it is made for; None where any number will do."""
+        return None if self.mean is None else len(self.mean)
+
+    @classmethod
+    def of(cls, wanted: Normalise, inputs: NDArray[Any]) -> Normalisation:
+        """What the user asked for, made for training inputs [N, F].
+
+        None            uint8 is scaled by 1/255, floats stay as they are
+        "none"          nothing is done, whatever the type
+        "pixels"        scaled by 1/255
+        "learned"       mean 0 and standard deviation 1 of every feature over the training set
+        a mapping       any of `scale`, `mean`, `std`: numbers, or one number a feature
+        a Normalisation as it is
+
+        Raises ConfigError.
+        """
+        features = inputs.shape[1]
+        if isinstance(wanted, cls):
+            if wanted.features not in (None, features):
+                raise ConfigError(f"normalise is for {wanted.features} features, but the data have "
+                                  f"{features}")
+            return wanted
+        if wanted is None:
+            return cls(default_scale(inputs.dtype))
+        if isinstance(wanted, str):
+            known = {"none": cls(), "pixels": cls(PIXEL_SCALE)}
+            if wanted == "learned":
+                return learned(inputs, default_scale(inputs.dtype))
+            if wanted not in known:
+                names = ("none", "pixels", "learned")
+                raise ConfigError(f"normalise = '{wanted}'" + (
+                    nearest(wanted, names) or f": use one of {', '.join(names)}"))
+            return known[wanted]
+        if not isinstance(wanted, Mapping):
+            raise ConfigError(f"normalise is a {type(wanted).__name__}: use 'learned', 'pixels', "
+                              f"'none' or a mapping with scale, mean, std")
+        return cls._given(wanted, features, default_scale(inputs.dtype))
+
+    @classmethod
+    def _given(cls, values: Mapping[str, Any], features: int, scale: float) -> Normalisation:
+        names = ("scale", "mean", "std")
+        for name in values:
+            if name not in names:
+                raise ConfigError(f"normalise: unknown key '{name}'" + (
+                    nearest(str(name), names) or "; use scale, mean, std"))
+        try:
+            scale = float(values.get("scale", scale))
+        except (TypeError, ValueError):
+            raise ConfigError(f"normalise: scale = {values['scale']!r} is no number") from None
+        if not {"mean", "std"} & set(values):
+            return cls(scale)
+        mean = _per_feature("mean", values.get("mean", 0.0), features)
+        std = _per_feature("std", values.get("std", 1.0), features)
+        return cls(scale, mean, std)
+
+    def apply(self, inputs: NDArray[Any], dtype: Any = np.float32) -> NDArray[Any]:
+        """The network's inputs, a new array of `dtype` [N, F]."""
+        x: NDArray[Any] = np.multiply(inputs, np.dtype(dtype).type(self.scale), dtype=dtype)
+        if self.mean is not None and self.inverse_std is not None:
+            x -= self.mean.astype(dtype, copy=False)
+            x *= self.inverse_std.astype(dtype, copy=False)
+        return x
+
+    def __str__(self) -> str:
+        if self.trivial:
+            return "none"
+        scale = "" if self.scale == 1.0 else f"scale {self.scale:.6g}"
+        both = "" if self.mean is None else "mean and std per feature"
+        return ", ".join(filter(None, (scale, both)))
+
+
+def default_scale(dtype: np.dtype[Any]) -> float:
+    """1/255 for bytes, 1 for floats."""
+    return PIXEL_SCALE if dtype == np.uint8 else 1.0
+
+
+def learned(inputs: NDArray[Any], scale: float = 1.0) -> Normalisation:
+    """Mean and standard deviation of every feature of `inputs * scale`, summed in float64.
+
+    A feature that never changes (or whose spread float32 cannot divide by) gets the standard
+    deviation 1, so that it becomes 0.
+    """
+    count, features = inputs.shape
+    rows = max(_CHUNK // features, 1)
+    parts = [slice(i, i + rows) for i in range(0, count, rows)]
+    total = np.zeros(features)
+    for part in parts:
+        total += inputs[part].sum(axis=0, dtype=np.float64)
+    mean = total / count
+    squares = np.zeros(features)
+    for part in parts:  # a second pass: the mean of squares less the squared mean cancels
+        apart = inputs[part].astype(np.float64)
+        apart -= mean
+        squares += np.einsum("ij,ij->j", apart, apart)
+    constant = inputs.min(axis=0) == inputs.max(axis=0)
+    std = np.sqrt(squares / count) * abs(scale)
+    std[constant | (std < np.finfo(np.float32).tiny)] = 1.0
+    with np.errstate(over="ignore"):
+        return Normalisation(scale, (mean * scale).astype(np.float32), std.astype(np.float32))
+
+
+def _per_feature(name: str, values: ArrayLike, features: int) -> Floats:
+    try:
+        array = np.asarray(values, np.float32)
+    except (TypeError, ValueError):
+        raise ConfigError(f"normalise: {name} must be a number or one number a feature") from None
+    if array.shape not in ((), (1,), (features,)):
+        raise ConfigError(f"normalise: {name} is of shape {list(array.shape)}, but the data have "
+                          f"{features} features")
+    return np.ascontiguousarray(np.broadcast_to(array, (features,)))
+
+
+Normalise: TypeAlias = Normalisation | Mapping[str, Any] | str | None
+"""What `Normalisation.of` takes."""
