@@ -19,6 +19,8 @@ MINIMUM_DRIVER = {12: 12030, 13: 13000}
 """Oldest driver API version that each major version of the bindings is used with: conditional
 graph nodes and capture into an existing graph came with 12.3."""
 
+Dim = tuple[int, int, int]
+
 LINK_CUBIN, LINK_LIBRARY = "CUBIN", "LIBRARY"
 
 
@@ -46,6 +48,8 @@ class Driver:
             "cuEventSynchronize", "cuEventElapsedTime", "cuLaunchKernel",
             "cuGraphCreate", "cuGraphDestroy", "cuGraphUpload", "cuGraphLaunch",
             "cuGraphExecDestroy", "cuGraphExecUpdate", "cuGraphInstantiate", "cuLinkDestroy",
+            "cuEventQuery", "cuLaunchKernelEx", "cuMemFreeAsync", "cuMemFreeHost",
+            "cuDeviceGetDefaultMemPool", "cuMemPoolTrimTo",
         ):
             setattr(self, name, getattr(cu, name))
 
@@ -75,6 +79,28 @@ class Driver:
         code, pointer = self._cu.cuMemAlloc(nbytes)
         return code, int(pointer) if pointer is not None else 0
 
+    def cuMemAllocAsync(self, nbytes: int, stream: Any) -> tuple[Any, int]:
+        code, pointer = self._cu.cuMemAllocAsync(nbytes, stream)
+        return code, int(pointer) if pointer is not None else 0
+
+    def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[Any, int]:
+        """(code, host address of page-locked memory)."""
+        code, pointer = self._cu.cuMemHostAlloc(nbytes, flags)
+        return code, int(pointer) if pointer is not None else 0
+
+    def cuMemPoolSetAttribute(self, pool: Any, attribute: str, value: int) -> tuple[Any, ...]:
+        """`attribute` is the driver's name without its `CU_MEMPOOL_ATTR_`; `value` 64 bits."""
+        enum = getattr(self._cu.CUmemPool_attribute, "CU_MEMPOOL_ATTR_" + attribute)
+        result: tuple[Any, ...] = self._cu.cuMemPoolSetAttribute(
+            pool, enum, self._cu.cuuint64_t(value)
+        )
+        return result
+
+    def cuMemPoolGetAttribute(self, pool: Any, attribute: str) -> tuple[Any, int]:
+        enum = getattr(self._cu.CUmemPool_attribute, "CU_MEMPOOL_ATTR_" + attribute)
+        code, value = self._cu.cuMemPoolGetAttribute(pool, enum)
+        return code, int(value) if value is not None else 0
+
     # -- functions ------------------------------------------------------------------------------
     def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:
         """`attribute` is the driver's name without its `CU_FUNC_ATTRIBUTE_`."""
@@ -87,11 +113,36 @@ class Driver:
         result: tuple[Any, ...] = self._cu.cuFuncSetAttribute(function, enum, value)
         return result
 
+    def launch_config(self, grid: Dim, block: Dim, shared_bytes: int, stream: Any,
+                      cluster: Dim | None, programmatic: bool) -> Any:
+        """What cuLaunchKernelEx takes; made once per launch and kept. `cluster` is the shape of a
+        cluster in blocks. With `programmatic` the kernel may begin once the kernel before it on
+        the stream has triggered (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)."""
+        cu, ids = self._cu, self._cu.CUlaunchAttributeID
+        attributes = []
+        if cluster is not None:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            shape = attribute.value.clusterDim
+            shape.x, shape.y, shape.z = cluster
+            attributes.append(attribute)
+        if programmatic:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = shared_bytes
+        config.hStream = stream
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        return config
+
     # -- graphs ---------------------------------------------------------------------------------
     def cuGraphAddKernelNode(
         self, graph: Any, dependencies: Sequence[Any], function: Any,
-        grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int,
-        parameters: int,
+        grid: Dim, block: Dim, shared_bytes: int, parameters: int,
     ) -> tuple[Any, Any]:
         """`parameters` is the address of the packed pointer array, as in cuLaunchKernel; the
         driver copies the argument values before it returns."""
@@ -104,6 +155,15 @@ class Driver:
         result: tuple[Any, Any] = self._cu.cuGraphAddKernelNode(
             graph, list(dependencies), len(dependencies), node
         )
+        return result
+
+    def cuGraphKernelNodeSetAttribute(self, node: Any, attribute: str,
+                                      value: Dim) -> tuple[Any, ...]:
+        """`attribute` is "CLUSTER_DIMENSION", its value the shape of a cluster in blocks."""
+        enum = getattr(self._cu.CUlaunchAttributeID, "CU_LAUNCH_ATTRIBUTE_" + attribute)
+        wrapped = self._cu.CUkernelNodeAttrValue()
+        wrapped.clusterDim.x, wrapped.clusterDim.y, wrapped.clusterDim.z = value
+        result: tuple[Any, ...] = self._cu.cuGraphKernelNodeSetAttribute(node, enum, wrapped)
         return result
 
     def cuGraphAddMemsetNode(

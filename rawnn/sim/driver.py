@@ -7,16 +7,17 @@ the driver itself refuses, its code is returned.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY
+from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, Dim
 from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
 from rawnn.sim.driver_graphs import GraphCalls, kernel_node
+from rawnn.sim.driver_memory import MemoryCalls
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
-from rawnn.sim.graphs import Node
 from rawnn.sim.image import Image, decode, launch_bounds
 from rawnn.sim.kernels import Kernel
 from rawnn.sim.order import Task
@@ -30,11 +31,23 @@ _DEVICE_ATTRIBUTES = {
     "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536, "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
     "MAX_BLOCKS_PER_MULTIPROCESSOR": 32, "L2_CACHE_SIZE": 50 << 20, "CLOCK_RATE": 1_980_000,
     "MEMORY_CLOCK_RATE": 2_619_000, "GLOBAL_MEMORY_BUS_WIDTH": 5120, "COOPERATIVE_LAUNCH": 1,
-    "UNIFIED_ADDRESSING": 1, "MEMORY_POOLS_SUPPORTED": 1,
+    "UNIFIED_ADDRESSING": 1, "CLUSTER_LAUNCH": 1,
     "MAX_GRID_DIM_X": 2**31 - 1, "MAX_GRID_DIM_Y": 65535, "MAX_GRID_DIM_Z": 65535,
     "MAX_BLOCK_DIM_X": 1024, "MAX_BLOCK_DIM_Y": 1024, "MAX_BLOCK_DIM_Z": 64,
 }
 _OPT_IN_SHARED = 227 << 10
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """What cuLaunchKernelEx is told of a launch besides kernel and arguments."""
+
+    grid: Dim
+    block: Dim
+    shared_bytes: int
+    stream: Any
+    cluster: Dim | None
+    programmatic: bool
 
 
 def _milliseconds(ran: int) -> float:
@@ -42,7 +55,7 @@ def _milliseconds(ran: int) -> float:
     return ran * 1e-3
 
 
-class SimDriver(GraphCalls):
+class SimDriver(GraphCalls, MemoryCalls):
     """`rawnn.cuda.driver.Driver` for a simulated GPU."""
 
     bindings_version = 13000
@@ -82,6 +95,8 @@ class SimDriver(GraphCalls):
         self._device(device)
         if attribute.startswith("COMPUTE_CAPABILITY_"):
             return 0, self.simulation.compute_capability[attribute.endswith("MINOR")]
+        if attribute == "MEMORY_POOLS_SUPPORTED":
+            return 0, int(self.simulation.memory_pools)
         if attribute not in _DEVICE_ATTRIBUTES:
             raise SimulationError(f"the simulated GPU has no value for the attribute {attribute}")
         return 0, _DEVICE_ATTRIBUTES[attribute]
@@ -123,66 +138,7 @@ class SimDriver(GraphCalls):
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
         self.simulation.unless_capturing()
         self.simulation.scheduler.run_all()
-        return (0,)
-
-    # -- memory ---------------------------------------------------------------------------------
-    @seam(0, 0)
-    def cuMemGetInfo(self) -> tuple[Any, int, int]:
-        memory = self.simulation.memory
-        return 0, memory.total - memory.used, memory.total
-
-    @seam(0)
-    def cuMemAlloc(self, nbytes: int) -> tuple[Any, int]:
-        self.simulation.unless_capturing()
-        return 0, self.simulation.memory.allocate(nbytes, self.simulation.site())
-
-    @seam()
-    def cuMemFree(self, dptr: Any) -> tuple[Any, ...]:
-        """Waits for all work on the device first, as the driver does."""
-        self.simulation.unless_capturing()
-        self.simulation.scheduler.run_all()
-        self.simulation.memory.free(int(dptr), self.simulation.site())
-        return (0,)
-
-    @seam()
-    def cuMemsetD8Async(self, dstDevice: Any, uc: int, N: int, hStream: Any) -> tuple[Any, ...]:
-        if N:
-            self.simulation.enqueue(
-                hStream, Node("memset", "memset", (), self.memset_effect(int(dstDevice), uc, N)))
-        return (0,)
-
-    @seam()
-    def cuMemcpyHtoDAsync(self, dstDevice: Any, srcHost: Any, ByteCount: int,
-                          hStream: Any) -> tuple[Any, ...]:
-        """Pageable memory: the driver stages the bytes before it returns (outside a capture)."""
-        if ByteCount:
-            captured = self.simulation.stream(hStream).capture is not None
-            effect = self.copy_effect("HtoD", int(dstDevice), int(srcHost), ByteCount,
-                                      staged=not captured)
-            self.simulation.enqueue(hStream, Node("memcpy", "copy from the host", (), effect,
-                                                  fixed="HtoD", host_memory=True))
-        return (0,)
-
-    @seam()
-    def cuMemcpyDtoHAsync(self, dstHost: Any, srcDevice: Any, ByteCount: int,
-                          hStream: Any) -> tuple[Any, ...]:
-        """Pageable memory: returns once the copy is complete (outside a capture)."""
-        if ByteCount:
-            captured = self.simulation.stream(hStream).capture is not None
-            effect = self.copy_effect("DtoH", int(dstHost), int(srcDevice), ByteCount)
-            task = self.simulation.enqueue(hStream, Node("memcpy", "copy to the host", (), effect,
-                                                         fixed="DtoH", host_memory=True))
-            if not captured:
-                self.simulation.wait(task)
-        return (0,)
-
-    @seam()
-    def cuMemcpyDtoDAsync(self, dstDevice: Any, srcDevice: Any, ByteCount: int,
-                          hStream: Any) -> tuple[Any, ...]:
-        if ByteCount:
-            effect = self.copy_effect("DtoD", int(dstDevice), int(srcDevice), ByteCount)
-            self.simulation.enqueue(hStream, Node("memcpy", "copy on the device", (), effect,
-                                                  fixed="DtoD"))
+        self.simulation.memory.pool.shrink()
         return (0,)
 
     # -- modules --------------------------------------------------------------------------------
@@ -215,8 +171,8 @@ class SimDriver(GraphCalls):
         self.functions[handle] = Kernel(
             self.simulation.memory, self.simulation.launcher, image.name, expression,
             parse_kernels(image.source)[base], launch_bounds(image.source, base),
-            waits=programmatic.waits(image.source, base),
-            triggers=programmatic.triggers(image.source, base),
+            waits=programmatic.waits(image.source, base, image.programmatic),
+            triggers=programmatic.triggers(image.source, base, image.programmatic),
         )
         functions.append(handle)
         return 0, handle
@@ -239,17 +195,37 @@ class SimDriver(GraphCalls):
             if not 0 <= value <= _OPT_IN_SHARED:
                 raise Refused("CUDA_ERROR_INVALID_VALUE")
             kernel.shared_limit = value
+        elif attribute == "NON_PORTABLE_CLUSTER_SIZE_ALLOWED":
+            if value not in (0, 1):
+                raise Refused("CUDA_ERROR_INVALID_VALUE")
+            kernel.largest_cluster = 16 if value else 8
+        else:
+            raise SimulationError(f"the simulated GPU cannot set the attribute {attribute}")
         return (0,)
 
     @seam()
     def cuLaunchKernel(self, f: Any, gridDimX: int, gridDimY: int, gridDimZ: int, blockDimX: int,
                        blockDimY: int, blockDimZ: int, sharedMemBytes: int, hStream: Any,
                        kernelParams: Any, extra: Any) -> tuple[Any, ...]:
-        kernel, effect = self.launch_effect(
+        launch = self.launch_effect(
             f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), sharedMemBytes,
             kernelParams,
         )
-        self.simulation.enqueue(hStream, kernel_node(kernel, effect))
+        self.simulation.enqueue(hStream, kernel_node(*launch))
+        return (0,)
+
+    def launch_config(self, grid: Dim, block: Dim, shared_bytes: int, stream: Any,
+                      cluster: Dim | None, programmatic: bool) -> LaunchConfig:
+        return LaunchConfig(grid, block, shared_bytes, stream, cluster, programmatic)
+
+    @seam()
+    def cuLaunchKernelEx(self, config: Any, f: Any, kernelParams: Any,
+                         extra: Any) -> tuple[Any, ...]:
+        if config.programmatic and self.simulation.compute_capability < (9, 0):
+            raise Refused("CUDA_ERROR_NOT_SUPPORTED")
+        launch = self.launch_effect(f, config.grid, config.block, config.shared_bytes,
+                                    kernelParams, config.cluster)
+        self.simulation.enqueue(config.stream, kernel_node(*launch), config.programmatic)
         return (0,)
 
     # -- streams and events ---------------------------------------------------------------------
@@ -273,10 +249,13 @@ class SimDriver(GraphCalls):
         if stream.capture is not None:
             self.simulation.unless_capturing()
         self.simulation.wait(stream.tail)
+        self.simulation.memory.pool.shrink()
         return (0,)
 
     @seam(None)
     def cuEventCreate(self, Flags: int) -> tuple[Any, Any]:
+        if Flags & ~0b111:
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
         return 0, self.simulation.create("event", SimEvent)[0]
 
     @seam()
@@ -319,6 +298,21 @@ class SimDriver(GraphCalls):
         elif event.task is not None:
             wait = Task("event wait", f"stream {stream.handle:#x}", None, counted=False)
             simulation.append(stream, wait, [*simulation.behind(stream), event.task])
+        return (0,)
+
+    @seam()
+    def cuEventQuery(self, hEvent: Any) -> tuple[Any, ...]:
+        """Some time passes at each query: one piece of work is done."""
+        event: SimEvent = self.simulation.find(hEvent, "event")
+        if event.captured is not None:
+            raise Refused("CUDA_ERROR_CAPTURED_EVENT")
+        scheduler = self.simulation.scheduler
+        if event.task is not None and not event.task.done:
+            scheduler.run_down(scheduler.pending - 1)
+            if not event.task.done:
+                raise Refused("CUDA_ERROR_NOT_READY")
+        if event.task is not None:
+            self.simulation.wait(event.task)  # what the host does next comes after it
         return (0,)
 
     @seam()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rawnn.cuda.driver import Dim
 from rawnn.sim.effects import Effects
 from rawnn.sim.errors import Refused
 from rawnn.sim.faults import seam
@@ -16,9 +17,9 @@ from rawnn.sim.simulation import Capture, Simulation
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
 
 
-def kernel_node(kernel: Kernel, effect: Effect) -> Node:
+def kernel_node(kernel: Kernel, effect: Effect, grid: Dim) -> Node:
     return Node("kernel", kernel.expression, (), effect, waits=kernel.waits,
-                triggers=kernel.triggers)
+                triggers=kernel.triggers, kernel=kernel, grid=grid)
 
 
 class GraphCalls(Effects):
@@ -68,12 +69,24 @@ class GraphCalls(Effects):
     @seam(None)
     def cuGraphAddKernelNode(
         self, graph: Any, dependencies: Sequence[Any], function: Any,
-        grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int,
-        parameters: int,
+        grid: Dim, block: Dim, shared_bytes: int, parameters: int,
     ) -> tuple[Any, Any]:
         self._graph(graph)
-        kernel, effect = self.launch_effect(function, grid, block, shared_bytes, parameters)
-        return 0, self._add(graph, dependencies, kernel_node(kernel, effect))
+        launch = self.launch_effect(function, grid, block, shared_bytes, parameters)
+        return 0, self._add(graph, dependencies, kernel_node(*launch))
+
+    @seam()
+    def cuGraphKernelNodeSetAttribute(self, node: Any, attribute: str,
+                                      value: Dim) -> tuple[Any, ...]:
+        at = self.simulation.nodes.get(node)
+        if at is None or attribute != "CLUSTER_DIMENSION":
+            raise Refused(_INVALID)
+        found = at[0].nodes[at[1]]
+        if found.kernel is None:
+            raise Refused(_INVALID)
+        self.check_cluster(found.kernel, found.grid, value)
+        found.cluster = value
+        return (0,)
 
     @seam(None)
     def cuGraphAddMemsetNode(
@@ -94,7 +107,9 @@ class GraphCalls(Effects):
         if nbytes <= 0:
             raise Refused(_INVALID)
         effect = self.copy_effect(kind, destination, source, nbytes)
-        node = Node("memcpy", f"copy {kind}", (), effect, fixed=kind, host_memory="H" in kind)
+        host = {"HtoD": source, "DtoH": destination}.get(kind)
+        pageable = host is not None and not self.simulation.locked(host, nbytes)
+        node = Node("memcpy", f"copy {kind}", (), effect, fixed=kind, host_memory=pageable)
         return 0, self._add(graph, dependencies, node)
 
     @seam(None)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from rawnn.cuda.driver import Dim
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.graphs import Effect
 from rawnn.sim.kernels import Kernel
-from rawnn.sim.memory import BASE
+from rawnn.sim.memory import BASE, POISON
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
 
@@ -36,23 +38,32 @@ class Effects:
         return run
 
     def copy_effect(self, kind: str, destination: int, source: int, nbytes: int,
-                    staged: bool = False) -> Effect:
-        """A copy; host bytes are read now if `staged`, else when the copy runs."""
+                    staged: bool = False, kept: bool = False) -> Effect:
+        """A copy; host bytes are read now if `staged`, else when the copy runs. With `kept` they
+        have to be the same then as now: SimulationError where they are not."""
         for side, host, address in (("source", kind[0] == "H", source),
                                     ("destination", kind[-1] == "H", destination)):
             if host and (not address or address >= BASE):
                 raise SimulationError(f"copy {kind} of {nbytes:,} bytes: the {side} {address:#x} "
                                       f"is not a host address")
         memory = self.simulation.memory
-        taken = ctypes.string_at(source, nbytes) if staged else None
+        taken = ctypes.string_at(source, nbytes) if staged or kept else None
 
         def run(task: Task) -> None:
             if kind[0] == "D":
                 region = memory.region(source, nbytes, nbytes, 1, f"source of {task}")
                 memory.read(task, region, "source")
                 data = region.bytes().tobytes()
+            elif staged and taken is not None:
+                data = taken
             else:
-                data = taken if taken is not None else ctypes.string_at(source, nbytes)
+                data = ctypes.string_at(source, nbytes)
+                if kept and data != taken:
+                    raise SimulationError(
+                        f"{task}: the {nbytes:,} bytes of page-locked memory at {source:#x} were "
+                        f"changed between the call and the copy, which reads them when it runs: "
+                        f"wait for an event behind the copy first"
+                    )
             if kind[-1] == "D":
                 region = memory.region(destination, nbytes, nbytes, 1, f"destination of {task}")
                 memory.write(task, region, "destination")
@@ -63,17 +74,21 @@ class Effects:
 
         return run
 
+    @staticmethod
+    def scribble_host(address: int, nbytes: int) -> None:
+        """The bytes mean nothing until a copy to them is done."""
+        ctypes.memset(address, POISON, nbytes)
+
     def function(self, handle: Any) -> Kernel:
         kernel = self.functions.get(handle)
         if kernel is None:
             raise Refused("CUDA_ERROR_INVALID_HANDLE")
         return kernel
 
-    def launch_effect(self, function: Any, grid: tuple[int, int, int],
-                      block: tuple[int, int, int], shared_bytes: int,
-                      parameters: int) -> tuple[Kernel, Effect]:
-        """What cuLaunchKernel and cuGraphAddKernelNode have in common: the driver's limits, then
-        the arguments' copy."""
+    def launch_effect(self, function: Any, grid: Dim, block: Dim, shared_bytes: int,
+                      parameters: int, cluster: Dim | None = None) -> tuple[Kernel, Effect, Dim]:
+        """What launches and kernel nodes have in common: the driver's limits, then the arguments'
+        copy. Returns (kernel, effect, grid)."""
         kernel = self.function(function)
         limits = zip((*grid, *block), (*_GRID_LIMITS, *_BLOCK_LIMITS), strict=True)
         threads = block[0] * block[1] * block[2]
@@ -82,4 +97,15 @@ class Effects:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         if threads > kernel.most_threads:
             raise Refused("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
-        return kernel, kernel.launch(grid, block, parameters)
+        self.check_cluster(kernel, grid, cluster)
+        return kernel, kernel.launch(grid, block, parameters), grid
+
+    def check_cluster(self, kernel: Kernel, grid: Dim, cluster: Dim | None) -> None:
+        """Refuse a cluster that is too large for the kernel or does not divide its grid."""
+        if cluster is None:
+            return
+        if self.simulation.compute_capability < (9, 0):
+            raise Refused("CUDA_ERROR_NOT_SUPPORTED")
+        if min(cluster) < 1 or prod(cluster) > kernel.largest_cluster \
+                or any(blocks % size for blocks, size in zip(grid, cluster, strict=True)):
+            raise Refused("CUDA_ERROR_INVALID_CLUSTER_SIZE")

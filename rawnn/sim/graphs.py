@@ -18,7 +18,8 @@ class Node:
     """One node: `effect` for work, `child` for a child graph, `child` and `handle` for a
     conditional node ("if" or "while"). `dependencies` are indices of nodes before it in the same
     graph; `programmatic` those of kernel nodes joined to it by programmatic edges, which `waits`
-    and `triggers` give their meaning. `fixed` is what an update may not change."""
+    and `triggers` give their meaning. `fixed` is what an update may not change. A kernel node
+    has its `kernel`, its `grid` and, where it was given one, the shape of its `cluster`."""
 
     kind: str
     label: str
@@ -31,6 +32,9 @@ class Node:
     programmatic: tuple[int, ...] = ()
     waits: bool = False
     triggers: bool = False
+    kernel: Any = None
+    grid: tuple[int, int, int] = (0, 0, 0)
+    cluster: tuple[int, int, int] | None = None
 
     @property
     def conditional(self) -> bool:

@@ -1,7 +1,7 @@
 """Simulated cubins: what SimNvrtc makes, the linker joins and cuModuleLoadData reads.
 
 An image is JSON behind a magic word: the source, its name, the kernels asked for with their
-mangled names, and whether it still needs linking.
+mangled names, whether it still needs linking, and whether RAWNN_PDL is defined in it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Image:
     lowered: dict[str, str]
     relocatable: bool
     linked: bool = False
+    programmatic: bool = False
 
     @property
     def needs_device_runtime(self) -> bool:
@@ -53,7 +54,7 @@ def decode(image: bytes) -> Image | None:
 
 
 def build(name: str, source: str, arch: str, expressions: list[str],
-          relocatable: bool) -> tuple[Image | None, str]:
+          relocatable: bool, programmatic: bool = False) -> tuple[Image | None, str]:
     """(image, "") or (None, log): reads the kernels' declarations and checks that every
     expression names one. Errors inside a kernel's body are not seen."""
     try:
@@ -64,7 +65,7 @@ def build(name: str, source: str, arch: str, expressions: list[str],
         found = re.search(r"on line (\d+)", str(error))
         return None, f"{name}({found[1] if found else 1}): error: {error}\n"
     lowered = {e: _mangled(e, kernels, source) for e in expressions}
-    image = Image(name, source, arch, lowered, relocatable)
+    image = Image(name, source, arch, lowered, relocatable, programmatic=programmatic)
     if image.needs_device_runtime and not relocatable:
         line = next(n for n, text in enumerate(source.splitlines(), 1)
                     if _DEVICE_RUNTIME.search(text))

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.activations import ACTIVATIONS
+from rawnn.dtypes import LOW_PRECISION, numpy_dtype
 from rawnn.ptx.signature import KernelSignature
 from rawnn.runners.kernels import KERNELS, KernelImpl, Scalars, Shape
 from rawnn.sim.errors import SimulationError
@@ -34,7 +36,11 @@ DTYPES = {
     "short": np.int16, "unsigned short": np.uint16, "int": np.int32, "unsigned int": np.uint32,
     "long": np.int64, "unsigned long": np.uint64, "long long": np.int64,
     "unsigned long long": np.uint64,
+    **{name: numpy_dtype(name) for name in LOW_PRECISION},
 }  # fmt: skip
+
+FUNCTORS = {a.functor: a.name for a in ACTIVATIONS.values()} | {"None": ""}
+"""What a template argument that is an activation means."""
 
 Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 
@@ -64,6 +70,11 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     their extents as in rawnn.runners.kernels.KernelImpl.
     """
     _registered[name] = Meaning(reads, writes, shapes, reference)
+
+
+_DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, "alpha": 1.0,
+             "beta": 0.0, "decay": 0.0}
+"""Attributes that references ask for and that a kernel without the parameter does not vary."""
 
 
 class _Ones(dict[str, Any]):
@@ -108,7 +119,7 @@ class Kernel:
                  triggers: bool = False) -> None:
         self.expression, self.most_threads = expression, most_threads
         self.waits, self.triggers = waits, triggers
-        self.shared_limit = 48 << 10
+        self.shared_limit, self.largest_cluster = 48 << 10, 8
         self._memory, self._launcher = memory, launcher
         self._source = source
         self.signature = declared.instantiate(expression)
@@ -213,13 +224,14 @@ class Binding:
         for name, value in template.items():
             if value in ("true", "false"):
                 found[name] = value == "true"
+                found[name.lower()] = value == "true"
             elif value.lstrip("-").isdigit():
                 found[name] = int(value)
+            elif value in FUNCTORS:
+                found[name.lower()] = FUNCTORS[value]
         if meaning.layout:
             found["layout"] = meaning.layout
-        if "bias" in meaning.optional:
-            found["bias"], found["relu"] = found.get("BIAS", False), found.get("RELU", False)
-        return found
+        return {**_DEFAULTS, **found}
 
     def _make_operands(self, values: dict[str, Any], meaning: Meaning) -> list[_Operand]:
         made = []
@@ -227,14 +239,12 @@ class Binding:
         reads = meaning.reads
         if scalars.get("beta"):
             reads = (*reads, "c")  # a product that accumulates reads its output
-        if "bias" in meaning.optional and not scalars["bias"]:
-            reads = tuple(name for name in reads if name != "bias")
         for parameter in self._kernel.signature.parameters:
             name = parameter.name
             if not parameter.pointer:
                 continue
-            if name == "cursor" and name in meaning.optional and not values[name]:
-                continue  # left out: only the last op of a graph moves the cursor on the side
+            if name in meaning.optional and not values[name]:
+                continue  # left out
             read, write = name in reads, name in meaning.writes
             if not (read or write):
                 if name in meaning.reads:

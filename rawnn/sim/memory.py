@@ -23,13 +23,15 @@ BASE = 1 << 56
 """First device address: no host address is as high, so the two cannot be taken for each other."""
 _GAP = 1 << 16
 _ALIGNMENT = 256
-_POISON = 0xFF  # as a float: NaN
+POISON = 0xFF  # as a float: NaN
+POOL_STEP = 2 << 20  # bytes by which the memory pool grows
 _REMEMBERED = 4096  # freed allocations, for the message of a use after free
 
 
 @dataclass(eq=False)
 class Allocation:
-    """`nbytes` at `address`, made at `site` (file:line of the caller)."""
+    """`nbytes` at `address`, made at `site` (file:line of the caller); `pooled` where they are a
+    part of what the memory pool has reserved."""
 
     address: int
     nbytes: int
@@ -37,6 +39,7 @@ class Allocation:
     data: NDArray[np.uint8] = field(repr=False)
     written: NDArray[np.bool_] = field(repr=False)
     regions: list[Region] = field(default_factory=list, repr=False)
+    pooled: bool = False
 
     def __str__(self) -> str:
         return f"allocation of {self.nbytes:,} bytes at {self.address:#x} made at {self.site}"
@@ -109,28 +112,61 @@ def _rows_meet(a: int, a_bytes: int, a_rows: int, b: int, b_bytes: int, b_rows: 
     return max(low, 1 - a_rows) <= min(high, b_rows - 1)
 
 
+class Pool:
+    """The device's default memory pool: what it has `reserved` of the device's bytes, how many are
+    `used`, and the `threshold` down to which a synchronization gives back the rest. What is freed
+    can be used again at once: the driver, too, reuses it in the order of the stream."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.threshold = self.reserved = self.used = 0
+
+    def take(self, nbytes: int) -> None:
+        missing = self.used + nbytes - self.reserved
+        if missing > 0:
+            grown = -(-missing // POOL_STEP) * POOL_STEP
+            if grown > self._memory.total - self._memory.used:
+                raise Refused("CUDA_ERROR_OUT_OF_MEMORY")
+            self.reserved += grown
+            self._memory.used += grown
+        self.used += nbytes
+
+    def shrink(self, keep: int | None = None) -> None:
+        """Give back what is reserved and not used, down to `keep` (the threshold)."""
+        kept = max(-(-self.used // POOL_STEP) * POOL_STEP,
+                   self.threshold if keep is None else keep)
+        if kept < self.reserved:
+            self._memory.used -= self.reserved - kept
+            self.reserved = kept
+
+
 class Memory:
     """The device's `total` bytes. `generation` changes whenever something is freed."""
 
     def __init__(self, total: int) -> None:
         self.total, self.used, self.generation = total, 0, 0
+        self.pool = Pool(self)
         self._next = BASE + _ALIGNMENT  # never on a boundary of more than the promised alignment
         self._bases: list[int] = []
         self.live: dict[int, Allocation] = {}
+        self._unpooled: set[int] = set()
         self._freed: OrderedDict[int, tuple[int, str, str]] = OrderedDict()
         self._regions: dict[tuple[int, int, int, int], Region] = {}
 
-    def allocate(self, nbytes: int, site: str) -> int:
+    def allocate(self, nbytes: int, site: str, pooled: bool = False) -> int:
         if nbytes <= 0:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
-        if nbytes > self.total - self.used:
+        if pooled:
+            self.pool.take(nbytes)
+        elif nbytes > self.total - self.used:
             raise Refused("CUDA_ERROR_OUT_OF_MEMORY")
+        else:
+            self.used += nbytes
         address = self._next
         self._next += -(-(nbytes + _GAP) // (2 * _ALIGNMENT)) * 2 * _ALIGNMENT
-        self.live[address] = Allocation(address, nbytes, site, np.full(nbytes, _POISON, np.uint8),
-                                        np.zeros(nbytes, np.bool_))
+        self.live[address] = Allocation(address, nbytes, site, np.full(nbytes, POISON, np.uint8),
+                                        np.zeros(nbytes, np.bool_), pooled=pooled)
         self._bases.append(address)
-        self.used += nbytes
         return address
 
     def free(self, address: int, site: str) -> None:
@@ -145,11 +181,28 @@ class Memory:
         del self._bases[bisect_right(self._bases, address) - 1]
         for region in allocation.regions:
             del self._regions[region.address, region.row_bytes, region.pitch, region.rows]
-        self.used -= allocation.nbytes
+        if allocation.pooled:
+            self.pool.used -= allocation.nbytes
+        elif address not in self._unpooled:
+            self.used -= allocation.nbytes
+        self._unpooled.discard(address)
         self.generation += 1
         self._freed[address] = (allocation.nbytes, allocation.site, site)
         if len(self._freed) > _REMEMBERED:
             self._freed.popitem(last=False)
+
+    def unpool(self, address: int, site: str) -> None:
+        """The pool takes the allocation back; it is freed where the stream gets to that. Refuses
+        what is not the pool's. Raises SimulationError for a double free."""
+        allocation = self.live.get(address)
+        if allocation is None or address in self._unpooled:
+            made = allocation.site if allocation else self._nearby(address)
+            raise SimulationError(f"double free of {address:#x} at {site}: made at {made}")
+        if not allocation.pooled:
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        allocation.pooled = False
+        self.pool.used -= allocation.nbytes
+        self._unpooled.add(address)
 
     def region(self, address: int, row_bytes: int, pitch: int, rows: int, what: str) -> Region:
         """The region, which must lie in one live allocation; `what` names it in the message.
@@ -235,7 +288,7 @@ class Memory:
 
     def scribble(self, region: Region) -> None:
         """The bytes hold nothing that may be read: scratch memory after its use."""
-        region.bytes()[...] = _POISON
+        region.bytes()[...] = POISON
         region.mask()[...] = False
         for other in region.overlapping:
             other.initialised = False

@@ -77,7 +77,7 @@ class SimNvrtc:
             raise Refused("NVRTC_ERROR_INVALID_OPTION")
         relocatable = any(option in _RELOCATABLE for option in options)
         found.image, found.log = build(found.name, found.source, arch, found.expressions,
-                                       relocatable)
+                                       relocatable, "-DRAWNN_PDL" in options)
         found.compiled = True
         if found.image is None:
             raise Refused("NVRTC_ERROR_COMPILATION")

@@ -3,6 +3,7 @@
 A consumer waits for its producers with cudaGridDependencySynchronize() (PTX: griddepcontrol.wait),
 a producer lets its consumers begin early with cudaTriggerProgrammaticLaunchCompletion() (PTX:
 griddepcontrol.launch_dependents). CUDA C++ Programming Guide, "Programmatic Dependent Launch".
+pdl_wait() and pdl_trigger() of rawnn/ptx/pdl.cuh are these where RAWNN_PDL is defined, else nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from functools import lru_cache
 
 _WAIT = r"cudaGridDependencySynchronize|griddepcontrol\s*\.\s*wait"
 _TRIGGER = r"cudaTriggerProgrammaticLaunchCompletion|griddepcontrol\s*\.\s*launch_dependents"
+_MACROS = re.compile(r"\bpdl_(wait|trigger)\s*\(\s*\)")
+_MEANINGS = {"wait": "cudaGridDependencySynchronize()",
+             "trigger": "cudaTriggerProgrammaticLaunchCompletion()"}
 _LEFT_OUT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
 # What may stand before the call in a statement that is nothing but the call.
 _ALONE = re.compile(r'\s*(?:::\s*|asm\s*(?:(?:__)?volatile(?:__)?\s*)?\(\s*"\s*)?')
@@ -20,18 +24,18 @@ _CLOSING = {"(": ")", "{": "}"}
 
 
 @lru_cache(256)
-def waits(source: str, kernel: str) -> bool:
+def waits(source: str, kernel: str, defined: bool = False) -> bool:
     """Whether every thread of the kernel waits for its producers: the wait is a statement of its
     own at the top level of the body, or of a function called from there so, with no `return`
-    ahead of it. A wait under a condition does not count."""
-    return _always_waits(_LEFT_OUT.sub("", source), kernel, ())
+    ahead of it. A wait under a condition does not count. `defined` says whether RAWNN_PDL is."""
+    return _always_waits(_text(source, defined), kernel, ())
 
 
 @lru_cache(256)
-def triggers(source: str, kernel: str) -> bool:
+def triggers(source: str, kernel: str, defined: bool = False) -> bool:
     """Whether the kernel, or a function that it calls, may let its consumers begin before it
     ends."""
-    text = _LEFT_OUT.sub("", source)
+    text = _text(source, defined)
     todo, seen = [kernel], set[str]()
     while todo:
         name = todo.pop()
@@ -42,6 +46,12 @@ def triggers(source: str, kernel: str) -> bool:
                 return True
             todo += _NAME.findall(body)
     return False
+
+
+def _text(source: str, defined: bool) -> str:
+    """The source without comments and directives, and with the macros' meanings."""
+    return _MACROS.sub(lambda found: _MEANINGS[found[1]] if defined else "",
+                       _LEFT_OUT.sub("", source))
 
 
 def _always_waits(text: str, function: str, callers: tuple[str, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from rawnn.cuda.backend import Backend
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import Faults
 from rawnn.sim.graphs import GraphData, Launcher, Node
-from rawnn.sim.memory import Memory
+from rawnn.sim.memory import POISON, Memory
 from rawnn.sim.order import Scheduler, Task
 
 T = TypeVar("T")
@@ -38,10 +39,14 @@ class Capture:
 
 @dataclass(eq=False)
 class SimStream:
+    """`tail` is the last task; `opening` what a kernel launched with the programmatic attribute
+    begins behind, None where the last task is no kernel."""
+
     handle: int
     blocking: bool
     tail: Task | None = None
     capture: Capture | None = None
+    opening: list[Task] | None = None
 
 
 @dataclass(eq=False)
@@ -80,12 +85,14 @@ class Simulation:
     """State of one simulated GPU. `backend()` is what a Device is opened with.
 
     `seed` picks the order of work that nothing orders; `faults` the calls that fail;
-    `compute_capability` and `memory` (bytes) are what the GPU says of itself. `errors` holds the
-    SimulationErrors raised so far: after the first, no more work runs.
+    `compute_capability`, `memory` (bytes) and `memory_pools` are what the GPU says of itself.
+    `errors` holds the SimulationErrors raised so far: after the first, no more work runs.
     """
 
     def __init__(self, seed: int = 0, faults: Faults | None = None,
-                 compute_capability: tuple[int, int] = (9, 0), memory: int = 16 << 30) -> None:
+                 compute_capability: tuple[int, int] = (9, 0), memory: int = 16 << 30,
+                 memory_pools: bool = True) -> None:
+        self.memory_pools = memory_pools
         self.faults = faults or Faults()
         self.compute_capability = compute_capability
         self.scheduler = Scheduler(seed)
@@ -99,6 +106,7 @@ class Simulation:
         self.default_stream = SimStream(0, blocking=True)
         self._streams: dict[int, SimStream] = {0: self.default_stream}
         self._resources: dict[int, _Resource] = {}
+        self._locked: dict[int, tuple[int, Any]] = {}  # address -> (handle, buffer)
         self._left_behind: list[Leak] = []
         self._thread = threading.local()
         self._next = 0x1000
@@ -201,15 +209,32 @@ class Simulation:
             stream.capture = None
         self.captures.clear()
 
-    def enqueue(self, handle: Any, node: Node) -> Task:
+    def enqueue(self, handle: Any, node: Node, programmatic: bool = False) -> Task:
         """Put the work of `node` on a stream, or the node into the graph that the stream is
-        captured into; the task is one that never runs in that case."""
+        captured into; the task is one that never runs in that case. With `programmatic` a kernel
+        is joined to the kernel before it by a programmatic edge; behind anything else the
+        attribute means nothing."""
         stream = self.stream(handle)
         if stream.capture is not None:
-            self.captured(stream, node)
+            self.captured(stream, node, programmatic)
             return Task(node.label, "captured", None)
-        task = Task(node.label, f"stream {stream.handle:#x}", node.effect)
-        self.append(stream, task, self.behind(stream))
+        where = f"stream {stream.handle:#x}"
+        task = Task(node.label, where, node.effect)
+        before = self.behind(stream)
+        producer, opening = stream.tail, stream.opening
+        if programmatic and producer is not None and opening is not None:
+            begun = Task(f"start of {node.label}", where, None, counted=False)
+            others = [t for t in before if t is not producer]
+            self.scheduler.add(begun, [*opening, *others])
+            before = [begun, producer] if node.waits else [begun]
+            opening = [begun] if node.triggers or not node.waits else before
+            if not node.waits:
+                task.unwaited += (producer,)
+                producer.unwaited += (task,)
+        else:
+            opening = before
+        self.append(stream, task, before)
+        stream.opening = opening if node.kind == "kernel" else None
         return task
 
     def behind(self, stream: SimStream) -> list[Task]:
@@ -225,7 +250,7 @@ class Simulation:
     def append(self, stream: SimStream, task: Task, predecessors: list[Task]) -> None:
         """Make `task` the last one on the stream."""
         self.scheduler.add(task, predecessors)
-        stream.tail = task
+        stream.tail, stream.opening = task, None
         self.limit_queue()
 
     def limit_queue(self) -> None:
@@ -233,13 +258,17 @@ class Simulation:
         if self.scheduler.pending > _QUEUE:
             self.scheduler.run_down(_QUEUE // 2)
 
-    def captured(self, stream: SimStream, node: Node) -> int:
+    def captured(self, stream: SimStream, node: Node, programmatic: bool = False) -> int:
         """Add `node` to the graph that `stream` is captured into, behind what it did last."""
         capture = stream.capture
         assert capture is not None
         if capture.invalid:
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
-        node.dependencies = capture.tails[stream.handle]
+        tails = capture.tails[stream.handle]
+        if programmatic and all(capture.graph.nodes[i].kind == "kernel" for i in tails):
+            node.programmatic = tails
+        else:
+            node.dependencies = tails
         added = self.add_node(capture.graph, node)
         capture.tails[stream.handle] = (len(capture.graph.nodes) - 1,)
         return added
@@ -256,6 +285,34 @@ class Simulation:
         """Run until the task is done."""
         if task is not None:
             self.scheduler.run_until(task)
+
+    # -- page-locked host memory ----------------------------------------------------------------
+    def lock_pages(self, nbytes: int) -> int:
+        """Address of host memory that counts as page-locked; it holds nothing that means a
+        number."""
+        buffer = (ctypes.c_ubyte * nbytes)()
+        address = ctypes.addressof(buffer)
+        ctypes.memset(address, POISON, nbytes)
+        handle, _ = self.create("page-locked memory", lambda handle: nbytes)
+        self._locked[address] = (handle, buffer)
+        return address
+
+    def unlock_pages(self, address: int) -> None:
+        if address not in self._locked:
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        handle, _ = self._locked.pop(address)
+        self.destroy(handle, "page-locked memory")
+
+    def locked(self, address: int, nbytes: int) -> bool:
+        """Whether the bytes are page-locked. Raises SimulationError where only some are."""
+        for start, (_, buffer) in self._locked.items():
+            end = start + len(buffer)
+            if start < address + nbytes and address < end:
+                if start <= address and address + nbytes <= end:
+                    return True
+                raise SimulationError(f"a copy of {nbytes:,} host bytes at {address:#x} reaches "
+                                      f"past page-locked memory of {len(buffer):,} bytes")
+        return False
 
     # -- leaks ----------------------------------------------------------------------------------
     def leaks(self) -> list[Leak]:
@@ -283,7 +340,9 @@ class Simulation:
         self._left_behind = self.leaks()
         self._resources.clear()
         self._streams = {0: self.default_stream}
-        self.default_stream.tail = None
+        self.default_stream.tail = self.default_stream.opening = None
+        self._locked.clear()
         self.captures.clear()
         for address in list(self.memory.live):
             self.memory.free(address, "the context's end")
+        self.memory.pool.shrink(0)

@@ -71,7 +71,37 @@ def test_programmatic_edges_reach_the_driver(driver: Driver, producers: int) -> 
     lambda d: d.cuDeviceGetName(0),
     lambda d: d.cuDeviceGetAttribute("MULTIPROCESSOR_COUNT", 0),
     lambda d: d.cuMemAlloc(256),
+    lambda d: d.cuMemAllocAsync(256, STREAM),
+    lambda d: d.cuMemFreeAsync(cu.CUdeviceptr(256), STREAM),
+    lambda d: d.cuMemHostAlloc(256, 0),
+    lambda d: d.cuMemFreeHost(256),
+    lambda d: d.cuDeviceGetDefaultMemPool(0),
+    lambda d: d.cuMemPoolSetAttribute(cu.CUmemoryPool(1), "RELEASE_THRESHOLD", 2**64 - 1),
+    lambda d: d.cuMemPoolGetAttribute(cu.CUmemoryPool(1), "RESERVED_MEM_CURRENT"),
+    lambda d: d.cuMemPoolTrimTo(cu.CUmemoryPool(1), 0),
+    lambda d: d.cuEventQuery(cu.CUevent(1)),
+    lambda d: d.cuFuncSetAttribute(cu.CUfunction(1), "MAX_DYNAMIC_SHARED_SIZE_BYTES", 1 << 16),
+    lambda d: d.cuFuncSetAttribute(cu.CUfunction(1), "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1),
+    lambda d: d.cuGraphKernelNodeSetAttribute(NODE, "CLUSTER_DIMENSION", (2, 1, 1)),
 ])
 def test_other_calls_reach_the_driver(driver: Driver, call: Callable[[Driver], Any]) -> None:
     with pytest.raises(RuntimeError, match=r"(?i)driver|libcuda"):
         call(driver)
+
+
+@pytest.mark.parametrize("programmatic", [False, True])
+@pytest.mark.parametrize("cluster", [None, (4, 2, 1)])
+def test_launch_configurations(driver: Driver, cluster: Any, programmatic: bool) -> None:
+    config = driver.launch_config((8, 2, 1), (128, 1, 1), 4096, STREAM, cluster, programmatic)
+    assert (config.gridDimX, config.gridDimY, config.blockDimX) == (8, 2, 128)
+    assert config.sharedMemBytes == 4096
+    assert config.numAttrs == len(config.attrs) == (cluster is not None) + programmatic
+    ids, found = cu.CUlaunchAttributeID, {int(a.id): a.value for a in config.attrs}
+    if cluster:
+        shape = found[int(ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)].clusterDim
+        assert (shape.x, shape.y, shape.z) == cluster
+    if programmatic:
+        value = found[int(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)]
+        assert value.programmaticStreamSerializationAllowed == 1
+    with pytest.raises(RuntimeError, match=r"(?i)driver|libcuda"):
+        driver.cuLaunchKernelEx(config, cu.CUfunction(1), 0, 0)
