@@ -2,8 +2,8 @@
 `rawnn/ptx/random.cuh` on the device.
 
 The generator is Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): a seed
-of 64 bits, a stream of 32 bits (one a tensor, say) and a counter of 64 bits give four words. Nothing
-is kept from call to call, so any part of a sequence can be drawn alone.
+of 64 bits, a stream of 32 bits (one a tensor, say) and a counter of 64 bits give four words.
+Nothing is kept from call to call, so any part of a sequence can be drawn alone.
 """
 
 from __future__ import annotations
@@ -77,19 +77,6 @@ def rounding_bits(
     halves = (words[:, :, None] >> shifts).astype(np.uint16).reshape(-1, 8)
     drawn: NDArray[np.uint16] = halves[place.reshape(index.shape), index % np.uint64(8)]
     return drawn
-
-
-def stochastic_bfloat16(
-    values: NDArray[np.float32], bits: NDArray[np.uint16]
-) -> NDArray[np.uint16]:
-    """float32 `values` rounded to bfloat16 by 16 random bits each, as the bfloat16's bits: up with
-    the probability of the part cut off. Infinities stay, NaN stays NaN."""
-    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    finite = words & np.uint32(0x7F800000) != np.uint32(0x7F800000)
-    nan = ~finite & (words & np.uint32(0x007FFFFF) != 0)
-    quiet = np.where(nan, words | np.uint32(0x00400000), words)
-    rounded = np.where(finite, words + bits.astype(np.uint32), quiet)
-    return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
 def permutation(seed: int, epoch: int, count: int) -> NDArray[np.int32]:

@@ -1,9 +1,26 @@
-// advance: moves the epoch's cursor on by the steps just done. The cursor is one int32 in device
-// memory, so that a recorded graph needs no new arguments from step to step.
+// advance, tick: where training is, kept in device memory so that a recorded graph needs no new
+// arguments from step to step.
 //
-// Used by every way of running that keeps the data set on the device. Launch: one thread.
+//   advance: cursor += steps, the index in the epoch of the step that comes next (int32[1])
+//   tick:    clock += {1, steps}, the epochs and the steps done since training began (int32[2])
+//
+// advance is used by every way of running that keeps the data set on the device, tick at the end of
+// an epoch where anything reads the clock (shuffle, schedule, Adam, stochastic rounding).
+// Launch: one thread.
 // Limit: the launch.
+#include "pdl.cuh"
 
 extern "C" __global__ void advance(int* cursor, int steps) {
+  pdl_wait();
+  pdl_trigger();
   if (blockIdx.x == 0 && threadIdx.x == 0) *cursor += steps;
+}
+
+extern "C" __global__ void tick(int* clock, int steps) {
+  pdl_wait();
+  pdl_trigger();
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    clock[0] += 1;
+    clock[1] += steps;
+  }
 }

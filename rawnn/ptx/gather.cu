@@ -1,57 +1,120 @@
-// gather: one mini-batch from the data set on the device, converted and scaled.
+// gather: one mini-batch from the data set on the device, in the epoch's order, converted, scaled and
+// normalised.
 //
-//   x[batch, features] = images[s*batch + r, features] * scale,  y[r] = labels[s*batch + r],
-//   s = *cursor + offset.  images: uint8, row-major, pitch ldimages; x: pitch ldx; y: dense int32.
+//   batch row r is example e = order[s*stride + r] (s*stride + r without an order), s = *cursor + offset
+//   x[r, features] = (images[e, features] * scale - mean) * inverse_std
+//   y[r] = labels[e];  t[r, outputs] = targets[e, outputs]
 //
-// Used by `preload`, where the data set lives on the GPU as bytes.
+// images: TI = unsigned char, float16 or float, row-major, pitch ldimages; x: TX = float, float16,
+// bfloat16 or an 8-bit float, pitch ldx; labels: TL = unsigned char or int; y: dense int32; targets, t:
+// float, pitches ldtargets, ldt; order: int32; mean, inverse_std: float [features]. Null pointers:
+// order, labels with y, targets with t, mean, inverse_std.
+//
+// Used by `preload`, where the data set lives on the GPU.
 // Launch: one dimension, any size (grid-stride); a thread takes 4 features, and the first threads a
-// label besides, so batch * ceil(features / 4) threads cover it in one pass.
-// Limit: device-memory traffic, 1 byte read and sizeof(T) written a pixel; below about 1 MB of
-// output, the latency of *cursor followed by that of the pixels. Four pixels a thread, not 16: a
-// warp's stores are then neighbours.
+// label besides, so batch * ceil(features / 4) threads cover it in one pass; 256 threads a block.
+// Limit: device-memory traffic, sizeof(TI) read and sizeof(TX) written an element; below about 1 MB of
+// output, the latency of *cursor followed by that of the order and of the pixels. Four elements a
+// thread, not 16: a warp's stores are then neighbours.
 #include "common.cuh"
+#include "pdl.cuh"
+#include "types.cuh"
 
-template <typename T>
-__device__ __forceinline__ void store_pixels(T* to, uchar4 pixels, float scale) {
-  to[0] = static_cast<T>(pixels.x * scale);
-  to[1] = static_cast<T>(pixels.y * scale);
-  to[2] = static_cast<T>(pixels.z * scale);
-  to[3] = static_cast<T>(pixels.w * scale);
-}
-
-__device__ __forceinline__ void store_pixels(float* to, uchar4 pixels, float scale) {
-  *reinterpret_cast<float4*>(to) =
-      make_float4(pixels.x * scale, pixels.y * scale, pixels.z * scale, pixels.w * scale);
+// Four neighbouring elements as floats; `from` is aligned to four elements.
+__device__ __forceinline__ void load_four(float (&values)[4], const unsigned char* from) {
+  const uchar4 four = *reinterpret_cast<const uchar4*>(from);
+  values[0] = four.x;
+  values[1] = four.y;
+  values[2] = four.z;
+  values[3] = four.w;
 }
 
 template <typename T>
-__global__ void gather(const unsigned char* __restrict__ images, int ldimages,
-                       const unsigned char* __restrict__ labels, const int* __restrict__ cursor,
-                       int offset, float scale, T* __restrict__ x, int ldx, int* __restrict__ y,
-                       int batch, int features) {
+__device__ __forceinline__ void load_four(float (&values)[4], const T* from) {
+  load_values(values, from);
+}
+
+template <typename TI, typename TX, typename TL>
+__global__ void gather(const TI* __restrict__ images, int ldimages, const TL* __restrict__ labels,
+                       const float* __restrict__ targets, int ldtargets,
+                       const int* __restrict__ order, const float* __restrict__ mean,
+                       const float* __restrict__ inverse_std, const int* __restrict__ cursor,
+                       int offset, int stride, float scale, TX* __restrict__ x, int ldx,
+                       int* __restrict__ y, float* __restrict__ t, int ldt, int batch, int features,
+                       int outputs) {
+  pdl_wait();
+  pdl_trigger();
   const int step = current_step(cursor, offset);
-  const int stride = static_cast<int>(gridDim.x * blockDim.x);
+  const int threads = static_cast<int>(gridDim.x * blockDim.x);
   const int thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int quads = (features + 3) / 4;
-  const bool vector = aligned(images, ldimages, 4) && aligned(x, ldx, 16);
+  const bool vector = aligned(images, ldimages, 4 * static_cast<int>(sizeof(TI))) &&
+                      aligned(x, ldx, 4 * static_cast<int>(sizeof(TX))) && aligned(mean, 0, 16) &&
+                      aligned(inverse_std, 0, 16);
   int row = thread / quads;  // before the first use of the step: the division hides behind the load
-  const long long first = static_cast<long long>(step) * batch;
+  const long long first = static_cast<long long>(step) * stride;
+  const bool labelled = labels != nullptr && thread < batch;
+  long long label_at = first + thread;
+  long long example = first + row;
+  if (order != nullptr) {  // both loads go out before either is waited for
+    const int label_from = labelled ? order[label_at] : 0;
+    const int example_from = row < batch ? order[example] : 0;
+    label_at = label_from;
+    example = example_from;
+  }
   // The label's load goes out beside that of the pixels, and its store comes last.
-  const int label = thread < batch ? labels[first + thread] : 0;
-  for (int quad = thread; quad < batch * quads; quad += stride, row = quad / quads) {
+  const int label = labelled ? static_cast<int>(labels[label_at]) : 0;
+  for (int quad = thread; quad < batch * quads;) {
     const int feature = 4 * (quad - row * quads);
-    const unsigned char* in = images + (first + row) * ldimages + feature;
-    T* out = x + static_cast<long long>(row) * ldx + feature;
+    const TI* in = images + example * ldimages + feature;
+    TX* out = x + static_cast<long long>(row) * ldx + feature;
     if (vector && feature + 4 <= features) {
-      store_pixels(out, *reinterpret_cast<const uchar4*>(in), scale);
+      float values[4];
+      load_four(values, in);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] *= scale;
+      if (mean != nullptr) {
+        const float4 shift = *reinterpret_cast<const float4*>(mean + feature);
+        values[0] -= shift.x;
+        values[1] -= shift.y;
+        values[2] -= shift.z;
+        values[3] -= shift.w;
+      }
+      if (inverse_std != nullptr) {
+        const float4 factor = *reinterpret_cast<const float4*>(inverse_std + feature);
+        values[0] *= factor.x;
+        values[1] *= factor.y;
+        values[2] *= factor.z;
+        values[3] *= factor.w;
+      }
+      store_values(out, values);
     } else {
+#pragma unroll 1
       for (int i = 0; i < 4 && feature + i < features; ++i) {
-        out[i] = static_cast<T>(in[i] * scale);
+        float value = to_float(in[i]) * scale;
+        if (mean != nullptr) value -= mean[feature + i];
+        if (inverse_std != nullptr) value *= inverse_std[feature + i];
+        out[i] = from_float<TX>(value);
       }
     }
+    quad += threads;
+    row = quad / quads;
+    if (quad < batch * quads) example = order != nullptr ? order[first + row] : first + row;
   }
-  if (thread < batch) y[thread] = label;
-  for (int other = thread + stride; other < batch; other += stride) {
-    y[other] = labels[first + other];
+  if (labelled) y[thread] = label;
+  if (labels != nullptr) {
+#pragma unroll 1
+    for (int other = thread + threads; other < batch; other += threads) {
+      y[other] = static_cast<int>(labels[order != nullptr ? order[first + other] : first + other]);
+    }
+  }
+  if (targets != nullptr) {
+#pragma unroll 1
+    for (int element = thread; element < batch * outputs; element += threads) {
+      const int r = element / outputs;
+      const int output = element - r * outputs;
+      const long long from = order != nullptr ? order[first + r] : first + r;
+      t[static_cast<long long>(r) * ldt + output] = targets[from * ldtargets + output];
+    }
   }
 }

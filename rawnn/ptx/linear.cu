@@ -1,12 +1,16 @@
 // linear_forward, linear_update: a whole step of softmax regression in two launches, straight from
 // the uint8 data set (no gathered copy of the batch).
 //
-//   s = *cursor + offset; rows s*batch .. s*batch+batch-1 of images [N, features] and labels [N];
-//   x = images * scale;  w [CLASSES, features], bias [CLASSES];  p = softmax(x w^T + bias)
+//   s = *cursor + offset; batch row r is example order[s*stride + r] where ORDERED, else s*stride + r,
+//   of images [N, features] and labels [N];  x = images * scale;
+//   w [CLASSES, features], bias [CLASSES];  p = softmax(x w^T + bias)
 //   linear_forward: dz[batch, CLASSES] = (p - onehot)/batch, row_loss[r] = -log p[r, label],
 //                   row_correct[r] = 1 where the first maximum is at the label, else 0
-//   linear_update:  w -= lr * dz^T x, bias -= lr * column sums of dz,
-//                   loss[s] = mean(row_loss), correct[s] = sum(row_correct)
+//   linear_update:  w -= rate * (dz^T x + decay * w), bias -= rate * (column sums of dz + decay * bias),
+//                   loss[s] = mean(row_loss), correct[s] = sum(row_correct);  rate = rates[s], or lr
+//
+// images, labels: uint8; order: int32 [N], read with ORDERED alone (a test at run time made some
+// compilers spill); rates: float [steps], or null.
 //
 // Used by `fuse` for a network of one linear layer. CLASSES is 1 .. 32. Sums meet in a fixed order:
 // results repeat bit for bit. A label that is no class makes its row's loss NaN.
@@ -17,6 +21,15 @@
 // Limit: latency. Forward: *cursor, then the pixels, with all weights in flight meanwhile (each block
 // reads the whole of w from the L2 cache). Update: *cursor, pixels, shared memory, reduction.
 #include "common.cuh"
+#include "pdl.cuh"
+
+// Which example is row `row` of the batch of `step`.
+template <bool ORDERED>
+__device__ __forceinline__ long long example_of(const int* __restrict__ order, int step, int stride,
+                                                int row) {
+  const long long index = static_cast<long long>(step) * stride + row;
+  return ORDERED ? order[index] : index;
+}
 
 // The smallest power of two that is at least `classes`.
 __device__ constexpr int lanes_for(int classes) {
@@ -34,14 +47,16 @@ __device__ __forceinline__ void load_weights(float4 (&weights)[CLASSES],
   }
 }
 
-template <int CLASSES>
+template <int CLASSES, bool ORDERED = false>
 __global__ void __launch_bounds__(256)
     linear_forward(const unsigned char* __restrict__ images, int ldimages,
-                   const unsigned char* __restrict__ labels, const int* __restrict__ cursor,
-                   int offset, float scale, const float* __restrict__ w, int ldw,
-                   const float* __restrict__ bias, float* __restrict__ dz, int lddz,
-                   float* __restrict__ row_loss, int* __restrict__ row_correct, int batch,
-                   int features) {
+                   const unsigned char* __restrict__ labels, const int* __restrict__ order,
+                   const int* __restrict__ cursor, int offset, int stride, float scale,
+                   const float* __restrict__ w, int ldw, const float* __restrict__ bias,
+                   float* __restrict__ dz, int lddz, float* __restrict__ row_loss,
+                   int* __restrict__ row_correct, int batch, int features) {
+  pdl_wait();
+  pdl_trigger();
   __shared__ float4 partial[CLASSES][3];  // 8 warps and a pad
   float* const partial_words = reinterpret_cast<float*>(partial);
   const int row = static_cast<int>(blockIdx.x);
@@ -62,9 +77,9 @@ __global__ void __launch_bounds__(256)
   const float shift = warp == 0 && lane < CLASSES ? bias[lane] : 0.0f;
   const float share = __fdividef(1.0f, static_cast<float>(batch));
 
-  const long long index = static_cast<long long>(step) * batch + row;
-  const unsigned char* image = images + index * ldimages;
-  const int label = labels[index];
+  const long long example = example_of<ORDERED>(order, step, stride, row);
+  const unsigned char* image = images + example * ldimages;
+  const int label = labels[example];
   float sums[CLASSES];
 #pragma unroll
   for (int c = 0; c < CLASSES; ++c) sums[c] = 0.0f;
@@ -131,9 +146,11 @@ template <int CLASSES>
 __device__ __forceinline__ void update_bias(const float* __restrict__ dz, int lddz,
                                             const float* __restrict__ row_loss,
                                             const int* __restrict__ row_correct,
-                                            float* __restrict__ bias, float* __restrict__ loss,
-                                            int* __restrict__ correct, int step, int batch,
-                                            float lr, int lane, int warp, int warps) {
+                                            float* __restrict__ bias,
+                                            const float* __restrict__ rates,
+                                            float* __restrict__ loss, int* __restrict__ correct,
+                                            int step, int batch, float lr, float decay, int lane,
+                                            int warp, int warps) {
   constexpr int pairs = (CLASSES + 1) / 2;
   for (int task = warp; task <= pairs; task += warps) {
     if (task < pairs) {
@@ -148,11 +165,13 @@ __device__ __forceinline__ void update_bias(const float* __restrict__ dz, int ld
         sum0 += gradient[0];
         if (second) sum1 += gradient[1];
       }
+      // Not earlier: its address waits for the cursor, which the loads above do not.
+      const float rate = rates != nullptr ? rates[step] : lr;
       sum0 = warp_sum(sum0);
       sum1 = warp_sum(sum1);
       if (lane == 0) {
-        bias[c] = before0 - lr * sum0;
-        if (second) bias[c + 1] = before1 - lr * sum1;
+        bias[c] = before0 - rate * (sum0 + decay * before0);
+        if (second) bias[c + 1] = before1 - rate * (sum1 + decay * before1);
       }
     } else {
       float sum = 0.0f;
@@ -197,14 +216,17 @@ __device__ __forceinline__ float4 unpack(unsigned int packed) {
 
 // Bounded to 48 registers for 10 classes, of which some compilers spill one or two: with 64 and no
 // spill (a minimum of one block an SM) it was slower on an H200, 2.32 us against 2.18 us.
-template <int CLASSES>
+template <int CLASSES, bool ORDERED = false>
 __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
     linear_update(const unsigned char* __restrict__ images, int ldimages,
-                  const int* __restrict__ cursor, int offset, float scale,
-                  const float* __restrict__ dz, int lddz, const float* __restrict__ row_loss,
-                  const int* __restrict__ row_correct, float* __restrict__ w, int ldw,
-                  float* __restrict__ bias, float* __restrict__ loss, int* __restrict__ correct,
-                  int batch, int features, float lr) {
+                  const int* __restrict__ order, const int* __restrict__ cursor, int offset,
+                  int stride, float scale, const float* __restrict__ dz, int lddz,
+                  const float* __restrict__ row_loss, const int* __restrict__ row_correct,
+                  float* __restrict__ w, int ldw, float* __restrict__ bias,
+                  const float* __restrict__ rates, float* __restrict__ loss,
+                  int* __restrict__ correct, int batch, int features, float lr, float decay) {
+  pdl_wait();
+  pdl_trigger();
   constexpr int pairs = (CLASSES + 1) / 2;
   constexpr int threads = 64 * pairs;  // of the intended launch
   __shared__ float4 x_tile[2][kTileRows];         // [four features][row]
@@ -217,8 +239,8 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
   const int step = current_step(cursor, offset);
   if (blockIdx.x == gridDim.x - 1) {
     if (warp < warps) {
-      update_bias<CLASSES>(dz, lddz, row_loss, row_correct, bias, loss, correct, step, batch, lr,
-                           lane, warp, warps);
+      update_bias<CLASSES>(dz, lddz, row_loss, row_correct, bias, rates, loss, correct, step, batch,
+                           lr, decay, lane, warp, warps);
     }
     return;
   }
@@ -227,7 +249,7 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
   // lanes 4i .. 4i+3 hold output i: class i / 4 of the two, feature i % 4 of the four.
   const int feature = kTileFeatures * static_cast<int>(blockIdx.x);
   const bool vector = aligned(images, ldimages, 8) && feature + kTileFeatures <= features;
-  const int stride = static_cast<int>(blockDim.x);
+  const int threads_here = static_cast<int>(blockDim.x);
   for (int first_tile = 0; first_tile < 2 * pairs; first_tile += warps) {
     const int tile = first_tile + warp;
     const bool working = warp < warps && tile < 2 * pairs;
@@ -248,23 +270,23 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
       // shared memory before they come. In a smaller block than intended both take further turns.
       constexpr int each = (kTileRows * CLASSES + threads - 1) / threads;
       unsigned int packed[2] = {0u, 0u};
-      for (int base = 0; base < kTileRows * CLASSES; base += each * stride) {
+      for (int base = 0; base < kTileRows * CLASSES; base += each * threads_here) {
         float values[each];
 #pragma unroll
         for (int i = 0; i < each; ++i) {
-          const int element = base + i * stride + thread;
+          const int element = base + i * threads_here + thread;
           const int row = element / CLASSES;
           values[i] = row < rows ? dz[static_cast<long long>(first + row) * lddz +
                                       (element - row * CLASSES)]
                                  : 0.0f;
         }
         if (base == 0 && thread < rows) {
-          const long long index = static_cast<long long>(step) * batch + first + thread;
-          load_pixels(packed, images + index * ldimages, feature, features, vector);
+          const long long example = example_of<ORDERED>(order, step, stride, first + thread);
+          load_pixels(packed, images + example * ldimages, feature, features, vector);
         }
 #pragma unroll
         for (int i = 0; i < each; ++i) {
-          const int element = base + i * stride + thread;
+          const int element = base + i * threads_here + thread;
           const int row = element / CLASSES;
           const int c = element - row * CLASSES;
           // Elements past the tile go to the slot behind it: a select is cheaper than a branch.
@@ -273,7 +295,7 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
         }
       }
       if (CLASSES % 2 == 1) {  // the class that pads the last pair
-        for (int row = thread; row < kTileRows; row += stride) {
+        for (int row = thread; row < kTileRows; row += threads_here) {
           dz_words[(CLASSES / 2) * kPlane + 2 * row + 1] = 0.0f;
         }
       }
@@ -281,11 +303,11 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
         x_tile[0][thread] = unpack(packed[0]);
         x_tile[1][thread] = unpack(packed[1]);
       }
-      for (int row = thread + stride; row < kTileRows; row += stride) {
+      for (int row = thread + threads_here; row < kTileRows; row += threads_here) {
         unsigned int further[2] = {0u, 0u};
         if (row < rows) {
-          const long long index = static_cast<long long>(step) * batch + first + row;
-          load_pixels(further, images + index * ldimages, feature, features, vector);
+          const long long example = example_of<ORDERED>(order, step, stride, first + row);
+          load_pixels(further, images + example * ldimages, feature, features, vector);
         }
         x_tile[0][row] = unpack(further[0]);
         x_tile[1][row] = unpack(further[1]);
@@ -308,7 +330,8 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
         }
       }
     }
+    const float rate = rates != nullptr ? rates[step] : lr;  // comes while the sums are reduced
     if (working) transpose_sum(sums, lane);
-    if (writes) *weight = before - lr * scale * sums[0];
+    if (writes) *weight = before - rate * (scale * sums[0] + decay * before);
   }
 }

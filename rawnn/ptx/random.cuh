@@ -69,20 +69,6 @@ __device__ __forceinline__ unsigned int rounding_bits(unsigned long long seed, u
   return ((element & 4u) != 0u ? high : low) >> (16u * (element & 1u)) & 0xffffu;
 }
 
-// A float rounded to bfloat16 by 16 random bits: up with the probability of the part cut off, so
-// that the mean over the bits is the value. The result is the bfloat16's bits; infinities stay, and
-// a NaN stays a (quiet) NaN.
-__device__ __forceinline__ unsigned short stochastic_bfloat16(float value, unsigned int bits) {
-  unsigned int word;
-  memcpy(&word, &value, sizeof word);
-  if ((word & 0x7f800000u) != 0x7f800000u) {
-    word += bits;
-  } else if ((word & 0x007fffffu) != 0u) {
-    word |= 0x00400000u;
-  }
-  return static_cast<unsigned short>(word >> 16);
-}
-
 // A permutation of 0 .. count-1 by a balanced Feistel network over the smallest domain of an even
 // number of bits that holds `count`. What falls outside goes through again ("cycle walking"), fewer
 // than four times on average. Every count gives a bijection, whatever the keys.
