@@ -1,7 +1,8 @@
-// What several kernels share: warp and block reductions in a fixed order, and the numbers of the
-// cross-entropy. Everything here also compiles for the host (tests/ptx/emulation), so it uses
+// What several kernels share: warp and block reductions in a fixed order, rows walked in vectors, and
+// the numbers of the cross-entropy. Everything here also compiles for the host (tests/ptx/emulation), so it uses
 // warp shuffles and barriers only: no instruction of one architecture.
 #pragma once
+#include "types.cuh"
 
 constexpr unsigned int kFullWarp = 0xffffffffu;
 constexpr float kSmallestNormal = 1.17549435e-38f;  // FLT_MIN
@@ -28,6 +29,79 @@ __device__ __forceinline__ bool aligned(const T* pointer, int ld, int bytes) {
   const size_t address = reinterpret_cast<size_t>(pointer);
   const size_t pitch = static_cast<size_t>(ld) * sizeof(T);
   return ((address | pitch) & static_cast<size_t>(bytes - 1)) == 0;
+}
+
+// Elements of one 16-byte access, for the largest of the types that a kernel walks over.
+template <typename... T>
+__device__ constexpr int vector_length() {
+  size_t largest = 1;
+  ((largest = sizeof(T) > largest ? sizeof(T) : largest), ...);
+  return static_cast<int>(16 / largest);
+}
+
+// Whether N elements at multiples of N can be loaded by load_values.
+template <int N, typename T>
+__device__ __forceinline__ bool vector_aligned(const T* pointer, int ld) {
+  constexpr int bytes = N * static_cast<int>(sizeof(T));
+  return aligned(pointer, ld, bytes < 16 ? bytes : 16);
+}
+
+// The first `count` of N elements, the others 0; `whole` says that a wide access may take all.
+template <int N, typename T>
+__device__ __forceinline__ void load_part(float (&values)[N], const T* from, bool whole,
+                                          int count) {
+  if (whole) {
+    load_values<N>(values, from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = i < count ? to_float(from[i]) : 0.0f;
+  }
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store_part(T* to, const float (&values)[N], bool whole, int count) {
+  if (whole) {
+    store_values<N>(to, values);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < count) to[i] = from_float<T>(values[i]);
+    }
+  }
+}
+
+// Walks a matrix in vectors of N columns over the whole grid (one dimension, any size), calling
+// body(row, column, whole, count) for each: `count` columns exist, all of them where `whole`.
+template <int N, typename Body>
+__device__ __forceinline__ void for_vectors(int rows, int cols, bool wide, Body body) {
+  const unsigned int each = static_cast<unsigned int>(cols + N - 1) / N;
+  const unsigned int total = static_cast<unsigned int>(rows) * each;
+  for (unsigned int i = blockIdx.x * blockDim.x + threadIdx.x; i < total;
+       i += gridDim.x * blockDim.x) {
+    const unsigned int row = i / each;
+    const int column = static_cast<int>(i - row * each) * N;
+    const int count = min(N, cols - column);
+    body(static_cast<int>(row), column, wide && count == N, count);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ T* at(T* pointer, int ld, int row, int column) {
+  return pointer + static_cast<long long>(row) * ld + column;
+}
+
+// 0 where all values are finite as a T, else NaN; adds up over calls.
+template <typename T, int N>
+__device__ __forceinline__ float poison(const float (&values)[N]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum += 0.0f * rounded_to<T>(values[i]);
+  return sum;
+}
+
+// Sets the flag by which a step with a number that is not finite is found and left out.
+__device__ __forceinline__ void report_overflow(int* overflow, float poison) {
+  if (poison != 0.0f) atomicExch(overflow, 1);  // NaN != 0
 }
 
 // Sum over a full warp; every lane gets the same bits (a butterfly adds the same pairs in each).
@@ -72,7 +146,7 @@ __device__ __forceinline__ V sum_of_warps(const V* scratch, int lane, int warps)
 }
 
 // Sums over a one-dimensional block of any size up to 1024; the results are valid in thread 0.
-// All threads must call it, at most once a kernel: the scratch is not guarded for reuse.
+// All threads must call it. The scratch is not guarded for reuse: a barrier must lie between two calls.
 template <typename U, typename V>
 __device__ __forceinline__ void block_sums(U& first, V& second) {
   __shared__ U firsts[32];

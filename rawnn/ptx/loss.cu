@@ -3,65 +3,41 @@
 //
 //   loss[s]    = mean over rows of -log(p[r, y[r]])              s = *cursor + offset
 //   correct[s] = number of rows whose first maximum is at y[r]
-//   dz         = (p - onehot(y)) / rows                          p: [rows, cols]; y: int32, dense
+//   dz         = (p - onehot(y)) / rows * loss_scale[0]          p: [rows, cols]; y: int32, dense
 //   softmax_loss_gradient starts from z and keeps the probabilities to itself.
+//   loss_scale counts as 1 where it is null; *overflow = 1 where a dz that was stored is not finite.
 //
+// template <TP> (the first three): storage type of p; <TD>: of dz, with p and z float32. Scalars: rows,
+// cols, offset. The gradients leave out what is null of loss and correct.
 // The step that reports uses the first two; `fuse` first joins them (loss_accuracy), then takes
 // loss_gradient, then softmax_loss_gradient. A probability below FLT_MIN counts as FLT_MIN. A NaN
 // stays a NaN, and a label outside 0 .. cols-1 makes the loss NaN: a broken run must be seen.
 // dz must not overlap p or z.
-// Launch: ONE block of up to 1024 threads, one dimension. Up to 32 columns a thread takes a row, and
-// keeps it in registers; of wider rows a warp takes one, if the block is made of whole warps. Rows
-// go round the block and the partial sums meet in a fixed order, so results repeat bit for bit.
-// Limit: latency; one multiprocessor does all the work, which suits batches of up to a few thousand.
-// Hence one trip to memory for all that a row needs, and no exchange between threads but for sums.
-#include "common.cuh"
+// Launch: ONE block of up to 1024 threads, one dimension, or several blocks of 256 with a `workspace`
+// (metrics.cuh). Up to 32 columns a thread takes a row, and keeps it in registers; of wider rows a
+// warp takes one, if the block is made of whole warps. Rows go round the grid and the partial sums
+// meet in a fixed order, so results repeat bit for bit. One block up to some 16,384 elements; from
+// there on ceil(rows / 256) blocks, or of rows wider than 32 columns ceil(rows / 8), 512 at most.
+// Limit: latency. One multiprocessor does all the work of a small batch; hence one trip to memory for
+// all that a row needs, and no exchange between threads but for sums.
+#include "metrics.cuh"
 
-// What a thread has added up over its rows.
-struct Tally {
-  float loss;
-  int right;
-};
-
-template <typename T>
-__device__ __forceinline__ void load_quad(float (&values)[4], const T* from) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(from[i]);
-}
-
-__device__ __forceinline__ void load_quad(float (&values)[4], const float* from) {
-  const float4 quad = *reinterpret_cast<const float4*>(from);
-  values[0] = quad.x;
-  values[1] = quad.y;
-  values[2] = quad.z;
-  values[3] = quad.w;
-}
-
-template <typename T>
-__device__ __forceinline__ void store_quad(T* to, const float (&values)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) to[i] = static_cast<T>(values[i]);
-}
-
-__device__ __forceinline__ void store_quad(float* to, const float (&values)[4]) {
-  *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-}
-
-// One row of up to 4 * QUADS columns by one thread. `gradient` may be null.
-template <int QUADS, bool SOFTMAX, typename T>
+// One row of up to 4 * QUADS columns by one thread. `gradient` and `overflow` may be null.
+template <int QUADS, bool SOFTMAX, typename T, typename TD>
 __device__ __forceinline__ void short_row(const T* __restrict__ row, bool wide_row,
-                                          T* __restrict__ gradient, bool wide_gradient, int label,
-                                          int cols, float share, Tally& tally) {
+                                          TD* __restrict__ gradient, bool wide_gradient, int label,
+                                          int cols, float share, int* __restrict__ overflow,
+                                          Tally& tally) {
   float values[QUADS][4];
 #pragma unroll
   for (int q = 0; q < QUADS; ++q) {
     if (wide_row && 4 * q + 4 <= cols) {
-      load_quad(values[q], row + 4 * q);
+      load_values<4>(values[q], row + 4 * q);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = 4 * q + i;
-        values[q][i] = column < cols ? static_cast<float>(row[column]) : -infinity();
+        values[q][i] = column < cols ? to_float(row[column]) : -infinity();
       }
     }
   }
@@ -113,14 +89,22 @@ __device__ __forceinline__ void short_row(const T* __restrict__ row, bool wide_r
     }
     if (gradient != nullptr) {
       if (wide_gradient && 4 * q + 4 <= cols) {
-        store_quad(gradient + 4 * q, values[q]);
+        store_values<4>(gradient + 4 * q, values[q]);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          if (4 * q + i < cols) gradient[4 * q + i] = static_cast<T>(values[q][i]);
+          if (4 * q + i < cols) gradient[4 * q + i] = from_float<TD>(values[q][i]);
         }
       }
     }
+  }
+  if (gradient != nullptr && overflow != nullptr) {
+    float sum = 0.0f;  // columns that do not exist hold no gradient
+#pragma unroll
+    for (int column = 0; column < 4 * QUADS; ++column) {
+      if (column < cols) sum += 0.0f * rounded_to<TD>(values[column / 4][column % 4]);
+    }
+    report_overflow(overflow, sum);
   }
   tally.loss += negative_log(labelled);
   tally.right += predicted == label ? 1 : 0;
@@ -136,16 +120,16 @@ __device__ __forceinline__ bool precedes(float value, int column, float best, in
 
 // One row of any width by LANES neighbouring threads, each of which holds the row's label; the first
 // keeps the tally. Three passes over a row that sits in the L1 cache after the first.
-template <int LANES, bool SOFTMAX, typename T>
-__device__ __forceinline__ void long_row(const T* __restrict__ row, T* __restrict__ gradient,
-                                         int label, int cols, float share, int lane,
-                                         Tally& tally) {
-  float best = lane < cols ? static_cast<float>(row[lane]) : -infinity();
+template <int LANES, bool SOFTMAX, typename T, typename TD>
+__device__ __forceinline__ void long_row(const T* __restrict__ row, TD* __restrict__ gradient,
+                                         int label, int cols, float share,
+                                         int* __restrict__ overflow, int lane, Tally& tally) {
+  float best = lane < cols ? to_float(row[lane]) : -infinity();
   float largest = best;
   int predicted = lane;
 #pragma unroll 4
   for (int column = lane + LANES; column < cols; column += LANES) {
-    const float value = static_cast<float>(row[column]);
+    const float value = to_float(row[column]);
     largest = fmaxf(largest, value);
     if (precedes(value, column, best, predicted)) {
       best = value;
@@ -167,24 +151,28 @@ __device__ __forceinline__ void long_row(const T* __restrict__ row, T* __restric
     float total = 0.0f;
 #pragma unroll 4
     for (int column = lane; column < cols; column += LANES) {
-      total += expf(static_cast<float>(row[column]) - largest);
+      total += expf(to_float(row[column]) - largest);
     }
     total = warp_sum<LANES>(total);
     if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
     inverse = 1.0f / total;
   }
   if (gradient != nullptr) {
+    float sum = 0.0f;
 #pragma unroll 4
     for (int column = lane; column < cols; column += LANES) {
-      const float value = static_cast<float>(row[column]);
+      const float value = to_float(row[column]);
       const float p = SOFTMAX ? expf(value - largest) * inverse : value;
-      gradient[column] = static_cast<T>((p - (column == label ? 1.0f : 0.0f)) * share);
+      const TD stored = from_float<TD>((p - (column == label ? 1.0f : 0.0f)) * share);
+      gradient[column] = stored;
+      sum += 0.0f * to_float(stored);  // NaN where it is not finite
     }
+    if (overflow != nullptr) report_overflow(overflow, sum);
   }
   if (lane == 0) {
     float labelled = not_a_number();
     if (label >= 0 && label < cols) {
-      const float value = static_cast<float>(row[label]);
+      const float value = to_float(row[label]);
       labelled = SOFTMAX ? expf(value - largest) * inverse : value;
     }
     tally.loss += negative_log(labelled);
@@ -193,95 +181,99 @@ __device__ __forceinline__ void long_row(const T* __restrict__ row, T* __restric
 }
 
 // All rows. What is null is not wanted; the kernels pass literal nulls, so its work vanishes.
-template <bool SOFTMAX, typename T>
+template <bool SOFTMAX, typename T, typename TD>
 __device__ __forceinline__ void report(const T* __restrict__ in, int ldin,
                                        const int* __restrict__ y, const int* __restrict__ cursor,
-                                       int offset, T* __restrict__ dz, int lddz, float* loss,
+                                       int offset, TD* __restrict__ dz, int lddz,
+                                       const float* __restrict__ loss_scale,
+                                       int* __restrict__ overflow,
+                                       unsigned int* __restrict__ workspace, float* loss,
                                        int* correct, int rows, int cols) {
   const int step = current_step(cursor, offset);
-  const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
-  const float share = 1.0f / static_cast<float>(rows);
+  const int first = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
+  const int stride = static_cast<int>(gridDim.x) * threads;
+  float share = 1.0f / static_cast<float>(rows);
+  if (loss_scale != nullptr) share *= loss_scale[0];
   Tally tally = {0.0f, 0};
   if (cols <= 32) {
-    const bool wide_in = aligned(in, ldin, 16);
-    const bool wide_dz = aligned(dz, lddz, 16);
-    for (int row = thread; row < rows; row += threads) {
+    const bool wide_in = vector_aligned<4>(in, ldin);
+    const bool wide_dz = vector_aligned<4>(dz, lddz);
+    for (int row = first; row < rows; row += stride) {
       const T* values = in + static_cast<long long>(row) * ldin;
-      T* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
+      TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
       if (cols <= 12) {
-        short_row<3, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, tally);
+        short_row<3, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, overflow,
+                              tally);
       } else {
-        short_row<8, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, tally);
+        short_row<8, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, overflow,
+                              tally);
       }
     }
   } else if (threads % 32 == 0) {
-    for (int row = thread / 32; row < rows; row += threads / 32) {
+    for (int row = first / 32; row < rows; row += stride / 32) {
       const T* values = in + static_cast<long long>(row) * ldin;
-      T* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
-      long_row<32, SOFTMAX>(values, gradient, y[row], cols, share, thread & 31, tally);
+      TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
+      long_row<32, SOFTMAX>(values, gradient, y[row], cols, share, overflow, first & 31, tally);
     }
   } else {
-    for (int row = thread; row < rows; row += threads) {
+    for (int row = first; row < rows; row += stride) {
       const T* values = in + static_cast<long long>(row) * ldin;
-      T* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
-      long_row<1, SOFTMAX>(values, gradient, y[row], cols, share, 0, tally);
+      TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
+      long_row<1, SOFTMAX>(values, gradient, y[row], cols, share, overflow, 0, tally);
     }
   }
-  if (loss != nullptr && correct != nullptr) {
-    block_sums(tally.loss, tally.right);
-  } else if (loss != nullptr) {
-    tally.loss = block_sum(tally.loss);
-  } else {
-    tally.right = block_sum(tally.right);
-  }
-  if (thread == 0) {
-    if (loss != nullptr) loss[step] = tally.loss / static_cast<float>(rows);
-    if (correct != nullptr) correct[step] = tally.right;
-  }
+  report_tally(tally, workspace, step, static_cast<float>(rows), loss, correct);
 }
 
-template <typename T>
+template <typename TP>
 __global__ void __launch_bounds__(1024)
-    cross_entropy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
-                              const int* __restrict__ cursor, int offset, float* __restrict__ loss,
-                              int rows, int cols) {
-  T* const none = nullptr;
-  report<false>(p, ldp, y, cursor, offset, none, 0, loss, nullptr, rows, cols);
+    cross_entropy(const TP* __restrict__ p, int ldp, const int* __restrict__ y,
+                  const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+                  float* __restrict__ loss, int rows, int cols) {
+  float* const none = nullptr;
+  report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss, nullptr,
+                rows, cols);
 }
 
-template <typename T>
+template <typename TP>
 __global__ void __launch_bounds__(1024)
-    accuracy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
-                         const int* __restrict__ cursor, int offset, int* __restrict__ correct,
-                         int rows, int cols) {
-  T* const none = nullptr;
-  report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, correct, rows, cols);
+    accuracy(const TP* __restrict__ p, int ldp, const int* __restrict__ y,
+             const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+             int* __restrict__ correct, int rows, int cols) {
+  float* const none = nullptr;
+  report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, nullptr, correct,
+                rows, cols);
 }
 
-template <typename T>
+template <typename TP>
 __global__ void __launch_bounds__(1024)
-    loss_accuracy(const T* __restrict__ p, int ldp, const int* __restrict__ y,
-                              const int* __restrict__ cursor, int offset, float* __restrict__ loss,
-                              int* __restrict__ correct, int rows, int cols) {
-  T* const none = nullptr;
-  report<false>(p, ldp, y, cursor, offset, none, 0, loss, correct, rows, cols);
+    loss_accuracy(const TP* __restrict__ p, int ldp, const int* __restrict__ y,
+                  const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+                  float* __restrict__ loss, int* __restrict__ correct, int rows, int cols) {
+  float* const none = nullptr;
+  report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss, correct,
+                rows, cols);
 }
 
-template <typename T>
+template <typename TD>
 __global__ void __launch_bounds__(1024)
-    loss_gradient(const T* __restrict__ p, int ldp, const int* __restrict__ y,
-                              const int* __restrict__ cursor, int offset, T* __restrict__ dz,
-                              int lddz, float* __restrict__ loss, int* __restrict__ correct,
-                              int rows, int cols) {
-  report<false>(p, ldp, y, cursor, offset, dz, lddz, loss, correct, rows, cols);
+    loss_gradient(const float* __restrict__ p, int ldp, const int* __restrict__ y,
+                  const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
+                  const float* __restrict__ loss_scale, int* __restrict__ overflow,
+                  unsigned int* __restrict__ workspace, float* __restrict__ loss,
+                  int* __restrict__ correct, int rows, int cols) {
+  report<false>(p, ldp, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss,
+                correct, rows, cols);
 }
 
-template <typename T>
+template <typename TD>
 __global__ void __launch_bounds__(1024)
-    softmax_loss_gradient(const T* __restrict__ z, int ldz, const int* __restrict__ y,
-                                      const int* __restrict__ cursor, int offset,
-                                      T* __restrict__ dz, int lddz, float* __restrict__ loss,
-                                      int* __restrict__ correct, int rows, int cols) {
-  report<true>(z, ldz, y, cursor, offset, dz, lddz, loss, correct, rows, cols);
+    softmax_loss_gradient(const float* __restrict__ z, int ldz, const int* __restrict__ y,
+                          const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
+                          const float* __restrict__ loss_scale, int* __restrict__ overflow,
+                          unsigned int* __restrict__ workspace, float* __restrict__ loss,
+                          int* __restrict__ correct, int rows, int cols) {
+  report<true>(z, ldz, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss, correct,
+               rows, cols);
 }

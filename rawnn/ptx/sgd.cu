@@ -1,21 +1,30 @@
-// sgd: one step of plain stochastic gradient descent, w -= lr * dw.
+// sgd: one step of plain stochastic gradient descent.
 //
-// w, dw: [rows, cols], leading dimensions ldw, lddw (a vector is one row). Padding is left alone.
-// Used where `fuse` has not moved the update into the weight gradient's product (beta = 1,
-// alpha = -lr).
-// Launch: one dimension, any size (grid-stride over the elements).
-// Limit: device-memory traffic, 3 * sizeof(T) a parameter.
+//   g = dw / loss_scale[0] + decay * w;  w -= lr * g;  copy = round(w)
+//
+// w, dw, copy: [rows, cols], each with its own pitch (a vector is one row); padding is left alone.
+// What the optional operands mean: updates.cuh (copy, rates, cursor, clock, loss_scale, overflow).
+// template <TW, TG, TC>: storage types of w, dw and copy. Scalars: rows, cols, lr, decay, offset,
+// stochastic (bool; looked at only where w is bfloat16), seed (64 bits), stream (32 bits).
+// Used where `fuse` has not moved the update into the weight gradient's product.
+// Launch: one dimension, any size (grid-stride); a thread takes 16 bytes of w: 4, 8 or 16 columns.
+// Limit: device-memory traffic, what is read and written of w, dw and copy. rows * cols < 2^32.
+#include "updates.cuh"
 
-template <typename T>
-__global__ void sgd(T* __restrict__ w, int ldw, const T* __restrict__ dw, int lddw, int rows,
-                    int cols, float lr) {
-  const int count = rows * cols;
-  const int stride = static_cast<int>(gridDim.x * blockDim.x);
-  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < count; i += stride) {
-    const int row = i / cols;
-    const int col = i - row * cols;
-    T* weight = w + static_cast<long long>(row) * ldw + col;
-    const float gradient = static_cast<float>(dw[static_cast<long long>(row) * lddw + col]);
-    *weight = static_cast<T>(static_cast<float>(*weight) - lr * gradient);
-  }
+template <typename TW, typename TG, typename TC>
+__global__ void sgd(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
+                    TC* __restrict__ copy, int ldcopy, const float* __restrict__ rates,
+                    const int* __restrict__ cursor, const int* __restrict__ clock,
+                    const float* __restrict__ loss_scale, const int* __restrict__ overflow,
+                    int rows, int cols, float lr, float decay, int offset, bool stochastic,
+                    unsigned long long seed, unsigned int stream) {
+  if (left_out(overflow)) return;
+  const float rate = learning_rate(lr, rates, cursor, offset);
+  const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
+  const auto nothing = [](int, int, bool, int) {};
+  update_matrix(w, ldw, dw, lddw, copy, ldcopy, true, loss_scale, rows, cols, how, nothing,
+                [&](float weight, float gradient, int) {
+                  return weight - rate * (gradient + decay * weight);
+                },
+                nothing);
 }

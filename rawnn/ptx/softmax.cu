@@ -2,51 +2,61 @@
 // cross-entropy with respect to its pre-activations.
 //
 //   softmax:          p[r, :] = exp(z[r, :] - max(z[r, :])) / sum of the same
-//   softmax_backward: dz = (p - onehot(y)) / rows        y: int32, dense
+//   softmax_backward: dz = (p - onehot(y)) / rows * loss_scale[0]        y: int32, dense
+//   loss_scale counts as 1 where it is null; *overflow = 1 where a dz that was stored is not finite.
 //
-// Used by the layer-by-layer step; `cudnn` replaces softmax, `fuse` both (loss.cu).
+// template <TZ>: storage type of z; <TD>: of dz; p is float32. Scalars: rows, cols. In place is allowed
+// where the two types are one. Used by the layer-by-layer step; `cudnn` replaces softmax, `fuse` both
+// (loss.cu).
 // Launch: softmax one warp a row, blocks of a multiple of 32 threads, grid.x * (block / 32) warps in
-// all, any number (grid-stride over rows). softmax_backward one dimension, any size.
+// all, any number (grid-stride over rows). softmax_backward one dimension, any size; a thread takes 4
+// columns.
 // Limit: latency; three passes over a row that sits in the L1 cache after the first.
 #include "common.cuh"
 
-template <typename T>
-__global__ void softmax(const T* z, int ldz, T* p, int ldp, int rows, int cols) {
+template <typename TZ>
+__global__ void softmax(const TZ* z, int ldz, float* p, int ldp, int rows, int cols) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int warps = static_cast<int>(blockDim.x / 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
   if (warp >= warps) return;  // the incomplete last warp of an unusual block
   for (int row = static_cast<int>(blockIdx.x) * warps + warp; row < rows;
        row += static_cast<int>(gridDim.x) * warps) {
-    const T* in = z + static_cast<long long>(row) * ldz;
-    T* out = p + static_cast<long long>(row) * ldp;
+    const TZ* in = z + static_cast<long long>(row) * ldz;
+    float* out = p + static_cast<long long>(row) * ldp;
     float largest = -infinity();
     for (int column = lane; column < cols; column += 32) {
-      largest = fmaxf(largest, static_cast<float>(in[column]));
+      largest = fmaxf(largest, to_float(in[column]));
     }
     largest = warp_max(largest);
     float sum = 0.0f;
     for (int column = lane; column < cols; column += 32) {
-      sum += expf(static_cast<float>(in[column]) - largest);
+      sum += expf(to_float(in[column]) - largest);
     }
     sum = warp_sum(sum);
     for (int column = lane; column < cols; column += 32) {
-      out[column] = static_cast<T>(expf(static_cast<float>(in[column]) - largest) / sum);
+      out[column] = expf(to_float(in[column]) - largest) / sum;
     }
   }
 }
 
-template <typename T>
-__global__ void softmax_backward(const T* p, int ldp, const int* __restrict__ y, T* dz, int lddz,
-                                 int rows, int cols) {
-  const int stride = static_cast<int>(gridDim.x * blockDim.x);
-  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < rows * cols;
-       i += stride) {
-    const int row = i / cols;
-    const int column = i - row * cols;
-    const float target = column == y[row] ? 1.0f : 0.0f;
-    const float value = static_cast<float>(p[static_cast<long long>(row) * ldp + column]);
-    dz[static_cast<long long>(row) * lddz + column] =
-        static_cast<T>((value - target) / static_cast<float>(rows));
-  }
+template <typename TD>
+__global__ void softmax_backward(const float* p, int ldp, const int* __restrict__ y, TD* dz,
+                                 int lddz, const float* __restrict__ loss_scale,
+                                 int* __restrict__ overflow, int rows, int cols) {
+  constexpr int N = vector_length<float, TD>();
+  const float scale = loss_scale == nullptr ? 1.0f : loss_scale[0];
+  const bool wide = vector_aligned<N>(p, ldp) && vector_aligned<N>(dz, lddz);
+  for_vectors<N>(rows, cols, wide, [&](int row, int column, bool whole, int count) {
+    const int label = y[row];
+    float values[N];
+    load_part<N>(values, at(p, ldp, row, column), whole, count);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float target = column + i == label ? 1.0f : 0.0f;
+      values[i] = (values[i] - target) / static_cast<float>(rows) * scale;
+    }
+    store_part<N>(at(dz, lddz, row, column), values, whole, count);
+    if (overflow != nullptr) report_overflow(overflow, poison<TD>(values));
+  });
 }

@@ -328,6 +328,14 @@ inline unsigned int __float_as_uint(float value) {
   return bits;
 }
 
+inline int atomicExch(int* address, int value) {
+  return __atomic_exchange_n(address, value, __ATOMIC_SEQ_CST);
+}
+inline unsigned int atomicAdd(unsigned int* address, unsigned int value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
+}
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
 inline void __syncthreads() { cuda_host::block_wait(); }
 
 template <typename V>

@@ -1,0 +1,57 @@
+// How the loss kernels add up what a step reports: over the block, and over the grid where there is
+// more than one block, always in the same order, so that results repeat bit for bit.
+//
+// Several blocks need a workspace of 1 + 2 * blocks words of 32 bits, whose first is 0 at the first
+// launch and after every launch: each block leaves its sums there, and the last one to come (by a
+// ticket) adds them up. Launches that share a workspace must follow one another.
+#pragma once
+#include "common.cuh"
+
+// What a thread has added up.
+struct Tally {
+  float loss;
+  int right;
+};
+
+// Sums over the block, valid in thread 0. What is null is not wanted and not summed.
+__device__ __forceinline__ void block_tally(Tally& tally, const float* loss, const int* correct) {
+  if (loss != nullptr && correct != nullptr) {
+    block_sums(tally.loss, tally.right);
+  } else if (loss != nullptr) {
+    tally.loss = block_sum(tally.loss);
+  } else {
+    tally.right = block_sum(tally.right);
+  }
+}
+
+// Writes loss[step] = the sum over `terms` (a mean) and correct[step]. All threads must call it.
+__device__ __forceinline__ void report_tally(Tally tally, unsigned int* __restrict__ workspace,
+                                             int step, float terms, float* loss, int* correct) {
+  block_tally(tally, loss, correct);
+  const int blocks = static_cast<int>(gridDim.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (blocks > 1) {
+    __shared__ bool last;
+    volatile unsigned int* const partial = workspace + 1;
+    if (thread == 0) {
+      partial[2 * blockIdx.x] = __float_as_uint(tally.loss);
+      partial[2 * blockIdx.x + 1] = static_cast<unsigned int>(tally.right);
+      __threadfence();
+      last = atomicAdd(workspace, 1u) == static_cast<unsigned int>(blocks - 1);
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    tally = {0.0f, 0};
+    for (int block = thread; block < blocks; block += static_cast<int>(blockDim.x)) {
+      tally.loss += __uint_as_float(partial[2 * block]);
+      tally.right += static_cast<int>(partial[2 * block + 1]);
+    }
+    block_tally(tally, loss, correct);
+    if (thread == 0) *workspace = 0u;
+  }
+  if (thread == 0) {
+    if (loss != nullptr) loss[step] = tally.loss / terms;
+    if (correct != nullptr) correct[step] = tally.right;
+  }
+}

@@ -1,0 +1,39 @@
+// momentum: one step of stochastic gradient descent with momentum, as PyTorch's SGD.
+//
+//   g = dw / loss_scale[0] + decay * w;  v = momentum * v + g;  if nesterov: g += momentum * v,
+//   else g = v;  w -= lr * g;  copy = round(w)
+//
+// w, dw, copy, v: [rows, cols], each with its own pitch (a vector is one row); v is float32 and starts
+// at 0. What the optional operands mean: updates.cuh.
+// template <TW, TG, TC>: storage types of w, dw and copy. Scalars: rows, cols, lr, decay, momentum,
+// nesterov (bool), offset, stochastic (bool), seed, stream.
+// Launch: as sgd. Limit: device-memory traffic, 8 bytes a weight more than sgd.
+#include "updates.cuh"
+
+template <typename TW, typename TG, typename TC>
+__global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
+                         float* __restrict__ v, int ldv, TC* __restrict__ copy, int ldcopy,
+                         const float* __restrict__ rates, const int* __restrict__ cursor,
+                         const int* __restrict__ clock, const float* __restrict__ loss_scale,
+                         const int* __restrict__ overflow, int rows, int cols, float lr,
+                         float decay, float momentum, bool nesterov, int offset, bool stochastic,
+                         unsigned long long seed, unsigned int stream) {
+  constexpr int N = update_length<TW>();
+  if (left_out(overflow)) return;
+  const float rate = learning_rate(lr, rates, cursor, offset);
+  const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
+  float velocity[N];
+  update_matrix(
+      w, ldw, dw, lddw, copy, ldcopy, vector_aligned<N>(v, ldv), loss_scale, rows, cols, how,
+      [&](int row, int column, bool whole, int count) {
+        load_part<N>(velocity, at(v, ldv, row, column), whole, count);
+      },
+      [&](float weight, float gradient, int i) {
+        gradient += decay * weight;
+        velocity[i] = momentum * velocity[i] + gradient;
+        return weight - rate * (nesterov ? gradient + momentum * velocity[i] : velocity[i]);
+      },
+      [&](int row, int column, bool whole, int count) {
+        store_part<N>(at(v, ldv, row, column), velocity, whole, count);
+      });
+}
