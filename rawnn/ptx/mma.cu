@@ -1,0 +1,220 @@
+// mma_nt, mma_nn, mma_tn, mma_update: products on the tensor cores by mma.sync.
+//
+//   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved[m, n])
+//   nt: a[m, k], b[n, k];  nn: a[m, k], b[k, n];  tn: a[k, m], b[k, n];  pitches in elements
+//   mma_update: w[m, n] -= lr * (dz[k, m]^T x[k, n] / loss_scale + decay * w), copy = w rounded,
+//               bias[m] -= lr * column sums of dz / loss_scale: gradient and step in one kernel
+//
+// Operands: float (rounded to tf32), float16, bfloat16, or any two 8-bit floats (sm_89); sums in
+// SUM: float, or float16 for float16 operands. Null for operands that are absent: bias, saved (with
+// SLOPE None), copy, rates, cursor, clock, loss_scale, overflow. lr is rates[s] where rates is given.
+// Every sum has one order, whatever runs beside it: results repeat bit for bit.
+//
+// Used by `mma`. Launch: grid (ceil(n / BN), ceil(m / BM), CLUSTER) of TILE's threads, clusters of
+// (1, 1, CLUSTER) (more than 1: sm_90), max(STAGES * (BM + BN) * 128, WK * BM * (BN + 8) * 4) bytes of
+// dynamic shared memory. Rows that are not aligned to 16 bytes are copied element by element.
+// Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
+// adding up of parts; large ones, the rate of ldmatrix and mma.sync.
+#include "mma_copy.cuh"
+#include "mma_epilogue.cuh"
+#include "mma_fragments.cuh"
+#include "mma_sums.cuh"
+#include "pdl.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "mma.cu needs cp.async and mma.sync of 16 x 8 x 16: compute capability 8.0"
+#endif
+
+extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+
+// One block's product: from (m0, n0) on, over its share of the inner dimension, then its epilogue.
+// Where BIAS, blocks of the first column of tiles also add up the rows of op(a).
+template <typename TILE, bool DEEP_A, bool DEEP_B, typename SUM, bool BIAS, typename TA,
+          typename TB, typename EPILOGUE>
+__device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b, int ldb, int m,
+                                              int n, int k, const EPILOGUE& epilogue) {
+  static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
+  using PanelA = Panel<TA, TILE::kM, DEEP_A>;
+  using PanelB = Panel<TB, TILE::kN, DEEP_B>;
+  constexpr int kBlocksM = TILE::kM / TILE::kWarpsM / 16;
+  constexpr int kBlocksN = TILE::kN / TILE::kWarpsN / 16;
+  constexpr int kDepth = PanelA::kDepth;
+  constexpr int kStages = TILE::kStages;
+  constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
+  constexpr int kOwnSteps = kSteps / TILE::kWarpsK;
+  static_assert(kBlocksM >= 1 && kBlocksN >= 1 && kOwnSteps >= 1, "a warp has no work");
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int warp_n = warp % TILE::kWarpsN;
+  const int warp_m = warp / TILE::kWarpsN % TILE::kWarpsM;
+  const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
+  const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
+  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
+
+  // The stages of this block, of all that the inner dimension has.
+  int begin = 0;
+  int stages = (k + kDepth - 1) / kDepth;
+  if constexpr (TILE::kCluster > 1) {
+    const int rank = static_cast<int>(cluster_rank());
+    begin = stages * rank / TILE::kCluster;
+    stages = stages * (rank + 1) / TILE::kCluster - begin;
+  }
+  Loader<PanelA, TILE::kThreads> load_a(a, lda, m0, m, begin * kDepth, k, thread);
+  Loader<PanelB, TILE::kThreads> load_b(b, ldb, n0, n, begin * kDepth, k, thread);
+  const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
+  const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
+  const unsigned int shared = shared_address(dynamic_shared);
+
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < stages) {
+      load_a.load(shared + stage * kTile, a);
+      load_b.load(shared + stage * kTile + PanelA::kBytes, b);
+    }
+    commit_copies();
+  }
+  Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+
+  Block<SUM> sums[kBlocksM][2 * kBlocksN] = {};
+  Block<float> bias[kBlocksM] = {};
+  const bool sums_bias = BIAS && blockIdx.x == 0 && warp_n == 0;
+  int slot = 0;
+  for (int stage = 0; stage < stages; ++stage) {
+    wait_for_copies<kStages - 2>();
+    __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
+    const int ahead = slot == 0 ? kStages - 1 : slot - 1;
+    if (stage + kStages - 1 < stages) {
+      load_a.load(shared + ahead * kTile, a);
+      load_b.load(shared + ahead * kTile + PanelA::kBytes, b);
+    }
+    commit_copies();
+    const unsigned int tile_a = shared + slot * kTile;
+    const unsigned int tile_b = tile_a + PanelA::kBytes;
+#pragma unroll
+    for (int step = 0; step < kOwnSteps; ++step) {
+      unsigned int left[kBlocksM][4];
+      unsigned int right[kBlocksN][4];
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) fragments_a.load(left[i], tile_a, i, step);
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j) fragments_b.load(right[j], tile_b, j, step);
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kBlocksN; ++j) {
+          multiply<TA, TB>(sums[i][2 * j], left[i], right[j][0], right[j][1]);
+          multiply<TA, TB>(sums[i][2 * j + 1], left[i], right[j][2], right[j][3]);
+        }
+      }
+      if (sums_bias) {
+#pragma unroll
+        for (int i = 0; i < kBlocksM; ++i) multiply<TA, TB>(bias[i], left[i], ones<TB>(), ones<TB>());
+      }
+    }
+    slot = slot == kStages - 1 ? 0 : slot + 1;
+  }
+  wait_for_copies<0>();
+  __syncthreads();  // the operands are done with: their place takes the sums
+
+  float* const parts = reinterpret_cast<float*>(dynamic_shared);
+  float* const part = parts + warp_k * Sums<TILE>::kPart;
+  constexpr int kPitch = Sums<TILE>::kPitch;
+  const int g = lane / 4;
+  const int q = lane % 4;
+  constexpr bool kPairedA = Fragments<PanelA, true>::kPaired;
+  constexpr bool kPairedB = Fragments<PanelB, false>::kPaired;
+#pragma unroll
+  for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (warp_m * kBlocksM + i) * 16 + (kPairedA ? 2 * g + half : g + 8 * half);
+      float* const to = part + row * kPitch;
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j) {
+        const int column = (warp_n * kBlocksN + j) * 16;
+        const float2 first = sums[i][2 * j].row(half);
+        const float2 second = sums[i][2 * j + 1].row(half);
+        if constexpr (kPairedB) {
+          const float values[4] = {first.x, second.x, first.y, second.y};
+          store_values<4>(to + column + 4 * q, values);
+        } else {
+          *reinterpret_cast<float2*>(to + column + 2 * q) = first;
+          *reinterpret_cast<float2*>(to + column + 8 + 2 * q) = second;
+        }
+      }
+      if (sums_bias && q == 0) to[TILE::kN] = bias[i].row(half).x;
+    }
+  }
+  finish(parts);
+  if constexpr (BIAS) {
+    static_assert(TILE::kCluster == 1, "a bias is added up in one block");
+    if (blockIdx.x == 0) {
+      for (int row = thread; row < TILE::kM; row += TILE::kThreads) {
+        float sum = 0.0f;
+        for (int i = 0; i < TILE::kWarpsK; ++i) {
+          sum += parts[i * Sums<TILE>::kPart + row * kPitch + TILE::kN];
+        }
+        epilogue.store_bias(m0 + row, sum);
+      }
+    }
+  }
+}
+
+template <typename TA, typename TB, typename TC, typename TBIAS, typename TSAVED,
+          typename ACTIVATION, typename SLOPE, typename SUM, typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    mma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const TBIAS* __restrict__ bias, const TSAVED* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int m, int n, int k, float alpha, float beta) {
+  pdl_wait();
+  pdl_trigger();
+  const ProductEpilogue<TC, TBIAS, TSAVED, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, m, n, alpha, beta};
+  block_product<TILE, true, true, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TA, typename TB, typename TC, typename TBIAS, typename TSAVED,
+          typename ACTIVATION, typename SLOPE, typename SUM, typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    mma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const TBIAS* __restrict__ bias, const TSAVED* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int m, int n, int k, float alpha, float beta) {
+  pdl_wait();
+  pdl_trigger();
+  const ProductEpilogue<TC, TBIAS, TSAVED, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, m, n, alpha, beta};
+  block_product<TILE, true, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TA, typename TB, typename TC, typename TBIAS, typename TSAVED,
+          typename ACTIVATION, typename SLOPE, typename SUM, typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    mma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const TBIAS* __restrict__ bias, const TSAVED* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int m, int n, int k, float alpha, float beta) {
+  pdl_wait();
+  pdl_trigger();
+  const ProductEpilogue<TC, TBIAS, TSAVED, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, m, n, alpha, beta};
+  block_product<TILE, false, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+// BIAS: bias is not null.
+template <typename TDZ, typename TX, typename TW, typename TCOPY, typename TBIAS, bool BIAS,
+          bool STOCHASTIC, typename SUM, typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    mma_update(const TDZ* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+               int ldw, TBIAS* bias, TCOPY* copy, int ldcopy, const float* __restrict__ rates,
+               const int* __restrict__ cursor, const int* __restrict__ clock,
+               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int m,
+               int n, int k, float lr, float decay, unsigned long long seed, unsigned int stream,
+               int offset) {
+  pdl_wait();
+  pdl_trigger();
+  const UpdateEpilogue<TW, TCOPY, TBIAS, STOCHASTIC> epilogue{
+      w, ldw, copy, ldcopy, bias, m, n,
+      step_size(rates, cursor, clock, loss_scale, overflow, lr, offset), decay, seed, stream};
+  block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, m, n, k, epilogue);
+}

@@ -1,0 +1,133 @@
+// From the sums in the registers of a block's warps to its epilogue, through shared memory: parts of
+// the inner dimension, of other warps and of the other blocks of a cluster, are added up in a fixed
+// order, and the threads then take four neighbouring columns each. Shared by mma.cu and wgmma.cu.
+#pragma once
+#include "mma_copy.cuh"
+
+__device__ __forceinline__ unsigned int cluster_rank() {
+  unsigned int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of the cluster; what they wrote to shared memory can be read behind it.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Four floats at `address` of this block's shared memory, read from that of block `rank`.
+__device__ __forceinline__ void load_of_rank(float (&values)[4], unsigned int address, int rank) {
+  asm volatile(
+      "{\n.reg .u32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
+      : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+      : "r"(address), "r"(rank)
+      : "memory");
+}
+
+// A block's sums in shared memory: one part for every warp along the inner dimension, each
+// [BM, BN + 8], where column BN holds the sums of the bias. Eight words of padding: a fragment's
+// eight rows then lie in different banks.
+template <typename TILE>
+struct Sums {
+  static constexpr int kPitch = TILE::kN + 8;
+  static constexpr int kPart = TILE::kM * kPitch;
+  static constexpr int kBytes = TILE::kWarpsK * kPart * static_cast<int>(sizeof(float));
+  static constexpr int kRows = TILE::kM / TILE::kCluster;  // that this block finishes
+  static constexpr int kInRow = TILE::kN / 4;
+  static constexpr int kQuads = kRows * kInRow;
+  static constexpr int kPasses = (kQuads + TILE::kThreads - 1) / TILE::kThreads;
+  static_assert(TILE::kM % TILE::kCluster == 0, "every block of a cluster finishes some rows");
+
+  int first;  // row of the tile
+  __device__ __forceinline__ Sums() {
+    first = TILE::kCluster == 1 ? 0 : static_cast<int>(cluster_rank()) * kRows;
+  }
+
+  static __device__ __forceinline__ bool inside(int pass, int thread) {
+    return kQuads % TILE::kThreads == 0 || thread + pass * TILE::kThreads < kQuads;
+  }
+  __device__ __forceinline__ int row(int pass, int thread) const {
+    return first + (thread + pass * TILE::kThreads) / kInRow;
+  }
+  static __device__ __forceinline__ int column(int pass, int thread) {
+    return (thread + pass * TILE::kThreads) % kInRow * 4;
+  }
+
+  // Between the writing of the parts and their reading.
+  static __device__ __forceinline__ void ready() {
+    if constexpr (TILE::kCluster == 1) {
+      __syncthreads();
+    } else {
+      cluster_barrier();
+    }
+  }
+  // A block must not end while others read its parts.
+  static __device__ __forceinline__ void done() {
+    if constexpr (TILE::kCluster > 1) cluster_barrier();
+  }
+
+  // The sums of four columns from `column` on.
+  static __device__ __forceinline__ void add_up(float (&values)[4], const float* parts, int row,
+                                                int column) {
+    const float* const here = parts + row * kPitch + column;
+#pragma unroll
+    for (int rank = 0; rank < TILE::kCluster; ++rank) {
+#pragma unroll
+      for (int part = 0; part < TILE::kWarpsK; ++part) {
+        float more[4];
+        if constexpr (TILE::kCluster == 1) {
+          load_values<4>(more, here + part * kPart);
+        } else {
+          load_of_rank(more, shared_address(here + part * kPart), rank);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[i] = rank + part == 0 ? more[i] : values[i] + more[i];
+      }
+    }
+  }
+};
+
+// What the epilogue reads from memory, for all of a thread's passes, where it is little enough to
+// wait in registers while the product is computed.
+template <typename TILE, typename EPILOGUE>
+struct Finish {
+  using Fetched = typename EPILOGUE::Fetched;
+  static constexpr int kPasses = Sums<TILE>::kPasses;
+  static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= 128;
+
+  const EPILOGUE& epilogue;
+  const Sums<TILE> sums;
+  const int m0, n0, thread;
+  Fetched fetched[kEarly ? kPasses : 1];
+
+  // (m0, n0): the tile's place in the result.
+  __device__ __forceinline__ Finish(const EPILOGUE& with, int row, int column, int index)
+      : epilogue(with), m0(row), n0(column), thread(index) {
+    if constexpr (kEarly) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        if (sums.inside(pass, thread)) {
+          fetched[pass] = epilogue.fetch(m0 + sums.row(pass, thread),
+                                         n0 + sums.column(pass, thread));
+        }
+      }
+    }
+  }
+
+  // `parts` is written by all threads; all of them call this.
+  __device__ __forceinline__ void operator()(const float* parts) {
+    sums.ready();
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (!sums.inside(pass, thread)) break;
+      const int row = sums.row(pass, thread);
+      const int column = sums.column(pass, thread);
+      float values[4];
+      sums.add_up(values, parts, row, column);
+      epilogue.store(m0 + row, n0 + column, values,
+                     kEarly ? fetched[kEarly ? pass : 0] : epilogue.fetch(m0 + row, n0 + column));
+    }
+    sums.done();
+  }
+};
