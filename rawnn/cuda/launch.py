@@ -10,14 +10,17 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Protocol
 
+from rawnn.cuda.driver import Dim as Dim
 from rawnn.cuda.errors import check
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
 from rawnn.ptx.signature import KernelSignature, Parameter
 
-Dim = tuple[int, int, int]
+PORTABLE_CLUSTER = 8
+"""Blocks in a cluster that every GPU with clusters can run; an H200 runs up to 16."""
 
 
 class Command(Protocol):
@@ -87,57 +90,96 @@ def _code(parameter: Parameter) -> str:
 
 
 class KernelLaunch:
-    """One kernel with its grid, block (threads), dynamic shared memory (bytes) and arguments."""
+    """One kernel with its grid, block (threads), dynamic shared memory (bytes) and arguments.
+
+    `cluster` is the shape of a thread block cluster in blocks (from sm_90 on; it must divide the
+    grid; more than 8 blocks are not portable and allowed here at once). With `programmatic` a
+    launch on a stream may begin once the kernel before it has triggered; only a kernel that waits
+    (rawnn.ptx.programmatic proves it) may be given that.
+
+    Raises CallFailed where the device has not that much shared memory or no such clusters.
+    """
 
     def __init__(self, driver: Any, stream: Stream, function: Any, label: str, grid: Dim,
-                 block: Dim, arguments: Arguments, shared_bytes: int = 0) -> None:
+                 block: Dim, arguments: Arguments, shared_bytes: int = 0,
+                 cluster: Dim | None = None, programmatic: bool = False) -> None:
         self._driver = driver
         self.label = label
         self.arguments = arguments
+        self.programmatic = programmatic
         self._geometry = (function, grid, block, shared_bytes)
+        self._cluster = cluster
         self._offset = arguments.cell("offset")
-        self._call = driver.cuLaunchKernel
-        self._prepared = (function, *grid, *block, shared_bytes, stream.handle,
-                          arguments.address, 0)
+        if shared_bytes:
+            self._raise_limit("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes)
+        if cluster is not None and prod(cluster) > PORTABLE_CLUSTER:
+            self._raise_limit("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
+        self._prepared: tuple[Any, ...]
+        if cluster is None and not programmatic:
+            self._name, self._call = "cuLaunchKernel", driver.cuLaunchKernel
+            self._prepared = (function, *grid, *block, shared_bytes, stream.handle,
+                              arguments.address, 0)
+        else:
+            config = driver.launch_config(grid, block, shared_bytes, stream.handle, cluster,
+                                          programmatic)
+            self._name, self._call = "cuLaunchKernelEx", driver.cuLaunchKernelEx
+            self._prepared = (config, function, arguments.address, 0)
+
+    def _raise_limit(self, attribute: str, value: int) -> None:
+        """Let the kernel have what this launch needs; another launch of it may need more."""
+        driver, function = self._driver, self._geometry[0]
+        context = f"{attribute} for {self.context}"
+        result = driver.cuFuncGetAttribute(attribute, function)
+        if check(driver, "cuFuncGetAttribute", result, context) < value:
+            check(driver, "cuFuncSetAttribute",
+                  driver.cuFuncSetAttribute(function, attribute, value), context)
 
     @property
     def context(self) -> str:
         """What an error message says of this launch."""
         _, grid, block, shared = self._geometry
-        return f"{self.label}, grid {grid}, block {block}, {shared} bytes of shared memory"
+        clusters = f", clusters {self._cluster}" if self._cluster else ""
+        return f"{self.label}, grid {grid}, block {block}{clusters}, {shared} bytes of shared " \
+               f"memory"
 
     def launch(self) -> None:
         """Enqueue with the arguments as they are."""
         result = self._call(*self._prepared)
         if result[0]:
-            check(self._driver, "cuLaunchKernel", result, self.context)
+            check(self._driver, self._name, result, self.context)
 
     def run(self, offset: int) -> None:
         self._offset.value = offset
         self.launch()
 
-    def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
+    def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int,
+               programmatic_after: Sequence[Any] = ()) -> list[Any]:
+        """Add to a graph. Of what it waits for, `dependencies` are joined to it by full edges,
+        the kernel nodes `programmatic_after` by programmatic ones."""
         self._offset.value = offset
         return [graph.add_kernel(dependencies, *self._geometry, self.arguments.address,
-                                 self.context)]
+                                 self.context, programmatic_after, self._cluster)]
 
     def rebind(self, operand: str, address: int) -> None:
         self.arguments.set(operand, address)
 
 
 class HostToDevice:
-    """A copy of rows of a host array into device memory: offset s copies the s-th slice of
-    `nbytes` bytes. `keep` owns the host memory. `operand` is the destination's name."""
+    """A copy of rows of a host array into device memory: offset s copies `nbytes` bytes from
+    s * `stride` bytes on (None: slices lie end to end). `keep` owns the host memory. `operand` is
+    the destination's name."""
 
     def __init__(self, driver: Any, stream: Stream, label: str, operand: str, destination: int,
-                 source: int, nbytes: int, keep: object) -> None:
+                 source: int, nbytes: int, keep: object,
+                 stride: int | None = None) -> None:
         self._driver, self._stream, self.label, self._operand = driver, stream, label, operand
         self._destination, self._source, self._nbytes = destination, source, nbytes
+        self._stride = nbytes if stride is None else stride
         self._keep = keep
 
     def run(self, offset: int) -> None:
         result = self._driver.cuMemcpyHtoDAsync(
-            self._destination, self._source + offset * self._nbytes, self._nbytes,
+            self._destination, self._source + offset * self._stride, self._nbytes,
             self._stream.handle,
         )
         if result[0]:
@@ -145,7 +187,7 @@ class HostToDevice:
 
     def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
         return [graph.add_memcpy(dependencies, "HtoD", self._destination,
-                                 self._source + offset * self._nbytes, self._nbytes, self.label,
+                                 self._source + offset * self._stride, self._nbytes, self.label,
                                  self._keep)]
 
     def rebind(self, operand: str, address: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rawnn.cuda.driver import Dim
 from rawnn.cuda.errors import check
 from rawnn.cuda.stream import Stream
 
@@ -31,10 +32,11 @@ class Graph:
         )
         self.kept: list[object] = []
 
-    def add_kernel(self, after: Nodes, function: Any, grid: tuple[int, int, int],
-                   block: tuple[int, int, int], shared_bytes: int, arguments: int,
-                   label: str, programmatic_after: Nodes = ()) -> Any:
-        """A kernel node; `arguments` is the address of the packed pointer array.
+    def add_kernel(self, after: Nodes, function: Any, grid: Dim, block: Dim, shared_bytes: int,
+                   arguments: int, label: str, programmatic_after: Nodes = (),
+                   cluster: Dim | None = None) -> Any:
+        """A kernel node; `arguments` is the address of the packed pointer array, `cluster` the
+        shape of a thread block cluster in blocks.
 
         The kernel may begin before the kernel nodes `programmatic_after` end: as soon as all of
         them have called cudaTriggerProgrammaticLaunchCompletion(), or ended without. It must call
@@ -42,12 +44,16 @@ class Graph:
         touches what they read or write. (Programmatic dependent launch, CUDA C++ Programming
         Guide; edges of the type CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.)
 
-        Raises CallFailed where the driver refuses the node or a programmatic edge: one from a
-        node that is no kernel, or that is in `after` as well. The node is in the graph without
-        its programmatic edges then, so the graph is of no more use.
+        Raises CallFailed where the driver refuses the node, its clusters or a programmatic edge:
+        one from a node that is no kernel, or that is in `after` as well. The node may be in the
+        graph without them then, so the graph is of no more use.
         """
         node = check(self._driver, "cuGraphAddKernelNode", self._driver.cuGraphAddKernelNode(
             self.handle, after, function, grid, block, shared_bytes, arguments), label)
+        if cluster is not None:
+            check(self._driver, "cuGraphKernelNodeSetAttribute",
+                  self._driver.cuGraphKernelNodeSetAttribute(node, "CLUSTER_DIMENSION", cluster),
+                  label)
         if programmatic_after:
             result = self._driver.cuGraphAddDependencies(self.handle, programmatic_after, node)
             check(self._driver, "cuGraphAddDependencies", result,

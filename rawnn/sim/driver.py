@@ -183,7 +183,8 @@ class SimDriver(GraphCalls, MemoryCalls):
         values = {"MAX_THREADS_PER_BLOCK": kernel.most_threads, "SHARED_SIZE_BYTES": 0,
                   "CONST_SIZE_BYTES": 0, "LOCAL_SIZE_BYTES": 0, "NUM_REGS": 32,
                   "PTX_VERSION": 90, "BINARY_VERSION": 90,
-                  "MAX_DYNAMIC_SHARED_SIZE_BYTES": kernel.shared_limit}
+                  "MAX_DYNAMIC_SHARED_SIZE_BYTES": kernel.shared_limit,
+                  "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": int(kernel.largest_cluster > 8)}
         if attribute not in values:
             raise SimulationError(f"the simulated GPU has no value for the attribute {attribute}")
         return 0, values[attribute]

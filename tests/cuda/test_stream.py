@@ -4,9 +4,9 @@ import pytest
 
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.stream import Event, Stream
+from rawnn.cuda.stream import Event, Mark, Stream
 from rawnn.sim import Fault, Faults, Simulation
-from tests.sim.work import relu, vector
+from tests.sim.work import read, relu, vector
 
 
 def test_events_measure_the_work_between_them(device: Device) -> None:
@@ -52,3 +52,50 @@ def test_streams_do_not_wait_for_the_default_stream(sim: Simulation, device: Dev
     stream.close()
     with pytest.raises(CallFailed, match="cuStreamDestroy"):
         stream.close()
+
+
+def test_a_mark_orders_two_streams(device: Device) -> None:
+    other, mark = Stream(device.driver), Mark(device.driver)
+    z, a, b = vector(device, 1.0), vector(device), vector(device)
+    relu(device, z, a, stream=other).run(0)
+    mark.record(other)
+    device.stream.wait_for(mark)
+    relu(device, a, b).run(0)
+    assert (read(device, b) == 1).all()
+    assert mark.reached()
+    mark.close()
+    other.close()
+
+
+def test_a_mark_says_whether_it_was_reached(device: Device) -> None:
+    mark = Mark(device.driver)
+    assert mark.reached()  # never recorded: nothing to wait for
+    z, a = vector(device, 1.0), vector(device)
+    for _ in range(5):
+        relu(device, z, a).run(0)
+    mark.record(device.stream)
+    asked = [mark.reached() for _ in range(6)]
+    assert asked == sorted(asked)
+    assert not asked[0]
+    assert asked[-1]
+    mark.record(device.stream)
+    mark.synchronize()
+    assert mark.reached()
+    mark.close()
+
+
+@pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord", "cuEventQuery",
+                                  "cuEventSynchronize", "cuStreamWaitEvent", "cuEventDestroy"])
+def test_a_mark_says_what_failed(call: str, sim: Simulation, device: Device) -> None:
+    sim.faults.add(Fault(call=call))
+
+    def use() -> None:
+        mark = Mark(device.driver)
+        mark.record(device.stream)
+        device.stream.wait_for(mark)
+        mark.reached()
+        mark.synchronize()
+        mark.close()
+
+    with pytest.raises(CallFailed, match=rf"{call} failed .*\(an event that orders two streams\)"):
+        use()
