@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.data.base import INPUT_TYPES, LABEL_TYPES, Dataset, Labels
+from rawnn.data.base import (
+    DEFAULT_FRACTION,
+    INPUT_TYPES,
+    LABEL_TYPES,
+    Dataset,
+    Kind,
+    Labels,
+)
 from rawnn.data.dlpack import DeviceArray, read
 from rawnn.data.normalise import Normalisation, Normalise
 from rawnn.errors import ConfigError, DataError
@@ -19,9 +26,6 @@ from rawnn.random import permutation
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
 
-Kind = Literal["labels", "values"]
-
-DEFAULT_FRACTION = 0.2
 _EXACT = 2**24  # up to here float32 holds every integer
 _CHUNK = 1 << 22  # elements checked at a time
 _SPLIT = 2**32 - 1  # the epoch whose order splits a set: no run gets that far
@@ -65,7 +69,8 @@ def from_arrays(
     """
     train = _pair(data, "data")
     notes: list[str] = []
-    if isinstance(validation, int | float) and not isinstance(validation, bool):
+    split = isinstance(validation, int | float) and not isinstance(validation, bool)
+    if split:
         train, test = _split(train, float(validation), seed, device, notes)
     else:
         test = _pair(validation, "validation")
@@ -84,7 +89,8 @@ def from_arrays(
     made = Dataset(name, x, None, xt, None, 0, shape, source, False, normalisation=normalisation,
                    autoencoder=train.answers is None)
     if train.answers is not None:
-        made = reader.answered(made, train.answers, test.answers, kind, classes, label_names)
+        made = reader.answered(made, train.answers, test.answers, kind, classes, label_names,
+                               known=2 if split else 1)
     return replace(made, notes=tuple(notes), resident=reader.resident)
 
 
@@ -196,8 +202,8 @@ class _Reader:
         return made
 
     def answered(self, made: Dataset, train: Any, test: Any, kind: Kind | None,
-                 classes: int | None, label_names: Sequence[str]) -> Dataset:
-        """`made` with labels or targets."""
+                 classes: int | None, label_names: Sequence[str], known: int) -> Dataset:
+        """`made` with labels or targets. Classes are found in the first `known` of the parts."""
         found = []
         for array, part, inputs in ((train, "train", made.train_images),
                                     (test, "test", made.test_images)):
@@ -218,10 +224,10 @@ class _Reader:
         hosts = [_flat(host, name) for _, host, name, _ in found]
         names = tuple(map(str, label_names))
         if hosts[0].dtype.kind in "USO":
-            names = names or tuple(sorted({str(v) for v in hosts[0].tolist()}))
+            names = names or tuple(sorted({str(v) for h in hosts[:known] for v in h.tolist()}))
             hosts = [label_indices(h, names, f"{n} labels") for h, (_, _, n, _) in
                      zip(hosts, found, strict=True)]
-        classes = classes or len(names) or int(hosts[0].max()) + 1
+        classes = classes or len(names) or 1 + max(int(h.max()) for h in hosts[:known])
         if names and len(names) != classes:
             raise ConfigError(f"there are {len(names)} label names, but {classes} classes")
         labels = [self._labels(given, host, classes, f"{name} labels", f"{part}_labels")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,13 @@ from rawnn.data.dlpack import DeviceArray
 from rawnn.data.normalise import Normalisation, default_scale
 from rawnn.errors import ConfigError
 
+DEFAULT_FRACTION = 0.2
+"""Of a set without a test part, that much is taken out of it for testing."""
 INPUT_TYPES = ("uint8", "float16", "float32")
 LABEL_TYPES = ("uint8", "int32")
 
+Kind = Literal["labels", "values"]
+"""What y is: class indices or names, or values to be reached."""
 Inputs = NDArray[Any]  # uint8, float16 or float32 [N, features]
 Labels = NDArray[Any]  # uint8 or int32 [N], each in 0 .. classes - 1
 Targets = NDArray[np.float32]  # [N, outputs]

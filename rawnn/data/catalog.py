@@ -6,11 +6,15 @@ content differently.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-DATASETS: tuple[str, ...] = ("mnist", "fashion-mnist", "idx", "synthetic")
+DATASETS: tuple[str, ...] = ("mnist", "fashion-mnist", "idx", "table", "synthetic")
 """Every name that `load_dataset` takes."""
+
+TABLES: tuple[str, ...] = (".csv", ".tsv", ".npz")
+"""Suffixes of the tables that can be read."""
 
 STEMS: tuple[str, ...] = (
     "train-images-idx3-ubyte",
@@ -19,6 +23,11 @@ STEMS: tuple[str, ...] = (
     "t10k-labels-idx1-ubyte",
 )
 """File names of an IDX set, in the order train images, train labels, test images, test labels."""
+
+
+def is_table(path: str | os.PathLike[str] | None) -> bool:
+    """Whether the path names a table, by its suffix."""
+    return path is not None and Path(path).suffix.lower() in TABLES
 
 
 def spellings(stem: str) -> tuple[str, ...]:

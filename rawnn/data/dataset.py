@@ -7,12 +7,22 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rawnn.data import idx
-from rawnn.data.base import Dataset
-from rawnn.data.catalog import DATASETS, NAMED, STEMS, IdxFile, NamedDataset, spellings
+from rawnn.data.base import DEFAULT_FRACTION, Dataset, Kind
+from rawnn.data.catalog import (
+    DATASETS,
+    NAMED,
+    STEMS,
+    IdxFile,
+    NamedDataset,
+    is_table,
+    spellings,
+)
 from rawnn.data.idx import Bytes
+from rawnn.data.normalise import Normalisation, Normalise
 from rawnn.data.store import RawStore, default_directory
 from rawnn.errors import ConfigError, DataError, nearest
 
@@ -30,6 +40,11 @@ def load_dataset(
     name: str = "mnist",
     path: str | os.PathLike[str] | None = None,
     *,
+    target: str | None = None,
+    normalise: Normalise = None,
+    kind: Kind | None = None,
+    fraction: float = DEFAULT_FRACTION,
+    seed: int = 0,
     cache_dir: Path | None = None,
     notify: Notify = _print,
     offline: bool = False,
@@ -39,9 +54,34 @@ def load_dataset(
     `path` (or else the environment's RAWNN_DATA) is a directory with the four IDX files; a named
     set must be there with its exact content, "idx" takes any. Without one the cache and the system
     are searched, and unless `offline` the set is fetched. `notify` gets each message for the user.
+
+    A `path` that ends in .csv, .tsv or .npz is a table, whose columns `target` are to be
+    predicted; `kind`, `fraction` and `seed` are those of `load_table`. `normalise` is explained at
+    `Normalisation.of`.
+
     Raises ConfigError for an unknown name or an impossible combination, DataError for data that are
     missing or wrong in a place that was asked for.
     """
+    if is_table(path) and name in ("mnist", "table") and not Path(str(path)).is_dir():
+        from rawnn.data.tables import load_table
+
+        table = load_table(str(path), target, fraction=fraction, normalise=normalise, kind=kind,
+                           seed=seed)
+        for note in table.notes:
+            notify(note)
+        return table
+    if name == "table":
+        raise ConfigError("the data set 'table' needs --data FILE.csv, FILE.tsv or FILE.npz")
+    if target is not None:
+        raise ConfigError("a target column needs a table: --data FILE.csv, FILE.tsv or FILE.npz")
+    found = _load(name, path, cache_dir, notify, offline)
+    if normalise is None:
+        return found
+    return replace(found, normalisation=Normalisation.of(normalise, found.train_images))
+
+
+def _load(name: str, path: str | os.PathLike[str] | None, cache_dir: Path | None, notify: Notify,
+          offline: bool) -> Dataset:
     if name not in DATASETS:
         known = ", ".join(DATASETS)
         raise ConfigError(

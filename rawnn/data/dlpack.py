@@ -206,9 +206,9 @@ def _from_interface(array: Any, name: str) -> DeviceArray:
     try:
         shape, dtype = tuple(map(int, told["shape"])), np.dtype(told["typestr"])
         address, given = int(told["data"][0]), told.get("strides")
+        strides = _packed(shape) if given is None else tuple(s // dtype.itemsize for s in given)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DataError(f"{name} has a malformed __cuda_array_interface__ ({error})") from None
-    strides = _packed(shape) if given is None else tuple(s // dtype.itemsize for s in given)
     ordinal = getattr(getattr(array, "device", None), "id", 0)
     return _device_array(address, shape, dtype, strides, int(ordinal), array, name)
 

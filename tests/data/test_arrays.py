@@ -1,0 +1,274 @@
+"""`from_arrays`: what is shared, what is converted and said, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.data import Dataset, from_arrays
+from rawnn.data.arrays import split_rows
+from rawnn.errors import ConfigError, DataError
+from tests.data.foreign import BFLOAT16, Foreign, Interface
+
+RNG = np.random.default_rng(1)
+Y = np.arange(12) % 3
+
+
+def inputs(dtype: Any = np.float32, count: int = 12, features: int = 5) -> np.ndarray:
+    return (RNG.random((count, features)) * 100).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+@pytest.mark.parametrize("labels", ["uint8", "int32"])
+def test_what_the_engine_reads_is_shared(dtype: str, labels: str) -> None:
+    x, xt, y, yt = inputs(dtype), inputs(dtype), Y.astype(labels), Y.astype(labels)
+    data = from_arrays((x, y), (xt, yt))
+    for ours, theirs in ((data.train_images, x), (data.test_images, xt), (data.train_labels, y),
+                         (data.test_labels, yt)):
+        assert np.shares_memory(ours, theirs)
+        assert ours.dtype == theirs.dtype
+    assert (data.features, data.classes, data.outputs, data.notes) == (5, 3, 3, ())
+    assert data.normalisation.scale == (1 / 255 if dtype == "uint8" else 1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "int16", "bool", ">f4",
+                                   ml_dtypes.bfloat16])
+def test_other_numbers_become_float32_and_that_is_said(dtype: Any) -> None:
+    x = inputs(dtype)
+    data = from_arrays((x, Y), (x, Y))
+    assert data.train_images.dtype == np.float32
+    np.testing.assert_array_equal(data.train_images, x.astype(np.float32))
+    assert len(data.notes) == 2
+    assert "the training inputs are co" in data.notes[0]
+
+
+def test_rows_that_are_not_contiguous_are_copied() -> None:
+    x = inputs(features=10)[:, ::2]
+    data = from_arrays((x, Y), (x.copy(), Y))
+    np.testing.assert_array_equal(data.train_images, x)
+    assert data.notes == ("the training inputs are copied, since their rows are not contiguous in "
+                          "memory",)
+
+
+def test_images_are_flattened_and_their_shape_is_kept() -> None:
+    x = RNG.integers(0, 256, (12, 4, 3, 2)).astype(np.uint8)
+    data = from_arrays((x, Y), (x, Y))
+    assert data.train_images.shape == (12, 24)
+    assert data.image_shape == (4, 3, 2)
+    assert np.shares_memory(data.train_images, x)
+
+
+def test_types_that_differ_meet_in_float32() -> None:
+    data = from_arrays((inputs("uint8"), Y), (inputs("float32"), Y))
+    assert data.train_images.dtype == data.test_images.dtype == np.float32
+    assert data.normalisation.trivial
+
+
+def test_labels_may_be_wide() -> None:
+    y = np.arange(12) * 30
+    data = from_arrays((inputs(), y), (inputs(), y))
+    assert data.classes == 331
+    assert data.train_labels is not None
+    assert data.train_labels.dtype == np.int32
+    assert from_arrays((inputs(), Y), (inputs(), Y)).train_labels.dtype == np.uint8
+    assert from_arrays((inputs(), Y.reshape(-1, 1)), (inputs(), Y)).train_labels.shape == (12,)
+    assert from_arrays((inputs(), Y > 1), (inputs(), Y > 1)).classes == 2
+    assert from_arrays((inputs(), Y), (inputs(), Y), classes=9).classes == 9
+
+
+def test_words_are_classes_by_name() -> None:
+    words = np.array(["dog", "cat", "eel"])[Y]
+    data = from_arrays((inputs(), words), (inputs(), words[::-1]))
+    assert data.label_names == ("cat", "dog", "eel")
+    assert data.train_labels.tolist()[:3] == [1, 0, 2]
+    assert data.test_labels.tolist()[:3] == [2, 0, 1]
+    given = from_arrays((inputs(), words), (inputs(), words), label_names=["eel", "dog", "cat"])
+    assert given.train_labels.tolist()[:3] == [1, 2, 0]
+    with pytest.raises(DataError, match=r"validation labels: row 0 has the label 'emu', but the "
+                                        r"classes are cat, dog, eel"):
+        from_arrays((inputs(), words), (inputs(), ["emu"] * 12))
+
+
+def test_a_class_that_the_split_leaves_to_validation_is_known() -> None:
+    words = ["a"] * 11 + ["z"]
+    for seed in range(9):
+        assert from_arrays((inputs(), words), 0.5, seed=seed).classes == 2
+        assert from_arrays((inputs(), [0] * 11 + [4]), 0.5, seed=seed).classes == 5
+
+
+def test_floats_are_values() -> None:
+    y = RNG.random(12)
+    data = from_arrays((inputs(), y), (inputs(), y.astype(np.float32)))
+    assert data.train_targets is not None
+    assert (data.train_labels, data.classes, data.outputs) == (None, 0, 1)
+    np.testing.assert_array_equal(data.train_targets, y.astype(np.float32).reshape(-1, 1))
+    wide = RNG.integers(0, 2, (12, 4))
+    assert from_arrays((inputs(), wide), (inputs(), wide)).outputs == 4
+    shared = RNG.random((12, 2)).astype(np.float32)
+    assert np.shares_memory(from_arrays((inputs(), shared), (inputs(), shared)).train_targets,
+                            shared)
+
+
+def test_kind_decides_where_the_guess_is_wrong() -> None:
+    assert from_arrays((inputs(), Y), (inputs(), Y), kind="values").train_targets is not None
+    assert from_arrays((inputs(), Y * 1.0), (inputs(), Y), kind="labels").classes == 3
+    with pytest.raises(DataError, match=r"label in row 1 is 0\.5, but labels are whole numbers"):
+        from_arrays((inputs(), Y * 0.5), (inputs(), Y), kind="labels")
+
+
+def test_without_y_it_is_an_autoencoder() -> None:
+    data = from_arrays(inputs("uint8"), normalise="learned")
+    assert data.autoencoder
+    assert (data.outputs, data.classes, data.train_labels, data.train_targets) == (5, 0, None, None)
+    both = from_arrays((inputs(), None), (inputs(), None))
+    assert both.autoencoder
+    labelled = from_arrays((inputs(), Y), (inputs(), Y)).reconstructing()
+    assert (labelled.autoencoder, labelled.train_labels, labelled.outputs) == (True, None, 5)
+    with pytest.raises(ConfigError, match="or to neither"):
+        from_arrays((inputs(), Y), inputs())
+
+
+def test_one_hot() -> None:
+    data = from_arrays((inputs(), Y), (inputs(), Y)).one_hot()
+    assert data.outputs == 3
+    np.testing.assert_array_equal(data.train_targets, np.eye(3)[Y])
+    with pytest.raises(ConfigError, match="has no class labels"):
+        data.one_hot()
+
+
+# -- the split -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "fraction", "size"), [(10, 0.2, 2), (7, 0.5, 4), (2, 0.01, 1),
+                                                         (3, 0.99, 2), (1000, 0.1, 100)])
+def test_a_split_takes_every_row_once(count: int, fraction: float, size: int) -> None:
+    first, second = split_rows(count, fraction, 3)
+    assert len(second) == size
+    assert sorted([*first, *second]) == list(range(count))
+    assert split_rows(count, fraction, 3)[1].tolist() == second.tolist()
+
+
+def test_another_seed_splits_otherwise() -> None:
+    assert split_rows(1000, 0.1, 3)[1].tolist() != split_rows(1000, 0.1, 4)[1].tolist()
+
+
+def test_rows_and_answers_stay_together() -> None:
+    x = np.arange(40, dtype=np.float32).reshape(20, 2)
+    data = from_arrays((x, np.arange(20)), 0.25)
+    assert (len(data.train_images), len(data.test_images)) == (15, 5)
+    np.testing.assert_array_equal(data.train_images[:, 0], data.train_labels * 2.0)
+    np.testing.assert_array_equal(data.test_images[:, 0], data.test_labels * 2.0)
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def refused(sentence: str, *data: Any, error: type[Exception] = DataError, **options: Any) -> None:
+    with pytest.raises(error, match=sentence):
+        from_arrays(*data, **options)
+
+
+def poisoned(value: float) -> np.ndarray:
+    x = inputs()
+    x[7, 3] = value
+    return x
+
+
+def test_refusals_of_inputs() -> None:
+    good = (inputs(), Y)
+    refused(r"the training inputs are of shape \[12\]", (Y, Y), good)
+    refused(r"the training inputs are empty", (inputs()[:0], Y[:0]), good)
+    refused(r"the validation inputs are empty", good, (inputs()[:, :0], Y))
+    refused(r"the training inputs are of type complex64", (inputs("complex64"), Y), good)
+    refused(r"the training inputs are of type object", (inputs().astype(object), Y), good)
+    refused(r"the training inputs are of type <U", (inputs().astype(str), Y), good)
+    for value in (np.nan, np.inf, -np.inf):
+        refused(rf"the training inputs hold {value} \(row 7, column 3\)", (poisoned(value), Y),
+                good)
+        refused(r"the validation inputs hold", good, (poisoned(value), Y))
+    refused(r"row 0, column 0 is too large for float32", (inputs("float64") * 1e300, Y), good)
+    refused(r"integers beyond 16,777,216", (np.full((12, 5), 2**40), Y), good)
+    refused(r"have 5 features, but the validation inputs have 4", good, (inputs()[:, :4], Y))
+
+
+def test_refusals_of_answers() -> None:
+    good = (inputs(), Y)
+    refused(r"the training inputs have 12 rows, but the training y has 11", (inputs(), Y[:11]),
+            good)
+    refused(r"training labels: row 1 has the label -1", (inputs(), -Y), good)
+    refused(r"validation labels: row 2 has the label 5, but labels run from 0 to 2", good,
+            (inputs(), np.where(Y == 2, 5, Y)))
+    refused(r"row 2 has the label 2, but labels run from 0 to 1", good, good, classes=2)
+    refused(r"the training values hold nan \(row 0", (inputs(), np.where(Y == 0, np.nan, 1)), good)
+    refused(r"must be one for each example", (inputs(), np.zeros((12, 2), int)), good,
+            kind="labels")
+    refused(r"the training y has 2 columns, but the validation y has 1",
+            (inputs(), np.zeros((12, 2))), (inputs(), np.zeros(12)))
+    refused(r"values must be", (inputs(), np.zeros((12, 2, 2))), good)
+    refused("2 label names, but 3 classes", good, good, error=ConfigError, classes=3,
+            label_names=["a", "b"])
+    refused("is a single number", (inputs(), np.float32(3)), good)
+
+
+def test_refusals_of_arguments() -> None:
+    refused(r"must be \(X, y\), not 3 arrays", (1, 2, 3), error=ConfigError)
+    for fraction in (0.0, 1.0, -1.0, 7):
+        refused("between 0 and 1", (inputs(), Y), fraction, error=ConfigError)
+    refused("X has 12 rows, but y has 4", (inputs(), Y[:4]))
+    refused("1 example", (inputs()[:1], Y[:1]))
+
+
+# -- on a GPU ------------------------------------------------------------------------------------
+
+
+def place(device: Device, array: np.ndarray) -> int:
+    address = device.memory.allocate(array.nbytes, "X").address
+    device.to_device(address, np.ascontiguousarray(array), "X")
+    return address
+
+
+def test_cuda_arrays_are_checked_and_can_be_used_in_place(device: Device) -> None:
+    x, y = inputs(features=4), Y.astype(np.int32)
+    pair = (Foreign(x, address=place(device, x)), Interface(place(device, y), y.shape, y.dtype))
+    data = from_arrays(pair, (x, y), device=device)
+    np.testing.assert_array_equal(data.train_images, x)
+    np.testing.assert_array_equal(data.train_labels, y)
+    assert set(data.resident) == {"train_images", "train_labels"}
+    assert data.resident["train_images"].fits("float32", 4, 0)
+    assert data.notes == ()
+    assert set(data.reconstructing().resident) == {"train_images"}
+    device.memory.free_all()
+
+
+def test_a_cuda_array_of_another_type_is_converted_and_that_is_said(device: Device) -> None:
+    x, y = inputs("float64"), Y.astype(np.int64)
+    pair = (Foreign(x, address=place(device, x)), Foreign(y, address=place(device, y)))
+    data = from_arrays(pair, (x, y), device=device)
+    assert data.resident == {}
+    assert "converted from float64" in data.notes[0]
+    device.memory.free_all()
+
+
+def test_a_split_of_cuda_arrays_is_a_copy(device: Device) -> None:
+    x = inputs()
+    data = from_arrays((Foreign(x, address=place(device, x)), Y), 0.5, device=device)
+    assert data.resident == {}
+    assert "X is copied from the GPU" in data.notes[0]
+    device.memory.free_all()
+
+
+def test_a_nan_on_the_gpu_is_found(device: Device) -> None:
+    x = poisoned(np.nan)
+    refused(r"row 7, column 3", (Foreign(x, address=place(device, x)), Y), (inputs(), Y),
+            device=device)
+    device.memory.free_all()
+
+
+def test_bfloat16_tensors_of_the_host() -> None:
+    x = inputs().astype(ml_dtypes.bfloat16)
+    data: Dataset = from_arrays((Foreign(x.view(np.uint16), BFLOAT16), Y), (inputs(), Y))
+    np.testing.assert_array_equal(data.train_images, x.astype(np.float32))

@@ -1,0 +1,100 @@
+"""Normalisation: what is learned, what is given, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.data.normalise import Normalisation, learned
+from rawnn.errors import ConfigError
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("uint8", 1 / 255), ("float32", 1.0),
+                                              ("float16", 1.0)])
+def test_the_default_depends_on_the_type(dtype: str, scale: float) -> None:
+    x = np.ones((3, 4), dtype)
+    made = Normalisation.of(None, x)
+    assert made.scale == scale
+    assert made.trivial == (scale == 1.0)
+    np.testing.assert_array_equal(made.apply(x), np.full((3, 4), np.float32(scale)))
+    assert Normalisation.of("none", x).trivial
+    assert Normalisation.of("pixels", x).scale == 1 / 255
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
+def test_learned_gives_mean_zero_and_deviation_one(dtype: str,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.data.normalise._CHUNK", 70)  # ten rows at a time
+    x = (RNG.random((123, 7)) * 200 * RNG.random(7) + 20).astype(dtype)
+    made = Normalisation.of("learned", x)
+    out = made.apply(x)
+    np.testing.assert_allclose(out.mean(axis=0, dtype=np.float64), 0, atol=1e-4)
+    np.testing.assert_allclose(out.std(axis=0, dtype=np.float64), 1, atol=1e-3)
+    wanted = x.astype(np.float64) * made.scale
+    np.testing.assert_allclose(made.mean, wanted.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(made.std, wanted.std(axis=0), rtol=1e-5)
+
+
+def test_a_constant_feature_becomes_zero() -> None:
+    x = np.column_stack([np.full(50, 0.1), np.full(50, 3e38), np.full(50, 1e-40), RNG.random(50)])
+    x = x.astype(np.float32)
+    made = learned(x)
+    assert made.std is not None
+    assert made.std[:3].tolist() == [1, 1, 1]
+    out = made.apply(x)
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(out[:, [0, 2]], 0, atol=1e-7)
+
+
+def test_large_means_do_not_cancel() -> None:
+    """The mean of squares less the squared mean would lose every digit here."""
+    x = (1e4 + RNG.normal(size=(4000, 3)) * 0.01).astype(np.float32)
+    made = learned(x)
+    np.testing.assert_allclose(made.std, x.astype(np.float64).std(axis=0), rtol=1e-6)
+
+
+def test_given_numbers() -> None:
+    x = np.array([[0, 255], [255, 0]], np.uint8)
+    made = Normalisation.of({"mean": 0.1307, "std": [0.3, 0.4]}, x)
+    np.testing.assert_allclose(made.apply(x), (x / 255 - 0.1307) / [0.3, 0.4], rtol=1e-6)
+    only = Normalisation.of({"mean": 5, "scale": 2}, x)
+    np.testing.assert_array_equal(only.apply(x), x * 2.0 - 5)
+    assert Normalisation.of({"scale": 0.5}, x).mean is None
+    again = Normalisation.of(made, x)
+    assert again is made
+    double = made.apply(x, np.float64)
+    assert double.dtype == np.float64
+
+
+@pytest.mark.parametrize(("wanted", "sentence"), [
+    ("learnt", "did you mean 'learned'"),
+    ("q", "use one of none, pixels, learned"),
+    (3, "normalise is a int"),
+    ({"meen": 1}, "unknown key 'meen'; did you mean 'mean'"),
+    ({"scale": "x"}, "is no number"),
+    ({"scale": 0}, "must be finite and not 0"),
+    ({"scale": np.inf}, "must be finite and not 0"),
+    ({"mean": [1, 2, 3]}, r"mean is of shape \[3\], but the data have 2 features"),
+    ({"mean": "x"}, "must be a number or one number a feature"),
+    ({"std": [1, 0]}, "std of feature 1 is 0"),
+    ({"std": [1, -1]}, "std of feature 1 is -1"),
+    ({"std": 1e-45}, "std of feature 0"),
+    ({"mean": [np.nan, 0]}, "mean of feature 0 is nan"),
+    (Normalisation(1.0, np.zeros(3, np.float32), np.ones(3, np.float32)), "is for 3 features"),
+])
+def test_refusals(wanted: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Normalisation.of(wanted, np.zeros((4, 2), np.uint8))
+    if not isinstance(wanted, Normalisation):
+        with pytest.raises(ConfigError, match="both must be|or neither"):
+            Normalisation(1.0, np.zeros(2, np.float32), None)
+
+
+def test_it_says_what_it_does() -> None:
+    assert str(Normalisation()) == "none"
+    assert str(Normalisation(0.5)) == "scale 0.5"
+    assert "mean and std" in str(learned(RNG.random((5, 2)).astype(np.float32)))
