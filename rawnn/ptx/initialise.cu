@@ -13,12 +13,12 @@
 
 template <typename T>
 __global__ void initialise(T* __restrict__ w, int ldw, int rows, int cols, unsigned long long seed,
-                           int stream, float bound) {
+                           unsigned int stream, float bound) {
   const long long count = static_cast<long long>(rows) * cols;
   const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
   long long draw = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   for (; 4 * draw < count; draw += stride) {
-    const Words bits = philox(seed, static_cast<unsigned int>(stream),
+    const Words bits = philox(seed, stream,
                               static_cast<unsigned long long>(draw));
     long long row = 4 * draw / cols;
     int col = static_cast<int>(4 * draw - row * cols);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ ARCHITECTURES = {
 }  # fmt: skip
 FLAGS = ("false", "true")
 INSTANCES = {
-    "gather": ["gather<float>"],
     "matmul": [
         *(f"matmul_nt<float,{b},{r}>" for b, r in itertools.product(FLAGS, FLAGS)),
         "matmul_nn<float>",
@@ -41,15 +41,7 @@ INSTANCES = {
         *(f"sum_slices<float,{b},{r}>" for b, r in itertools.product(FLAGS, FLAGS)),
         "slices_sgd<float>",
     ],
-    "cursor": ["advance"],
-    "while": ["advance_while"],
-    "linear": [
-        f"{name}<{classes}>"
-        for name in ("linear_forward", "linear_update")
-        for classes in (2, 10, 32)
-    ],
 }
-RELOCATABLE = {"while"}
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +52,21 @@ def nvrtc():
         pytest.skip(str(error))
 
 
-def compile_source(nvrtc: Nvrtc, source: str, arch: str) -> tuple[str, bytes, bytes, list[str]]:
-    """Log, cubin, PTX and lowered names."""
+def compile_source(
+    nvrtc: Nvrtc, source: str, arch: str, expressions: Sequence[str], *further: str
+) -> tuple[str, bytes, bytes, list[str]]:
+    """Log, cubin, PTX and lowered names; `further` are more options."""
     text = (SOURCES / f"{source}.cu").read_text()
     code, program = nvrtc.nvrtcCreateProgram(text, f"{source}.cu")
     assert not code
     try:
-        for expression in INSTANCES[source]:
+        for expression in expressions:
             assert not nvrtc.nvrtcAddNameExpression(program, expression)[0]
-        options = [f"-arch={arch}", "-std=c++17", f"-I{SOURCES}"]
-        if source in RELOCATABLE:
-            options.append("-rdc=true")
+        options = [f"-arch={arch}", "-std=c++17", f"-I{SOURCES}", *further]
         (code,) = nvrtc.nvrtcCompileProgram(program, options)
         _, log = nvrtc.nvrtcGetProgramLog(program)
         assert not code, log
-        names = [nvrtc.nvrtcGetLoweredName(program, e)[1] for e in INSTANCES[source]]
+        names = [nvrtc.nvrtcGetLoweredName(program, e)[1] for e in expressions]
         return log, nvrtc.nvrtcGetCUBIN(program)[1], nvrtc.nvrtcGetPTX(program)[1], names
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -89,7 +81,7 @@ def supported(nvrtc: Nvrtc, arch: str) -> None:
 @pytest.mark.parametrize("source", INSTANCES)
 def test_compiles_without_a_warning(nvrtc, source, arch):
     supported(nvrtc, arch)
-    log, cubin, _, names = compile_source(nvrtc, source, arch)
+    log, cubin, _, names = compile_source(nvrtc, source, arch, INSTANCES[source])
     # The log, not -Werror: NVRTC before 13 does not know that option.
     assert not log.strip(" \0\n"), log
     for name in names:
@@ -102,15 +94,3 @@ def test_every_kernel_is_in_the_table():
         text = re.sub(r"__launch_bounds__\(.*\)\n", "", (SOURCES / f"{source}.cu").read_text())
         kernels = re.findall(r"__global__ void\s+(\w+)\(", text)
         assert set(kernels) == {e.partition("<")[0] for e in expressions}, source
-
-
-def test_linear_forward_loads_are_wide(nvrtc):
-    """What makes the fused forward fast: 16 bytes of each weight row and 4 pixels a load."""
-    supported(nvrtc, "sm_90")
-    ptx = compile_source(nvrtc, "linear", "sm_90")[2].decode()
-    bodies = dict(re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx, re.DOTALL))
-    (forward,) = (body for name, body in bodies.items() if "linear_forwardILi10E" in name)
-    assert len(re.findall(r"ld\.global(?:\.nc)?\.v4\.f32", forward)) >= 10
-    assert re.search(r"ld\.global(?:\.nc)?\.(?:v4\.u8|u32)", forward)
-    for name in bodies:
-        assert "__local_depot" not in bodies[name], f"{name} keeps an array in local memory"

@@ -6,16 +6,14 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[2] / "rawnn" / "ptx"
-CLASSES = (1, 2, 3, 10, 32)
 EXPRESSIONS = (
-    "gather<float>",
     *(f"matmul_nt<float,{b},{r}>" for b in ("false", "true") for r in ("false", "true")),
     "matmul_nn<float>",
     "matmul_tn<float>",
@@ -34,13 +32,9 @@ EXPRESSIONS = (
     "sgd<float>",
     *(f"sum_slices<float,{b},{r}>" for b in ("false", "true") for r in ("false", "true")),
     "slices_sgd<float>",
-    "advance",
-    "advance_while",
-    *(f"linear_{half}<{c}>" for half in ("forward", "update") for c in CLASSES),
 )
 FILES = (
-    "gather", "matmul", "bias", "relu", "softmax", "loss", "sgd", "slices", "cursor", "while",
-    "linear",
+    "matmul", "bias", "relu", "softmax", "loss", "sgd", "slices",
 )  # fmt: skip
 FLAGS = {
     None: ["-O1"],
@@ -65,10 +59,13 @@ def runtime(sanitizer: str) -> str | None:
     return str(Path(found).resolve()) if os.path.isabs(found) else None
 
 
-def start_build(directory: Path, sanitizer: str | None = None) -> tuple[Path, subprocess.Popen]:
+def start_build(
+    directory: Path, sanitizer: str | None = None, files: Iterable[str] = FILES,
+    expressions: Sequence[str] = EXPRESSIONS,
+) -> tuple[Path, subprocess.Popen]:
     """Starts the compiler on all kernels at once; finish_build waits for it."""
-    lines = ['#include "cuda_host.h"', *(f'#include "{name}.cu"' for name in FILES)]
-    lines += [f"CUDA_HOST_EXPORT(kernel_{i}, {e})" for i, e in enumerate(EXPRESSIONS)]
+    lines = ['#include "cuda_host.h"', *(f'#include "{name}.cu"' for name in files)]
+    lines += [f"CUDA_HOST_EXPORT(kernel_{i}, {e})" for i, e in enumerate(expressions)]
     source = directory / f"kernels_{sanitizer}.cpp"
     source.write_text("\n".join(lines) + "\n")
     library = directory / f"kernels_{sanitizer}.so"
@@ -98,8 +95,10 @@ class Emulator:
     """
 
     def __init__(
-        self, library: Path, *, reverse: bool = False, host_threads: bool = False
+        self, library: Path, *, reverse: bool = False, host_threads: bool = False,
+        expressions: Sequence[str] = EXPRESSIONS,
     ) -> None:
+        self._expressions = expressions
         self._library = ctypes.CDLL(str(library))
         self._reverse = reverse
         self.host_threads = host_threads
@@ -108,7 +107,7 @@ class Emulator:
         self, expression: str, grid: Iterable[int], block: Iterable[int], *arguments: object
     ) -> None:
         """Arrays go as pointers, int as int, float as float, ctypes values as they are."""
-        function = self._library[f"kernel_{EXPRESSIONS.index(expression)}"]
+        function = self._library[f"kernel_{self._expressions.index(expression)}"]
         shape = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from emulated_kernels import CLASSES, Emulator
+from emulated_kernels import Emulator
 
 EPS = float(np.finfo(np.float32).eps)
 TINY = float(np.finfo(np.float32).tiny)
@@ -84,24 +84,6 @@ def only_step_written(loss: np.ndarray | None, correct: np.ndarray | None) -> No
         assert np.isnan(np.delete(loss, STEP)).all()
     if correct is not None:
         assert (np.delete(correct, STEP) == UNTOUCHED).all()
-
-
-def check_gather(emulator: Emulator, rng: np.random.Generator) -> None:
-    widths = (33,) if emulator.host_threads else (1, 31, 33, 64)
-    for batch, features, pad in itertools.product((1, 31, 33), widths, (0, 3)):
-        count = (STEP + 1) * batch
-        images = filled(rng.integers(0, 256, (count, features)), pad, np.uint8)
-        labels = rng.integers(0, 256, count).astype(np.uint8)
-        cursor, _, _ = metrics()
-        x, y = pitched(batch, features, pad), np.full(batch, UNTOUCHED, np.int32)
-        emulator.launch(
-            "gather<float>", (2,), (threads_for(emulator, 96),), images, pitch(images), labels,
-            cursor, 2, 1 / 255, x, pitch(x), y, batch, features,
-        )  # fmt: skip
-        rows = slice(STEP * batch, (STEP + 1) * batch)
-        close(x, images[rows] / 255.0, 2 * EPS)
-        assert np.array_equal(y, labels[rows])
-        padding_untouched(x)
 
 
 def check_matmul(emulator: Emulator, rng: np.random.Generator) -> None:
@@ -331,132 +313,6 @@ def check_slices(emulator: Emulator, rng: np.random.Generator) -> None:
             size = np.abs(parts).sum(axis=0) + np.abs(bias)
             close(c, np.maximum(expected, 0) if rectified else expected, sum_bound(size, slices))
             padding_untouched(c)
-
-
-def check_cursor(emulator: Emulator, rng: np.random.Generator) -> None:
-    cursor = np.array([5], np.int32)
-    emulator.launch("advance", (1,), (1,), cursor, 3)
-    assert cursor[0] == 8
-    for end, again in ((11, 0), (12, 1)):
-        flag, cursor = np.array([9], np.uint32), np.array([8], np.int32)
-        handle = ctypes.c_ulonglong(flag.ctypes.data)
-        emulator.launch("advance_while", (1,), (1,), cursor, 3, end, handle)
-        assert (cursor[0], flag[0]) == (11, again)
-
-
-class LinearStep:
-    """One fused step on random data, and what float64 makes of the same."""
-
-    def __init__(
-        self, rng: np.random.Generator, batch: int, features: int, classes: int, pad: int
-    ) -> None:
-        count = (STEP + 1) * batch
-        self.batch, self.features, self.classes, self.lr = batch, features, classes, 0.5
-        self.images = filled(rng.integers(0, 256, (count, features)), pad, np.uint8)
-        self.labels = rng.integers(0, classes, count).astype(np.uint8)
-        self.w = filled(rng.standard_normal((classes, features)) / math.sqrt(features), pad)
-        self.bias = rng.standard_normal(classes).astype(np.float32)
-        self.cursor, self.loss, self.correct = metrics()
-        self.dz = pitched(batch, classes, pad)
-        self.row_loss = np.full(batch, np.nan, np.float32)
-        self.row_correct = np.full(batch, UNTOUCHED, np.int32)
-        rows = slice(STEP * batch, count)
-        self.x = self.images[rows] / 255.0
-        self.y = self.labels[rows].astype(np.int32)
-
-    def forward(self, emulator: Emulator, threads: int) -> None:
-        emulator.launch(
-            f"linear_forward<{self.classes}>", (self.batch,), (threads,), self.images,
-            pitch(self.images), self.labels, self.cursor, 2, 1 / 255, self.w, pitch(self.w),
-            self.bias, self.dz, pitch(self.dz), self.row_loss, self.row_correct, self.batch,
-            self.features,
-        )  # fmt: skip
-
-    def update(self, emulator: Emulator, threads: int) -> None:
-        emulator.launch(
-            f"linear_update<{self.classes}>", (-(-self.features // 8) + 1,), (threads,),
-            self.images, pitch(self.images), self.cursor, 2, 1 / 255, self.dz, pitch(self.dz),
-            self.row_loss, self.row_correct, self.w, pitch(self.w), self.bias, self.loss,
-            self.correct, self.batch, self.features, self.lr,
-        )  # fmt: skip
-
-    def check(self, emulator: Emulator, forward_threads: int, update_threads: int) -> None:
-        w, bias = self.w.astype(np.float64), self.bias.astype(np.float64)
-        z = self.x @ w.T + bias
-        exact = softmax64(z)
-        bound = sum_bound(self.x @ np.abs(w).T + np.abs(bias), self.features + 1).max()
-        bound += 64 * EPS  # exp of a rounded difference below 64
-        self.forward(emulator, forward_threads)
-        rows = np.arange(self.batch)
-        loss64 = -np.log(exact[rows, self.y])
-        close(self.dz, (exact - one_hot(self.y, self.classes)) / self.batch, 2 * bound / self.batch)
-        close(self.row_loss, loss64, 2 * bound + 2 * EPS * loss64)
-        clear = np.ptp(np.sort(z, axis=1)[:, -2:], axis=1) > 2 * bound  # no tie within rounding
-        if self.classes == 1:
-            clear[:] = True
-        expected = z.argmax(axis=1) == self.y
-        assert np.array_equal(self.row_correct[clear], expected[clear])
-        assert set(self.row_correct) <= {0, 1}
-        padding_untouched(self.dz)
-
-        # The update is held to its own inputs: the gradient that was stored.
-        dz = self.dz.astype(np.float64)
-        self.update(emulator, update_threads)
-        size = self.lr * (np.abs(dz).T @ self.x) + np.abs(w)
-        close(self.w, w - self.lr * (dz.T @ self.x), sum_bound(size, self.batch))
-        size = self.lr * np.abs(dz).sum(axis=0) + np.abs(bias)
-        close(self.bias, bias - self.lr * dz.sum(axis=0), sum_bound(size, self.batch))
-        mean = self.row_loss.mean(dtype=np.float64)
-        close(self.loss[STEP], mean, sum_bound(abs(mean), self.batch))
-        assert self.correct[STEP] == self.row_correct.sum()
-        only_step_written(self.loss, self.correct)
-        padding_untouched(self.w)
-
-
-def check_linear(emulator: Emulator, rng: np.random.Generator) -> None:
-    """Every class count; ragged features with and without rows aligned for wide loads (pitches that
-    are multiples of 16 bytes and ones that are not); batches around the staging size of 128."""
-    few = emulator.host_threads
-    for classes in (3, 10) if few else CLASSES:
-        for batch, features, pad in (
-            (1, 1, 0),
-            (5 if few else 33, 31, 1),  # aligned, a tail of 3 features
-            (5 if few else 31, 33, 0),  # unaligned
-            (129, 24, 8),  # staged in two parts
-        ):
-            if few and batch * classes > 400:
-                continue
-            step = LinearStep(rng, batch, features, classes, pad)
-            intended = 64 * ((classes + 1) // 2)
-            step.check(emulator, 32, threads_for(emulator, intended))
-    for batch, features, pad, forward, update in (
-        (3, 784, 0, 224, 320),  # the intended shapes
-        (5, 784, 0, 196, 96),  # an incomplete last warp; fewer warps than tiles
-        (2, 1028, 12, 256, 32),  # more features than a block takes in one pass
-        (257, 9, 7, 32, 320),
-    ):
-        if not few or batch < 5:
-            step = LinearStep(rng, batch, features, 10, pad)
-            step.check(emulator, threads_for(emulator, forward), threads_for(emulator, update))
-
-
-def check_broken_linear(emulator: Emulator, rng: np.random.Generator) -> None:
-    """A NaN weight, or a label that is no class, makes the loss NaN; both are counted as a right
-    answer only where NumPy's argmax of the probabilities would (all NaN: class 0)."""
-    for spoil in ("weight", "label"):
-        step = LinearStep(rng, 5, 33, 10, 3)
-        if spoil == "weight":
-            step.w[4, 7] = np.nan
-        else:
-            step.labels[STEP * 5 + 2] = 200
-        step.forward(emulator, 32)
-        step.update(emulator, threads_for(emulator, 320))
-        assert np.isnan(step.loss[STEP]), spoil
-        if spoil == "weight":
-            assert np.array_equal(step.row_correct, step.y == 0)
-        else:
-            assert np.isnan(step.row_loss).sum() == 1
-            assert step.row_correct[2] == 0
 
 
 CHECKS: dict[str, Callable[[Emulator, np.random.Generator], None]] = {
