@@ -16,6 +16,8 @@
 
 template <typename TZ, typename TA, typename ACTIVATION>
 __global__ void activate(const TZ* z, int ldz, TA* a, int lda, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   constexpr int N = vector_length<TZ, TA>();
   const bool wide = vector_aligned<N>(z, ldz) && vector_aligned<N>(a, lda);
   for_vectors<N>(rows, cols, wide, [&](int row, int column, bool whole, int count) {
@@ -30,6 +32,8 @@ __global__ void activate(const TZ* z, int ldz, TA* a, int lda, int rows, int col
 template <typename TDA, typename TS, typename TDZ, typename ACTIVATION>
 __global__ void activate_backward(const TDA* da, int ldda, const TS* saved, int ldsaved, TDZ* dz,
                                   int lddz, int* __restrict__ overflow, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   constexpr int N = vector_length<TDA, TS, TDZ>();
   const bool wide = vector_aligned<N>(da, ldda) && vector_aligned<N>(saved, ldsaved) &&
                     vector_aligned<N>(dz, lddz);

@@ -26,6 +26,8 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
                      int rows, int cols, float lr, float decay, double beta1, double beta2,
                      float eps, bool decoupled, int offset, bool stochastic,
                      unsigned long long seed, unsigned int stream) {
+  pdl_wait();
+  pdl_trigger();
   constexpr int N = update_length<TW>();
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);

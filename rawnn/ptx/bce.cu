@@ -32,6 +32,8 @@ __global__ void __launch_bounds__(1024)
     bce(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
         const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
         float* __restrict__ loss, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   float* const none = nullptr;
   report_pointwise<LogitCrossEntropy>(z, ldz, t, ldt, cursor, offset, none, 0, nullptr, nullptr,
                                       workspace, loss, nullptr, rows, cols);
@@ -42,6 +44,8 @@ __global__ void __launch_bounds__(1024)
     bce_accuracy(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
                  const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
                  int* __restrict__ correct, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   float* const none = nullptr;
   report_pointwise<LogitCrossEntropy>(z, ldz, t, ldt, cursor, offset, none, 0, nullptr, nullptr,
                                       workspace, nullptr, correct, rows, cols);
@@ -52,6 +56,8 @@ __global__ void bce_backward(const float* __restrict__ z, int ldz, const TT* __r
                              int ldt, TD* __restrict__ dz, int lddz,
                              const float* __restrict__ loss_scale, int* __restrict__ overflow,
                              int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   pointwise<LogitCrossEntropy>(z, ldz, t, ldt, dz, lddz, loss_scale, overflow, rows, cols, false);
 }
 
@@ -62,6 +68,8 @@ __global__ void __launch_bounds__(1024)
                  const float* __restrict__ loss_scale, int* __restrict__ overflow,
                  unsigned int* __restrict__ workspace, float* __restrict__ loss,
                  int* __restrict__ correct, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   report_pointwise<LogitCrossEntropy>(z, ldz, t, ldt, cursor, offset, dz, lddz, loss_scale,
                                       overflow, workspace, loss, correct, rows, cols);
 }

@@ -19,6 +19,8 @@
 template <typename TZ>
 __global__ void bias_add(TZ* __restrict__ z, int ldz, const float* __restrict__ bias, int rows,
                          int cols) {
+  pdl_wait();
+  pdl_trigger();
   constexpr int N = vector_length<TZ>();
   const bool wide = vector_aligned<N>(z, ldz) && vector_aligned<N>(bias, N);
   for_vectors<N>(rows, cols, wide, [&](int row, int column, bool whole, int count) {
@@ -68,6 +70,8 @@ __device__ __forceinline__ int column_sum(const T* __restrict__ dz, int lddz, in
 template <typename TD>
 __global__ void bias_grad(const TD* __restrict__ dz, int lddz, float* __restrict__ db, int rows,
                           int cols) {
+  pdl_wait();
+  pdl_trigger();
   float sum;
   const int column = column_sum(dz, lddz, rows, cols, sum);
   if (column >= 0) db[column] = sum;
@@ -78,6 +82,8 @@ __global__ void bias_sgd(const TD* __restrict__ dz, int lddz, float* __restrict_
                          const float* __restrict__ rates, const int* __restrict__ cursor,
                          const float* __restrict__ loss_scale, const int* __restrict__ overflow,
                          int rows, int cols, float lr, float decay, int offset) {
+  pdl_wait();
+  pdl_trigger();
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const float factor = unscale(loss_scale);

@@ -12,6 +12,8 @@
 template <typename TS, typename TC>
 __global__ void cast(const TS* __restrict__ source, int ldsource, TC* __restrict__ copy, int ldcopy,
                      int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   constexpr int N = vector_length<TS, TC>();
   const bool wide = vector_aligned<N>(source, ldsource) && vector_aligned<N>(copy, ldcopy);
   for_vectors<N>(rows, cols, wide, [&](int row, int column, bool whole, int count) {

@@ -7,8 +7,8 @@
 //   softmax_loss_gradient starts from z and keeps the probabilities to itself.
 //   loss_scale counts as 1 where it is null; *overflow = 1 where a dz that was stored is not finite.
 //
-// template <TP> (the first three): storage type of p; <TD>: of dz, with p and z float32. Scalars: rows,
-// cols, offset. The gradients leave out what is null of loss and correct.
+// template <TD> of the gradients: storage type of dz; p and z are float32. Scalars: rows, cols, offset.
+// The gradients leave out what is null of loss and correct.
 // The step that reports uses the first two; `fuse` first joins them (loss_accuracy), then takes
 // loss_gradient, then softmax_loss_gradient. A probability below FLT_MIN counts as FLT_MIN. A NaN
 // stays a NaN, and a label outside 0 .. cols-1 makes the loss NaN: a broken run must be seen.
@@ -23,8 +23,8 @@
 #include "metrics.cuh"
 
 // One row of up to 4 * QUADS columns by one thread. `gradient` and `overflow` may be null.
-template <int QUADS, bool SOFTMAX, typename T, typename TD>
-__device__ __forceinline__ void short_row(const T* __restrict__ row, bool wide_row,
+template <int QUADS, bool SOFTMAX, typename TD>
+__device__ __forceinline__ void short_row(const float* __restrict__ row, bool wide_row,
                                           TD* __restrict__ gradient, bool wide_gradient, int label,
                                           int cols, float share, int* __restrict__ overflow,
                                           Tally& tally) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void short_row(const T* __restrict__ row, bool wide_r
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = 4 * q + i;
-        values[q][i] = column < cols ? to_float(row[column]) : -infinity();
+        values[q][i] = column < cols ? row[column] : -infinity();
       }
     }
   }
@@ -120,16 +120,16 @@ __device__ __forceinline__ bool precedes(float value, int column, float best, in
 
 // One row of any width by LANES neighbouring threads, each of which holds the row's label; the first
 // keeps the tally. Three passes over a row that sits in the L1 cache after the first.
-template <int LANES, bool SOFTMAX, typename T, typename TD>
-__device__ __forceinline__ void long_row(const T* __restrict__ row, TD* __restrict__ gradient,
+template <int LANES, bool SOFTMAX, typename TD>
+__device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __restrict__ gradient,
                                          int label, int cols, float share,
                                          int* __restrict__ overflow, int lane, Tally& tally) {
-  float best = lane < cols ? to_float(row[lane]) : -infinity();
+  float best = lane < cols ? row[lane] : -infinity();
   float largest = best;
   int predicted = lane;
 #pragma unroll 4
   for (int column = lane + LANES; column < cols; column += LANES) {
-    const float value = to_float(row[column]);
+    const float value = row[column];
     largest = fmaxf(largest, value);
     if (precedes(value, column, best, predicted)) {
       best = value;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void long_row(const T* __restrict__ row, TD* __restri
     float total = 0.0f;
 #pragma unroll 4
     for (int column = lane; column < cols; column += LANES) {
-      total += expf(to_float(row[column]) - largest);
+      total += expf(row[column] - largest);
     }
     total = warp_sum<LANES>(total);
     if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
@@ -161,7 +161,7 @@ __device__ __forceinline__ void long_row(const T* __restrict__ row, TD* __restri
     float sum = 0.0f;
 #pragma unroll 4
     for (int column = lane; column < cols; column += LANES) {
-      const float value = to_float(row[column]);
+      const float value = row[column];
       const float p = SOFTMAX ? expf(value - largest) * inverse : value;
       const TD stored = from_float<TD>((p - (column == label ? 1.0f : 0.0f)) * share);
       gradient[column] = stored;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void long_row(const T* __restrict__ row, TD* __restri
   if (lane == 0) {
     float labelled = not_a_number();
     if (label >= 0 && label < cols) {
-      const float value = to_float(row[label]);
+      const float value = row[label];
       labelled = SOFTMAX ? expf(value - largest) * inverse : value;
     }
     tally.loss += negative_log(labelled);
@@ -181,8 +181,8 @@ __device__ __forceinline__ void long_row(const T* __restrict__ row, TD* __restri
 }
 
 // All rows. What is null is not wanted; the kernels pass literal nulls, so its work vanishes.
-template <bool SOFTMAX, typename T, typename TD>
-__device__ __forceinline__ void report(const T* __restrict__ in, int ldin,
+template <bool SOFTMAX, typename TD>
+__device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
                                        const int* __restrict__ y, const int* __restrict__ cursor,
                                        int offset, TD* __restrict__ dz, int lddz,
                                        const float* __restrict__ loss_scale,
@@ -200,7 +200,7 @@ __device__ __forceinline__ void report(const T* __restrict__ in, int ldin,
     const bool wide_in = vector_aligned<4>(in, ldin);
     const bool wide_dz = vector_aligned<4>(dz, lddz);
     for (int row = first; row < rows; row += stride) {
-      const T* values = in + static_cast<long long>(row) * ldin;
+      const float* values = in + static_cast<long long>(row) * ldin;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
       if (cols <= 12) {
         short_row<3, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, overflow,
@@ -212,13 +212,13 @@ __device__ __forceinline__ void report(const T* __restrict__ in, int ldin,
     }
   } else if (threads % 32 == 0) {
     for (int row = first / 32; row < rows; row += stride / 32) {
-      const T* values = in + static_cast<long long>(row) * ldin;
+      const float* values = in + static_cast<long long>(row) * ldin;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
       long_row<32, SOFTMAX>(values, gradient, y[row], cols, share, overflow, first & 31, tally);
     }
   } else {
     for (int row = first; row < rows; row += stride) {
-      const T* values = in + static_cast<long long>(row) * ldin;
+      const float* values = in + static_cast<long long>(row) * ldin;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
       long_row<1, SOFTMAX>(values, gradient, y[row], cols, share, overflow, 0, tally);
     }
@@ -226,31 +226,34 @@ __device__ __forceinline__ void report(const T* __restrict__ in, int ldin,
   report_tally(tally, workspace, step, static_cast<float>(rows), loss, correct);
 }
 
-template <typename TP>
 __global__ void __launch_bounds__(1024)
-    cross_entropy(const TP* __restrict__ p, int ldp, const int* __restrict__ y,
+    cross_entropy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
                   const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
                   float* __restrict__ loss, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   float* const none = nullptr;
   report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss, nullptr,
                 rows, cols);
 }
 
-template <typename TP>
 __global__ void __launch_bounds__(1024)
-    accuracy(const TP* __restrict__ p, int ldp, const int* __restrict__ y,
+    accuracy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
              const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
              int* __restrict__ correct, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   float* const none = nullptr;
   report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, nullptr, correct,
                 rows, cols);
 }
 
-template <typename TP>
 __global__ void __launch_bounds__(1024)
-    loss_accuracy(const TP* __restrict__ p, int ldp, const int* __restrict__ y,
+    loss_accuracy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
                   const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
                   float* __restrict__ loss, int* __restrict__ correct, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   float* const none = nullptr;
   report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss, correct,
                 rows, cols);
@@ -263,6 +266,8 @@ __global__ void __launch_bounds__(1024)
                   const float* __restrict__ loss_scale, int* __restrict__ overflow,
                   unsigned int* __restrict__ workspace, float* __restrict__ loss,
                   int* __restrict__ correct, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   report<false>(p, ldp, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss,
                 correct, rows, cols);
 }
@@ -274,6 +279,8 @@ __global__ void __launch_bounds__(1024)
                           const float* __restrict__ loss_scale, int* __restrict__ overflow,
                           unsigned int* __restrict__ workspace, float* __restrict__ loss,
                           int* __restrict__ correct, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   report<true>(z, ldz, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss, correct,
                rows, cols);
 }

@@ -38,6 +38,8 @@ __global__ void matmul_nt(const TA* __restrict__ a, int lda, const TB* __restric
                           const float* __restrict__ bias, const TS* __restrict__ saved,
                           int ldsaved, TC* c, int ldc, int* __restrict__ overflow, int m, int n,
                           int k, float alpha, float beta) {
+  pdl_wait();
+  pdl_trigger();
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int row = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
   if (row >= m || column >= n) return;
@@ -56,6 +58,8 @@ __global__ void matmul_nn(const TA* __restrict__ a, int lda, const TB* __restric
                           const TS* __restrict__ saved, int ldsaved, TC* c, int ldc,
                           int* __restrict__ overflow, int m, int n, int k, float alpha,
                           float beta) {
+  pdl_wait();
+  pdl_trigger();
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int row = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
   if (row >= m || column >= n) return;
@@ -71,6 +75,8 @@ template <typename TA, typename TB, typename TC, typename ACC = float>
 __global__ void matmul_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                           TC* c, int ldc, int* __restrict__ overflow, int m, int n, int k,
                           float alpha, float beta) {
+  pdl_wait();
+  pdl_trigger();
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int row = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
   if (row >= m || column >= n) return;

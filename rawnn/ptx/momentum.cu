@@ -18,6 +18,8 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
                          const int* __restrict__ overflow, int rows, int cols, float lr,
                          float decay, float momentum, bool nesterov, int offset, bool stochastic,
                          unsigned long long seed, unsigned int stream) {
+  pdl_wait();
+  pdl_trigger();
   constexpr int N = update_length<TW>();
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);

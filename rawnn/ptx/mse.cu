@@ -24,6 +24,8 @@ __global__ void __launch_bounds__(1024)
     mse(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
         const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
         float* __restrict__ loss, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   float* const none = nullptr;
   report_pointwise<SquaredError>(z, ldz, t, ldt, cursor, offset, none, 0, nullptr, nullptr,
                                  workspace, loss, nullptr, rows, cols);
@@ -34,6 +36,8 @@ __global__ void mse_backward(const float* __restrict__ z, int ldz, const TT* __r
                              int ldt, TD* __restrict__ dz, int lddz,
                              const float* __restrict__ loss_scale, int* __restrict__ overflow,
                              int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   pointwise<SquaredError>(z, ldz, t, ldt, dz, lddz, loss_scale, overflow, rows, cols, false);
 }
 
@@ -44,6 +48,8 @@ __global__ void __launch_bounds__(1024)
                  const float* __restrict__ loss_scale, int* __restrict__ overflow,
                  unsigned int* __restrict__ workspace, float* __restrict__ loss, int rows,
                  int cols) {
+  pdl_wait();
+  pdl_trigger();
   report_pointwise<SquaredError>(z, ldz, t, ldt, cursor, offset, dz, lddz, loss_scale, overflow,
                                  workspace, loss, nullptr, rows, cols);
 }

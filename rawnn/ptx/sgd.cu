@@ -18,6 +18,8 @@ __global__ void sgd(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int 
                     const float* __restrict__ loss_scale, const int* __restrict__ overflow,
                     int rows, int cols, float lr, float decay, int offset, bool stochastic,
                     unsigned long long seed, unsigned int stream) {
+  pdl_wait();
+  pdl_trigger();
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);

@@ -21,6 +21,8 @@ template <typename TP, typename TC, bool BIAS, typename ACTIVATION>
 __global__ void __launch_bounds__(256)
     sum_slices(const TP* __restrict__ partial, int ldpartial, const float* __restrict__ bias,
                TC* __restrict__ c, int ldc, int slices, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= rows * cols) return;
   const int row = i / cols;
@@ -54,20 +56,22 @@ __global__ void __launch_bounds__(256)
 //   copy and rates (updates.cuh) may be null; with rates, steps must be 0 (a block may still read
 //   the cursor that another moves)
 //
-// template <TD, TC>: storage types of dz and copy. Scalars: slices, rows, cols, batch, lr, decay,
+// template <TD, TC>: storage types of dz and copy (float unless given). Scalars: slices, rows, cols, batch, lr, decay,
 // offset, steps.
 // Used by `fuse` with `cublas`: one kernel in place of the products' sum, the bias gradient and two
 // updates. Launch: ceil(rows * cols / blockDim.x) + rows blocks of one dimension, at most 256
 // threads in whole warps; each of the last `rows` blocks updates one bias.
 // Limit: latency, as above.
 
-template <typename TD, typename TC>
+template <typename TD, typename TC = float>
 __global__ void __launch_bounds__(256)
     slices_sgd(const float* __restrict__ partial, int ldpartial, float* __restrict__ w, int ldw,
                TC* __restrict__ copy, int ldcopy, int slices, int rows, int cols,
                const float* __restrict__ rates, float lr, float decay, int offset,
                const TD* __restrict__ dz, int lddz, float* __restrict__ bias, int batch,
                int* cursor, int steps) {
+  pdl_wait();
+  pdl_trigger();
   const float rate = learning_rate(lr, rates, cursor, offset);
   if (cursor != nullptr && steps > 0 && blockIdx.x == 0 && threadIdx.x == 0) *cursor += steps;
   const int weight_blocks = static_cast<int>(gridDim.x) - rows;

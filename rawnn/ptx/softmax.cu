@@ -16,6 +16,8 @@
 
 template <typename TZ>
 __global__ void softmax(const TZ* z, int ldz, float* p, int ldp, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int warps = static_cast<int>(blockDim.x / 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
@@ -44,6 +46,8 @@ template <typename TD>
 __global__ void softmax_backward(const float* p, int ldp, const int* __restrict__ y, TD* dz,
                                  int lddz, const float* __restrict__ loss_scale,
                                  int* __restrict__ overflow, int rows, int cols) {
+  pdl_wait();
+  pdl_trigger();
   constexpr int N = vector_length<float, TD>();
   const float scale = loss_scale == nullptr ? 1.0f : loss_scale[0];
   const bool wide = vector_aligned<N>(p, ldp) && vector_aligned<N>(dz, lddz);

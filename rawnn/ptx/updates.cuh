@@ -8,14 +8,13 @@
 //   stream, clock[1] + s, element); `element` counts row by row without padding
 //
 // Operands that are null are not used: rates, clock, loss_scale, overflow, copy; cursor counts as 0.
-// Blocks must have one dimension (current_step).
 #pragma once
 #include "common.cuh"
 #include "random.cuh"
 
 // The step in the epoch, and counted from the start of training.
 __device__ __forceinline__ int epoch_step(const int* __restrict__ cursor, int offset) {
-  return cursor == nullptr ? offset : current_step(cursor, offset);
+  return cursor == nullptr ? offset : *cursor + offset;
 }
 
 __device__ __forceinline__ int total_step(const int* __restrict__ cursor, int offset,

@@ -1,36 +1,35 @@
 // weight_update: a layer's weight gradient and its SGD update in one kernel; the gradient is never
 // stored.
 //
-//   g = dz^T x / loss_scale[0];  w[M, N] -= lr * (g + decay * w);  copy[M, N] = round(w)
-//   bias[M] -= lr * (column sums of dz / loss_scale[0] + decay * bias), unless bias is null
-//   dz: [batch, M], x: [batch, N], each with its own pitch; bias dense float32
+//   g = dz^T x / loss_scale[0];  w[m, n] -= lr * (g + decay * w);  copy[m, n] = round(w)
+//   bias[m] -= lr * (column sums of dz / loss_scale[0] + decay * bias), unless bias is null
+//   dz: [k, m], x: [k, n] (k the batch), each with its own pitch; bias dense float32
 //
 // What the optional operands mean: updates.cuh (copy, rates, cursor, clock, loss_scale, overflow).
 // template <TX, TW, TC, TD, ACC>: storage types of x, w and copy; of dz, TX unless given; ACC is float
-// unless given, or float16 for sums in half precision (compute tf32 is float here). Scalars: batch,
-// rows (M), cols (N), lr, decay, offset, stochastic (bool), seed, stream.
+// unless given, or float16 for sums in half precision (compute tf32 is float here). Scalars: m, n, k,
+// lr, decay, offset, stochastic (bool), seed, stream.
 // This is the plain form, for every shape and type.
-// Launch: blocks of 256 threads in ONE dimension, each a tile of 16 x 16 weights; grid.x covers cols
-// and grid.y covers rows. The threads of the first column update the bias.
+// Launch: as matmul.cu: blocks of 16 x 16, grid.x covers n and grid.y covers m. The threads of the
+// first column update the bias.
 // Limit: load instructions, as matmul.cu.
 #include "accumulate.cuh"
 #include "updates.cuh"
 
-constexpr int kUpdateTile = 16;
-
 template <typename TX, typename TW, typename TC, typename TD = TX, typename ACC = float>
-__global__ void __launch_bounds__(kUpdateTile* kUpdateTile)
+__global__ void __launch_bounds__(256)
     weight_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx,
                   TW* __restrict__ w, int ldw, float* __restrict__ bias, TC* __restrict__ copy,
                   int ldcopy, const float* __restrict__ rates, const int* __restrict__ cursor,
                   const int* __restrict__ clock, const float* __restrict__ loss_scale,
-                  const int* __restrict__ overflow, int batch, int rows, int cols, float lr,
-                  float decay, int offset, bool stochastic, unsigned long long seed,
+                  const int* __restrict__ overflow, int m, int n, int k, float lr, float decay,
+                  int offset, bool stochastic, unsigned long long seed,
                   unsigned int stream) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int column = static_cast<int>(blockIdx.x) * kUpdateTile + thread % kUpdateTile;
-  const int row = static_cast<int>(blockIdx.y) * kUpdateTile + thread / kUpdateTile;
-  if (row >= rows || column >= cols || left_out(overflow)) return;
+  pdl_wait();
+  pdl_trigger();
+  const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int row = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
+  if (row >= m || column >= n || left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const float factor = unscale(loss_scale);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
@@ -39,7 +38,7 @@ __global__ void __launch_bounds__(kUpdateTile* kUpdateTile)
   const TX* right = x + column;
   ACC sum = from_float<ACC>(0.0f);
   float total = 0.0f;
-  for (int b = 0; b < batch; ++b) {
+  for (int b = 0; b < k; ++b) {
     const TD incoming = left[static_cast<long long>(b) * lddz];
     accumulate(sum, incoming, right[static_cast<long long>(b) * ldx]);
     if (biased) total += to_float(incoming);
@@ -47,7 +46,7 @@ __global__ void __launch_bounds__(kUpdateTile* kUpdateTile)
   TW* const weight = at(w, ldw, row, column);
   const float before = to_float(*weight);
   const float after = before - rate * (factor * to_float(sum) + decay * before);
-  const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(cols) +
+  const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(n) +
                                static_cast<unsigned int>(column);
   *weight = round_weight<TW>(after, how, element);
   if (copy != nullptr) *at(copy, ldcopy, row, column) = from_float<TC>(after);
