@@ -14,6 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from rawnn.errors import ConfigError, nearest
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.schedules import parse
+from rawnn.step.recipe import Recipe
 
 MAX_COUNT = 2**31 - 1
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
@@ -23,11 +27,20 @@ Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 class Config:
     """A validated training run.
 
-    layers    sizes from the input features to the classes
+    layers    sizes from the input features to the outputs
+    bias      whether layers have biases
+    activation  between layers: "relu", "tanh" or "gelu"
+    loss      "cross_entropy", "mse" or "bce" (binary cross-entropy on logits)
+    init      how parameters start: "uniform" (PyTorch's default), "he", "glorot" or "zeros"
     epochs    passes over the training set
-    batch     examples per step; the last partial batch of an epoch is dropped
-    lr        learning rate of plain SGD
-    seed      of the initial weights
+    batch     examples per step
+    partial   keep the last partial batch of an epoch, which is dropped otherwise
+    shuffle   a new order of the examples for each epoch
+    optimizer "sgd", "adam" or "adamw"
+    lr        learning rate
+    momentum, nesterov, weight_decay, beta1, beta2, eps  of the optimizer; None: its default
+    schedule  of the learning rate: "constant", "step:30:0.1", "cosine", "warmup:5,cosine"
+    seed      of the initial weights and of the order of examples
     opt       toggles and presets, as after --opt: "graphs=epoch,cublas", "best,-cudnn", "none"
     device    "auto", "gpu", "gpu:N", "host" or "sim"
     dataset   "mnist", "fashion-mnist", "idx" or "synthetic"
@@ -37,9 +50,23 @@ class Config:
     """
 
     layers: Annotated[tuple[Positive, ...], Meta(min_length=2)] = (784, 10)
+    bias: bool = True
+    activation: str = "relu"
+    loss: str = "cross_entropy"
+    init: str = "uniform"
     epochs: Positive = 20
     batch: Positive = 128
+    partial: bool = False
+    shuffle: bool = False
+    optimizer: str = "sgd"
     lr: float = 0.1
+    momentum: float | None = None
+    nesterov: bool | None = None
+    weight_decay: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    schedule: str = "constant"
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     opt: str = "best"
     device: str = "auto"
@@ -58,11 +85,28 @@ class Config:
                 raise ConfigError(f"{field.name} = {_shown(value)}: {error}") from None
         if not math.isfinite(self.lr) or self.lr < 0:
             raise ConfigError(f"lr = {self.lr}: the learning rate must be a finite number >= 0")
+        self.network()
+        self.recipe()
+        parse(self.schedule)
         if not re.fullmatch(r"auto|gpu(:[0-9]{1,4})?|host|sim", self.device):
             raise ConfigError(
                 f"device = '{self.device}': use auto, gpu, gpu:N, host or sim"
                 + nearest(self.device, ("auto", "gpu", "host", "sim"))
             )
+
+    def network(self) -> Network:
+        """The network that is trained. Raises ConfigError for an unknown name."""
+        return Network(self.layers, self.bias, self.activation, self.loss, self.init)
+
+    def recipe(self) -> Recipe:
+        """How it is trained. Raises ConfigError for what the optimizer does not have."""
+        given = {"momentum": self.momentum, "nesterov": self.nesterov,
+                 "decay": self.weight_decay, "beta1": self.beta1, "beta2": self.beta2,
+                 "eps": self.eps}
+        optimizer = Optimizer(self.optimizer, self.lr,
+                              {k: float(v) for k, v in given.items() if v is not None})
+        return Recipe(self.batch, optimizer, self.schedule, self.shuffle, self.partial, self.seed,
+                      self.epochs)
 
     @classmethod
     def known(cls) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.errors import ConfigError, TrainingDiverged
 from rawnn.machine import Opened, open_device, process_start
-from rawnn.network import Network
 from rawnn.opts import Selection, select
 from rawnn.result import Report, Result, Times, environment
 from rawnn.runners.base import Evaluation, Runner, Work, prepare
@@ -86,13 +85,12 @@ class Session:
                 self._closing.callback(opened.device.close)
         self.device, self._driver_ms = opened.device, opened.milliseconds
         started = perf_counter()
-        network = Network(config.layers)
-        steps = len(self.data.train_images) // config.batch
+        network, recipe = config.network(), config.recipe()
+        steps = recipe.steps(len(self.data.train_images))
         lenient = config.device == "auto"
         self.selection: Selection = select(config.opt, network, steps, opened.machine,
                                            lenient=lenient)
-        self.work: Work = prepare(network, self.data, network.initial(config.seed),
-                                  self.selection, config.batch, config.lr)
+        self.work: Work = prepare(network, self.data, self.selection, recipe)
         if opened.device is None:
             if lenient:
                 notify(f"running on the host: {opened.machine.gpu}")
@@ -197,10 +195,13 @@ class _Loop:
         begun = perf_counter()
         self.reached = test = self._runner.evaluate()
         self.evaluation_ms += (perf_counter() - begun) * 1e3
+        work = self._session.work
+        examples = np.array([work.examples_of(s) for s in range(work.updates)])
+        answers = int(examples.sum()) * work.answers
         report = Report(
             epoch=epoch,
-            train_loss=float(losses.mean(dtype=np.float64)),
-            train_accuracy=float(correct.sum() / (len(correct) * self._config.batch)),
+            train_loss=float(np.average(losses.astype(np.float64), weights=examples)),
+            train_accuracy=float(correct.sum() / answers) if answers else math.nan,
             test_loss=test.loss,
             test_accuracy=test.accuracy,
             epoch_ms=elapsed / epochs,
@@ -226,13 +227,20 @@ class _Loop:
 
 def check_fit(config: Config, data: Dataset) -> None:
     """Raise ConfigError unless network, batch and data fit each other."""
-    features, classes = config.layers[0], config.layers[-1]
+    features, outputs = config.layers[0], config.layers[-1]
     if features != data.features:
         raise ConfigError(f"the network takes {features} features, but {data.name} has "
-                          f"{data.features}: use --layers {data.features}-...-{data.classes}")
-    if classes < data.classes:
-        raise ConfigError(f"the network ends in {classes} classes, but {data.name} has "
-                          f"{data.classes}: use --layers {features}-...-{data.classes}")
+                          f"{data.features}: use --layers {data.features}-...-{data.outputs}")
+    labelled = config.network().answers.answers == "labels"
+    if labelled and data.train_labels is None:
+        raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
+                          f"target values: use --loss mse or --loss bce")
+    if not labelled and data.train_targets is None and not data.autoencoder:
+        raise ConfigError(f"the loss {config.loss} compares with target values, but {data.name} "
+                          f"has class labels: use --loss cross_entropy, or give targets")
+    if outputs < data.outputs or (not labelled and outputs != data.outputs):
+        raise ConfigError(f"the network ends in {outputs} outputs, but {data.name} has "
+                          f"{data.outputs}: use --layers {features}-...-{data.outputs}")
     if config.batch > len(data.train_images):
         raise ConfigError(f"batch = {config.batch} is larger than the training set "
                           f"({len(data.train_images)} examples)")

@@ -10,6 +10,7 @@ import numpy as np
 from rawnn.cuda.device import Device, padded
 from rawnn.data import Dataset
 from rawnn.network import Network
+from rawnn.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.base import Work, prepare
@@ -18,6 +19,7 @@ from rawnn.runners.host import HostRunner
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
 
 CAPABLE = Machine(None, (9, 0), 13000, lambda package: True)
@@ -50,10 +52,13 @@ def random_dataset(features: int = 29, classes: int = 7, train: int = 70, test: 
 
 
 def make_work(opt: str, layers: tuple[int, ...], data: Dataset, batch: int = 8, lr: float = 0.1,
-              seed: int = 0, machine: Machine = CAPABLE) -> Work:
-    network = Network(layers)
+              seed: int = 0, machine: Machine = CAPABLE, optimizer: Optimizer | None = None,
+              network_options: dict[str, Any] | None = None, **recipe_options: Any) -> Work:
+    """`network_options` go to Network, `recipe_options` to Recipe."""
+    network = Network(layers, **(network_options or {}))
+    recipe = Recipe(batch, optimizer or Optimizer(lr=lr), seed=seed, **recipe_options)
     selection = select(opt, network, len(data.train_images) // batch, machine)
-    return prepare(network, data, network.initial(seed), selection, batch, lr, evaluation_batch=8)
+    return prepare(network, data, selection, recipe, evaluation_batch=8)
 
 
 def trained(runner: HostRunner | GpuRunner, epochs: int = 2) -> SimpleNamespace:

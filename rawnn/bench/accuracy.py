@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,6 @@ from rawnn.bench.statistics import mean_std
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.errors import ConfigError, TrainingDiverged
-from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.result import write_atomically
@@ -87,12 +87,12 @@ def host_accuracy(config: Config, seeds: Sequence[int] = SEEDS, *, data: Dataset
     """
     data = data or load_dataset(config.dataset, config.data)
     check_fit(config, data)
-    network = Network(config.layers)
+    network, recipe = config.network(), config.recipe()
     # Gathering from uint8 rather than keeping the whole set as float64 saves 376 MB for MNIST.
-    selection = select("preload", network, len(data.train_images) // config.batch, HOST)
+    selection = select("preload", network, recipe.steps(len(data.train_images)), HOST)
     accuracies = []
     for seed in seeds:
-        work = prepare(network, data, network.initial(seed), selection, config.batch, config.lr)
+        work = prepare(network, data, selection, replace(recipe, seed=seed))
         runner = HostRunner(work, "float64")
         try:
             for _ in range(config.epochs):

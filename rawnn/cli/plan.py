@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from rawnn.cli.options import config_options, make_config
-from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.graphplan import GraphPlan, graph_plans
 from rawnn.step.build import training_step
+from rawnn.step.recipe import Form
 
 SHOWN_NODES = 60
 ASSUMED = Machine(None, (9, 0), 13000, lambda package: True)
@@ -29,10 +29,13 @@ def plan(config_file: str | None, examples: int, dot: bool, show_all: bool, **op
     """Print the plan that a set of toggles makes: each op with its shapes, types, implementation,
     reads and writes, and the nodes and edges of the graph that it becomes."""
     config = make_config(config_file, options)
-    network = Network(config.layers)
-    steps = max(examples // config.batch, 1)
+    network, recipe = config.network(), config.recipe()
+    steps = max(recipe.steps(examples), 1)
     selection = select(config.opt, network, steps, ASSUMED)
-    step, policy = selection.apply(training_step(network, config.batch, examples, config.lr))
+    labelled = network.answers.answers == "labels"
+    form = Form(examples, labels="uint8" if labelled else "", scale=1 / 255,
+                targets=0 if labelled else network.outputs)
+    step, policy = selection.apply(training_step(network, recipe, form))
     graphs = graph_plans(step, policy, steps) if policy.graph else [GraphPlan(step, steps)]
     if dot:
         click.echo(_dot(graphs))

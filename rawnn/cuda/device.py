@@ -19,6 +19,7 @@ from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, MINIMUM_DRIVER
 from rawnn.cuda.errors import CallFailed, check
 from rawnn.cuda.memory import Memory
 from rawnn.cuda.stream import Stream
+from rawnn.dtypes import numpy_dtype
 from rawnn.errors import DeviceError
 from rawnn.ptx.cache import CubinCache
 from rawnn.ptx.compile import Compiled, compile_source
@@ -226,8 +227,9 @@ class Device:
 
 def padded(array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """`array` as `dtype` in the top left of zeros of `shape`: the layout tensors have in memory."""
+    wanted = numpy_dtype(dtype)
     if array.shape == shape:
-        return np.ascontiguousarray(array, dtype=dtype)
-    out = np.zeros(shape, dtype=dtype)
+        return np.ascontiguousarray(array, dtype=wanted)
+    out = np.zeros(shape, dtype=wanted)
     out[tuple(slice(n) for n in array.shape)] = array
     return out

@@ -23,7 +23,7 @@ NOT_SUPPORTED = 15
 """CUBLAS_STATUS_NOT_SUPPORTED: what the heuristic answers when no algorithm fits."""
 
 # Values of cublasComputeType_t (cublas_api.h) and cudaDataType (library_types.h).
-COMPUTE_TYPE = {"32F": 68, "32F_FAST_16F": 74, "32F_FAST_16BF": 75, "32F_FAST_TF32": 77}
+COMPUTE_TYPE = {"16F": 64, "32F": 68, "32F_FAST_16F": 74, "32F_FAST_16BF": 75, "32F_FAST_TF32": 77}
 DATA_TYPE = {"R_32F": 0, "R_16F": 2, "R_16BF": 14}
 
 _SUCCESS = (0,)

@@ -12,6 +12,8 @@ import ctypes
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+
 from rawnn.cuda.errors import check
 from rawnn.errors import ConfigError, DeviceError, nearest
 from rawnn.libs.cublaslt import NOT_SUPPORTED
@@ -26,7 +28,7 @@ _HANDLE = "the handle for matrix products"
 _DTYPES = {"float32": ("R_32F", 4), "float16": ("R_16F", 2), "bfloat16": ("R_16BF", 2)}
 _COMPUTES = {
     "float32": "32F", "tf32": "32F_FAST_TF32", "float16": "32F_FAST_16F",
-    "bfloat16": "32F_FAST_16BF",
+    "bfloat16": "32F_FAST_16BF", "half": "16F",
 }
 # layout -> is our a, our b stored transposed?
 _TRANSPOSED = {"nn": (False, False), "nt": (False, True), "tn": (True, False)}
@@ -40,8 +42,9 @@ class MatmulPlan:
     `layout` says how A and B are stored: "nt" a[m,k] b[n,k], "nn" a[m,k] b[k,n], "tn" a[k,m]
     b[k,n]; c is [m,n], read only where `beta` is not 0, and overwritten in place. Leading
     dimensions are in elements. `bias` adds bias[n] (of `dtype`) to every row, `relu` then clamps
-    at 0. `dtype` is the storage of all operands (float32, float16, bfloat16); sums are float32,
-    with products rounded as `compute` says (float32, tf32, float16, bfloat16).
+    at 0. `dtype` is the storage of A and B (float32, float16, bfloat16), `output` that of C and the
+    bias ("": the same); sums are float32, with float32 factors rounded as `compute` says (float32,
+    tf32, float16, bfloat16), or float16 throughout where it says half.
 
     The algorithm is the heuristic's first answer, never a timed choice, so that the same shape
     gives the same algorithm, and the same bits, on the same GPU and library; cuBLASLt's split-k
@@ -61,16 +64,18 @@ class MatmulPlan:
 
     def __init__(
         self, api: Any, handle: int, *, layout: str, m: int, n: int, k: int,
-        lda: int, ldb: int, ldc: int, dtype: str = "float32", compute: str = "float32",
+        lda: int, ldb: int, ldc: int, dtype: str = "float32", output: str = "", compute: str = "float32",
         alpha: float = 1.0, beta: float = 0.0, bias: bool = False, relu: bool = False,
         split_k: bool = True, slices: int = 1, workspace_limit: int = WORKSPACE_LIMIT,
         alignment: int = POINTER_ALIGNMENT,
     ) -> None:
         a_transposed, b_transposed = _known("matrix layout", layout, _TRANSPOSED)
         data_type, itemsize = _known("matrix type", dtype, _DTYPES)
+        output_type, output_size = _known("matrix type", output or dtype, _DTYPES)
         compute_type = _known("compute type", compute, _COMPUTES)
         self.description = (
-            f"matmul {layout} m={m} n={n} k={k} lda={lda} ldb={ldb} ldc={ldc} {dtype}, "
+            f"matmul {layout} m={m} n={n} k={k} lda={lda} ldb={ldb} ldc={ldc} {dtype}"
+            + (f" to {output}" if output not in ("", dtype) else "") + ", "
             f"compute {compute}, alpha={alpha:g} beta={beta:g}"
             + (", bias" if bias else "") + (", relu" if relu else "")
             + (f", {slices} slices of k" if slices > 1 else "")
@@ -81,7 +86,7 @@ class MatmulPlan:
         with ExitStack() as made:
             desc = self._make(
                 made, "cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy",
-                compute_type, "R_32F",
+                compute_type, "R_16F" if compute == "half" else "R_32F",
             )
             # In cuBLASLt's words: its A is our b, its B our a, both seen transposed.
             attributes = {
@@ -95,10 +100,11 @@ class MatmulPlan:
             for name, value in attributes.items():
                 self._set("cublasLtMatmulDescSetAttribute", desc, name, value)
 
-            def make_layout(rows: int, cols: int, ld: int, stride: int) -> int:
+            def make_layout(rows: int, cols: int, ld: int, stride: int,
+                            stored: str = data_type) -> int:
                 layout = self._make(
                     made, "cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy",
-                    data_type, rows, cols, ld,
+                    stored, rows, cols, ld,
                 )
                 if slices > 1:
                     for name, value in (("BATCH_COUNT", slices),
@@ -111,26 +117,25 @@ class MatmulPlan:
                                  (n, part, ldb, part * ldb)))
             lt_b = make_layout(*((m, part, lda, part * lda) if a_transposed else
                                  (part, m, lda, part)))
-            lt_c = make_layout(n, m, ldc, m * ldc)
+            lt_c = make_layout(n, m, ldc, m * ldc, output_type)
 
             preferences = {
                 "MAX_WORKSPACE_BYTES": workspace_limit,
                 # CUBLASLT_REDUCTION_SCHEME_MASK or _NONE
                 "REDUCTION_SCHEME_MASK": 7 if split_k else 0,
             }
-            for operand, ld in (("A", ldb), ("B", lda), ("C", ldc), ("D", ldc)):
-                preferences[f"MIN_ALIGNMENT_{operand}_BYTES"] = _row_alignment(
-                    ld * itemsize, alignment
-                )
+            for operand, row in (("A", ldb * itemsize), ("B", lda * itemsize),
+                                 ("C", ldc * output_size), ("D", ldc * output_size)):
+                preferences[f"MIN_ALIGNMENT_{operand}_BYTES"] = _row_alignment(row, alignment)
             algo, self.workspace_bytes = self._choose(handle, desc, lt_a, lt_b, lt_c, preferences)
 
             # Host memory that the library reads at each product: kept alive by the plan.
             self._algo = (ctypes.c_uint64 * 8).from_buffer_copy(algo)
-            self._scales = (ctypes.c_float * 2)(alpha, beta)
-            scales = ctypes.addressof(self._scales)
+            self._scales = np.array([alpha, beta], np.float16 if compute == "half" else np.float32)
+            scales = self._scales.ctypes.data
             self._before_a = (handle, desc, scales)
             self._lt_a, self._lt_b, self._lt_c = lt_a, lt_b, lt_c
-            self._beta_address = scales + ctypes.sizeof(ctypes.c_float)
+            self._beta_address = scales + self._scales.itemsize
             self._algo_address = ctypes.addressof(self._algo)
             self._desc, self._has_bias = desc, bias
             self._matmul = api.cublasLtMatmul

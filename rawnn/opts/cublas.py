@@ -46,7 +46,7 @@ def sliced(plan: Plan, op: Op, slices: int) -> tuple[Tensor, Op]:
     partial = Tensor(f"{op.name}.partial", (slices * c.shape[0], c.shape[1]), c.dtype,
                      Role.ACTIVATION, c.packed)
     operands = {role: op.operands[role] for role in ("a", "b", "workspace") if role in op.operands}
-    attributes = {name: op.attributes[name] for name in ("layout", "m", "n", "k")}
+    attributes = {name: op.attributes[name] for name in ("layout", "m", "n", "k", "compute")}
     return partial, Op("matmul_slices", op.name, {**operands, "partial": partial.name},
                        {**attributes, "slices": slices}, op.impl)
 
@@ -59,7 +59,7 @@ def _slice_forward(plan: Plan) -> Plan:
         partial, product = sliced(plan, op, slices)
         total = Op("sum_slices", f"{op.name}.sum",
                    {"partial": partial.name, "c": op.operands["c"]},
-                   {"slices": slices, "bias": False, "relu": False})
+                   {"slices": slices, "bias": False, "activation": ""})
         plan = plan.with_tensors(partial).substitute([op], [product, total])
     return plan
 

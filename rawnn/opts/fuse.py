@@ -1,11 +1,12 @@
 """`fuse`: neighbouring ops become one kernel.
 
 In this order, each where the plan allows it:
-1. loss and accuracy in one pass over the probabilities; with the softmax gradient; and, unless
-   another library computes it, with the softmax itself;
-2. bias and ReLU in the epilogue of the product ahead of them;
-3. the SGD update in the weight gradient's product (alpha = -lr, beta = 1, in place) and in the
-   bias gradient, or both in one kernel behind a product in slices;
+1. the loss, its accuracy and its gradient in one pass; unless a library computes it, with the
+   softmax itself;
+2. bias and activation in the epilogue of the product ahead of them, the activation's slope in that
+   of the input gradient;
+3. plain SGD in the weight gradient's product: gradient and update of weights and biases in one
+   kernel, or what cuBLASLt allows (alpha = -lr, beta = 1, in place; or a sum of slices);
 4. the whole step of a one-layer network in two kernels that read the uint8 data set directly.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rawnn.activations import activation
+from rawnn.losses import LOSSES
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.policy import Policy
@@ -25,12 +28,25 @@ MAX_FUSED_CLASSES = 32
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    for rewrite in (_loss, _epilogue, _update, _linear):
+    for rewrite in (_loss, _epilogue, _slope, _update, _linear):
         plan = rewrite(plan)
     return plan.check(), policy
 
 
 def _loss(plan: Plan) -> Plan:
+    for entry in LOSSES.values():
+        if entry.answers == "labels":
+            plan = _labelled_loss(plan)
+            continue
+        parts = [op for op in plan.ops if op.kind in entry.parts]
+        if len(parts) == len(entry.parts):
+            operands = {role: name for op in parts for role, name in op.operands.items()}
+            plan = plan.substitute(parts, [Op(entry.fused, entry.fused, operands,
+                                              parts[0].attributes, "fused")])
+    return plan
+
+
+def _labelled_loss(plan: Plan) -> Plan:
     for loss in plan.find(kind="cross_entropy"):
         probabilities = loss.operands["p"]
         readers = plan.consumers(probabilities)
@@ -51,20 +67,48 @@ def _loss(plan: Plan) -> Plan:
     return plan
 
 
+def _applies(product: Op, name: str) -> bool:
+    """Whether the product's code can apply the activation `name` in its epilogue."""
+    return activation(name).saves == "output" and (product.impl != "cublas" or name == "relu")
+
+
 def _epilogue(plan: Plan) -> Plan:
     for product in plan.find(kind="matmul") + plan.find(kind="sum_slices"):
-        z = product.operands["c"]
-        bias = next((op for op in plan.find(kind="bias_add") if op.operands["z"] == z), None)
-        if bias is None:
+        if product.attributes.get("layout", "nt") != "nt":
             continue
-        gone = [product, bias]
-        operands = {**product.operands, "bias": bias.operands["bias"]}
-        relu = [op for op in plan.consumers(z) if op.kind == "relu"]
-        if relu:
-            gone, operands = [*gone, relu[0]], {**operands, "c": relu[0].operands["a"]}
-        attributes = {**product.attributes, "bias": True, "relu": bool(relu)}
-        plan = plan.substitute(
-            gone, [replace(product, operands=operands, attributes=attributes)])
+        gone, operands, attributes = [product], product.operands, product.attributes
+        bias = next((op for op in plan.find(kind="bias_add")
+                     if op.operands["z"] == operands["c"]), None)
+        if bias is not None and product.impl == "cublas" \
+                and plan[operands["c"]].dtype != plan[bias.operands["bias"]].dtype:
+            continue  # cuBLASLt adds a bias of the output's type only
+        if bias is not None:
+            gone.append(bias)
+            operands = {**operands, "bias": bias.operands["bias"]}
+            attributes = {**attributes, "bias": True}
+        applied = [op for op in plan.consumers(operands["c"]) if op.kind == "activate"]
+        if applied and _applies(product, applied[0].attributes["activation"]):
+            gone.append(applied[0])
+            operands = {**operands, "c": applied[0].operands["a"]}
+            attributes = {**attributes, "activation": applied[0].attributes["activation"]}
+        if len(gone) > 1:
+            plan = plan.substitute(
+                gone, [replace(product, operands=operands, attributes=attributes)])
+    return plan
+
+
+def _slope(plan: Plan) -> Plan:
+    for product in plan.find(kind="matmul"):
+        masks = [op for op in plan.find(kind="activate_backward")
+                 if op.operands["da"] == product.operands["c"]]
+        if not masks or product.impl == "cublas" or not _applies(product, masks[0].attributes["activation"]):
+            continue
+        operands = {**product.operands, **masks[0].operands, "c": masks[0].operands["dz"]}
+        for role in ("da", "dz"):
+            del operands[role]
+        attributes = {**product.attributes, "slope": masks[0].attributes["activation"]}
+        plan = plan.substitute([product, masks[0]],
+                               [replace(product, operands=operands, attributes=attributes)])
     return plan
 
 
@@ -75,72 +119,110 @@ def _update(plan: Plan) -> Plan:
         gradient = plan.producer(update.operands["dw"], update)
         if gradient is None or len(plan.consumers(update.operands["dw"])) != 1:
             continue
-        weight, lr = update.operands["w"], update.attributes["lr"]
         if gradient.kind == "matmul" and gradient.impl == "cublas":
-            rewritten = _sliced_update(plan, gradient, update)
-            if rewritten is not None:
-                plan = rewritten
-                continue
-        if gradient.kind == "matmul":
-            attributes = {**gradient.attributes, "alpha": -lr, "beta": 1.0}
-            fused = replace(gradient, name=update.name, attributes=attributes,
-                            operands={**gradient.operands, "c": weight})
-        elif gradient.kind == "bias_grad":
-            fused = Op("bias_sgd", update.name, {"dz": gradient.operands["dz"], "bias": weight},
-                       {"lr": lr})
-        else:
-            continue
-        plan = plan.substitute([gradient, update], [fused])
+            plan = _library_update(plan, gradient, update)
+        elif gradient.kind == "matmul":
+            plan = _weight_update(plan, gradient, update)
+        elif gradient.kind == "bias_grad" and _library_gradient(plan, gradient):
+            operands = {role: name for role, name in update.operands.items()
+                        if role not in ("w", "dw")}
+            fused = Op("bias_sgd", update.name,
+                       {**operands, "dz": gradient.operands["dz"], "bias": update.operands["w"]},
+                       {k: update.attributes[k] for k in ("lr", "decay", "offset")})
+            plan = plan.substitute([gradient, update], [fused])
     return plan
 
 
-def _sliced_update(plan: Plan, gradient: Op, update: Op) -> Plan | None:
-    """A small weight gradient in slices, whose sum the update of weights and biases takes in: the
-    same number of kernels as the product in place and the bias update beside it, and one chain
-    instead of two branches. None where the product is large enough."""
-    slices = slices_of(gradient)
+def _library_gradient(plan: Plan, bias_grad: Op) -> bool:
+    """Whether the weight gradient beside a bias gradient is a library's, so that no update of
+    weights takes the bias in."""
+    return not any(op.impl != "cublas" and op.attributes["layout"] == "tn"
+                   for op in plan.find(kind="matmul")
+                   if op.operands["a"] == bias_grad.operands["dz"])
+
+
+def _bias_update(plan: Plan, gradient: Op) -> tuple[Op, Op] | None:
+    """The bias gradient from the same dz as a weight gradient, and the update that reads it."""
     dz = gradient.operands["a"]
-    bias_grad = next((op for op in plan.find(kind="bias_grad") if op.operands["dz"] == dz), None)
-    if slices == 1 or bias_grad is None:
-        return None
-    bias_update = next(op for op in plan.consumers(bias_grad.operands["db"]) if op.kind == "sgd")
+    for bias_grad in plan.find(kind="bias_grad"):
+        if bias_grad.operands["dz"] == dz:
+            update = next(op for op in plan.consumers(bias_grad.operands["db"]))
+            return bias_grad, update
+    return None
+
+
+def _weight_update(plan: Plan, gradient: Op, update: Op) -> Plan:
+    """Product and updates of weights and biases in one kernel; the gradient is never stored."""
+    operands = {role: name for role, name in update.operands.items() if role != "dw"}
+    operands |= {"dz": gradient.operands["a"], "x": gradient.operands["b"]}
+    gone = [gradient, update]
+    biases = _bias_update(plan, gradient)
+    if biases:
+        operands["bias"] = biases[1].operands["w"]
+        gone += biases
+    attributes = {**update.attributes, "compute": gradient.attributes["compute"]}
+    return plan.substitute(gone, [Op("weight_update", update.name, operands, attributes,
+                                     gradient.impl)])
+
+
+def _library_update(plan: Plan, gradient: Op, update: Op) -> Plan:
+    """cuBLASLt's product in place, alpha = -lr and beta = 1 - lr * decay; a small one in slices,
+    whose sum the update of weights and biases takes in: the same number of kernels as the product
+    in place and the bias update beside it, and one chain instead of two branches. Nothing where
+    the update does more than that."""
+    if set(update.operands) != {"w", "dw"} or plan[update.operands["w"]].dtype != "float32":
+        return plan
+    slices, biases = slices_of(gradient), _bias_update(plan, gradient)
+    lr, decay = update.attributes["lr"], update.attributes["decay"]
+    weight = update.operands["w"]
+    if slices == 1 or biases is None or decay:
+        attributes = {**gradient.attributes, "alpha": -lr, "beta": 1.0 - lr * decay}
+        fused = replace(gradient, name=update.name, attributes=attributes,
+                        operands={**gradient.operands, "c": weight})
+        return plan.substitute([gradient, update], [fused])
     partial, product = sliced(plan, gradient, slices)
     total = Op("slices_sgd", update.name,
-               {"partial": partial.name, "w": update.operands["w"], "dz": dz,
-                "bias": bias_update.operands["w"]},
-               {"slices": slices, "lr": update.attributes["lr"]}, "fused")
-    return plan.with_tensors(partial).substitute(
-        [gradient, bias_grad, update, bias_update], [product, total])
+               {"partial": partial.name, "w": weight, "dz": gradient.operands["a"],
+                "bias": biases[1].operands["w"]}, {"slices": slices, "lr": lr}, "fused")
+    return plan.with_tensors(partial).substitute([gradient, update, *biases], [product, total])
 
 
 def _linear(plan: Plan) -> Plan:
     kinds = [op.kind for op in plan.ops]
-    if kinds != ["gather", "matmul", "softmax_loss_gradient", "matmul", "bias_sgd"]:
+    if kinds != ["gather", "matmul", "softmax_loss_gradient", "weight_update"]:
         return plan
-    gather, forward, loss, weight, bias = plan.ops
+    gather, forward, loss, update = plan.ops
     classes = plan[forward.operands["c"]].shape[1]
-    if {forward.impl, weight.impl} != {"naive"} or classes > MAX_FUSED_CLASSES:
+    if {forward.impl, update.impl} != {"naive"} or classes > MAX_FUSED_CLASSES \
+            or not set(update.operands) <= {"dz", "x", "w", "bias", "rates", "cursor"} \
+            or "bias" not in update.operands or "mean" in gather.operands \
+            or {plan[gather.operands[r]].dtype for r in ("images", "labels")} != {"uint8"} \
+            or {plan[o].dtype for o in ("x", forward.operands["b"])} != {"float32"} \
+            or forward.attributes["compute"] != "float32":
         return plan
     rows = (
         Tensor("row_loss", (plan.batch,), "float32", Role.ACTIVATION),
         Tensor("row_correct", (plan.batch,), "int32", Role.ACTIVATION),
     )
-    data = {"images": gather.operands["images"], "cursor": "cursor"}
-    shared = {"w": forward.operands["b"], "bias": forward.operands["bias"],
+    data = {"images": gather.operands["images"], "cursor": "cursor",
+            **{"order": name for role, name in gather.operands.items() if role == "order"}}
+    shared = {"w": update.operands["w"], "bias": update.operands["bias"],
               "dz": loss.operands["dz"], "row_loss": "row_loss", "row_correct": "row_correct"}
-    scale = {"offset": 0, "scale": gather.attributes["scale"]}
+    place = {k: gather.attributes[k] for k in ("offset", "stride", "scale")}
     first = Op("linear_forward", "linear_forward",
-               {**data, "labels": gather.operands["labels"], **shared}, scale, "fused")
+               {**data, "labels": gather.operands["labels"], **shared}, place, "fused")
+    rates = {"rates": "rates"} if "rates" in update.operands else {}
     second = Op("linear_update", "linear_update",
-                {**data, **shared, "loss": loss.operands["loss"],
+                {**data, **shared, **rates, "loss": loss.operands["loss"],
                  "correct": loss.operands["correct"]},
-                {**scale, "lr": bias.attributes["lr"]}, "fused")
+                {**place, "lr": update.attributes["lr"], "decay": update.attributes["decay"]},
+                "fused")
     return plan.with_tensors(*rows).substitute(plan.ops, [first, second])
 
 
 register(Toggle(
     "fuse",
-    claim="loss + accuracy, softmax + loss + gradient, bias + ReLU, gradient + SGD in one kernel; "
+    claim="softmax + loss + gradient, bias + activation, gradient + SGD in one kernel each; "
           "a one-layer step in two",
     source="the report's rung of fused loss and accuracy, taken further",
     group="kernels", apply=apply, host=True,

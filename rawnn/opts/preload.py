@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.policy import Policy
-from rawnn.step.build import PIXEL_SCALE
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -15,9 +14,11 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     def gather(op: Op) -> Op:
         if op.kind != "upload":
             return op
-        operands = {**op.operands, "images": "images", "labels": "labels"}
+        operands = {role: name.removeprefix("host_") for role, name in op.operands.items()}
+        operands |= {name: name for name in ("order", "mean", "inverse_std")
+                     if name in plan.tensors}
         return replace(op, kind="gather", name="gather", impl="naive", operands=operands,
-                       attributes={**op.attributes, "scale": PIXEL_SCALE})
+                       attributes={**op.attributes, "scale": plan.scale})
 
     return plan.map_ops(gather), policy
 

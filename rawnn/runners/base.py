@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,16 +13,22 @@ from rawnn.data import Dataset
 from rawnn.network import Network, Parameters
 from rawnn.opts import Selection
 from rawnn.policy import Policy
+from rawnn.runners.feed import form_of
+from rawnn.step import around
 from rawnn.step.build import evaluation_step, training_step
 from rawnn.step.plan import Plan
+from rawnn.step.recipe import Recipe
 
 EVALUATION_BATCH = 2000
 """Test examples measured at a time: large enough to fill a GPU, 6 MB of activations for MNIST."""
 
+State = Mapping[str, NDArray[Any]]
+"""Parameters and optimizer state by tensor name, in their storage types."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss and accuracy (0-1) over a data set."""
+    """Mean loss and accuracy (0-1; NaN where the loss has none) over a data set."""
 
     loss: float
     accuracy: float
@@ -39,38 +45,74 @@ class Part:
 
 @dataclass(frozen=True)
 class Work:
-    """A run made ready: the rewritten plans, the policy, the data and the initial parameters.
+    """A run made ready: the rewritten plans, the policy and the data.
 
     `train` measures loss and accuracy; `quiet` is the same step without the ops that only
-    measure, for epochs that are not reported. `evaluate` covers the test set in whole batches and,
-    if it is no multiple of them, one smaller batch for the rest.
+    measure, for epochs that are not reported. `rest` is the step on the partial batch that ends an
+    epoch, where it is kept. `start` draws the parameters, `refresh` makes their copies, `begin` and
+    `end` stand around every epoch. `evaluate` covers the test set in whole batches and, if it is no
+    multiple of them, one smaller batch for the rest. `steps` are whole batches in an epoch,
+    `updates` count the partial one as well.
     """
 
     network: Network
     data: Dataset
-    initial: Parameters
+    recipe: Recipe
     policy: Policy
     train: Plan
     quiet: Plan
+    rest: Plan | None
+    start: Plan
+    refresh: Plan
+    begin: Plan
+    end: Plan
     evaluate: tuple[Part, ...]
     steps: int
+    updates: int
+
+    @property
+    def state(self) -> list[str]:
+        """Names of the tensors that a checkpoint holds: parameters and optimizer state."""
+        tensors = self.train.tensors.values()
+        return [t.name for t in tensors if t.role in ("parameter", "state")]
+
+    def examples_of(self, step: int) -> int:
+        """Examples in a step of the epoch."""
+        return self.train.batch if step < self.steps or self.rest is None else self.rest.batch
+
+    @property
+    def shuffles_host(self) -> bool:
+        """Whether batches come from the host, and in a new order each epoch."""
+        return self.recipe.shuffle and bool(self.train.find(kind="upload"))
+
+    @property
+    def answers(self) -> int:
+        """How many answers of an example can be right; 0 where the loss has no accuracy."""
+        return self.network.answers.counts(self.network.outputs)
 
 
-def prepare(network: Network, data: Dataset, initial: Parameters, selection: Selection,
-            batch: int, lr: float, evaluation_batch: int = EVALUATION_BATCH) -> Work:
+def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recipe,
+            evaluation_batch: int = EVALUATION_BATCH) -> Work:
     """Build the baseline plans of a run and apply its toggles."""
-    examples = len(data.train_images)
-    train, policy = selection.apply(training_step(network, batch, examples, lr))
-    tests = len(data.test_images)
+    form = form_of(data, "train")
+    train, policy = selection.apply(training_step(network, recipe, form))
+    rest = selection.apply(training_step(network, recipe, form, rest=True))[0].apart("rest.") \
+        if recipe.rest(form.examples) else None
+    tests = form_of(data, "test").examples
     whole = min(evaluation_batch, tests)
-    rest = tests % whole
-    parts = [(whole, 0, tests // whole)] + ([(rest, tests - rest, 1)] if rest else [])
+    left = tests % whole
+    parts = [(whole, 0, tests // whole)] + ([(left, tests - left, 1)] if left else [])
     evaluate = tuple(
-        Part(selection.apply(evaluation_step(network, size, tests - first))[0], first, steps)
+        Part(selection.apply(evaluation_step(network, size, form_of(data, "test", first)))[0], first,
+             steps)
         for size, first, steps in parts
     )
     quiet = train.without_metrics() if policy.report > 1 else train
-    return Work(network, data, initial, policy, train, quiet, evaluate, examples // batch)
+    updates = recipe.updates(form.examples)
+    return Work(network, data, recipe, policy, train, quiet, rest,
+                around.start(train, network, recipe.seed), around.refresh(train),
+                around.begin(train, recipe, form.examples), around.end(train, updates), evaluate,
+                recipe.steps(form.examples), updates)
 
 
 class Runner(Protocol):
@@ -88,6 +130,13 @@ class Runner(Protocol):
     def parameters(self) -> Parameters:
         """The parameters as they are, float32, on the host."""
 
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Parameters and optimizer state in their storage types: all that `load` needs to go on
+        bit for bit."""
+
+    def load(self, state: State) -> None:
+        """Replace parameters and optimizer state, each in its storage type and shape."""
+
     def epoch_milliseconds(self) -> list[float]:
         """Time of every epoch so far: on a GPU between events of the device, otherwise by the
         wall clock. Waits for the last."""
@@ -102,7 +151,8 @@ class Runner(Protocol):
         """Release everything; a second call is harmless."""
 
 
-def evaluation_of(parts: Iterable[tuple[Part, NDArray[Any], NDArray[Any]]]) -> Evaluation:
+def evaluation_of(work: Work, parts: Iterable[tuple[Part, NDArray[Any], NDArray[Any]]]
+                  ) -> Evaluation:
     """Combine the losses and counts of each part, batch by batch, into means over all examples."""
     total = right = 0
     loss = 0.0
@@ -111,4 +161,17 @@ def evaluation_of(parts: Iterable[tuple[Part, NDArray[Any], NDArray[Any]]]) -> E
         loss += float(losses[: part.steps].astype(np.float64).mean()) * examples
         right += int(correct[: part.steps].sum())
         total += examples
-    return Evaluation(loss / total, right / total)
+    accuracy = right / (total * work.answers) if work.answers else float("nan")
+    return Evaluation(loss / total, accuracy)
+
+
+def initial_state(plan: Plan) -> dict[str, NDArray[Any]]:
+    """What optimizer state starts as, where it is not zero."""
+    started: dict[str, NDArray[Any]] = {}
+    if "loss_scale" in plan.tensors:
+        started["loss_scale"] = np.array([FIRST_LOSS_SCALE, 0], np.float32)
+    return started
+
+
+FIRST_LOSS_SCALE = 65536.0
+"""As torch.amp.GradScaler's: it comes down by itself within some steps."""

@@ -3,7 +3,7 @@ epoch. How the epoch runs (stream or graph) and where temporaries live follow th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from rawnn.cuda.device import Device, padded
 from rawnn.cuda.stream import Event
+from rawnn.dtypes import numpy_dtype
+from rawnn.errors import ConfigError
 from rawnn.network import Parameters
-from rawnn.runners.base import Evaluation, Part, Work, evaluation_of
+from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
+from rawnn.runners.feed import HostOrder, contents
 from rawnn.runners.graphplan import graph_plans
 from rawnn.runners.lowering import Lowering
 from rawnn.runners.programs import GraphProgram, Program, RepeatProgram, make_program
-from rawnn.step.build import PIXEL_SCALE, used_tensors
+from rawnn.step.build import used_tensors
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
@@ -49,18 +52,16 @@ class GpuRunner:
         self._closing.callback(self._lowering.close)
         graphs = [graph_plans(p, work.policy, work.steps) for p in (work.train, work.quiet)] \
             if work.policy.graph else []
-        plans = [g.plan for group in graphs for g in group] or [work.train, work.quiet]
-        plans += [p for p in (work.train, work.quiet) if p.find(kind="upload")]
+        around = [work.start, work.refresh, work.begin, work.end]
+        steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
+        plans = [*(g.plan for group in graphs for g in group), *steps, *around]
         tests = [part.plan.advancing() if work.policy.graph else part.plan
                  for part in work.evaluate]
         self._lowering.compile([*plans, *tests])
-        data = work.data
-        self._addresses, self._host = self._place(
-            "training", plans, data.train_images, data.train_labels)
-        for name, array in work.initial.items():
-            tensor = work.train[name]
-            device.to_device(self._addresses[name], padded(array, tensor.padded_shape,
-                                                           tensor.dtype), name)
+        self._tensors = used_tensors(plans)
+        self._addresses, self._host = self._place("training", self._tensors, "train")
+        self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
+        self._epochs = 0
         if graphs:
             self._train = self._graph(graphs[0], "measured epoch")
             self._quiet = self._train if work.quiet is work.train \
@@ -68,9 +69,15 @@ class GpuRunner:
         else:
             self._train = self._stream(work.train)
             self._quiet = self._train if work.quiet is work.train else self._stream(work.quiet)
+        self._rest = self._stream(work.rest) if work.rest is not None else None
+        start, self._refresh, self._begin, self._end = map(self._stream, around)
         self._tests: list[tuple[Part, Program, dict[str, int]]] = [
             self._test(part, plan) for part, plan in zip(work.evaluate, tests, strict=True)
         ]
+        for name, value in initial_state(work.train).items():
+            self._write(name, value)
+        start.run(1)
+        self._refresh.run(1)
         device.stream.synchronize("making ready")
 
     def _graph(self, graphs: Any, label: str) -> Program:
@@ -85,9 +92,7 @@ class GpuRunner:
         return program
 
     def _test(self, part: Part, plan: Plan) -> tuple[Part, Program, dict[str, int]]:
-        data = self._work.data
-        addresses, host = self._place("evaluation", [plan], data.test_images[part.first :],
-                                      data.test_labels[part.first :])
+        addresses, host = self._place("evaluation", used_tensors([plan]), "test", part.first)
         program: Program
         if self._work.policy.graph and not plan.find(kind="upload"):
             program = RepeatProgram(self._lowering, part.plan, part.steps, addresses)
@@ -97,18 +102,17 @@ class GpuRunner:
         self._closing.callback(program.close)
         return part, program, addresses
 
-    def _place(self, purpose: str, plans: Iterable[Plan], images: NDArray[np.uint8],
-               labels: NDArray[np.uint8]) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
-        """Give every tensor of the plans an address and fill in the data set.
+    def _place(self, purpose: str, tensors: Mapping[str, Tensor], part: str,
+               first: int = 0) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
+        """Give every tensor an address and fill in the data set's `part` from example `first` on.
 
         Parameters are placed by the first call and shared by later ones. Temporaries get no
         address here when the policy allocates them at each use.
         """
         arena, memory = self._work.policy.allocator == "arena", self._device.memory
         shared = getattr(self, "_addresses", {})
-        tensors = used_tensors(plans)
         addresses = {n: shared[n] for n, t in tensors.items()
-                     if t.role is Role.PARAMETER and n in shared}
+                     if t.role in (Role.PARAMETER, Role.COPY) and n in shared}
         wanted = [t for n, t in tensors.items()
                   if n not in addresses and t.role is not Role.HOST
                   and (arena or not t.role.temporary)]
@@ -123,16 +127,13 @@ class GpuRunner:
                 addresses[tensor.name] = allocation.address
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():
-            if name == "images":
-                self._fill(tensor, addresses[name], images)
-            elif name == "labels":
-                self._fill(tensor, addresses[name], labels)
-            elif name == "host_images":
-                scaled = np.multiply(images, PIXEL_SCALE, dtype=np.float32)
-                host[name] = padded(scaled, tensor.padded_shape, tensor.dtype)
-            elif name == "host_labels":
-                host[name] = padded(labels, tensor.padded_shape, tensor.dtype)
-            elif tensor.role in (Role.METRIC, Role.CURSOR):
+            if tensor.role is Role.DATA:
+                array = contents(self._work.data, tensor, part, first)
+                self._fill(tensor, addresses[name], array)
+            elif tensor.role is Role.HOST:
+                array = contents(self._work.data, tensor, part, first)
+                host[name] = padded(array, tensor.padded_shape, tensor.dtype)
+            elif tensor.role.zeroed and tensor in wanted:
                 self._device.fill(addresses[name], 0, tensor.nbytes, name)
         return addresses, host
 
@@ -140,18 +141,36 @@ class GpuRunner:
         self._device.to_device(address, padded(array, tensor.padded_shape, tensor.dtype),
                                tensor.name)
 
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        self._fill(self._tensors[name], self._addresses[name], array)
+
+    def _read(self, name: str) -> NDArray[Any]:
+        tensor = self._tensors[name]
+        array = np.zeros(tensor.padded_shape, numpy_dtype(tensor.dtype))
+        self._device.to_host(array, self._addresses[name], name)
+        return array[tuple(slice(n) for n in tensor.shape)].copy()
+
     # -- running ----------------------------------------------------------------------------------
     def epoch(self, measured: bool) -> None:
         stream = self._device.stream
         start, end = self._event(), self._event()
         start.record(stream)
         program = self._train if measured else self._quiet
+        if self._order:
+            stream.synchronize("the copies of the last epoch")
+            self._order.shuffle(self._epochs)
+        self._begin.run(1)
         if self._work.policy.sync == "step" and measured:
             self._epoch_with_waits(program)
         else:
             program.run(self._work.steps)
+            if self._rest:
+                self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
+                self._rest.step(self._work.steps)
             if measured:
                 self._fetch()
+        self._end.run(1)
+        self._epochs += 1
         end.record(stream)
         self._events.append((start, end))
 
@@ -162,26 +181,28 @@ class GpuRunner:
 
     def _epoch_with_waits(self, program: Any) -> None:
         """The baseline's epoch: loss and accuracy are copied and waited for after every step."""
-        loss, correct = self._metric_arrays()
-        for index in range(self._work.steps):
-            program.step(index)
-            for name, array in (("loss", loss), ("correct", correct)):
+        metrics = self._metric_arrays()
+        for index in range(self._work.updates):
+            (program if index < self._work.steps else self._rest).step(index)
+            for name, array in metrics.items():
                 self._device.to_host(array[index : index + 1], self._addresses[name] + 4 * index,
                                      f"{name} of step {index}")
-        self._fetched = loss, correct
+        self._fetched = metrics
 
-    def _metric_arrays(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        steps = self._work.steps
-        return np.zeros(steps, np.float32), np.zeros(steps, np.int32)
+    def _metric_arrays(self) -> dict[str, NDArray[Any]]:
+        """A place on the host for each metric of the plan."""
+        return {name: np.zeros(self._work.updates, numpy_dtype(self._tensors[name].dtype))
+                for name in ("loss", "correct") if name in self._addresses}
 
     def _fetch(self) -> None:
-        self._fetched = loss, correct = self._metric_arrays()
-        self._device.to_host_later(loss, self._addresses["loss"], "losses")
-        self._device.to_host_later(correct, self._addresses["correct"], "counts")
+        self._fetched = self._metric_arrays()
+        for name, array in self._fetched.items():
+            self._device.to_host_later(array, self._addresses[name], name)
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         self._device.stream.synchronize("epoch")
-        return self._fetched
+        loss = self._fetched["loss"]
+        return loss, self._fetched.get("correct", np.zeros(len(loss), np.int32))
 
     def evaluate(self) -> Evaluation:
         measured = []
@@ -190,17 +211,28 @@ class GpuRunner:
             loss = np.zeros(part.steps, np.float32)
             correct = np.zeros(part.steps, np.int32)
             self._device.to_host(loss, addresses["loss"], "test losses")
-            self._device.to_host(correct, addresses["correct"], "test counts")
+            if "correct" in addresses:
+                self._device.to_host(correct, addresses["correct"], "test counts")
             measured.append((part, loss, correct))
-        return evaluation_of(measured)
+        return evaluation_of(self._work, measured)
 
     def parameters(self) -> Parameters:
-        found: Parameters = {}
-        for tensor in self._work.network.parameters():
-            array = np.zeros(tensor.padded_shape, tensor.dtype)
-            self._device.to_host(array, self._addresses[tensor.name], tensor.name)
-            found[tensor.name] = array[tuple(slice(n) for n in tensor.shape)].copy()
-        return found
+        return {t.name: self._read(t.name).astype(np.float32)
+                for t in self._work.network.parameters()}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {name: self._read(name) for name in self._work.state if name in self._addresses}
+
+    def load(self, state: State) -> None:
+        for name, value in state.items():
+            if value.shape != self._tensors[name].shape:
+                raise ConfigError(
+                    f"{name} has the shape {value.shape}, not {self._tensors[name].shape}")
+            self._write(name, value)
+        if "clock" in state:
+            self._epochs = int(state["clock"][0])
+        self._refresh.run(1)
+        self._device.stream.synchronize("loading")
 
     def epoch_milliseconds(self) -> list[float]:
         self._device.stream.synchronize("epoch")

@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
+from rawnn.errors import ConfigError
 from rawnn.network import Parameters
-from rawnn.runners.base import Evaluation, Part, Work, evaluation_of
-from rawnn.step.build import PIXEL_SCALE, used_tensors
+from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
+from rawnn.runners.feed import HostOrder, contents
+from rawnn.step.build import used_tensors
 from rawnn.step.op import Attributes, Reference
 from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -27,61 +31,94 @@ slower (15 s in place of 0.18 s)."""
 
 
 class HostRunner:
-    """Runs a Work on the CPU. With `dtype` "float64" it is the oracle for accuracy."""
+    """Runs a Work on the CPU. Tensors of less than 32 bits are float32 arrays whose values are
+    rounded behind each op that writes them. With `dtype` "float64" nothing is rounded: it is the
+    oracle for accuracy."""
 
     def __init__(self, work: Work, dtype: str = "float32") -> None:
         self._work = work
         self._threads = ExitStack()
         self._dtype = np.dtype(dtype)
-        self._parameters: Arrays = {
-            name: array.astype(self._dtype) for name, array in work.initial.items()
-        }
-        data = work.data
-        train = self._arrays((work.train, work.quiet), data.train_images, data.train_labels)
-        self._train, self._quiet = (_Program(p, train) for p in (work.train, work.quiet))
-        self._metrics = train
+        around = (work.start, work.refresh, work.begin, work.end)
+        steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
+        self._arrays = self._place((*around, *steps), "train")
+        self._tensors = used_tensors((*around, *steps))
+        hosted = {n: a for n, a in self._arrays.items() if self._tensors[n].role is Role.HOST}
+        self._order = HostOrder(hosted, work.recipe.seed) if work.shuffles_host else None
+        self._start, self._refresh, self._begin, self._end = map(self._program, around)
+        self._train, self._quiet = self._program(work.train), self._program(work.quiet)
+        self._rest = self._program(work.rest) if work.rest is not None else None
+        for name, value in initial_state(work.train).items():
+            self._arrays[name][...] = value
+        for program in (self._start, self._refresh):
+            program.run(range(1))
         self._tests: list[tuple[Part, _Program, Arrays]] = []
         for part in work.evaluate:
-            arrays = self._arrays((part.plan,), data.test_images[part.first :],
-                                  data.test_labels[part.first :])
+            arrays = self._place((part.plan,), "test", part.first)
             self._tests.append((part, _Program(part.plan, arrays), arrays))
         self._milliseconds: list[float] = []
         work_per_step = sum(t.shape[0] * t.shape[-1] for t in work.network.parameters())
         if work_per_step * work.train.batch <= SMALL_PRODUCT:
             self._threads.enter_context(threadpool_limits(1, "blas"))
 
-    def _arrays(self, plans: tuple[Plan, ...], images: NDArray[np.uint8],
-                labels: NDArray[np.uint8]) -> Arrays:
+    def _program(self, plan: Plan) -> _Program:
+        return _Program(plan, self._arrays)
+
+    def _place(self, plans: tuple[Plan, ...], part: str, first: int = 0) -> Arrays:
+        """An array for every tensor of the plans; parameters are shared, the data set filled in."""
         arrays: Arrays = {}
+        data = self._work.data
         for name, tensor in used_tensors(plans).items():
-            if name in self._parameters:
-                arrays[name] = self._parameters[name]
-            elif name == "images":
-                arrays[name] = images
-            elif name in ("labels", "host_labels"):
-                arrays[name] = labels
-            elif name == "host_images":
-                arrays[name] = np.multiply(images, PIXEL_SCALE, dtype=self._dtype)
+            if part == "test" and tensor.role in (Role.PARAMETER, Role.COPY):
+                arrays[name] = self._arrays[name]
+            elif tensor.role in (Role.DATA, Role.HOST):
+                array = contents(data, tensor, part, first)
+                arrays[name] = array.astype(self._dtype) if tensor.role is Role.HOST \
+                    and tensor.floating else array
             else:
-                floating = tensor.dtype == "float32"
-                arrays[name] = np.zeros(tensor.shape, self._dtype if floating else tensor.dtype)
+                arrays[name] = np.zeros(tensor.shape, self._dtype if tensor.floating
+                                        else tensor.dtype)
         return arrays
 
     def epoch(self, measured: bool) -> None:
         started = perf_counter()
-        (self._train if measured else self._quiet).run(range(self._work.steps))
+        work = self._work
+        if self._order:
+            self._order.shuffle(int(self._arrays["clock"][0]))
+        self._begin.run(range(1))
+        (self._train if measured else self._quiet).run(range(work.steps))
+        if self._rest is not None:
+            self._rest.run(range(work.steps, work.steps + 1))
+        self._end.run(range(1))
         self._milliseconds.append((perf_counter() - started) * 1e3)
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        return self._metrics["loss"].astype(np.float32), self._metrics["correct"].copy()
+        updates = self._work.updates
+        correct = self._arrays.get("correct")
+        return (self._arrays["loss"].astype(np.float32),
+                np.zeros(updates, np.int32) if correct is None else correct.copy())
 
     def evaluate(self) -> Evaluation:
         for part, program, _ in self._tests:
             program.run(range(part.steps))
-        return evaluation_of((part, a["loss"], a["correct"]) for part, _, a in self._tests)
+        return evaluation_of(self._work, ((part, a["loss"], a.get("correct", np.zeros(part.steps)))
+                                          for part, _, a in self._tests))
 
     def parameters(self) -> Parameters:
-        return {name: a.astype(np.float32) for name, a in self._parameters.items()}
+        return {t.name: self._arrays[t.name].astype(np.float32)
+                for t in self._work.network.parameters()}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {name: self._arrays[name].astype(numpy_dtype(self._tensors[name].dtype))
+                for name in self._work.state if name in self._arrays}
+
+    def load(self, state: State) -> None:
+        for name, value in state.items():
+            array = self._arrays[name]
+            if array.shape != value.shape:
+                raise ConfigError(f"{name} has the shape {value.shape}, not {array.shape}")
+            array[...] = value.astype(array.dtype)
+        self._refresh.run(range(1))
 
     def epoch_milliseconds(self) -> list[float]:
         return list(self._milliseconds)
@@ -100,16 +137,25 @@ class _Program:
     """A plan bound to arrays: the references with their operands looked up once."""
 
     def __init__(self, plan: Plan, arrays: Arrays) -> None:
-        self._cursor = arrays["cursor"]
-        self._calls: list[tuple[Reference, SimpleNamespace, Attributes]] = [
+        self._cursor = arrays.get("cursor", np.zeros(1, np.int32))
+        self._calls: list[tuple[Reference, SimpleNamespace, Attributes,
+                                list[tuple[NDArray[Any], str]]]] = [
             (op.spec.reference,
              SimpleNamespace(**{role: arrays[name] for role, name in op.operands.items()}),
-             op.attributes)
+             op.attributes,
+             [(arrays[name], plan[name].dtype) for name, _ in op.writes
+              if _is_rounded(plan[name], arrays)])
             for op in plan.ops
         ]
 
     def run(self, steps: range) -> None:
         for step in steps:
             self._cursor[0] = step
-            for reference, operands, attributes in self._calls:
+            for reference, operands, attributes, low in self._calls:
                 reference(operands, attributes)
+                for array, dtype in low:
+                    array[...] = rounded(array, dtype)
+
+
+def _is_rounded(tensor: Tensor, arrays: Arrays) -> bool:
+    return tensor.dtype in LOW_PRECISION and arrays[tensor.name].dtype == np.float32

@@ -60,18 +60,22 @@ class Lowering:
         expression = impl.expression(op, plan)
         function = self.device.function(impl.source, expression)
         values = kernel_arguments(op, plan, function.signature, addresses)
-        grid, block = impl.geometry(impl.scalars(op, plan))
+        scalars = impl.scalars(op, plan)
+        grid, block = impl.geometry(scalars)
         label = f"{op.name} ({expression} in {impl.source})"
         return KernelLaunch(self.device.driver, self.device.stream, function.handle, label, grid,
-                            block, Arguments(function.signature, values))
+                            block, Arguments(function.signature, values), impl.shared(scalars))
 
     def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays) -> list[Command]:
         commands: list[Command] = []
-        for role, source in (("x", "images"), ("y", "labels")):
+        for role, source in (("x", "images"), ("y", "labels"), ("t", "targets")):
+            if role not in op.operands:
+                continue
             tensor, array = plan[op.operands[role]], host[op.operands[source]]
             commands.append(HostToDevice(
                 self.device.driver, self.device.stream, f"{op.name} of {tensor.name}", role,
                 addresses.get(tensor.name, 0), array.ctypes.data, tensor.nbytes, array,
+                stride=op.attributes["stride"] * array.strides[0],
             ))
         return commands
 
@@ -90,13 +94,23 @@ class Lowering:
             self.libraries["cublasLt"] = _library_version(version)
         output = "c" if op.kind == "matmul" else "partial"
         product = self._lt.plan(
-            **op.attributes, lda=plan[op.operands["a"]].ld, ldb=plan[op.operands["b"]].ld,
+            **self._shape(op, plan), lda=plan[op.operands["a"]].ld, ldb=plan[op.operands["b"]].ld,
             ldc=plan[op.operands[output]].ld,
             workspace_limit=plan[op.operands["workspace"]].nbytes,
         )
         operands = {r: addresses.get(op.operands.get(r, ""), 0)
                     for r in ("a", "b", output, "bias", "workspace")}
         return LibraryCall(product, self.device.stream, f"{op.name} (cuBLASLt)", operands)
+
+    @staticmethod
+    def _shape(op: Op, plan: Plan) -> dict[str, Any]:
+        """MatmulPlan's words for an op."""
+        a = op.attributes
+        shape = {k: a[k] for k in ("layout", "m", "n", "k", "alpha", "beta", "bias", "slices")
+                 if k in a}
+        output = plan[op.operands["c" if op.kind == "matmul" else "partial"]]
+        return {**shape, "relu": a.get("activation") == "relu", "compute": a["compute"],
+                "dtype": plan[op.operands["a"]].dtype, "output": output.dtype}
 
     def _softmax(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
         from rawnn.libs.calls import LibraryCall

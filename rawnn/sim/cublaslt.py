@@ -104,9 +104,11 @@ class SimCublasLt:
     # -- descriptors ----------------------------------------------------------------------------
     @seam(0)
     def cublasLtMatmulDescCreate(self, compute_type: str, scale_type: str) -> tuple[int, int]:
-        if compute_type not in COMPUTE_TYPE or scale_type != "R_32F":
+        wanted = "R_16F" if compute_type == "16F" else "R_32F"
+        if compute_type not in COMPUTE_TYPE or scale_type != wanted:
             raise Refused(_INVALID)
-        return self._create("cuBLASLt matmul descriptor", {"TRANSA": 0, "TRANSB": 0, "EPILOGUE": 1})
+        return self._create("cuBLASLt matmul descriptor", {
+            "TRANSA": 0, "TRANSB": 0, "EPILOGUE": 1, "HALF_SCALES": compute_type == "16F"})
 
     @seam()
     def cublasLtMatmulDescSetAttribute(self, desc: int, attribute: str, value: int) -> tuple[int]:
@@ -209,7 +211,10 @@ class SimCublasLt:
             raise Refused(_INVALID)
         if attributes["EPILOGUE"] not in (_PLAIN, _RELU, _BIAS, _RELU_BIAS):
             raise Refused(_NOT_SUPPORTED)
-        scales = ctypes.c_float.from_address(alpha).value, ctypes.c_float.from_address(beta).value
+        number = np.dtype(np.float16 if attributes["HALF_SCALES"] else np.float32)
+        alpha_value, beta_value = (float(np.frombuffer(ctypes.string_at(at, number.itemsize),
+                                                       number)[0]) for at in (alpha, beta))
+        scales = alpha_value, beta_value
         layouts = [self._find(i, "matrix layout")[0]
                    for i in (a_layout, b_layout, c_layout, d_layout)]
         label = f"cublasLtMatmul m={m} n={n} k={k}"

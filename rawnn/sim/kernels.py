@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from rawnn.activations import ACTIVATIONS
-from rawnn.dtypes import LOW_PRECISION, numpy_dtype
+from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
 from rawnn.ptx.signature import KernelSignature
-from rawnn.runners.kernels import KERNELS, KernelImpl, Scalars, Shape
+from rawnn.runners.kernels import KERNELS, Scalars, Shape
+from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Effect, Launcher
 from rawnn.sim.memory import Memory, Region
@@ -41,6 +42,7 @@ DTYPES = {
 
 FUNCTORS = {a.functor: a.name for a in ACTIVATIONS.values()} | {"None": ""}
 """What a template argument that is an activation means."""
+SCHEDULES = {rule.functor: rule.name for rule in RULES.values()}
 
 Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 
@@ -72,21 +74,12 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     _registered[name] = Meaning(reads, writes, shapes, reference)
 
 
+_SLOTS = ("loss", "correct", "rates")
+"""Operands of which a step has one element."""
+
 _DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, "alpha": 1.0,
              "beta": 0.0, "decay": 0.0}
 """Attributes that references ask for and that a kernel without the parameter does not vary."""
-
-
-class _Ones(dict[str, Any]):
-    """Attributes of no op in particular."""
-
-    def __missing__(self, key: str) -> Any:
-        return 1
-
-
-class _AnyPlan:
-    def __getitem__(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(shape=(1, 1))
 
 
 @cache
@@ -96,18 +89,11 @@ def _by_name() -> dict[tuple[str, str], Meaning]:
     for (kind, _), impl in KERNELS.items():
         kind, _, layout = kind.partition(" ")
         spec = OPS[kind]
-        found[impl.source, kernel_name(impl, layout)] = Meaning(
+        found[impl.source, impl.name] = Meaning(
             spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, layout,
             impl.geometry,
         )
     return found
-
-
-def kernel_name(impl: KernelImpl, layout: str) -> str:
-    """Name of the kernel that an entry of the table launches."""
-    op: Any = SimpleNamespace(attributes=_Ones(layout=layout), operands=_Ones())
-    plan: Any = _AnyPlan()
-    return impl.expression(op, plan).partition("<")[0]
 
 
 class Kernel:
@@ -199,6 +185,7 @@ class _Operand:
     window: bool
     read: bool
     write: bool
+    low: str
     region: Region | None = None
     array: Any = None
 
@@ -229,6 +216,8 @@ class Binding:
                 found[name] = int(value)
             elif value in FUNCTORS:
                 found[name.lower()] = FUNCTORS[value]
+            elif value in SCHEDULES:
+                found["kind"] = SCHEDULES[value]
         if meaning.layout:
             found["layout"] = meaning.layout
         return {**_DEFAULTS, **found}
@@ -270,26 +259,28 @@ class Binding:
                     f"{label}: operand '{name}' at {address:#x} is not aligned to {parameter.ctype}"
                 )
             made.append(_Operand(name, dtype, address, rows, cols, ld, len(extents) == 2, window,
-                                 read, write))
-        # The cursor comes before the windows, whose places it says.
-        return sorted(made, key=lambda operand: operand.window)
+                                 read, write,
+                                 parameter.ctype if parameter.ctype in LOW_PRECISION else ""))
+        # The cursor comes before the windows, whose places it says, and the order before the rows.
+        return sorted(made, key=lambda operand: (operand.window, operand.name != "order"))
 
     def _extent(self, name: str) -> int:
         """Of "rows", "32" or "slices*rows"."""
         return prod(int(part) if part.isdigit() else int(self._attributes[part])
                     for part in name.split("*"))
 
-    def _region(self, operand: _Operand, task: Task, first_row: int = 0) -> Region:
+    def _region(self, operand: _Operand, task: Task) -> Region:
         size = operand.dtype.itemsize
         return self._memory.region(
-            operand.address + first_row * operand.ld * size, operand.cols * size,
-            operand.ld * size, operand.rows, f"operand '{operand.name}' of {task}",
+            operand.address, operand.cols * size, operand.ld * size, operand.rows,
+            f"operand '{operand.name}' of {task}",
         )
 
     def __call__(self, task: Task) -> None:
         memory, arrays = self._memory, SimpleNamespace()
         step: int | None = None
         written = []
+        rounding: list[tuple[Any, Any, str]] = []
         if self._generation != memory.generation:
             for operand in self._operands:
                 operand.region = None
@@ -297,11 +288,10 @@ class Binding:
         for operand in self._operands:
             if operand.window:
                 if step is None:
-                    step = int(arrays.cursor[0]) + int(self._attributes["offset"])
+                    step = int(arrays.cursor[0]) + int(self._attributes.get("offset", 0))
                     if step < 0:
                         raise SimulationError(f"{task}: step {step} lies before the first")
-                region = self._region(operand, task, step * operand.rows)
-                array = self._up_to_window(operand, step, region)
+                region, array = self._window(operand, step, task, getattr(arrays, "order", None))
             else:
                 if operand.region is None:
                     operand.region = self._region(operand, task)
@@ -313,6 +303,10 @@ class Binding:
             if operand.write:
                 memory.write(task, region, operand.name)
                 written.append(region)
+            if operand.low:  # references compute in float32
+                stored, array = array, array.astype(np.float32)
+                if operand.write:
+                    rounding.append((stored, array, operand.low))
             setattr(arrays, operand.name, array)
         # Infinities and NaNs are values here, as they are on the GPU.
         try:
@@ -320,22 +314,35 @@ class Binding:
                 self._reference(arrays, self._attributes)
         except (IndexError, ValueError) as error:  # a label out of range, extents that do not fit
             raise SimulationError(f"{task}: its operands do not fit together: {error}") from error
+        for stored, array, name in rounding:
+            stored[...] = rounded(array, name)
         for region in written:
             memory.mark_written(region)
         if self._end is not None:
             self._launcher.set(self._attributes["handle"], int(arrays.cursor[0] < self._end))
 
-    def _up_to_window(self, operand: _Operand, step: int, region: Region) -> Any:
-        """The rows 0 up to the window's last, of which the reference picks the window."""
+    def _window(self, operand: _Operand, step: int, task: Task, order: Any) -> tuple[Region, Any]:
+        """The rows of this step, and an array of the rows 0 up to the last of them, of which the
+        reference picks them: those that `order` names, or `rows` from step * stride on."""
+        slot = operand.name in _SLOTS
+        stride = 1 if slot else int(self._attributes.get("stride", operand.rows))
+        first, rows = step * stride, operand.rows
+        if order is not None and operand.name != "order" and not slot:
+            chosen = order[first : first + rows]
+            first, rows = int(chosen.min()), int(chosen.max() - chosen.min()) + 1
         size = operand.dtype.itemsize
-        rows = (step + 1) * operand.rows
+        region = self._memory.region(
+            operand.address + first * operand.ld * size, operand.cols * size, operand.ld * size,
+            rows, f"operand '{operand.name}' of {task}",
+        )
         start = operand.address - region.allocation.address
         if start < 0:
             raise SimulationError(f"{self._kernel.expression}: operand '{operand.name}' begins "
                                   f"before the {region.allocation}")
-        shape = (rows, operand.cols) if operand.matrix else (rows,)
+        last = first + rows
+        shape = (last, operand.cols) if operand.matrix else (last,)
         strides = (operand.ld * size, size) if operand.matrix else (size,)
-        return np.ndarray(shape, operand.dtype, region.allocation.data, start, strides)
+        return region, np.ndarray(shape, operand.dtype, region.allocation.data, start, strides)
 
 
 def _strided(operand: _Operand, region: Region, shape: tuple[int, ...]) -> Any:

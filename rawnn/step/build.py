@@ -1,4 +1,4 @@
-"""The baseline plan of a network: one op at a time, batches copied from the host, as the report
+"""The baseline plans of a network: one op at a time, batches copied from the host, as the report
 this project starts from describes it. Toggles rewrite what is built here."""
 
 from __future__ import annotations
@@ -8,114 +8,182 @@ from collections.abc import Iterable
 from rawnn.network import Network
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.step.recipe import Form, Recipe
 from rawnn.step.tensor import Role, Tensor
 
-PIXEL_SCALE = 1.0 / 255.0
-"""uint8 pixels are scaled to [0, 1]."""
+CLOCK = Tensor("clock", (2,), "int32", Role.STATE)
+"""Epochs and steps done since training began."""
+
+ONE_BLOCK_ELEMENTS = 16_384
+"""Outputs of a batch up to which one block measures it."""
+METRIC_WORKSPACE = 1025
+"""Words: a count of blocks, and two sums of each of up to 512."""
 
 
-def training_step(network: Network, batch: int, examples: int, lr: float) -> Plan:
-    """The plan of one SGD step on `batch` of `examples` training examples.
+def training_step(network: Network, recipe: Recipe, form: Form, *, rest: bool = False) -> Plan:
+    """The plan of one optimizer step on a batch of the training examples.
 
-    The last partial batch of an epoch is dropped: metrics have examples // batch elements.
+    With `rest` it is the step on the partial batch that ends an epoch. Metrics have an element a
+    step of the epoch.
     """
-    builder = _Builder(network, batch, examples)
+    batch = recipe.rest(form.examples) if rest else recipe.batch
+    builder = Builder(network, batch, form, recipe.updates(form.examples), recipe.batch,
+                      shuffled=recipe.shuffle)
     builder.forward()
-    builder.metrics()
-    builder.backward(lr)
-    return builder.plan("train")
+    network.answers.measure(builder)
+    builder.backward()
+    builder.update(recipe)
+    return builder.plan("rest" if rest else "train")
 
 
-def evaluation_step(network: Network, batch: int, examples: int) -> Plan:
-    """The plan that measures loss and accuracy on `batch` of `examples` examples, updating none."""
-    builder = _Builder(network, batch, examples)
+def evaluation_step(network: Network, batch: int, form: Form) -> Plan:
+    """The plan that measures loss and accuracy on `batch` of the examples, updating nothing."""
+    builder = Builder(network, batch, form, max(form.examples // batch, 1), batch)
     builder.forward()
-    builder.metrics()
+    network.answers.measure(builder)
     return builder.plan("evaluate")
 
 
-class _Builder:
-    def __init__(self, network: Network, batch: int, examples: int) -> None:
-        self.network, self.batch = network, batch
+class Builder:
+    """A plan under construction. Losses add their ops through it."""
+
+    def __init__(self, network: Network, batch: int, form: Form, steps: int, stride: int, *,
+                 shuffled: bool = False) -> None:
+        self.network, self.batch, self.form = network, batch, form
         self.tensors: dict[str, Tensor] = {}
-        self.ops: list[Op] = []
-        features = network.layers[0]
-        steps = max(examples // batch, 1)
+        self._ops: list[Op] = []
+        self._stride = stride
+        self.logits = f"z{network.depth}"
+        self.last_gradient = f"dz{network.depth}"
+        self.targets = "x" if form.reconstruct else "t"
+        features, examples = network.layers[0], form.examples
         # Both homes of the data set: runners place only what some op reads (`used_tensors`).
-        self._add(Role.HOST, "float32", host_images=(examples, features))
-        self._add(Role.HOST, "int32", host_labels=(examples,))
-        self._add(Role.DATA, "uint8", images=(examples, features), labels=(examples,))
-        self._add(Role.BATCH, "float32", x=(batch, features))
-        self._add(Role.BATCH, "int32", y=(batch,))
-        self._add(Role.METRIC, "float32", loss=(steps,))
-        self._add(Role.METRIC, "int32", correct=(steps,))
-        self._add(Role.CURSOR, "int32", cursor=(1,))
+        self.add(Role.HOST, "float32", host_images=(examples, features))
+        self.add(Role.DATA, form.inputs, images=(examples, features))
+        self.add(Role.BATCH, "float32", x=(batch, features))
+        if form.normalised:
+            self.add(Role.DATA, "float32", mean=(features,), inverse_std=(features,))
+        if network.answers.answers == "labels":
+            self.add(Role.HOST, "int32", host_labels=(examples,))
+            self.add(Role.DATA, form.labels, labels=(examples,))
+            self.add(Role.BATCH, "int32", y=(batch,))
+        elif not form.reconstruct:
+            self.add(Role.HOST, "float32", host_targets=(examples, form.targets))
+            self.add(Role.DATA, "float32", targets=(examples, form.targets))
+            self.add(Role.BATCH, "float32", t=(batch, form.targets))
+        if shuffled:
+            self.add(Role.EPOCH, "int32", order=(examples,))
+        self.add(Role.METRIC, "float32", loss=(steps,))
+        self.add(Role.METRIC, "int32", correct=(steps,))
+        self.add(Role.CURSOR, "int32", cursor=(1,))
         self.tensors.update({t.name: t for t in network.parameters()})
 
-    def _add(self, role: Role, dtype: str, **shapes: tuple[int, ...]) -> None:
+    # -- what losses use --------------------------------------------------------------------------
+    def add(self, role: Role, dtype: str, **shapes: tuple[int, ...]) -> None:
         self.tensors.update({n: Tensor(n, shape, dtype, role) for n, shape in shapes.items()})
 
-    def _op(self, kind: str, name: str, operands: dict[str, str], **attributes: object) -> None:
-        impl = "memcpy" if kind == "upload" else "naive"
-        self.ops.append(Op(kind, name, operands, attributes, impl))
+    def activation(self, name: str, shape: tuple[int, ...]) -> None:
+        self.add(Role.ACTIVATION, "float32", **{name: shape})
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def op(self, kind: str, name: str, operands: dict[str, str], **attributes: object) -> None:
+        impl = "memcpy" if kind == "upload" else "naive"
+        self._ops.append(Op(kind, name, operands, attributes, impl))
+
+    def measure(self, kind: str, operands: dict[str, str]) -> None:
+        """An op that writes metrics of the step; from some size on by several blocks, which count
+        themselves in a workspace."""
+        operands = {**operands, "cursor": "cursor"}
+        rows, cols = self.shape(self.logits)
+        if rows * cols > ONE_BLOCK_ELEMENTS:
+            scratch = f"{kind}.workspace"
+            self.add(Role.SCRATCH, "int32", **{scratch: (METRIC_WORKSPACE,)})
+            operands["workspace"] = scratch
+        self.op(kind, kind, operands, offset=0)
+
+    # -- the step ---------------------------------------------------------------------------------
     def _product(self, name: str, layout: str, a: str, b: str, c: str) -> None:
-        rows, inner = self.tensors[a].shape if layout[0] == "n" else self.tensors[a].shape[::-1]
-        self._op("matmul", name, {"a": a, "b": b, "c": c}, layout=layout, m=rows,
-                 n=self.tensors[c].shape[1], k=inner, alpha=1.0, beta=0.0, bias=False, relu=False)
+        rows, inner = self.shape(a) if layout[0] == "n" else self.shape(a)[::-1]
+        self.op("matmul", name, {"a": a, "b": b, "c": c}, layout=layout, m=rows,
+                n=self.shape(c)[1], k=inner, alpha=1.0, beta=0.0, bias=False, activation="",
+                slope="", compute="float32")
+
+    def _upload(self) -> None:
+        operands = {"images": "host_images", "cursor": "cursor", "x": "x"}
+        if "y" in self.tensors:
+            operands |= {"labels": "host_labels", "y": "y"}
+        if "t" in self.tensors:
+            operands |= {"targets": "host_targets", "t": "t"}
+        self.op("upload", "upload", operands, offset=0, stride=self._stride)
 
     def forward(self) -> None:
-        self._op("upload", "upload",
-                 {"images": "host_images", "labels": "host_labels", "cursor": "cursor",
-                  "x": "x", "y": "y"}, offset=0)
-        source = "x"
-        for layer in range(1, self.network.depth + 1):
-            last = layer == self.network.depth
-            width = (self.batch, self.network.layers[layer])
+        self._upload()
+        network, source = self.network, "x"
+        for layer in range(1, network.depth + 1):
+            width = (self.batch, network.layers[layer])
             z = f"z{layer}"
-            self._add(Role.ACTIVATION, "float32", **{z: width})
+            self.activation(z, width)
             self._product(f"fc{layer}.forward", "nt", source, f"fc{layer}.weight", z)
-            self._op("bias_add", f"fc{layer}.bias_add", {"z": z, "bias": f"fc{layer}.bias"})
-            if not last:
-                self._add(Role.ACTIVATION, "float32", **{f"a{layer}": width})
-                self._op("relu", f"relu{layer}", {"z": z, "a": f"a{layer}"})
+            if network.bias:
+                self.op("bias_add", f"fc{layer}.bias_add", {"z": z, "bias": f"fc{layer}.bias"})
+            if layer < network.depth:
                 source = f"a{layer}"
-            else:
-                self._add(Role.ACTIVATION, "float32", p=width)
-                self._op("softmax", "softmax", {"z": z, "p": "p"})
+                self.activation(source, width)
+                self.op("activate", f"{network.activation}{layer}", {"z": z, "a": source},
+                        activation=network.activation)
 
-    def metrics(self) -> None:
-        common = {"p": "p", "y": "y", "cursor": "cursor"}
-        self._op("cross_entropy", "cross_entropy", {**common, "loss": "loss"}, offset=0)
-        self._op("accuracy", "accuracy", {**common, "correct": "correct"}, offset=0)
-
-    def backward(self, lr: float) -> None:
-        depth = self.network.depth
+    def backward(self) -> None:
+        network = self.network
+        depth, activation = network.depth, network.activation
+        saved = "a" if network.between.saves == "output" else "z"
         for layer in range(1, depth + 1):
-            width = (self.batch, self.network.layers[layer])
-            self._add(Role.GRADIENT, "float32", **{f"dz{layer}": width})
+            width = (self.batch, network.layers[layer])
+            gradients = {f"dz{layer}": width, f"dw{layer}": network.weight(layer).shape}
             if layer < depth:
-                self._add(Role.GRADIENT, "float32", **{f"da{layer}": width})
-            self._add(Role.GRADIENT, "float32",
-                      **{f"dw{layer}": self.network.weight(layer).shape,
-                         f"db{layer}": self.network.bias(layer).shape})
-        self._op("softmax_backward", "softmax_backward", {"p": "p", "y": "y", "dz": f"dz{depth}"})
+                gradients[f"da{layer}"] = width
+            if network.bias:
+                gradients[f"db{layer}"] = network.bias_of(layer).shape
+            self.add(Role.GRADIENT, "float32", **gradients)
+        network.answers.backward(self)
         for layer in range(depth, 0, -1):
             dz, below = f"dz{layer}", "x" if layer == 1 else f"a{layer - 1}"
             self._product(f"fc{layer}.weight_grad", "tn", dz, below, f"dw{layer}")
-            self._op("bias_grad", f"fc{layer}.bias_grad", {"dz": dz, "db": f"db{layer}"})
+            if network.bias:
+                self.op("bias_grad", f"fc{layer}.bias_grad", {"dz": dz, "db": f"db{layer}"})
             if layer > 1:
                 da = f"da{layer - 1}"
                 self._product(f"fc{layer}.input_grad", "nn", dz, f"fc{layer}.weight", da)
-                self._op("relu_backward", f"relu{layer - 1}.backward",
-                         {"da": da, "a": f"a{layer - 1}", "dz": f"dz{layer - 1}"})
-        for layer in range(1, depth + 1):
-            for part, gradient in (("weight", f"dw{layer}"), ("bias", f"db{layer}")):
-                self._op("sgd", f"fc{layer}.{part}.sgd",
-                         {"w": f"fc{layer}.{part}", "dw": gradient}, lr=lr)
+                self.op("activate_backward", f"{activation}{layer - 1}.backward",
+                        {"da": da, "saved": f"{saved}{layer - 1}", "dz": f"dz{layer - 1}"},
+                        activation=activation)
+
+    def update(self, recipe: Recipe) -> None:
+        """One op a parameter, with the state its optimizer keeps."""
+        optimizer, scheduled = recipe.optimizer, recipe.schedule != "constant"
+        if scheduled:
+            self.add(Role.EPOCH, "float32", rates=self.shape("loss"))
+        if scheduled or optimizer.timed or recipe.shuffle:
+            self.tensors["clock"] = CLOCK
+        for stream, parameter in enumerate(self.network.parameters()):
+            layer, part = parameter.name[2:].split(".")
+            operands = {"w": parameter.name, "dw": f"d{part[0]}{layer}"}
+            for name in optimizer.state:
+                state = f"{parameter.name}.{name}"
+                self.add(Role.STATE, "float32", **{state: parameter.shape})
+                operands[name] = state
+            if scheduled:
+                operands |= {"rates": "rates", "cursor": "cursor"}
+            if optimizer.timed:
+                operands |= {"clock": "clock", "cursor": "cursor"}
+            self.op(optimizer.kind, f"{parameter.name}.{optimizer.name}", operands,
+                    **optimizer.attributes(), stochastic=False, seed=recipe.seed, stream=stream,
+                    offset=0)
 
     def plan(self, name: str) -> Plan:
-        return Plan(name, self.tensors, tuple(self.ops), self.batch).without_unused().check()
+        return Plan(name, self.tensors, tuple(self._ops), self.batch,
+                    scale=self.form.scale).without_unused().check()
 
 
 def used_tensors(plans: Iterable[Plan]) -> dict[str, Tensor]:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rawnn.errors import ConfigError
-from rawnn.step import reference as _reference  # noqa: F401  (registers the kinds of ops)
-from rawnn.step.op import Op
+from rawnn.losses import LOSSES
+from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
+from rawnn.step.op import OPS, Op
 from rawnn.step.tensor import Role, Tensor
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Ops in an order that is valid to run one by one, spanning `steps` training steps.
+    """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
+    is what the data set's inputs are multiplied by.
 
     Toggles rewrite it; runners execute it; neither changes one in place.
     """
@@ -23,6 +25,7 @@ class Plan:
     ops: tuple[Op, ...]
     batch: int
     steps: int = 1
+    scale: float = 1.0
 
     def __getitem__(self, tensor: str) -> Tensor:
         return self.tensors[tensor]
@@ -69,12 +72,22 @@ class Plan:
         kept = {n: t for n, t in self.tensors.items() if n in used or not t.role.temporary}
         return replace(self, tensors=kept)
 
+    def apart(self, prefix: str) -> Plan:
+        """The same plan with temporaries of its own, their names behind `prefix`: for a plan of
+        another batch beside it."""
+        own = {n: prefix + n for n, t in self.tensors.items()
+               if t.role.temporary or t.role is Role.SCRATCH}
+        tensors = {own.get(n, n): replace(t, name=own.get(n, n)) for n, t in self.tensors.items()}
+        ops = tuple(replace(op, operands={r: own.get(n, n) for r, n in op.operands.items()})
+                    for op in self.ops)
+        return replace(self, tensors=tensors, ops=ops)
+
     def without_metrics(self) -> Plan:
         """Drop the ops that do nothing but measure; one that also makes the gradient from the
         probabilities becomes the op that does only that."""
         ops = tuple(
             _only_gradient(op) for op in self.ops
-            if not all(self[name].role is Role.METRIC for name, _ in op.writes)
+            if not all(self[name].role in (Role.METRIC, Role.SCRATCH) for name, _ in op.writes)
         )
         return replace(self, ops=ops).without_unused()
 
@@ -102,7 +115,7 @@ class Plan:
         """Move the cursor past the plan's steps at the end: in the last op, if that can do it on
         the side, else by an op of its own."""
         *before, last = self.ops
-        if "cursor" in last.spec.optional:
+        if "cursor" in last.spec.optional and "cursor" in last.spec.writes:
             last = replace(last, operands={**last.operands, "cursor": "cursor"},
                            attributes={**last.attributes, "steps": self.steps})
             return replace(self, ops=(*before, last))
@@ -141,7 +154,15 @@ def advance(steps: int) -> Op:
 
 
 def _only_gradient(op: Op) -> Op:
-    if op.kind != "loss_gradient":
+    """The part of a loss op that does not measure; other ops as they are."""
+    kind = _GRADIENTS.get(op.kind)
+    if kind is None or not set(OPS[kind].reads) - set(OPS[kind].optional) <= set(op.operands):
         return op
-    operands = {role: op.operands[role] for role in ("p", "y", "dz")}
-    return Op("softmax_backward", "softmax_backward", operands)
+    known = {*OPS[kind].reads, *OPS[kind].writes}
+    operands = {role: name for role, name in op.operands.items() if role in known}
+    return Op(kind, kind, operands)
+
+
+_GRADIENTS = {"loss_gradient": "softmax_backward",
+              **{loss.fused: loss.gradient for loss in LOSSES.values()}}
+"""Op that measures and makes the gradient -> op that only makes the gradient."""

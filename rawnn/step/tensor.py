@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
-import numpy as np
+from rawnn.dtypes import FLOATS, itemsize
 
 ROW_ALIGNMENT = 16
 """Bytes that every row of a matrix is padded to: what a 128-bit load and cuBLASLt's fast
@@ -19,9 +19,13 @@ class Role(StrEnum):
     HOST = "host"  # the data set in host memory, ready to be copied batch by batch
     DATA = "data"  # the data set in device memory
     PARAMETER = "parameter"
+    COPY = "copy"  # of a parameter, rounded to what the products read
+    STATE = "state"  # what training carries from step to step besides the parameters
+    EPOCH = "epoch"  # made anew at the start of each epoch
     BATCH = "batch"  # one batch of inputs and labels; double-buffered when steps are unrolled
     ACTIVATION = "activation"
     GRADIENT = "gradient"
+    SCRATCH = "scratch"  # counters of a kernel's blocks: zero at first, and left at zero
     METRIC = "metric"  # one value per step of the epoch
     CURSOR = "cursor"  # the index of the current step
 
@@ -30,12 +34,18 @@ class Role(StrEnum):
         """Whether the tensor lives within one step only."""
         return self in (Role.BATCH, Role.ACTIVATION, Role.GRADIENT)
 
+    @property
+    def zeroed(self) -> bool:
+        """Whether the tensor is filled with zeros before anything runs, padding included."""
+        return not self.temporary and self not in (Role.HOST, Role.DATA)
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A dense vector, or a row-major matrix whose rows are padded to 16 bytes.
 
-    `dtype` is NumPy's name ("float32", "int32", "uint8"). `packed` leaves the padding out.
+    `dtype` is a name of rawnn.dtypes. `packed` leaves the padding out. `source` names the
+    parameter that a copy is made from.
     """
 
     name: str
@@ -43,10 +53,15 @@ class Tensor:
     dtype: str
     role: Role
     packed: bool = False
+    source: str = ""
 
     @property
     def itemsize(self) -> int:
-        return np.dtype(self.dtype).itemsize
+        return itemsize(self.dtype)
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype in FLOATS
 
     @property
     def ld(self) -> int:

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from rawnn.cuda.device import Device
 from rawnn.errors import ConfigError
 from rawnn.network import Network
+from rawnn.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.runners.base import Runner, Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Simulation
+from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE, random_dataset
 
 TOGGLES = ("preload", "arena", "nosync", "report=2", "cublas", "cudnn", "fuse")
@@ -40,8 +42,8 @@ class Case:
         data = random_dataset(self.layers[0], self.layers[-1], examples, self.tests, self.seed)
         network = Network(self.layers)
         selection = select(opt, network, self.steps, CAPABLE)
-        return prepare(network, data, network.initial(self.seed), selection, self.batch, lr,
-                       evaluation_batch=4)
+        recipe = Recipe(self.batch, Optimizer(lr=lr), seed=self.seed)
+        return prepare(network, data, selection, recipe, evaluation_batch=4)
 
 
 @st.composite

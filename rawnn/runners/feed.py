@@ -1,0 +1,64 @@
+"""From a data set to the tensors of a plan: their form, their contents, and their order where
+batches come from the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn import random
+from rawnn.data import Dataset
+from rawnn.dtypes import numpy_dtype
+from rawnn.errors import ConfigError
+from rawnn.step.recipe import Form
+from rawnn.step.tensor import Tensor
+
+Array = NDArray[Any]
+
+
+def form_of(data: Dataset, part: str, first: int = 0) -> Form:
+    """The form of the examples of `part` ("train" or "test") from `first` on."""
+    images = getattr(data, f"{part}_images")
+    labels, targets = getattr(data, f"{part}_labels"), getattr(data, f"{part}_targets")
+    normalisation = data.normalisation
+    return Form(
+        len(images) - first, inputs=images.dtype.name,
+        labels="" if labels is None else labels.dtype.name,
+        targets=0 if targets is None else targets.shape[1], scale=normalisation.scale,
+        normalised=normalisation.mean is not None, reconstruct=data.autoencoder,
+    )
+
+
+def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0) -> Array:
+    """What a tensor of the data set holds. HOST tensors are ready to be copied: normalised, in
+    their own type."""
+    kind = tensor.name.removeprefix("host_")
+    if kind == "mean" and data.normalisation.mean is not None:
+        return data.normalisation.mean
+    if kind == "inverse_std" and data.normalisation.inverse_std is not None:
+        return data.normalisation.inverse_std
+    array = getattr(data, f"{part}_{kind}", None)
+    if array is None:
+        raise ConfigError(f"the data set {data.name} has no {kind}")
+    array = array[first:]
+    if tensor.name == "host_images":
+        array = data.normalisation.apply(array)
+    return np.asarray(array, numpy_dtype(tensor.dtype)) if tensor.name != kind else array
+
+
+class HostOrder:
+    """Host copies of a data set in the order of the epoch at hand, for plans that upload batches
+    from the host and shuffle. `arrays` are what the plan's HOST tensors point at."""
+
+    def __init__(self, arrays: dict[str, Array], seed: int) -> None:
+        self._arrays, self._seed = arrays, seed
+        self._unshuffled = {name: array.copy() for name, array in arrays.items()}
+
+    def shuffle(self, epoch: int) -> None:
+        """Put the examples into the order of `epoch`. The arrays must not be in use."""
+        for name, array in self._arrays.items():
+            source = self._unshuffled[name]
+            order = random.permutation(self._seed, epoch, len(source))
+            np.take(source, order, axis=0, out=array)

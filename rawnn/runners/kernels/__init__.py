@@ -1,0 +1,19 @@
+"""Which CUDA kernel runs an op, and how it is launched: one module a family of kernels."""
+
+from rawnn.runners.kernels import activations as _activations
+from rawnn.runners.kernels import epoch as _epoch
+from rawnn.runners.kernels import linear as _linear
+from rawnn.runners.kernels import losses as _losses
+from rawnn.runners.kernels import products as _products
+from rawnn.runners.kernels import updates as _updates
+from rawnn.runners.kernels.table import (
+    KERNELS,
+    KernelImpl,
+    Scalars,
+    Shape,
+    kernel_arguments,
+    kernel_for,
+)
+
+__all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for"]
+del _activations, _epoch, _linear, _losses, _products, _updates

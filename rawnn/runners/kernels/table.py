@@ -1,0 +1,151 @@
+"""The table of kernels.
+
+A kernel's pointer parameters carry the names of the op's operands, its `ld<operand>` parameters
+are their leading dimensions, and its other parameters the names of the op's attributes: all are
+filled in from the plan. What is left are the sizes and the geometry, which an entry gives for every
+(kind, impl).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rawnn.activations import functor
+from rawnn.cuda.launch import Dim
+from rawnn.dtypes import c_type
+from rawnn.errors import ConfigError
+from rawnn.ptx.signature import KernelSignature
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+Scalars = dict[str, int | float]
+Geometry = tuple[Dim, Dim]
+Shape = tuple[str, ...]
+"""Extents of an operand: numbers, or names of the kernel's scalar parameters and their products.
+A leading "@" marks the rows (or the one element) that belong to the current step: "@batch" are
+`batch` rows from s*stride on, "@1" is element s. "?" stands for an extent that only the data's size
+gives: rows that `order` picks from."""
+
+
+@dataclass(frozen=True)
+class KernelImpl:
+    """How one (kind, impl) is launched.
+
+    `name` is the kernel's, `template(op, plan)` its template arguments; `sizes(op, plan)` gives the parameters that are
+    neither operands, leading dimensions nor attributes of the op, and what else the geometry
+    depends on; `geometry(scalars)` the grid and block from all of them; `shapes` the extents of
+    every operand, which the simulated device and the tests go by. `shared(scalars)` are bytes of
+    dynamic shared memory, `cluster` blocks of a cluster along x.
+    """
+
+    source: str
+    name: str
+    template: Callable[[Op, Plan], list[str]]
+    sizes: Callable[[Op, Plan], Scalars]
+    geometry: Callable[[Scalars], Geometry]
+    shapes: Mapping[str, Shape]
+    shared: Callable[[Scalars], int] = lambda s: 0
+    cluster: Callable[[Scalars], int] = lambda s: 1
+
+    def expression(self, op: Op, plan: Plan) -> str:
+        """The instance that runs the op, such as "matmul_tn<float,float,float>"."""
+        arguments = self.template(op, plan)
+        return f"{self.name}<{','.join(arguments)}>" if arguments else self.name
+
+    def scalars(self, op: Op, plan: Plan) -> Scalars:
+        """Every number that the kernel or its geometry may ask for."""
+        numbers = {k: v for k, v in op.attributes.items() if isinstance(v, (int, float))}
+        return {**numbers, **self.sizes(op, plan)}
+
+
+KERNELS: dict[tuple[str, str], KernelImpl] = {}
+
+
+def register(kind: str, impl: str, entry: KernelImpl) -> None:
+    """Add the kernel of (kind, impl); a product's kind is "matmul nt", "matmul nn" or
+    "matmul tn"."""
+    KERNELS[kind, impl] = entry
+
+
+def kernel_for(op: Op) -> KernelImpl:
+    """The table's entry for an op. Raises ConfigError for an impl that no kernel provides."""
+    kind = f"matmul {op.attributes['layout']}" if op.kind == "matmul" else op.kind
+    try:
+        return KERNELS[kind, op.impl]
+    except KeyError:
+        raise ConfigError(f"no kernel runs the op '{op.name}' ({op.kind}/{op.impl})") from None
+
+
+def kernel_arguments(
+    op: Op, plan: Plan, signature: KernelSignature, addresses: Mapping[str, int]
+) -> Scalars:
+    """Every argument of the op's kernel by name; operands that the op leaves out are null, their
+    leading dimensions 0."""
+    scalars = kernel_for(op).scalars(op, plan)
+    pointers = {p.name for p in signature.parameters if p.pointer}
+    values: Scalars = {}
+    for parameter in signature.parameters:
+        name = parameter.name
+        if parameter.pointer:
+            tensor = op.operands.get(name)
+            values[name] = addresses[tensor] if tensor else 0
+        elif name.startswith("ld") and name[2:] in pointers:
+            tensor = op.operands.get(name[2:])
+            values[name] = plan[tensor].ld if tensor else 0
+        else:
+            values[name] = scalars.get(name, 0)
+    return values
+
+
+# -- what the entries are made from ----------------------------------------------------------------
+
+
+def ceil(a: int | float, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-int(a) // b)
+
+
+def types(op: Op, plan: Plan, *operands: str, default: str = "float32") -> list[str]:
+    """C types of operands; `default` for those that the op leaves out."""
+    return [c_type(plan[op.operands[r]].dtype if r in op.operands else default) for r in operands]
+
+
+def plain(op: Op, plan: Plan) -> list[str]:
+    """No template arguments."""
+    return []
+
+
+def typed(*operands: str, flags: tuple[str, ...] = (),
+          functors: tuple[str, ...] = ()) -> Callable[[Op, Plan], list[str]]:
+    """Types of operands, then attributes that are flags, then those that name activations: the
+    usual order of template arguments."""
+
+    def template(op: Op, plan: Plan) -> list[str]:
+        return [*types(op, plan, *operands),
+                *("true" if op.attributes[f] else "false" for f in flags),
+                *(functor(str(op.attributes[f])) for f in functors)]
+
+    return template
+
+
+def no_sizes(op: Op, plan: Plan) -> Scalars:
+    """The attributes say all."""
+    return {}
+
+
+def matrix(operand: str) -> Callable[[Op, Plan], Scalars]:
+    """rows and cols of an operand; a vector is one row."""
+
+    def sizes(op: Op, plan: Plan) -> Scalars:
+        shape = plan[op.operands[operand]].shape
+        rows, cols = shape if len(shape) == 2 else (1, *shape)
+        return {"rows": rows, "cols": cols}
+
+    return sizes
+
+
+def elements(threads: int = 256, each: int = 1) -> Callable[[Scalars], Geometry]:
+    """One dimension over rows * cols, `each` elements a thread."""
+    return lambda s: ((max(ceil(s["rows"] * s["cols"], threads * each), 1), 1, 1),
+                      (threads, 1, 1))

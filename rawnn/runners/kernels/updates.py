@@ -1,0 +1,61 @@
+"""Optimizer steps."""
+
+from __future__ import annotations
+
+from rawnn.runners.kernels.products import accumulator
+from rawnn.runners.kernels.table import (
+    Geometry,
+    KernelImpl,
+    Scalars,
+    Shape,
+    ceil,
+    elements,
+    matrix,
+    register,
+    typed,
+    types,
+)
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+_MATRIX: Shape = ("rows", "cols")
+CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",),
+                             "loss_scale": ("2",), "overflow": ("1",)}
+"""Operands that any update may have."""
+
+
+def _update(name: str, source: str, *state: str) -> None:
+    shapes = {operand: _MATRIX for operand in ("w", "dw", "copy", *state)}
+    register(name, "naive", KernelImpl(
+        source, name, typed("w", "dw", "copy"), matrix("w"), elements(),
+        {**shapes, **CONTEXT}))
+
+
+_update("sgd", "sgd.cu")
+_update("momentum", "momentum.cu", "v")
+_update("adam", "adam.cu", "m", "v")
+
+
+def product_sizes(op: Op, plan: Plan) -> Scalars:
+    """Of a weight update: w [m, n] from k rows of a batch."""
+    m, n = plan[op.operands["w"]].shape
+    return {"m": m, "n": n, "k": plan[op.operands["dz"]].shape[0]}
+
+
+WEIGHT_UPDATE_SHAPES: dict[str, Shape] = {
+    "dz": ("k", "m"), "x": ("k", "n"), "w": ("m", "n"), "bias": ("m",), "copy": ("m", "n"),
+    **CONTEXT,
+}
+
+
+def _tiles(s: Scalars) -> Geometry:
+    return (ceil(s["n"], 16), ceil(s["m"], 16), 1), (16, 16, 1)
+
+
+register("weight_update", "naive", KernelImpl(
+    "weight_update.cu", "weight_update",
+    lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
+    _tiles, WEIGHT_UPDATE_SHAPES))
+register("cast", "naive", KernelImpl(
+    "cast.cu", "cast", typed("source", "copy"), matrix("copy"), elements(),
+    {"source": _MATRIX, "copy": _MATRIX}))

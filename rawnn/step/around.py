@@ -1,0 +1,61 @@
+"""The plans around the steps: what runs once at the start, and before and after each epoch.
+
+They follow from the rewritten training plan: a tensor that some op of it reads is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rawnn.network import Network
+from rawnn.schedules import parse
+from rawnn.step.build import CLOCK, used_tensors
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.step.recipe import Recipe
+from rawnn.step.tensor import Role, Tensor
+
+
+def start(train: Plan, network: Network, seed: int) -> Plan:
+    """Draws every parameter."""
+    streams = {t.name: i for i, t in enumerate(network.parameters())}
+
+    def draw(t: Tensor) -> Op:
+        return Op("initialise", f"{t.name}.initialise", {"w": t.name},
+                  {"seed": seed, "stream": streams[t.name], "bound": network.bound(t.name)})
+
+    return _made("start", train, Role.PARAMETER, draw)
+
+
+def refresh(train: Plan) -> Plan:
+    """Makes every copy of a parameter anew from the parameter."""
+    return _made("refresh", train, Role.COPY, lambda t: Op(
+        "cast", f"{t.name}.cast", {"source": t.source, "copy": t.name}))
+
+
+def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
+    """What an epoch starts with: its order and its learning rates."""
+    def make(t: Tensor) -> Op:
+        if t.name == "order":
+            return Op("shuffle", "shuffle", {"clock": "clock", "order": "order"},
+                      {"seed": recipe.seed, "count": examples})
+        schedule = parse(recipe.schedule).resolve(recipe.optimizer.lr, recipe.updates(examples),
+                                                  recipe.epochs)
+        return Op("schedule", "schedule", {"clock": "clock", "rates": "rates"},
+                  schedule.attributes())
+
+    return _made("begin", train, Role.EPOCH, make)
+
+
+def end(train: Plan, steps: int) -> Plan:
+    """What an epoch ends with: the clock goes on, where anything reads it."""
+    if "clock" not in train.tensors:
+        return Plan("end", {}, (), train.batch)
+    return Plan("end", {"clock": CLOCK}, (Op("tick", "tick", {"clock": "clock"},
+                                              {"steps": steps}),), train.batch).check()
+
+
+def _made(name: str, train: Plan, role: Role, make: Callable[[Tensor], Op]) -> Plan:
+    wanted = [t for t in used_tensors([train]).values() if t.role is role]
+    tensors = {**train.tensors, "clock": CLOCK}
+    return Plan(name, tensors, tuple(make(t) for t in wanted), train.batch).check()

@@ -1,0 +1,47 @@
+"""What several references share."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.step.op import Attributes
+
+Array = NDArray[Any]
+
+
+def step_of(t: SimpleNamespace, a: Attributes) -> int:
+    """The step in the epoch that an op works on."""
+    return int(t.cursor[0]) + int(a.get("offset", 0))
+
+
+def batch_rows(t: SimpleNamespace, a: Attributes, rows: int) -> Any:
+    """Where in the data the op's batch lies: batch s begins at row s * stride, of `order` where it
+    is given. An index for NumPy."""
+    first = step_of(t, a) * int(a["stride"])
+    window = slice(first, first + rows)
+    return t.order[window] if hasattr(t, "order") else window
+
+
+def matrix_view(w: Array) -> Array:
+    """A vector as a matrix of one row."""
+    return w.reshape(1, -1) if w.ndim == 1 else w
+
+
+def write_gradient(t: SimpleNamespace, dz: Array) -> None:
+    """Store a loss gradient, scaled where the plan scales losses."""
+    if hasattr(t, "loss_scale"):
+        dz = dz * t.dz.dtype.type(t.loss_scale[0])
+    t.dz[...] = dz
+    flag_overflow(t, t.dz)
+
+
+def flag_overflow(t: SimpleNamespace, values: Array) -> None:
+    """Set `overflow`, where the op has it, if float16 cannot hold a value."""
+    if hasattr(t, "overflow"):
+        limit = float(np.finfo(np.float16).max)
+        if not (np.abs(values) < limit + 16).all():  # 65520 rounds to infinity; a NaN compares false
+            t.overflow[0] = 1

@@ -1,0 +1,134 @@
+"""Optimizer steps. Each writes the parameter, its low-precision copy where there is one, and the
+optimizer's state; none of them does anything in a step whose gradients overflowed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from rawnn import random
+from rawnn.step.op import Attributes, define
+from rawnn.step.ops.common import Array, matrix_view, step_of
+
+_CONTEXT = ("rates", "cursor", "clock", "loss_scale", "overflow")
+"""Operands that any update may have: the schedule's rates, where and when this step is, and the
+loss scaling of float16."""
+
+
+def _skipped(t: SimpleNamespace) -> bool:
+    return hasattr(t, "overflow") and bool(t.overflow[0])
+
+
+def _rate(t: SimpleNamespace, a: Attributes) -> float:
+    return float(t.rates[step_of(t, a)]) if hasattr(t, "rates") else float(a["lr"])
+
+
+def _gradient(t: SimpleNamespace, gradient: Array) -> Array:
+    return gradient / gradient.dtype.type(t.loss_scale[0]) if hasattr(t, "loss_scale") else gradient
+
+
+def _global_step(t: SimpleNamespace, a: Attributes) -> int:
+    return int(t.clock[1]) + step_of(t, a)
+
+
+def _store(t: SimpleNamespace, a: Attributes, w: Array, value: Array) -> None:
+    """Write the parameter and its copy; with `stochastic`, round it up or down at random so that
+    the mean is right and small updates are not lost (Gupta et al., 2015)."""
+    if a["stochastic"] and w.dtype == np.float32:
+        flat = matrix_view(value)
+        bits = random.rounding_bits(a["seed"], a["stream"], _global_step(t, a),
+                                    np.arange(flat.size))
+        words = value.astype(np.float32).view(np.uint32)
+        finite = np.isfinite(value)
+        words = np.where(finite, words + bits.reshape(value.shape).astype(np.uint32), words)
+        value = (words & np.uint32(0xFFFF0000)).view(np.float32)
+    w[...] = value
+    if hasattr(t, "copy"):
+        t.copy[...] = w
+
+
+@define("sgd", reads=("w", "dw", *_CONTEXT), writes=("w", "copy"), optional=("copy", *_CONTEXT))
+def sgd(t: SimpleNamespace, a: Attributes) -> None:
+    """w -= lr * (dw + decay * w)."""
+    if _skipped(t):
+        return
+    lr, decay = t.w.dtype.type(_rate(t, a)), t.w.dtype.type(a["decay"])
+    _store(t, a, t.w, t.w - lr * (_gradient(t, t.dw) + decay * t.w))
+
+
+@define("momentum", reads=("w", "dw", "v", *_CONTEXT), writes=("w", "v", "copy"),
+        optional=("copy", *_CONTEXT))
+def momentum(t: SimpleNamespace, a: Attributes) -> None:
+    """g = dw + decay * w; v = momentum * v + g; w -= lr * v, or lr * (g + momentum * v)."""
+    if _skipped(t):
+        return
+    number = t.w.dtype.type
+    lr, mu = number(_rate(t, a)), number(a["momentum"])
+    g = _gradient(t, t.dw) + number(a["decay"]) * t.w
+    t.v[...] = mu * t.v + g
+    _store(t, a, t.w, t.w - lr * (g + mu * t.v if a["nesterov"] else t.v))
+
+
+@define("adam", reads=("w", "dw", "m", "v", *_CONTEXT), writes=("w", "m", "v", "copy"),
+        optional=("copy", "rates", "loss_scale", "overflow"))
+def adam(t: SimpleNamespace, a: Attributes) -> None:
+    """Adam (Kingma and Ba, 2015), bias-corrected; `decoupled` decays the weights beside the
+    gradient (AdamW: Loshchilov and Hutter, 2019)."""
+    if _skipped(t):
+        return
+    number = t.w.dtype.type
+    lr, decay = number(_rate(t, a)), number(a["decay"])
+    step = _global_step(t, a) + 1
+    g, w = _gradient(t, t.dw), t.w
+    if a["decoupled"]:
+        w = w - lr * decay * w
+    else:
+        g = g + decay * w
+    t.m[...] = number(a["beta1"]) * t.m + number(1 - a["beta1"]) * g
+    t.v[...] = number(a["beta2"]) * t.v + number(1 - a["beta2"]) * g * g
+    first = t.m / number(1 - a["beta1"] ** step)
+    second = np.sqrt(t.v / number(1 - a["beta2"] ** step)) + number(a["eps"])
+    _store(t, a, t.w, w - lr * first / second)
+
+
+@define("bias_sgd", reads=("dz", "bias", "rates", "cursor", "loss_scale", "overflow"),
+        writes=("bias",), optional=("rates", "cursor", "loss_scale", "overflow"))
+def bias_sgd(t: SimpleNamespace, a: Attributes) -> None:
+    """bias -= lr * (column sums of dz + decay * bias): bias_grad and sgd in one."""
+    if not _skipped(t):
+        _update_bias(t, a)
+
+
+def _update_bias(t: SimpleNamespace, a: Attributes) -> None:
+    number = t.bias.dtype.type
+    gradient = _gradient(t, t.dz.sum(axis=0))
+    t.bias -= number(_rate(t, a)) * (gradient + number(a["decay"]) * t.bias)
+
+
+@define("weight_update", reads=("dz", "x", "w", "bias", *_CONTEXT), writes=("w", "bias", "copy"),
+        optional=("bias", "copy", *_CONTEXT))
+def weight_update(t: SimpleNamespace, a: Attributes) -> None:
+    """w -= lr * (dz^T x + decay * w), and the bias likewise: gradient and SGD in one, the gradient
+    never stored."""
+    if _skipped(t):
+        return
+    number = t.w.dtype.type
+    lr, decay = number(_rate(t, a)), number(a["decay"])
+    _store(t, a, t.w, t.w - lr * (_gradient(t, t.dz.T @ t.x) + decay * t.w))
+    if hasattr(t, "bias"):
+        _update_bias(t, a)
+
+
+@define("slices_sgd", reads=("partial", "w", "dz", "bias", "cursor"),
+        writes=("w", "bias", "cursor"), optional=("cursor",))
+def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
+    """w -= lr * sum of the slices of partial; bias -= lr * column sums of dz.
+
+    Given a cursor, it also advances it by `steps`.
+    """
+    if hasattr(t, "cursor"):
+        t.cursor[0] += a["steps"]
+    lr = t.w.dtype.type(a["lr"])
+    t.w -= lr * t.partial.reshape(a["slices"], *t.w.shape).sum(axis=0)
+    t.bias -= lr * t.dz.sum(axis=0)

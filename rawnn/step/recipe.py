@@ -1,0 +1,54 @@
+"""What a plan is built for, besides the network: the data's form, the batch, the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rawnn.optimizers import Optimizer
+
+@dataclass(frozen=True)
+class Form:
+    """What a set of examples looks like to a plan.
+
+    `inputs` and `labels` are storage types (labels "" where there are none), `targets` the columns
+    of float targets, 0 for none; with `reconstruct` the targets are the inputs themselves. Inputs
+    become (value * scale - mean) * inverse_std, the latter two per feature and only where
+    `normalised`.
+    """
+
+    examples: int
+    inputs: str = "uint8"
+    labels: str = "uint8"
+    targets: int = 0
+    scale: float = 1.0
+    normalised: bool = False
+    reconstruct: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained.
+
+    `batch` examples a step; `partial` keeps the last, smaller batch of an epoch; `shuffle` draws a
+    new order for each epoch from `seed`; `schedule` is a text of rawnn.schedules.
+    """
+
+    batch: int
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: str = "constant"
+    shuffle: bool = False
+    partial: bool = False
+    seed: int = 0
+    epochs: int = 1
+
+    def steps(self, examples: int) -> int:
+        """Whole batches in an epoch."""
+        return examples // self.batch
+
+    def rest(self, examples: int) -> int:
+        """Examples of the partial batch that is kept, 0 for none."""
+        return examples % self.batch if self.partial else 0
+
+    def updates(self, examples: int) -> int:
+        """Optimizer steps in an epoch."""
+        return self.steps(examples) + (self.rest(examples) > 0)
