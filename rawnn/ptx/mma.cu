@@ -1,17 +1,18 @@
 // mma_nt, mma_nn, mma_tn, mma_update: products on the tensor cores by mma.sync.
 //
 //   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved[m, n])
-//   nt: a[m, k], b[n, k];  nn: a[m, k], b[k, n];  tn: a[k, m], b[k, n];  pitches in elements
-//   mma_update: w[m, n] -= lr * (dz[k, m]^T x[k, n] / loss_scale + decay * w), copy = w rounded,
-//               bias[m] -= lr * column sums of dz / loss_scale: gradient and step in one kernel
+//   nt: a[m, k], b[n, k];  nn: a[m, k], b[k, n];  tn: a[k, m], b[k, n];  as matmul.cu
+//   mma_update: w[rows, cols] -= lr * (dz[batch, rows]^T x[batch, cols] / loss_scale + decay * w),
+//               copy, bias: gradient and step in one kernel, as weight_update.cu
 //
-// Operands: float (rounded to tf32), float16, bfloat16, or any two 8-bit floats (sm_89); sums in
-// SUM: float, or float16 for float16 operands. Null for operands that are absent: bias, saved (with
-// SLOPE None), copy, rates, cursor, clock, loss_scale, overflow. lr is rates[s] where rates is given.
+// template <TA, TB, TC, ACTIVATION, SLOPE, TS, SUM, TILE>, mma_update <TD, TX, TW, TC, BIAS, SUM,
+// TILE>. Operands: float (rounded to tf32), float16, bfloat16, or any two 8-bit floats (sm_89). SUM is
+// float, or float16 for float16 operands. BIAS says that bias is not null. bias, saved (with SLOPE
+// None), overflow and whatever updates.cuh calls optional may be null.
 // Every sum has one order, whatever runs beside it: results repeat bit for bit.
 //
-// Used by `mma`. Launch: grid (ceil(n / BN), ceil(m / BM), CLUSTER) of TILE's threads, clusters of
-// (1, 1, CLUSTER) (more than 1: sm_90), max(STAGES * (BM + BN) * 128, WK * BM * (BN + 8) * 4) bytes of
+// Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of TILE's threads, clusters of
+// CLUSTER along x (more than 1: sm_90), max(STAGES * (BM + BN) * 128, WK * BM * (BN + 8) * 4) bytes of
 // dynamic shared memory. Rows that are not aligned to 16 bytes are copied element by element.
 // Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
@@ -51,7 +52,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   const int warp_m = warp / TILE::kWarpsN % TILE::kWarpsM;
   const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
+  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
 
   // The stages of this block, of all that the inner dimension has.
   int begin = 0;
@@ -162,59 +163,58 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   }
 }
 
-template <typename TA, typename TB, typename TC, typename TBIAS, typename TSAVED,
-          typename ACTIVATION, typename SLOPE, typename SUM, typename TILE>
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename SUM, typename TILE>
 __global__ void __launch_bounds__(TILE::kThreads)
     mma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const TBIAS* __restrict__ bias, const TSAVED* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int m, int n, int k, float alpha, float beta) {
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   pdl_wait();
   pdl_trigger();
-  const ProductEpilogue<TC, TBIAS, TSAVED, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, m, n, alpha, beta};
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TA, typename TB, typename TC, typename TBIAS, typename TSAVED,
-          typename ACTIVATION, typename SLOPE, typename SUM, typename TILE>
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename SUM, typename TILE>
 __global__ void __launch_bounds__(TILE::kThreads)
     mma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const TBIAS* __restrict__ bias, const TSAVED* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int m, int n, int k, float alpha, float beta) {
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   pdl_wait();
   pdl_trigger();
-  const ProductEpilogue<TC, TBIAS, TSAVED, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, m, n, alpha, beta};
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TA, typename TB, typename TC, typename TBIAS, typename TSAVED,
-          typename ACTIVATION, typename SLOPE, typename SUM, typename TILE>
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename SUM, typename TILE>
 __global__ void __launch_bounds__(TILE::kThreads)
     mma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const TBIAS* __restrict__ bias, const TSAVED* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int m, int n, int k, float alpha, float beta) {
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   pdl_wait();
   pdl_trigger();
-  const ProductEpilogue<TC, TBIAS, TSAVED, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, m, n, alpha, beta};
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-// BIAS: bias is not null.
-template <typename TDZ, typename TX, typename TW, typename TCOPY, typename TBIAS, bool BIAS,
-          bool STOCHASTIC, typename SUM, typename TILE>
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM,
+          typename TILE>
 __global__ void __launch_bounds__(TILE::kThreads)
-    mma_update(const TDZ* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-               int ldw, TBIAS* bias, TCOPY* copy, int ldcopy, const float* __restrict__ rates,
+    mma_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+               int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
                const int* __restrict__ cursor, const int* __restrict__ clock,
-               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int m,
-               int n, int k, float lr, float decay, unsigned long long seed, unsigned int stream,
-               int offset) {
+               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
+               int rows, int cols, float lr, float decay, int offset, bool stochastic,
+               unsigned long long seed, unsigned int stream) {
   pdl_wait();
   pdl_trigger();
-  const UpdateEpilogue<TW, TCOPY, TBIAS, STOCHASTIC> epilogue{
-      w, ldw, copy, ldcopy, bias, m, n,
-      step_size(rates, cursor, clock, loss_scale, overflow, lr, offset), decay, seed, stream};
-  block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, m, n, k, epilogue);
+  const auto epilogue =
+      update_epilogue(w, ldw, bias, copy, ldcopy, rates, cursor, clock, loss_scale, overflow, rows,
+                      cols, lr, decay, offset, stochastic, seed, stream);
+  block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

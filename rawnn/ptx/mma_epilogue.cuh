@@ -1,7 +1,7 @@
 // What becomes of a product's sums: shared by mma.cu, wgmma.cu and tiled.cu.
 //
 //   ProductEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved)
-//   UpdateEpilogue:  w -= lr * (sum / loss_scale + decay * w), a 16-bit copy of it, and the bias
+//   UpdateEpilogue:  w -= lr * (sum / loss_scale + decay * w), a rounded copy of it, and the bias
 //
 // The sums come four neighbouring columns at a time, in an order in which the threads of a warp
 // touch whole rows. An epilogue is asked first to `fetch` what it reads from memory, so that these
@@ -9,47 +9,17 @@
 #pragma once
 #include "activations.cuh"
 #include "common.cuh"
-#include "random.cuh"
-#include "types.cuh"
+#include "updates.cuh"
 
-// Four neighbouring elements of a row, of which `count` exist; the rest read as 0.
-template <typename T>
-__device__ __forceinline__ void load_four(float (&values)[4], const T* from, int count,
-                                          bool vector) {
-  if (vector && count >= 4) {
-    load_values<4>(values, from);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = i < count ? to_float(from[i]) : 0.0f;
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ void store_four(T* to, const float (&values)[4], int count,
-                                           bool vector) {
-  if (vector && count >= 4) {
-    store_values<4>(to, values);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i < count) to[i] = from_float<T>(values[i]);
-    }
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ bool four_aligned(const T* pointer, int ld) {
-  return aligned(pointer, ld, 4 * static_cast<int>(sizeof(T)));
-}
-
-// c is TC, bias TBIAS, saved TSAVED; any of bias and saved may be null, c is read where beta != 0.
-template <typename TC, typename TBIAS, typename TSAVED, typename ACTIVATION, typename SLOPE>
+// c [m, n] is TC, saved [m, n] TS; bias and overflow may be null, c is read where beta != 0.
+template <typename TC, typename TS, typename ACTIVATION, typename SLOPE>
 struct ProductEpilogue {
   TC* c;
   int ldc;
-  const TBIAS* bias;
-  const TSAVED* saved;
+  const float* bias;
+  const TS* saved;
   int ldsaved;
+  int* overflow;
   int m, n;
   float alpha, beta;
 
@@ -62,67 +32,58 @@ struct ProductEpilogue {
   __device__ __forceinline__ Fetched fetch(int row, int column) const {
     Fetched found{};
     const int count = row < m ? n - column : 0;
+    const bool whole = count >= 4;
     if (beta != 0.0f) {
-      load_four(found.c, c + static_cast<long long>(row) * ldc + column, count,
-                four_aligned(c, ldc));
+      load_part<4>(found.c, at(c, ldc, row, column), whole && vector_aligned<4>(c, ldc), count);
     }
-    if (bias != nullptr) load_four(found.bias, bias + column, count, four_aligned(bias, 0));
+    if (bias != nullptr) {
+      load_part<4>(found.bias, bias + column, whole && vector_aligned<4>(bias, 0), count);
+    }
     if constexpr (!SLOPE::kIdentity) {
-      load_four(found.saved, saved + static_cast<long long>(row) * ldsaved + column, count,
-                four_aligned(saved, ldsaved));
+      load_part<4>(found.saved, at(saved, ldsaved, row, column),
+                   whole && vector_aligned<4>(saved, ldsaved), count);
     }
     return found;
   }
 
   __device__ __forceinline__ void store(int row, int column, const float (&sums)[4],
                                         const Fetched& found) const {
+    const int count = row < m ? n - column : 0;
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       values[i] = alpha * sums[i] + found.bias[i];
       if (beta != 0.0f) values[i] += beta * found.c[i];
-      values[i] = ACTIVATION::apply(values[i]);
-      values[i] = SLOPE::backward(values[i], found.saved[i]);
+      values[i] = SLOPE::backward(ACTIVATION::apply(values[i]), found.saved[i]);
     }
-    store_four(c + static_cast<long long>(row) * ldc + column, values, row < m ? n - column : 0,
-               four_aligned(c, ldc));
+    store_part<4>(at(c, ldc, row, column), values, count >= 4 && vector_aligned<4>(c, ldc), count);
+    if (overflow != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] = i < count ? values[i] : 0.0f;
+      report_overflow(overflow, poison<TC>(values));
+    }
   }
 };
 
-// How far a step of SGD goes: the factor of the product, the factor of the weight itself, and
-// whether the step is left out.
+// How far a step of SGD goes: the learning rate, and what takes the loss scale out of the gradient.
 struct StepSize {
-  float rate;    // lr, or of this step
-  float factor;  // of the sums: lr / loss_scale
-  int step;      // steps of the whole run before this one, for stochastic rounding
-  bool skip;     // the gradient overflowed
+  float rate;
+  float factor;
+  bool skip;
 };
 
-__device__ __forceinline__ StepSize step_size(const float* rates, const int* cursor,
-                                              const int* clock, const float* loss_scale,
-                                              const int* overflow, float lr, int offset) {
-  const int step = cursor != nullptr ? current_step(cursor, offset) : 0;
-  StepSize size;
-  size.rate = rates != nullptr ? rates[step] : lr;
-  size.factor = loss_scale != nullptr ? size.rate / loss_scale[0] : size.rate;
-  size.step = (clock != nullptr ? clock[1] : 0) + step;
-  size.skip = overflow != nullptr && overflow[0] != 0;
-  return size;
-}
-
-// w [m, n] is TW, its copy TCOPY (null where there is none), bias [m] TBIAS.
-template <typename TW, typename TCOPY, typename TBIAS, bool STOCHASTIC>
+// w [m, n] is TW, its copy TC (null where there is none), bias [m] float.
+template <typename TW, typename TC>
 struct UpdateEpilogue {
   TW* w;
   int ldw;
-  TCOPY* copy;
+  TC* copy;
   int ldcopy;
-  TBIAS* bias;
+  float* bias;
   int m, n;
-  StepSize size;
   float decay;
-  unsigned long long seed;
-  unsigned int stream;
+  StepSize size;
+  Rounding how;
 
   struct Fetched {
     float w[4];
@@ -130,8 +91,8 @@ struct UpdateEpilogue {
 
   __device__ __forceinline__ Fetched fetch(int row, int column) const {
     Fetched found{};
-    load_four(found.w, w + static_cast<long long>(row) * ldw + column, row < m ? n - column : 0,
-              four_aligned(w, ldw));
+    const int count = row < m ? n - column : 0;
+    load_part<4>(found.w, at(w, ldw, row, column), count >= 4 && vector_aligned<4>(w, ldw), count);
     return found;
   }
 
@@ -140,34 +101,32 @@ struct UpdateEpilogue {
     if (size.skip) return;
     const int count = row < m ? n - column : 0;
     float values[4];
-    const float shrink = size.rate * decay;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      values[i] = found.w[i] - (size.factor * sums[i] + shrink * found.w[i]);
+      values[i] = found.w[i] - size.rate * (size.factor * sums[i] + decay * found.w[i]);
     }
-    TW* const to = w + static_cast<long long>(row) * ldw + column;
-    if constexpr (STOCHASTIC) round_by_chance(values, row, column);
-    store_four(to, values, count, four_aligned(w, ldw));
     if (copy != nullptr) {
-      store_four(copy + static_cast<long long>(row) * ldcopy + column, values, count,
-                 four_aligned(copy, ldcopy));
+      store_part<4>(at(copy, ldcopy, row, column), values,
+                    count >= 4 && vector_aligned<4>(copy, ldcopy), count);
     }
+    if constexpr (RoundsByChance<TW>::kPossible) {
+      if (how.stochastic) round_by_chance(values, row, column);
+    }
+    store_part<4>(at(w, ldw, row, column), values, count >= 4 && vector_aligned<4>(w, ldw), count);
   }
 
   __device__ __forceinline__ void store_bias(int row, float sum) const {
     if (row >= m || size.skip) return;
-    const float before = to_float(bias[row]);
-    bias[row] = from_float<TBIAS>(before - size.factor * sum);
+    bias[row] -= size.rate * (size.factor * sum + decay * bias[row]);
   }
 
  private:
   // Values become bfloat16s, still kept as floats. Elements count row by row without padding.
   __device__ __forceinline__ void round_by_chance(float (&values)[4], int row, int column) const {
-    const unsigned int element =
-        static_cast<unsigned int>(row) * static_cast<unsigned int>(n) +
-        static_cast<unsigned int>(column);
+    const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(n) +
+                                 static_cast<unsigned int>(column);
     if (element % 4u == 0u) {
-      const Words words = rounding_group(seed, stream, size.step, element / 8u);
+      const Words words = rounding_group(how.seed, how.stream, how.step, element / 8u);
       const unsigned int low = element % 8u == 0u ? words.word[0] : words.word[2];
       const unsigned int high = element % 8u == 0u ? words.word[1] : words.word[3];
       values[0] = to_float(stochastic_round_bf16(values[0], low & 0xffffu));
@@ -178,9 +137,21 @@ struct UpdateEpilogue {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const unsigned int bits =
-            rounding_bits(seed, stream, size.step, element + static_cast<unsigned int>(i));
+            rounding_bits(how.seed, how.stream, how.step, element + static_cast<unsigned int>(i));
         values[i] = to_float(stochastic_round_bf16(values[i], bits));
       }
     }
   }
 };
+
+// The epilogue of a weight update, from the kernel's arguments.
+template <typename TW, typename TC>
+__device__ __forceinline__ UpdateEpilogue<TW, TC> update_epilogue(
+    TW* w, int ldw, float* bias, TC* copy, int ldcopy, const float* rates, const int* cursor,
+    const int* clock, const float* loss_scale, const int* overflow, int rows, int cols, float lr,
+    float decay, int offset, bool stochastic, unsigned long long seed, unsigned int stream) {
+  const StepSize size = {learning_rate(lr, rates, cursor, offset), unscale(loss_scale),
+                         left_out(overflow)};
+  return {w,    ldw,  copy,  ldcopy, bias, rows,
+          cols, decay, size, rounding(stochastic, seed, stream, cursor, offset, clock)};
+}
