@@ -23,6 +23,10 @@ class DataError(RawnnError):
     """A data set that is missing, corrupt, or does not fit the network."""
 
 
+class CheckpointError(RawnnError):
+    """A checkpoint or state dict that cannot be read, written, or does not fit the network."""
+
+
 class DeviceError(RawnnError):
     """No usable GPU, too old a driver, or a failed call of a CUDA library."""
 

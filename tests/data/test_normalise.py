@@ -90,7 +90,7 @@ def test_refusals(wanted: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Normalisation.of(wanted, np.zeros((4, 2), np.uint8))
     if not isinstance(wanted, Normalisation):
-        with pytest.raises(ConfigError, match="both must be|or neither"):
+        with pytest.raises(ConfigError, match=r"both must be|or neither"):
             Normalisation(1.0, np.zeros(2, np.float32), None)
 
 

@@ -189,7 +189,7 @@ def test_npz_with_a_test_part(tmp_path: Path) -> None:
     data = load_table(tmp_path / "t.npz")
     assert (len(data.train_images), len(data.test_images)) == (9, 4)
     assert (data.image_shape, data.classes) == ((3, 5), 4)
-    with pytest.raises(ConfigError, match="no array 'y'; did you mean 'y_train'|it holds"):
+    with pytest.raises(ConfigError, match=r"no array 'y'; did you mean 'y_train'|it holds"):
         load_table(tmp_path / "t.npz", "y")
 
 
@@ -215,7 +215,7 @@ def test_npz_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="x_test and y_test belong together"):
         read_table(file)
     file.write_bytes(b"PK\x03\x04 no")
-    with pytest.raises(DataError, match="damaged or no .npz file"):
+    with pytest.raises(DataError, match=r"damaged or no \.npz file"):
         read_table(file)
     with open(file, "wb") as stream:
         np.save(stream, X)
