@@ -26,8 +26,6 @@
 #error "mma.cu needs cp.async and mma.sync of 16 x 8 x 16: compute capability 8.0"
 #endif
 
-extern __shared__ __align__(1024) unsigned char dynamic_shared[];
-
 // One block's product: from (m0, n0) on, over its share of the inner dimension, then its epilogue.
 // Where BIAS, blocks of the first column of tiles also add up the rows of op(a).
 template <typename TILE, bool DEEP_A, bool DEEP_B, typename SUM, bool BIAS, typename TA,
@@ -150,16 +148,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   }
   finish(parts);
   if constexpr (BIAS) {
-    static_assert(TILE::kCluster == 1, "a bias is added up in one block");
-    if (blockIdx.x == 0) {
-      for (int row = thread; row < TILE::kM; row += TILE::kThreads) {
-        float sum = 0.0f;
-        for (int i = 0; i < TILE::kWarpsK; ++i) {
-          sum += parts[i * Sums<TILE>::kPart + row * kPitch + TILE::kN];
-        }
-        epilogue.store_bias(m0 + row, sum);
-      }
-    }
+    if (blockIdx.x == 0) finish_bias<TILE>(parts, epilogue, m0, thread);
   }
 }
 

@@ -28,31 +28,35 @@ struct Tile {
   static constexpr int kThreads = 32 * WM * WN * WK;
 };
 
-// Where the elements of one operand's tile lie in shared memory. EXTENT is the tile's BM or BN.
-template <typename T, int EXTENT, bool DEEP>
+// Where the elements of one operand's tile lie in shared memory: EXTENT is the tile's BM or BN, DEPTH
+// elements of the inner dimension are a stage, and STRIDE rows lie between those that neighbouring
+// lanes read at once from a deep tile.
+template <typename T, int EXTENT, bool DEEP,
+          int DEPTH = kStageBytes / static_cast<int>(sizeof(T)), int STRIDE = 1>
 struct Panel {
   using Element = T;
   static constexpr bool kDeep = DEEP;
-  static constexpr int kExtent = EXTENT;
-  static constexpr int kDepth = kStageBytes / static_cast<int>(sizeof(T));
-  static constexpr int kWidth = EXTENT * static_cast<int>(sizeof(T));  // bytes of a wide row
-  static constexpr int kRowBytes = DEEP || kWidth > 128 ? 128 : kWidth;
-  static constexpr int kRows = DEEP ? EXTENT : kDepth;
-  static constexpr int kPanels = DEEP ? 1 : kWidth / kRowBytes;
+  static constexpr int kDepth = DEPTH;
+  static constexpr int kSize = static_cast<int>(sizeof(T));
+  static constexpr int kWidth = (DEEP ? DEPTH : EXTENT) * kSize;  // bytes of a row of all panels
+  static constexpr int kRowBytes = kWidth > 128 ? 128 : kWidth;
+  static constexpr int kRows = DEEP ? EXTENT : DEPTH;
+  static constexpr int kPanels = kWidth / kRowBytes;
   static constexpr int kChunks = kRowBytes / kChunkBytes;  // a row of a panel
   static constexpr int kPanelBytes = kRows * kRowBytes;
   static constexpr int kBytes = kPanels * kPanelBytes;
-  static_assert(DEEP || kWidth % kRowBytes == 0, "a wide tile is whole panels");
+  static_assert(kWidth % kRowBytes == 0 && kRowBytes % kChunkBytes == 0, "whole panels and chunks");
+  static_assert(!DEEP || kPanels == 1, "a deep tile is one panel");
 
   // The permutation of a row's chunks. Wide rows of 4-byte elements are read 4 rows by 2 chunks at
   // once, wide rows of bytes at the rows 0, 1, 4, 5, 8, 9, ...; all others at 8 rows in sequence.
   static __device__ __forceinline__ int key(int row) {
-    if constexpr (!DEEP && sizeof(T) == 4) {
+    if constexpr (!DEEP && kSize == 4) {
       return ((row / (8 / kChunks)) << 1) & (kChunks - 1);
-    } else if constexpr (!DEEP && sizeof(T) == 1) {
+    } else if constexpr (!DEEP && kSize == 1) {
       return kChunks == 8 ? (row & 1) | ((row >> 1) & 6) : (row >> 2) & (kChunks - 1);
     } else {
-      return (row / (8 / kChunks)) & (kChunks - 1);
+      return (row / STRIDE / (8 / kChunks)) & (kChunks - 1);
     }
   }
 
@@ -62,24 +66,43 @@ struct Panel {
   }
 };
 
+// Dynamic shared memory, and addresses in it. On the host (tests) blocks run one at a time.
+#if RAWNN_ARCH
+extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+
 __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
   return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
 }
+#else
+alignas(1024) static unsigned char dynamic_shared[96 * 1024];
 
-// Copies `bytes` (0 .. 16) to shared memory and fills up 16 with zeros; nothing else is read.
-__device__ __forceinline__ void copy_chunk(unsigned int to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+__device__ __forceinline__ unsigned int shared_address(const void* pointer) {
+  return static_cast<unsigned int>(static_cast<const unsigned char*>(pointer) - dynamic_shared);
+}
+#endif
+
+__device__ __forceinline__ void store_chunk(unsigned int to, const unsigned int (&words)[4]) {
+#if RAWNN_ARCH
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
                : "memory");
+#else
+  store_words(dynamic_shared + to, words);
+#endif
 }
 
 __device__ __forceinline__ void commit_copies() {
+#if RAWNN_ARCH >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
 }
 
 // Waits until at most `PENDING` groups of this thread's copies are under way.
 template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() {
+#if RAWNN_ARCH >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
 }
 
 // The bits of an element in the lowest bits of a word.
@@ -108,9 +131,26 @@ __device__ __forceinline__ void copy_elements(unsigned int to, const T* from, in
       if (element < count) word[w] |= element_bits(from + element) << (i * 32 / kInWord % 32);
     }
   }
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word[0]), "r"(word[1]),
-               "r"(word[2]), "r"(word[3])
+  store_chunk(to, word);
+}
+
+// Copies the first `count` elements of a chunk, aligned to 16 bytes, and fills it up with zeros;
+// nothing else is read. In the background from sm_80 on.
+template <typename T>
+__device__ __forceinline__ void copy_chunk(unsigned int to, const T* from, int count) {
+#if RAWNN_ARCH >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(count * static_cast<int>(sizeof(T)))
                : "memory");
+#else
+  if (count == kChunkBytes / static_cast<int>(sizeof(T))) {
+    unsigned int words[4];
+    load_words(words, from);
+    store_chunk(to, words);
+  } else {
+    copy_elements(to, from, count);
+  }
+#endif
 }
 
 // One thread's part in filling stage after stage of an operand's tile.
@@ -118,19 +158,19 @@ template <typename PANEL, int THREADS>
 struct Loader {
   using T = typename PANEL::Element;
   static constexpr int kPerChunk = kChunkBytes / static_cast<int>(sizeof(T));
-  static constexpr int kAcross = PANEL::kDeep ? 8 : PANEL::kChunks * PANEL::kPanels;
+  static constexpr int kAcross = PANEL::kChunks * PANEL::kPanels;
   static constexpr int kCopies = PANEL::kBytes / kChunkBytes;
   static constexpr int kRowStep = THREADS / kAcross;  // rows between a thread's copies
   static constexpr int kPasses = (kCopies + THREADS - 1) / THREADS;
   static_assert(THREADS % kAcross == 0, "a pass covers whole rows");
 
-  const T* source;   // of this thread's first copy of the next stage
-  long long stride;  // elements between its copies
-  long long advance; // elements from stage to stage
-  int row;           // in the tile, of its first copy
-  int limit;         // deep: rows that exist; wide: elements of its chunk that exist
-  int depth;         // elements of the inner dimension left, seen from this thread's first copy
-  unsigned int to;   // bytes from the tile's start, of its first copy where the key is 0
+  const T* source;    // of this thread's first copy of the next stage
+  long long stride;   // elements between its copies
+  long long advance;  // elements from stage to stage
+  int row;            // in the tile, of its first copy
+  int limit;          // deep: rows that exist; wide: elements of its chunk that exist
+  int depth;          // elements of the inner dimension left, seen from this thread's first copy
+  unsigned int to;    // bytes from the tile's start to its panel
   int chunk;
   bool vector;
 
@@ -163,9 +203,9 @@ struct Loader {
     if (vector) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        const int bytes = count(pass) * static_cast<int>(sizeof(T));
-        const T* from = bytes > 0 ? source + pass * stride : matrix;
-        if (inside(pass)) copy_chunk(target(tile, pass), from, bytes);
+        const int exist = count(pass);
+        const T* from = exist > 0 ? source + pass * stride : matrix;
+        if (inside(pass)) copy_chunk(target(tile, pass), from, exist);
       }
     } else {
 #pragma unroll 1

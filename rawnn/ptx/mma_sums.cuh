@@ -131,3 +131,17 @@ struct Finish {
     sums.done();
   }
 };
+
+// The bias of an update, whose sums stand behind the last column of every part.
+template <typename TILE, typename EPILOGUE>
+__device__ __forceinline__ void finish_bias(const float* parts, const EPILOGUE& epilogue, int m0,
+                                            int thread) {
+  static_assert(TILE::kCluster == 1, "a bias is added up in one block");
+  for (int row = thread; row < TILE::kM; row += TILE::kThreads) {
+    float sum = 0.0f;
+    for (int part = 0; part < TILE::kWarpsK; ++part) {
+      sum += parts[part * Sums<TILE>::kPart + row * Sums<TILE>::kPitch + TILE::kN];
+    }
+    epilogue.store_bias(m0 + row, sum);
+  }
+}

@@ -1,0 +1,236 @@
+// tiled_nt, tiled_nn, tiled_tn, tiled_update: products through tiles in shared memory and in
+// registers, with float arithmetic, for operands of any types.
+//
+//   The products, operands and scalars of matmul.cu and weight_update.cu.
+//
+// template <TA, TB, TC, ACTIVATION, SLOPE, TS, TILE>, tiled_update <TD, TX, TW, TC, BIAS, TILE>; any
+// storage types. BIAS says that bias is not null; the other optional operands may be null. The lanes
+// of a warp stand 4 down and 8 across, so a thread has BM / WM / 4 by BN / WN / 8 elements, in groups
+// of 4 by 4.
+//
+// Used by `tiled`. Launch: as mma.cu, without clusters; a stage is 32 elements of the inner dimension,
+// so dynamic shared memory is STAGES * 32 * (BM * sizeof(TA) + BN * sizeof(TB)) bytes, or
+// WK * BM * (BN + 8) * 4 where WK > 1 and that is more.
+// Limit: shared-memory reads at 4 x 4 elements a thread, multiply-adds at 8 x 8.
+#include "mma_copy.cuh"
+#include "mma_epilogue.cuh"
+#include "mma_sums.cuh"
+#include "pdl.cuh"
+
+constexpr int kTiledDepth = 32;
+
+// What a thread reads of an operand's tile: `GROUPS` times four rows (or columns), SPAN apart.
+template <typename PANEL, int GROUPS, int SPAN>
+struct Quads {
+  using T = typename PANEL::Element;
+  static constexpr int kPerChunk = kChunkBytes / PANEL::kSize;
+
+  const unsigned char* tile;
+  int first;  // the thread's first row or column
+
+  // values[i][j]: row i, inner element `at` + j; `at` is a multiple of 4.
+  __device__ __forceinline__ void load(float (&values)[4 * GROUPS][4], int at) const {
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+      const int place = first + group * SPAN;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float four[4];
+        if constexpr (PANEL::kDeep) {
+          read(four, PANEL::offset(place + i, at / kPerChunk), at % kPerChunk);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) values[4 * group + i][j] = four[j];
+        } else {
+          const int chunk = place / kPerChunk;
+          read(four, chunk / PANEL::kChunks * PANEL::kPanelBytes +
+                         PANEL::offset(at + i, chunk % PANEL::kChunks),
+               place % kPerChunk);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) values[4 * group + j][i] = four[j];
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void read(float (&four)[4], int chunk, int element) const {
+    load_values<4>(four, reinterpret_cast<const T*>(tile + chunk) + element);
+  }
+};
+
+template <typename TILE, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA, typename TB,
+          typename EPILOGUE>
+__device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b, int ldb, int m,
+                                              int n, int k, const EPILOGUE& epilogue) {
+  constexpr int kRows = TILE::kM / TILE::kWarpsM / 4;   // of a thread
+  constexpr int kColumns = TILE::kN / TILE::kWarpsN / 8;
+  constexpr int kStages = TILE::kStages;
+  using PanelA = Panel<TA, TILE::kM, DEEP_A, kTiledDepth, 4>;
+  using PanelB = Panel<TB, TILE::kN, DEEP_B, kTiledDepth, 4>;
+  constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
+  static_assert(kRows % 4 == 0 && kColumns % 4 == 0, "a thread takes groups of 4 by 4");
+  static_assert(TILE::kCluster == 1, "no clusters");
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int across = warp % TILE::kWarpsN * 8 + lane % 8;
+  const int down = warp / TILE::kWarpsN % TILE::kWarpsM * 4 + lane / 8;
+  const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
+  const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
+  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
+  constexpr int kSpanM = TILE::kWarpsM * 16;
+  constexpr int kSpanN = TILE::kWarpsN * 32;
+
+  Loader<PanelA, TILE::kThreads> load_a(a, lda, m0, m, 0, k, thread);
+  Loader<PanelB, TILE::kThreads> load_b(b, ldb, n0, n, 0, k, thread);
+  const int stages = (k + kTiledDepth - 1) / kTiledDepth;
+  const unsigned int shared = shared_address(dynamic_shared);
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < stages) {
+      load_a.load(shared + stage * kTile, a);
+      load_b.load(shared + stage * kTile + PanelA::kBytes, b);
+    }
+    commit_copies();
+  }
+
+  float sums[kRows][kColumns] = {};
+  float bias[kRows] = {};
+  int slot = 0;
+  for (int stage = 0; stage < stages; ++stage) {
+    wait_for_copies<kStages - 2>();
+    __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
+    const int ahead = slot == 0 ? kStages - 1 : slot - 1;
+    if (stage + kStages - 1 < stages) {
+      load_a.load(shared + ahead * kTile, a);
+      load_b.load(shared + ahead * kTile + PanelA::kBytes, b);
+    }
+    commit_copies();
+    const unsigned char* const tile = dynamic_shared + slot * kTile;
+    const Quads<PanelA, kRows / 4, kSpanM> quads_a{tile, down * 4};
+    const Quads<PanelB, kColumns / 4, kSpanN> quads_b{tile + PanelA::kBytes, across * 4};
+    constexpr int kOwn = kTiledDepth / TILE::kWarpsK;
+#pragma unroll 2
+    for (int i = 0; i < kOwn; i += 4) {
+      float left[kRows][4];
+      float right[kColumns][4];
+      quads_a.load(left, warp_k * kOwn + i);
+      quads_b.load(right, warp_k * kOwn + i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+          for (int column = 0; column < kColumns; ++column) {
+            sums[row][column] = fmaf(left[row][j], right[column][j], sums[row][column]);
+          }
+        }
+      }
+      if (BIAS && blockIdx.x == 0) {
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) bias[row] += left[row][j];
+        }
+      }
+    }
+    slot = slot == kStages - 1 ? 0 : slot + 1;
+  }
+
+  if constexpr (TILE::kWarpsK == 1) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = m0 + i / 4 * kSpanM + down * 4 + i % 4;
+#pragma unroll
+      for (int group = 0; group < kColumns / 4; ++group) {
+        const int column = n0 + group * kSpanN + across * 4;
+        float four[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
+        epilogue.store(row, column, four, epilogue.fetch(row, column));
+      }
+      if constexpr (BIAS) {
+        if (blockIdx.x == 0 && across == 0) epilogue.store_bias(row, bias[i]);
+      }
+    }
+  } else {
+    wait_for_copies<0>();
+    __syncthreads();  // the operands are done with: their place takes the sums
+    float* const parts = reinterpret_cast<float*>(dynamic_shared);
+    float* const part = parts + warp_k * Sums<TILE>::kPart;
+    constexpr int kPitch = Sums<TILE>::kPitch;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float* const to = part + (i / 4 * kSpanM + down * 4 + i % 4) * kPitch;
+#pragma unroll
+      for (int group = 0; group < kColumns / 4; ++group) {
+        float four[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
+        store_values<4>(to + group * kSpanN + across * 4, four);
+      }
+      if (BIAS && across == 0) to[TILE::kN] = bias[i];
+    }
+    Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+    finish(parts);
+    if constexpr (BIAS) {
+      if (blockIdx.x == 0) finish_bias<TILE>(parts, epilogue, m0, thread);
+    }
+  }
+}
+
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    tiled_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  pdl_wait();
+  pdl_trigger();
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+  block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    tiled_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  pdl_wait();
+  pdl_trigger();
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+  block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    tiled_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  pdl_wait();
+  pdl_trigger();
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+  block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    tiled_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+                 int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
+                 const int* __restrict__ cursor, const int* __restrict__ clock,
+                 const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
+                 int rows, int cols, float lr, float decay, int offset, bool stochastic,
+                 unsigned long long seed, unsigned int stream) {
+  pdl_wait();
+  pdl_trigger();
+  const auto epilogue =
+      update_epilogue(w, ldw, bias, copy, ldcopy, rates, cursor, clock, loss_scale, overflow, rows,
+                      cols, lr, decay, offset, stochastic, seed, stream);
+  block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
