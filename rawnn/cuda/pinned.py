@@ -44,7 +44,7 @@ class PinnedBuffer:
             raise ValueError(f"{self.purpose}: an array of {wanted:,} bytes does not fit in "
                              f"{self.nbytes:,}")
         raw = (ctypes.c_ubyte * self.nbytes).from_address(self.address)
-        return np.ndarray(shape, np.dtype(dtype), raw)
+        return np.ndarray(shape, np.dtype(dtype), memoryview(raw))
 
     def close(self) -> None:
         """Free the memory; a second call is harmless. The driver waits for work that uses it."""

@@ -1,0 +1,386 @@
+"""The caching allocator: its blocks, what makes reuse safe, and what happens when memory is out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rawnn.cuda.allocators import Pool
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.memory import Allocation
+from rawnn.cuda.stream import Stream
+from rawnn.errors import OutOfMemory
+from rawnn.sim import Fault, Race, Simulation
+from tests.sim.work import relu, vector
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def pool(device: Device) -> Iterator[Pool]:
+    made = Pool(device.driver, device.memory, device.stream)
+    yield made
+    made.close()
+
+
+def blocks(pool: Pool) -> list[Any]:
+    """Every block, by address."""
+    out = list(pool._out.values()) + [block for block, _ in pool._deferred]
+    free = [b for lane in pool._lanes.values() for f in lane.free.values() for b in f]
+    return sorted(out + free, key=lambda block: block.address)
+
+
+def check(pool: Pool) -> None:
+    """The blocks of each segment fill it, are chained in order, and no two free neighbours of one
+    stream lie beside each other."""
+    found = blocks(pool)
+    for segment in pool._segments.values():
+        inside = [b for b in found if b.segment is segment]
+        assert inside[0].address == segment.address
+        assert inside[0].before is None
+        assert inside[-1].behind is None
+        assert sum(b.nbytes for b in inside) == segment.nbytes
+        for first, second in pairwise(inside):
+            assert first.address + first.nbytes == second.address
+            assert first.behind is second
+            assert second.before is first
+            listed = [b in b.lane.free[b.large] for b in (first, second)]
+            assert not (all(listed) and first.lane is second.lane)
+    statistics = pool.statistics()
+    assert statistics.reserved == sum(b.nbytes for b in found)
+    assert statistics.current == sum(b.out.nbytes for b in found if b.out)
+    assert statistics.largest_free <= statistics.free <= statistics.reserved
+    assert 0 <= statistics.fragmentation < 1
+
+
+# -- sizes, splits and merges ---------------------------------------------------------------------
+def test_small_blocks_share_a_segment(pool: Pool, device: Device) -> None:
+    first, second = pool.allocate(100, "first"), pool.allocate(512, "second")
+    third = pool.allocate(1, "third")
+    assert second.address == first.address + 512
+    assert third.address == second.address + 1024  # 512 bytes and one to spare
+    statistics = pool.statistics()
+    assert (statistics.reserved, statistics.current, statistics.peak) == (2 * MIB, 613, 613)
+    assert (statistics.hits, statistics.misses, statistics.splits) == (2, 1, 3)
+    assert device.memory.calls == 1
+    check(pool)
+
+
+@pytest.mark.parametrize(("nbytes", "segment"), [
+    (MIB - 1, 2 * MIB), (MIB, 2 * MIB), (2 * MIB - 512, 2 * MIB), (2 * MIB, 4 * MIB),
+    (5 * MIB, 6 * MIB),
+])
+def test_sizes_of_segments(pool: Pool, nbytes: int, segment: int) -> None:
+    pool.allocate(nbytes, "one")
+    assert pool.statistics().reserved == segment
+    check(pool)
+
+
+def test_a_large_request_has_a_segment_of_its_own(pool: Pool, device: Device) -> None:
+    pool.allocate(512, "small")
+    large = pool.allocate(3 * MIB, "large")
+    assert device.memory.calls == 2
+    pool.free(large)
+    again = pool.allocate(3 * MIB, "again")
+    assert again.address == large.address
+    assert pool.statistics().hits == 1
+
+
+def test_the_smallest_block_that_fits_is_taken(pool: Pool) -> None:
+    kept, holes = [], []
+    for size in (4000, 1000, 2000):
+        holes.append(pool.allocate(size, "hole"))
+        kept.append(pool.allocate(1, "between"))
+    for hole in holes:
+        pool.free(hole)
+    assert pool.allocate(900, "fits the second").address == holes[1].address
+    assert pool.allocate(1600, "fits the third").address == holes[2].address
+    assert pool.allocate(1600, "fits the first").address == holes[0].address
+    check(pool)
+
+
+def test_neighbours_merge_on_both_sides(pool: Pool) -> None:
+    parts = [pool.allocate(1000, str(i)) for i in range(4)]
+    for index in (0, 2, 1, 3):
+        pool.free(parts[index])
+        check(pool)
+    statistics = pool.statistics()
+    assert statistics.merges == 4  # 1 joins two, 3 joins what is before and the rest of the segment
+    assert (statistics.free, statistics.largest_free) == (2 * MIB, 2 * MIB)
+    assert statistics.fragmentation == 0
+
+
+def test_a_cached_large_segment_is_split_and_joined(pool: Pool) -> None:
+    pool.free(pool.allocate(9 * MIB, "first"))
+    half = pool.allocate(4 * MIB, "half")
+    other = pool.allocate(4 * MIB, "other half")
+    assert pool.statistics().reserved == 10 * MIB
+    check(pool)
+    pool.free(half)
+    pool.free(other)
+    assert pool.statistics().largest_free == 10 * MIB
+
+
+def test_fragmentation(pool: Pool) -> None:
+    parts = [pool.allocate(100 * KIB, str(i)) for i in range(20)]
+    for part in parts[::2]:
+        pool.free(part)
+    statistics = pool.statistics()
+    assert statistics.largest_free < statistics.free
+    assert statistics.fragmentation == pytest.approx(1 - statistics.largest_free / statistics.free)
+
+
+def test_freeing_twice_or_what_is_foreign_does_nothing(pool: Pool) -> None:
+    first = pool.allocate(100, "first")
+    pool.free(first)
+    pool.free(first)
+    second = pool.allocate(100, "second")
+    assert second.address == first.address
+    pool.free(first)  # the block is the second's now
+    pool.free(Allocation(4711, 1, "foreign"))
+    pool.used_on(Allocation(4711, 1, "foreign"), pool._stream)
+    assert pool.statistics().current == 100
+    check(pool)
+
+
+sizes = st.one_of(st.integers(0, 5000), st.integers(0, 3 * MIB))
+actions = st.lists(st.tuples(st.sampled_from("aaffu"), sizes, st.integers(0, 2)), max_size=60)
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions)
+def test_any_sequence_keeps_the_blocks_in_order(actions: list[tuple[str, int, int]]) -> None:
+    simulation = Simulation()
+    device = Device(simulation.backend())
+    streams = [device.stream, Stream(device.driver), Stream(device.driver)]
+    pool = Pool(device.driver, device.memory, device.stream)
+    live: list[Allocation] = []
+    for kind, number, which in actions:
+        if kind == "a":
+            made = pool.allocate(number, "made", streams[which])
+            assert made.address % 256 == 0
+            assert all(made.address + made.nbytes <= other.address
+                       or other.address + other.nbytes <= made.address for other in live)
+            live.append(made)
+        elif live and kind == "f":
+            pool.free(live.pop(number % len(live)))
+        elif live:
+            pool.used_on(live[number % len(live)], streams[which])
+        check(pool)
+    for allocation in live:
+        pool.free(allocation)
+    assert pool.statistics().current == 0
+    assert pool.statistics().peak <= pool.statistics().reserved
+    reserved = pool.statistics().reserved
+    assert pool.release_cached() == reserved
+    assert pool.statistics().reserved == 0
+    pool.close()
+    for stream in streams[1:]:
+        stream.close()
+    device.close()
+    simulation.assert_clean()
+
+
+def test_after_everything_is_free_everything_can_be_given_back(pool: Pool, device: Device) -> None:
+    held = [pool.allocate(size, "held") for size in (10, 600 * KIB, 900 * KIB, 3 * MIB, 700 * KIB)]
+    reserved = pool.statistics().reserved
+    assert pool.release_cached() == 0
+    for allocation in held:
+        pool.free(allocation)
+    assert pool.release_cached() == reserved
+    assert device.memory.current == pool.statistics().reserved == 0
+    check(pool)
+
+
+# -- streams --------------------------------------------------------------------------------------
+def busy(device: Device, stream: Stream, address: int, count: int = 1) -> None:
+    """Work on `stream` that writes 8 floats at `address`."""
+    z = vector(device, 1.0)
+    for _ in range(count):
+        relu(device, z, address, stream=stream).run(0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_stream_reuses_at_once(seed: int) -> None:
+    device = Device(Simulation(seed).backend())
+    pool = Pool(device.driver, device.memory, device.stream)
+    first = pool.allocate(32, "first")
+    busy(device, device.stream, first.address)
+    pool.free(first)
+    second = pool.allocate(32, "second")
+    assert second.address == first.address
+    busy(device, device.stream, second.address)
+    device.stream.synchronize()
+    pool.close()
+    device.close()
+    device.driver.simulation.assert_clean()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_another_stream_never_gets_memory_that_is_in_use(seed: int) -> None:
+    device = Device(Simulation(seed).backend())
+    other = Stream(device.driver)
+    pool = Pool(device.driver, device.memory, device.stream)
+    seen = set()
+    for _ in range(12):
+        for stream in (device.stream, other):
+            made = pool.allocate(32, "made", stream)
+            seen.add(made.address)
+            busy(device, stream, made.address, 3)
+            pool.free(made)
+    device.driver.cuCtxSynchronize()  # a race would be raised here
+    assert 2 <= len(seen) <= 4
+    pool.close()
+    other.close()
+    device.close()
+    device.driver.simulation.assert_clean()
+
+
+def test_another_stream_gets_memory_that_the_device_is_done_with(device: Device) -> None:
+    other = Stream(device.driver)
+    pool = Pool(device.driver, device.memory, device.stream)
+    first = pool.allocate(3 * MIB, "first")
+    busy(device, device.stream, first.address, 8)
+    pool.free(first)
+    second = pool.allocate(3 * MIB, "second", other)
+    assert second.address != first.address  # still at work: the driver is asked instead
+    device.stream.synchronize()
+    third = pool.allocate(3 * MIB, "third", other)
+    assert third.address == first.address
+    assert pool.statistics().misses == 2
+    pool.free(third)
+    assert pool.allocate(3 * MIB, "fourth", other).address == first.address
+    pool.close()
+    other.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("said", [True, False])
+def test_memory_that_two_streams_use(said: bool, seed: int) -> None:
+    """Without `used_on` the race is the caller's, and is seen."""
+    device = Device(Simulation(seed).backend())
+    other = Stream(device.driver)
+    pool = Pool(device.driver, device.memory, device.stream)
+    shared = pool.allocate(32, "shared")
+    busy(device, other, shared.address, 6)
+    if said:
+        pool.used_on(shared, other)
+    pool.free(shared)
+    second = pool.allocate(32, "second")
+    busy(device, device.stream, second.address)
+    if said:
+        assert second.address != shared.address
+        device.driver.cuCtxSynchronize()
+        third = pool.allocate(16, "third")
+        assert third.address == shared.address
+        check(pool)
+        pool.close()
+        other.close()
+        device.close()
+        device.driver.simulation.assert_clean()
+    else:
+        with pytest.raises(Race):
+            device.driver.cuCtxSynchronize()
+
+
+# -- out of memory, and failing calls -------------------------------------------------------------
+def test_out_of_memory_gives_back_what_is_cached_and_tries_once_more() -> None:
+    device = Device(Simulation(memory=8 * MIB).backend())
+    pool = Pool(device.driver, device.memory, device.stream)
+    pool.free(pool.allocate(5 * MIB, "first"))
+    kept = pool.allocate(100, "kept")
+    large = pool.allocate(5 * MIB + 512 * KIB, "larger")
+    assert pool.statistics().retries == 0  # fits in the first
+    pool.free(large)
+    with pytest.raises(OutOfMemory, match=r"no room for 8,388,608 bytes \(pool, for too large\)"):
+        pool.allocate(7 * MIB, "too large")
+    assert pool.statistics().retries == 1
+    assert pool.statistics().reserved == 2 * MIB  # the small segment, which is in use
+    pool.free(kept)
+    assert pool.allocate(7 * MIB, "now").nbytes == 7 * MIB
+    assert pool.statistics().retries == 2
+    pool.close()
+    device.close()
+    device.driver.simulation.assert_clean()
+
+
+def test_out_of_memory_with_nothing_cached_is_not_tried_again() -> None:
+    device = Device(Simulation(memory=4 * MIB).backend())
+    pool = Pool(device.driver, device.memory, device.stream)
+    with pytest.raises(OutOfMemory):
+        pool.allocate(5 * MIB, "too large")
+    assert device.driver.simulation.faults.count("cuMemAlloc") == 1
+    assert pool.statistics().retries == 0
+
+
+def test_out_of_memory_waits_for_other_users_of_what_is_cached() -> None:
+    device = Device(Simulation(memory=8 * MIB).backend())
+    other = Stream(device.driver)
+    pool = Pool(device.driver, device.memory, device.stream)
+    z = vector(device, 1.0)
+    shared = pool.allocate(3 * MIB, "shared")
+    pool.used_on(shared, other)
+    for _ in range(9):
+        relu(device, z, shared.address, stream=other).run(0)
+    pool.free(shared)
+    assert pool.allocate(5 * MIB, "larger").nbytes == 5 * MIB
+    pool.close()
+    other.close()
+    device.close()
+    device.driver.simulation.assert_clean()
+
+
+def run_all(simulation: Simulation) -> None:
+    """Everything a pool does; what it holds is released whatever happens."""
+    device = Device(simulation.backend())
+    try:
+        other = Stream(device.driver)
+        pool = Pool(device.driver, device.memory, device.stream)
+        try:
+            z = pool.allocate(32, "z")
+            device.to_device(z.address, np.ones(8, np.float32), "z")
+            first = pool.allocate(32, "first")
+            pool.used_on(first, other)
+            relu(device, z.address, first.address, stream=other).run(0)
+            pool.free(first)
+            relu(device, z.address, pool.allocate(32, "second").address).run(0)
+            third = pool.allocate(32, "third", other)
+            pool.free(third)
+            pool.allocate(32, "fourth")
+            fifth = pool.allocate(32, "fifth")
+            for _ in range(4):
+                relu(device, z.address, fifth.address, stream=other).run(0)
+            pool.used_on(fifth, other)
+            pool.free(fifth)
+            pool.release_cached()
+        finally:
+            try:
+                pool.close()
+            finally:
+                other.close()
+    finally:
+        device.close()
+
+
+def test_every_call_can_fail_and_nothing_is_left_behind() -> None:
+    clean = Simulation()
+    run_all(clean)
+    clean.assert_clean()
+    names = clean.calls
+    assert {"cuEventRecord", "cuEventQuery", "cuEventSynchronize"} <= set(names)
+    for index, name in enumerate(names):
+        simulation = Simulation()
+        simulation.faults.add(Fault(index=index))
+        with pytest.raises((CallFailed, OutOfMemory, Exception)) as caught:
+            run_all(simulation)
+        assert name in str(caught.value)
+        left = {leak.kind for leak in simulation.leaks()}
+        assert not left or any(w in name for w in ("Destroy", "Free", "Unload", "Release")), \
+            (name, left)
