@@ -30,7 +30,7 @@ struct LogitCrossEntropy {
 template <typename TT>
 __global__ void __launch_bounds__(1024)
     bce(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
-        const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+        const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
         float* __restrict__ loss, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(1024)
 template <typename TT>
 __global__ void __launch_bounds__(1024)
     bce_accuracy(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
-                 const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+                 const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
                  int* __restrict__ correct, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(1024)
     bce_gradient(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
                  const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
                  const float* __restrict__ loss_scale, int* __restrict__ overflow,
-                 unsigned int* __restrict__ workspace, float* __restrict__ loss,
+                 int* __restrict__ workspace, float* __restrict__ loss,
                  int* __restrict__ correct, int rows, int cols) {
   pdl_wait();
   pdl_trigger();

@@ -187,7 +187,7 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
                                        int offset, TD* __restrict__ dz, int lddz,
                                        const float* __restrict__ loss_scale,
                                        int* __restrict__ overflow,
-                                       unsigned int* __restrict__ workspace, float* loss,
+                                       int* __restrict__ workspace, float* loss,
                                        int* correct, int rows, int cols) {
   const int step = current_step(cursor, offset);
   const int threads = static_cast<int>(blockDim.x);
@@ -228,7 +228,7 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
 
 __global__ void __launch_bounds__(1024)
     cross_entropy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
-                  const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+                  const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
                   float* __restrict__ loss, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(1024)
 
 __global__ void __launch_bounds__(1024)
     accuracy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
-             const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+             const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
              int* __restrict__ correct, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(1024)
 
 __global__ void __launch_bounds__(1024)
     loss_accuracy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
-                  const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+                  const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
                   float* __restrict__ loss, int* __restrict__ correct, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(1024)
     loss_gradient(const float* __restrict__ p, int ldp, const int* __restrict__ y,
                   const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
                   const float* __restrict__ loss_scale, int* __restrict__ overflow,
-                  unsigned int* __restrict__ workspace, float* __restrict__ loss,
+                  int* __restrict__ workspace, float* __restrict__ loss,
                   int* __restrict__ correct, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(1024)
     softmax_loss_gradient(const float* __restrict__ z, int ldz, const int* __restrict__ y,
                           const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
                           const float* __restrict__ loss_scale, int* __restrict__ overflow,
-                          unsigned int* __restrict__ workspace, float* __restrict__ loss,
+                          int* __restrict__ workspace, float* __restrict__ loss,
                           int* __restrict__ correct, int rows, int cols) {
   pdl_wait();
   pdl_trigger();

@@ -1,7 +1,7 @@
 // How the loss kernels add up what a step reports: over the block, and over the grid where there is
 // more than one block, always in the same order, so that results repeat bit for bit.
 //
-// Several blocks need a workspace of 1 + 2 * blocks words of 32 bits, whose first is 0 at the first
+// Several blocks need a workspace of int32 [1 + 2 * blocks], whose first is 0 at the first
 // launch and after every launch: each block leaves its sums there, and the last one to come (by a
 // ticket) adds them up. Launches that share a workspace must follow one another.
 #pragma once
@@ -25,30 +25,30 @@ __device__ __forceinline__ void block_tally(Tally& tally, const float* loss, con
 }
 
 // Writes loss[step] = the sum over `terms` (a mean) and correct[step]. All threads must call it.
-__device__ __forceinline__ void report_tally(Tally tally, unsigned int* __restrict__ workspace,
+__device__ __forceinline__ void report_tally(Tally tally, int* __restrict__ workspace,
                                              int step, float terms, float* loss, int* correct) {
   block_tally(tally, loss, correct);
   const int blocks = static_cast<int>(gridDim.x);
   const int thread = static_cast<int>(threadIdx.x);
   if (blocks > 1) {
     __shared__ bool last;
-    volatile unsigned int* const partial = workspace + 1;
+    volatile int* const partial = workspace + 1;
     if (thread == 0) {
-      partial[2 * blockIdx.x] = __float_as_uint(tally.loss);
-      partial[2 * blockIdx.x + 1] = static_cast<unsigned int>(tally.right);
+      partial[2 * blockIdx.x] = __float_as_int(tally.loss);
+      partial[2 * blockIdx.x + 1] = tally.right;
       __threadfence();
-      last = atomicAdd(workspace, 1u) == static_cast<unsigned int>(blocks - 1);
+      last = atomicAdd(workspace, 1) == blocks - 1;
     }
     __syncthreads();
     if (!last) return;
     __threadfence();
     tally = {0.0f, 0};
     for (int block = thread; block < blocks; block += static_cast<int>(blockDim.x)) {
-      tally.loss += __uint_as_float(partial[2 * block]);
-      tally.right += static_cast<int>(partial[2 * block + 1]);
+      tally.loss += __int_as_float(partial[2 * block]);
+      tally.right += partial[2 * block + 1];
     }
     block_tally(tally, loss, correct);
-    if (thread == 0) *workspace = 0u;
+    if (thread == 0) *workspace = 0;
   }
   if (thread == 0) {
     if (loss != nullptr) loss[step] = tally.loss / terms;

@@ -22,7 +22,7 @@ struct SquaredError {
 template <typename TT>
 __global__ void __launch_bounds__(1024)
     mse(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
-        const int* __restrict__ cursor, int offset, unsigned int* __restrict__ workspace,
+        const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
         float* __restrict__ loss, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(1024)
     mse_gradient(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
                  const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
                  const float* __restrict__ loss_scale, int* __restrict__ overflow,
-                 unsigned int* __restrict__ workspace, float* __restrict__ loss, int rows,
+                 int* __restrict__ workspace, float* __restrict__ loss, int rows,
                  int cols) {
   pdl_wait();
   pdl_trigger();

@@ -48,7 +48,7 @@ __device__ __forceinline__ void report_pointwise(
     const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
     const int* __restrict__ cursor, int offset, TD* dz, int lddz,
     const float* __restrict__ loss_scale, int* __restrict__ overflow,
-    unsigned int* __restrict__ workspace, float* loss, int* correct, int rows, int cols) {
+    int* __restrict__ workspace, float* loss, int* correct, int rows, int cols) {
   const int step = current_step(cursor, offset);
   const Tally tally = pointwise<LOSS>(z, ldz, t, ldt, dz, lddz, loss_scale, overflow, rows, cols,
                                       correct != nullptr);

@@ -321,6 +321,11 @@ inline float __int_as_float(int bits) {
   return value;
 }
 
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
 inline float __uint_as_float(unsigned int bits) { return __int_as_float(static_cast<int>(bits)); }
 inline unsigned int __float_as_uint(float value) {
   unsigned int bits;
@@ -331,10 +336,10 @@ inline unsigned int __float_as_uint(float value) {
 inline int atomicExch(int* address, int value) {
   return __atomic_exchange_n(address, value, __ATOMIC_SEQ_CST);
 }
-inline unsigned int atomicAdd(unsigned int* address, unsigned int value) {
+inline int atomicAdd(int* address, int value) {
   return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
 }
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence() {}  // blocks run one at a time
 
 inline void __syncthreads() { cuda_host::block_wait(); }
 

@@ -3,39 +3,101 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from emulated_arrays import DTYPES, pitch
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[2]))
+
+from rawnn.ptx.signature import KernelSignature, find_kernel, parse_kernels  # noqa: E402
+
 SOURCES = HERE.parents[2] / "rawnn" / "ptx"
-EXPRESSIONS = (
-    *(f"matmul_nt<float,{b},{r}>" for b in ("false", "true") for r in ("false", "true")),
-    "matmul_nn<float>",
-    "matmul_tn<float>",
-    "bias_add<float>",
-    "bias_grad<float>",
-    "bias_sgd<float>",
-    "relu<float>",
-    "relu_backward<float>",
-    "softmax<float>",
-    "softmax_backward<float>",
-    "cross_entropy<float>",
-    "accuracy<float>",
-    "loss_accuracy<float>",
-    "loss_gradient<float>",
-    "softmax_loss_gradient<float>",
-    "sgd<float>",
-    *(f"sum_slices<float,{b},{r}>" for b in ("false", "true") for r in ("false", "true")),
-    "slices_sgd<float>",
-)
-FILES = (
-    "matmul", "bias", "relu", "softmax", "loss", "sgd", "slices",
-)  # fmt: skip
+SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
+SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
+    "matmul": (
+        "matmul_nt<float,float,float,false,None>",
+        "matmul_nt<float,float,float,true,Relu>",
+        "matmul_nt<bfloat16,bfloat16,bfloat16,true,Gelu>",
+        "matmul_nt<float16,float16,float16,true,Tanh,None,float16,float16>",
+        "matmul_nt<float8_e4m3,float8_e4m3,float,false,None,Relu,bfloat16>",
+        "matmul_nn<float,float,float>",
+        "matmul_nn<float,float,float,Relu>",
+        "matmul_nn<bfloat16,bfloat16,bfloat16,Gelu>",
+        "matmul_nn<float16,float16,float16,Tanh>",
+        "matmul_tn<float,float,float>",
+        "matmul_tn<bfloat16,bfloat16,float>",
+        "matmul_tn<float16,float16,float16,float16>",
+    ),
+    "weight_update": (
+        "weight_update<float,float,float>",
+        "weight_update<float,bfloat16,float>",
+        "weight_update<bfloat16,float,bfloat16>",
+        "weight_update<bfloat16,bfloat16,float>",
+        "weight_update<float16,float,float16,float16,float16>",
+    ),
+    "slices": (
+        "sum_slices<float,float,false,None>",
+        "sum_slices<float,float,true,Relu>",
+        "sum_slices<float,bfloat16,true,Gelu>",
+        "slices_sgd<float>",
+        "slices_sgd<bfloat16,bfloat16>",
+    ),
+    "bias": tuple(
+        f"{name}<{kind}>"
+        for name in ("bias_add", "bias_grad", "bias_sgd")
+        for kind in ("float", "bfloat16")
+    ),
+    "activation": tuple(
+        f"{name}<{kinds},{act}>"
+        for act in ("Relu", "Tanh", "Gelu")
+        for name, kinds in (
+            ("activate", "float,float"), ("activate", "float,bfloat16"),
+            ("activate", "float16,float16"), ("activate_backward", "float,float,float"),
+            ("activate_backward", "float,bfloat16,float16"),
+            ("activate_backward", "bfloat16,bfloat16,bfloat16"),
+        )
+    ),
+    "softmax": (
+        "softmax<float>", "softmax<bfloat16>", "softmax_backward<float>",
+        "softmax_backward<float16>",
+    ),
+    "loss": (
+        "cross_entropy", "accuracy", "loss_accuracy",
+        *(f"{name}<{kind}>" for name in ("loss_gradient", "softmax_loss_gradient")
+          for kind in ("float", "float16", "bfloat16")),
+    ),
+    "mse": (
+        "mse<float>", "mse<bfloat16>", "mse_backward<float,float16>", "mse_gradient<float,float>",
+        "mse_gradient<float16,bfloat16>",
+    ),
+    "bce": (
+        "bce<float>", "bce_accuracy<float>", "bce_accuracy<bfloat16>",
+        "bce_backward<float,float16>", "bce_gradient<float,float>",
+        "bce_gradient<float16,bfloat16>",
+    ),
+    **{
+        name: (
+            f"{name}<float,float,float>", f"{name}<float,float,bfloat16>",
+            f"{name}<float,bfloat16,float8_e4m3>", f"{name}<bfloat16,float,float>",
+            f"{name}<bfloat16,bfloat16,float>",
+        )
+        for name in ("sgd", "momentum", "adam")
+    },
+    "cast": (
+        *(f"cast<float,{kind}>" for kind in SMALL), *(f"cast<{kind},float>" for kind in SMALL),
+        "cast<bfloat16,float16>", "cast<float16,float8_e5m2>",
+    ),
+}  # fmt: skip
+FILES = tuple(SOURCES_AND_EXPRESSIONS)
+EXPRESSIONS = tuple(e for group in SOURCES_AND_EXPRESSIONS.values() for e in group)
 FLAGS = {
     None: ["-O1"],
     "address": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
@@ -112,6 +174,49 @@ class Emulator:
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         function((ctypes.c_int * 6)(*shape), int(self._reverse), pointers)
+
+    def call(
+        self, expression: str, grid: Iterable[int], block: Iterable[int], **arguments: object
+    ) -> None:
+        """As `launch`, with arguments by the names in the kernel's source: pitches are those of the
+        arrays, operands left out are null and numbers left out 0. An array must have the type that
+        the kernel reads."""
+        signature = _signature(expression)
+        values: list[object] = []
+        left = set(arguments)
+        for parameter in signature.parameters:
+            name = parameter.name
+            given = arguments.get(name)
+            left.discard(name)
+            if parameter.pointer:
+                if isinstance(given, np.ndarray) and parameter.ctype in DTYPES:
+                    assert given.dtype == DTYPES[parameter.ctype], (expression, name)
+                values.append(ctypes.c_void_p() if given is None else given)
+            elif name.startswith("ld") and given is None:
+                array = arguments.get(name[2:])
+                values.append(pitch(array) if isinstance(array, np.ndarray) else 0)
+            else:
+                values.append(_NUMBERS[parameter.format](given or 0))
+        assert not left, f"{expression} has no {left}"
+        self.launch(expression, grid, block, *values)
+
+
+_NUMBERS = {
+    "?": ctypes.c_bool, "i": ctypes.c_int, "I": ctypes.c_uint, "f": ctypes.c_float,
+    "d": ctypes.c_double, "Q": ctypes.c_ulonglong, "q": ctypes.c_longlong,
+}  # fmt: skip
+
+
+@functools.cache
+def _signature(expression: str) -> KernelSignature:
+    name = expression.partition("<")[0]
+    for source in sorted(SOURCES.glob("*.cu")):
+        text = source.read_text()
+        if f" {name}(" in text:
+            kernels = parse_kernels(text)
+            if name in kernels:
+                return find_kernel(kernels, expression)
+    raise LookupError(f"no source has the kernel {name}")
 
 
 def _value(argument: object) -> ctypes._SimpleCData:

@@ -1,0 +1,160 @@
+"""Checks of biases, activations and casts (kernel_cases.py)."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+from cases_products import template
+from emulated_arrays import (
+    DTYPES,
+    EPS,
+    RAGGED,
+    activation64,
+    close,
+    f64,
+    filled,
+    padding_untouched,
+    pitched,
+    slope64,
+    sum_bound,
+    threads_for,
+)
+from emulated_kernels import SMALL, SOURCES_AND_EXPRESSIONS, Emulator
+
+
+def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
+    columns = (3,) if emulator.host_threads else (1, 10, 33)
+    for kind, rows, cols, pad in itertools.product(("float", "bfloat16"), RAGGED, columns, (0, 2)):
+        z = filled(rng.standard_normal((rows, cols)), pad, DTYPES[kind])
+        bias = rng.standard_normal(cols).astype(np.float32)
+        out = filled(z, pad, DTYPES[kind])
+        emulator.call(f"bias_add<{kind}>", (2,), (64,), z=out, bias=bias, rows=rows, cols=cols)
+        close(out, f64(z) + bias, EPS * (np.abs(f64(z)) + np.abs(bias)))
+        padding_untouched(out)
+        total, size = f64(z).sum(axis=0), np.abs(f64(z)).sum(axis=0)
+        wide = -(-cols // 32)  # blocks that take 32 columns each
+        grids = ((cols, 1), (cols, 50), (cols, 128), *(((wide, 96),) if wide < cols else ()))
+        for blocks, wanted in grids:
+            block = (threads_for(emulator, wanted),)
+            db, updated = np.full(cols, np.nan, np.float32), bias.copy()
+            emulator.call(f"bias_grad<{kind}>", (blocks,), block, dz=z, db=db, rows=rows, cols=cols)
+            close(db, total, sum_bound(size, rows))
+            emulator.call(
+                f"bias_sgd<{kind}>", (blocks,), block, dz=z, bias=updated, rows=rows, cols=cols,
+                lr=0.25,
+            )  # fmt: skip
+            close(updated, bias - 0.25 * total, sum_bound(size + np.abs(bias), rows))
+            emulator.call(
+                f"bias_sgd<{kind}>", (blocks,), block, dz=z, bias=updated, rows=rows, cols=cols,
+                rates=np.array([0, 0, 0.5], np.float32), cursor=np.array([1], np.int32), offset=1,
+                loss_scale=np.array([2, 0], np.float32), decay=0.5, overflow=np.zeros(1, np.int32),
+            )  # fmt: skip
+            close(updated, 0.75 * bias - (0.75 * 0.25 + 0.25) * total,
+                  2 * sum_bound(size + np.abs(bias), rows))
+            kept = updated.copy()
+            emulator.call(
+                f"bias_sgd<{kind}>", (blocks,), block, dz=z, bias=updated, rows=rows, cols=cols,
+                lr=0.25, overflow=np.ones(1, np.int32),
+            )  # fmt: skip
+            assert np.array_equal(updated, kept), "an overflow leaves the update out"
+
+
+def check_activation(emulator: Emulator, rng: np.random.Generator) -> None:
+    columns = (31,) if emulator.host_threads else (1, 8, 31, 33)
+    for rows, cols, pad in itertools.product((1, 33), columns, (0, 3, 7)):
+        for expression in SOURCES_AND_EXPRESSIONS["activation"]:
+            *names, activation = template(expression)
+            types = [DTYPES[name] for name in names]
+            first = filled(2 * rng.standard_normal((rows, cols)), pad, types[0])
+            out = pitched(rows, cols, pad + 1, types[-1])
+            if expression.startswith("activate<"):
+                first[0, 0] = 0
+                emulator.call(expression, (2,), (64,), z=first, a=out, rows=rows, cols=cols)
+                # tanhf and erff are off by two units in the last place at most.
+                bound = 4 * EPS * np.maximum(1, np.abs(f64(first)))
+                close(out, activation64(activation, f64(first)), bound)
+            else:
+                saved = filled(rng.standard_normal((rows, cols)), pad, types[1])
+                saved[0, 0] = 0
+                emulator.call(expression, (2,), (64,), da=first, saved=saved, dz=out, rows=rows,
+                              cols=cols)
+                slope = slope64(activation, f64(saved))
+                close(out, f64(first) * slope,
+                      8 * EPS * np.abs(f64(first)) * np.maximum(1, f64(saved) ** 2))
+            padding_untouched(out)
+
+
+def check_broken_activation(emulator: Emulator, rng: np.random.Generator) -> None:
+    """A NaN is seen; a gradient beyond its type's range sets the flag; in place is allowed."""
+    diverged = np.array([[np.nan, -1.0]], np.float32)
+    for activation in ("Relu", "Tanh", "Gelu"):
+        out = diverged.copy()
+        emulator.call(f"activate<float,float,{activation}>", (1,), (32,), z=out, a=out, rows=1,
+                      cols=2)
+        assert np.isnan(out[0, 0]), "a diverged run must be seen"
+        assert out[0, 1] <= 0
+    for value, flag in ((65504.0, 0), (70000.0, 1), (np.nan, 1), (np.inf, 1)):
+        da = np.full((3, 5), 1.0, np.float32)
+        da[1, 4] = value
+        dz, overflow = np.zeros((3, 5), np.float16), np.zeros(1, np.int32)
+        emulator.call(
+            "activate_backward<float,bfloat16,float16,Relu>", (1,), (32,), da=da, dz=dz,
+            saved=np.ones((3, 5), ml_dtypes.bfloat16), overflow=overflow, rows=3, cols=5,
+        )  # fmt: skip
+        assert overflow[0] == flag, value
+
+
+def edges(kind: str) -> np.ndarray:
+    """Every number of a small type, the middle of each pair of neighbours and what lies beside it,
+    and numbers of all magnitudes."""
+    dtype = np.dtype(DTYPES[kind])
+    bits = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}")
+    numbers = bits.view(dtype).astype(np.float32)
+    sorted64 = np.sort(f64(numbers[np.isfinite(numbers)]))
+    middles = ((sorted64[1:] + sorted64[:-1]) / 2).astype(np.float32)
+    large = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 464, 465, 480, 61440, 65519, 65520, 3e38])
+    anything = np.random.default_rng(7).integers(0, 1 << 32, 5000, dtype=np.uint32)
+    with np.errstate(over="ignore"):
+        beside = [np.nextafter(middles, np.float32(sign * np.inf)) for sign in (1, -1)]
+    return np.concatenate([numbers, middles, *beside, large, -large, anything.view(np.float32)])
+
+
+def check_casts(emulator: Emulator, rng: np.random.Generator) -> None:
+    """Every number of every small type comes through, and rounding is to nearest even throughout."""
+    for kind in SMALL:
+        dtype = np.dtype(DTYPES[kind])
+        bits = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}")
+        small = bits.view(dtype).reshape(1, -1)
+        got = np.empty(small.shape, np.float32)
+        emulator.call(f"cast<{kind},float>", (2,), (32,), source=small, copy=got, rows=1,
+                      cols=small.size)
+        assert np.array_equal(got, small.astype(np.float32), equal_nan=True), kind
+        values = edges(kind).reshape(1, -1)
+        if emulator.host_threads:
+            values = values[:, :1000]
+        rounded = np.empty(values.shape, dtype)
+        emulator.call(f"cast<float,{kind}>", (2,), (32,), source=values, copy=rounded, rows=1,
+                      cols=values.size)
+        within = values
+        if dtype.itemsize == 1:  # saturates, infinities too
+            largest = float(ml_dtypes.finfo(dtype).max)
+            within = np.clip(values, -largest, largest)
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = within.astype(dtype)
+        numbers = ~np.isnan(values)
+        assert np.isnan(rounded.astype(np.float32)[~numbers]).all(), kind
+        unsigned = f"u{dtype.itemsize}"
+        assert np.array_equal(rounded[numbers].view(unsigned), expected[numbers].view(unsigned))
+
+
+def check_cast(emulator: Emulator, rng: np.random.Generator) -> None:
+    for expression in SOURCES_AND_EXPRESSIONS["cast"][-2:]:
+        source_type, copy_type = (DTYPES[name] for name in template(expression))
+        for rows, cols, pad in itertools.product((1, 5), (1, 8, 31), (0, 1, 8)):
+            source = filled(rng.standard_normal((rows, cols)), pad, source_type)
+            copy = pitched(rows, cols, pad, copy_type)
+            emulator.call(expression, (1,), (32,), source=source, copy=copy, rows=rows, cols=cols)
+            assert np.array_equal(f64(copy), f64(source.astype(np.float32).astype(copy_type)))
+            padding_untouched(copy)
