@@ -43,7 +43,7 @@ def slices_of(op: Op) -> int:
 def sliced(plan: Plan, op: Op, slices: int) -> tuple[Tensor, Op]:
     """The partial products of `op` cut into slices, and the op that computes them."""
     c = plan[op.operands["c"]]
-    partial = Tensor(f"{op.name}.partial", (slices * c.shape[0], c.shape[1]), c.dtype,
+    partial = Tensor(f"{op.name}.partial", (slices * c.shape[0], c.shape[1]), "float32",
                      Role.ACTIVATION, c.packed)
     operands = {role: op.operands[role] for role in ("a", "b", "workspace") if role in op.operands}
     attributes = {name: op.attributes[name] for name in ("layout", "m", "n", "k", "compute")}

@@ -1,0 +1,20 @@
+"""`bf16`: inputs, activations, their gradients and a copy of the weights in bfloat16."""
+
+from __future__ import annotations
+
+from rawnn.opts.precision import stored
+from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return stored(plan, "bfloat16"), policy
+
+
+register(Toggle(
+    "bf16",
+    claim="inputs, activations and gradients in bfloat16, weights as copies of float32 masters",
+    source="Micikevicius et al., Mixed Precision Training, 2018; Kalamkar et al., 2019",
+    group="numbers", apply=apply, conflicts=("fp16", "fp8", "tf32"), host=True,
+))

@@ -1,0 +1,24 @@
+"""`fp16`: inputs, activations, their gradients and a copy of the weights in float16, with dynamic
+loss scaling; `fp16=acc16` sums products in half precision as well."""
+
+from __future__ import annotations
+
+from rawnn.opts.precision import choice, computing, stored, with_loss_scale
+from rawnn.opts.registry import Parameter, Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    plan = with_loss_scale(stored(plan, "float16"))
+    return (computing(plan, "float16") if value == "acc16" else plan), policy
+
+
+register(Toggle(
+    "fp16",
+    claim="inputs, activations and gradients in float16, float32 masters, dynamic loss scaling; "
+          "acc16 sums in half precision too",
+    source="Micikevicius et al., Mixed Precision Training, 2018",
+    group="numbers", apply=apply, conflicts=("bf16", "fp8", "tf32"), host=True,
+    parameter=Parameter("acc32|acc16", choice("fp16", "acc32", "acc16"), "acc32"),
+))

@@ -1,0 +1,131 @@
+"""What the number toggles share: storing a plan's tensors in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from rawnn.errors import ConfigError
+from rawnn.opts.registry import Machine
+from rawnn.step.build import CLOCK
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
+
+UPDATES = ("sgd", "momentum", "adam")
+LOSS_GRADIENTS = ("softmax_backward", "mse_backward", "bce_backward")
+GROWTH = 2000
+"""Steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler."""
+
+
+def stored(plan: Plan, values: str, gradients: str = "") -> Plan:
+    """Inputs, hidden activations and weights in the type `values`, gradients of activations in
+    `gradients` (the same unless given). Every weight that a product reads becomes a rounded copy
+    of its float32 master, which the update writes too. Logits, probabilities, losses, biases and
+    the gradients of parameters stay float32."""
+    plan = _typed(plan, _hidden(plan), values)
+    plan = _typed(plan, (t for t in plan.tensors.values() if t.role is Role.GRADIENT
+                         and t.name.startswith(("dz", "da"))), gradients or values)
+    return with_copies(plan, values)
+
+
+def _hidden(plan: Plan) -> Iterable[Tensor]:
+    """Inputs and hidden activations: what is not compared with an answer."""
+    outputs = {op.operands[role] for op in plan.ops for role in ("z", "p")
+               if role in op.operands and {"y", "t", "p"} & set(op.operands)}
+    images = {"host_images"} if plan.find(kind="upload") else set()
+    return [t for t in plan.tensors.values() if t.dtype == "float32" and (
+        t.name == "x" or t.name in images
+        or (t.role is Role.ACTIVATION and t.name not in outputs))]
+
+
+def _typed(plan: Plan, tensors: Iterable[Tensor], dtype: str) -> Plan:
+    return plan.with_tensors(*(replace(t, dtype=dtype) for t in tensors))
+
+
+def with_copies(plan: Plan, dtype: str) -> Plan:
+    """Give every weight that a product reads a copy of the type `dtype`."""
+    weights = {op.operands[r] for op in plan.find(kind="matmul") for r in ("a", "b")
+               if plan[op.operands[r]].role is Role.PARAMETER}
+    copies = {name: Tensor(f"{name}.{dtype}", plan[name].shape, dtype, Role.COPY, source=name)
+              for name in sorted(weights)}
+
+    def change(op: Op) -> Op:
+        if op.kind == "matmul":
+            operands = {r: copies[n].name if r in ("a", "b") and n in copies else n
+                        for r, n in op.operands.items()}
+            return replace(op, operands=operands)
+        if op.kind in UPDATES and op.operands["w"] in copies:
+            return replace(op, operands={**op.operands, "copy": copies[op.operands["w"]].name})
+        return op
+
+    return plan.with_tensors(*copies.values()).map_ops(change)
+
+
+def without_masters(plan: Plan) -> Plan:
+    """Keep each weight in the type of its copy only, rounded stochastically by the update."""
+    copies = {t.name: t for t in plan.tensors.values() if t.role is Role.COPY}
+    masters = {t.source: t.dtype for t in copies.values()}
+
+    def change(op: Op) -> Op:
+        operands = {r: copies[n].source if n in copies else n for r, n in op.operands.items()
+                    if not (r == "copy" and op.kind in UPDATES)}
+        if op.kind in UPDATES and op.operands["w"] in masters:
+            return replace(op, operands={**operands, "clock": "clock", "cursor": "cursor"},
+                           attributes={**op.attributes, "stochastic": True})
+        return replace(op, operands=operands)
+
+    tensors = {n: replace(t, dtype=masters[n]) if n in masters else t
+               for n, t in plan.tensors.items() if n not in copies}
+    clock = {"clock": CLOCK} if any(op.kind in UPDATES for op in plan.ops) else {}
+    return replace(plan, tensors={**tensors, **clock}).map_ops(change)
+
+
+def with_loss_scale(plan: Plan) -> Plan:
+    """Dynamic loss scaling: the loss gradient is multiplied by a scale that every update divides by;
+    a step in which a stored gradient is not finite changes nothing but the scale."""
+    if not any(op.kind in UPDATES for op in plan.ops):
+        return plan
+    state = (Tensor("loss_scale", (2,), "float32", Role.STATE),
+             Tensor("overflow", (1,), "int32", Role.STATE))
+    both = {"loss_scale": "loss_scale", "overflow": "overflow"}
+
+    def change(op: Op) -> Op:
+        if op.kind in (*LOSS_GRADIENTS, *UPDATES):
+            return replace(op, operands={**op.operands, **both})
+        if op.kind == "activate_backward":
+            return replace(op, operands={**op.operands, "overflow": "overflow"})
+        return op
+
+    plan = plan.with_tensors(*state).map_ops(change)
+    last = Op("adjust_scale", "adjust_scale", both, {"growth": GROWTH})
+    return replace(plan, ops=(*plan.ops, last))
+
+
+def computing(plan: Plan, compute: str) -> Plan:
+    """Products whose factors or sums are of the type `compute`."""
+    return plan.map_ops(lambda op: replace(op, attributes={**op.attributes, "compute": compute})
+                        if op.kind == "matmul" else op)
+
+
+def needs_capability(major: int, minor: int, what: str) -> Callable[[Machine], str | None]:
+    """A `needs` function for a least compute capability."""
+
+    def needs(machine: Machine) -> str | None:
+        if machine.compute_capability >= (major, minor):
+            return None
+        have = ".".join(map(str, machine.compute_capability))
+        return f"needs {what}, from compute capability {major}.{minor} on; this GPU has {have}"
+
+    return needs
+
+
+def choice(name: str, *words: str) -> Callable[[str], str]:
+    """A parser for one of `words`."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ConfigError(f"{name}={text}: give {' or '.join(words)}")
+        return text
+
+    return parse

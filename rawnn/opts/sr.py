@@ -1,0 +1,25 @@
+"""`sr`: weights in bfloat16 only, rounded stochastically, so that no float32 master is kept.
+
+An update smaller than half a unit of the last place would be lost by rounding to nearest: plain
+bfloat16 weights do not learn at lr 0.003. Rounded up or down with the right probability it is kept
+in the mean, and a step reads and writes 2 bytes a weight in place of 10.
+"""
+
+from __future__ import annotations
+
+from rawnn.opts.precision import without_masters
+from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return without_masters(plan), policy
+
+
+register(Toggle(
+    "sr",
+    claim="bfloat16 weights with stochastic rounding and no float32 masters",
+    source="Gupta et al., Deep Learning with Limited Numerical Precision, 2015",
+    group="numbers", apply=apply, implies=("bf16",), conflicts=("fp16", "fp8", "tf32"), host=True,
+))

@@ -1,0 +1,21 @@
+"""`tf32`: float32 products on tensor cores, their factors rounded to 10 bits of mantissa."""
+
+from __future__ import annotations
+
+from rawnn.opts.precision import computing, needs_capability
+from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return computing(plan, "tf32"), policy
+
+
+register(Toggle(
+    "tf32",
+    claim="float32 products on tensor cores, factors rounded to 10 bits; with cublas or mma",
+    source="NVIDIA A100 whitepaper; torch.backends.cuda.matmul.allow_tf32",
+    group="numbers", apply=apply, needs=needs_capability(8, 0, "tensor cores for tf32"),
+    needs_text="compute capability 8.0", conflicts=("fp16", "bf16", "fp8"),
+))
