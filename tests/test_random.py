@@ -1,5 +1,5 @@
-"""The random numbers of the host: Philox against its published vectors, permutations of every length,
-and statistics that a broken generator would fail."""
+"""The random numbers of the host: Philox against its published vectors, permutations of every
+length, and statistics that a broken generator would fail."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Rule:
     """What is true of every schedule of one name.
 
     `form` shows how it is written, `read(arguments)` makes its settings of the texts behind the
-    colons. `rates(lr, value, period, step)` gives the float32 rate of each step (int64): `period` is
-    `Settings.epochs` in steps. With `behind_warmup` its steps are counted from the end of the
+    colons. `rates(lr, value, period, step)` gives the float32 rate of each step (int64): `period`
+    is `Settings.epochs` in steps. With `behind_warmup` its steps are counted from the end of the
     warm-up. `functor` is its name in CUDA C.
     """
 
@@ -90,8 +90,8 @@ class Specification:
 @dataclass(frozen=True)
 class Schedule:
     """A schedule in steps. The fields are the attributes of the op `schedule` and, all but `kind`,
-    the scalars of its kernel: base rate `lr`, the rule's `value` and `period` (in steps), the length
-    of the `warmup`, and `steps`, the steps of an epoch."""
+    the scalars of its kernel: base rate `lr`, the rule's `value` and `period` (in steps), the
+    length of the `warmup`, and `steps`, the steps of an epoch."""
 
     kind: str
     lr: float

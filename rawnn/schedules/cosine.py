@@ -23,7 +23,8 @@ def _rates(
     """value + (lr - value) * cos(pi/2 * step/period)^2, which is exact near the end too."""
     part = np.minimum(step.astype(np.float32) / np.float32(period), np.float32(1))
     half = np.cos(part.astype(np.float64) * (np.pi / 2)).astype(np.float32)
-    return value + (lr - value) * (half * half)
+    rates: Floats = value + (lr - value) * (half * half)
+    return rates
 
 
 register(Rule("cosine", "Cosine", "cosine or cosine:FINAL_RATE", _read, _rates,

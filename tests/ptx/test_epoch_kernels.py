@@ -1,0 +1,138 @@
+"""The kernels of data and of epochs: compiled by NVRTC for every architecture without a warning,
+and run on the host as test_kernels_host.py runs the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.errors import MissingLibrary
+from tests.ptx.test_kernels_nvrtc import ARCHITECTURES, SOURCES, compile_source, supported
+
+EMULATION = Path(__file__).resolve().parent / "emulation"
+sys.path.insert(0, str(EMULATION))
+
+import emulated_kernels  # noqa: E402
+import epoch_cases  # noqa: E402
+
+SANITIZERS = {"address": "fibers", "thread": "threads"}
+RELOCATABLE = {"while"}
+INSTANCES = {
+    source: tuple(
+        e for e in epoch_cases.EXPRESSIONS
+        if re.search(rf"\b{e.partition('<')[0]}\(", (SOURCES / f"{source}.cu").read_text())
+    )
+    for source in epoch_cases.FILES if source != "epoch_probe"
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Nvrtc:
+    try:
+        return Nvrtc()
+    except MissingLibrary as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory) -> dict[str | None, Path]:
+    """The libraries by sanitizer. All compilers start at once."""
+    if emulated_kernels.compiler() is None:
+        pytest.skip("no g++ on PATH")
+    directory = tmp_path_factory.mktemp("epoch")
+    wanted = [None, *(s for s in SANITIZERS if emulated_kernels.runtime(s))]
+    started = {
+        s: emulated_kernels.start_build(directory, s, epoch_cases.FILES, epoch_cases.EXPRESSIONS)
+        for s in wanted
+    }
+    return {s: emulated_kernels.finish_build(*build) for s, build in started.items()}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("source", INSTANCES)
+def test_compiles_without_a_warning(nvrtc, source, arch):
+    supported(nvrtc, arch)
+    further = ("-rdc=true",) if source in RELOCATABLE else ()
+    log, cubin, _, names = compile_source(nvrtc, source, arch, INSTANCES[source], *further)
+    assert not log.strip(" \0\n"), log
+    for name in names:
+        assert name.encode() in cubin
+
+
+def test_every_kernel_is_compiled_and_run():
+    for source, expressions in INSTANCES.items():
+        text = re.sub(r"__launch_bounds__\(.*\)\n", "", (SOURCES / f"{source}.cu").read_text())
+        kernels = set(re.findall(r"__global__ void\s+(\w+)\(", text))
+        assert kernels == {e.partition("<")[0] for e in expressions}, source
+
+
+def bodies(ptx: bytes) -> dict[str, str]:
+    return dict(re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx.decode(), re.DOTALL))
+
+
+def test_linear_forward_loads_are_wide(nvrtc):
+    """What makes the fused forward fast: 16 bytes of each weight row and 4 pixels a load."""
+    supported(nvrtc, "sm_90")
+    ptx = compile_source(nvrtc, "linear", "sm_90", INSTANCES["linear"])[2]
+    for name, body in bodies(ptx).items():
+        assert "__local_depot" not in body, f"{name} keeps an array in local memory"
+        if "linear_forwardILi10E" in name:
+            assert len(re.findall(r"ld\.global(?:\.nc)?\.v4\.f32", body)) >= 10
+            assert re.search(r"ld\.global(?:\.nc)?\.(?:v4\.u8|u32)", body)
+
+
+@pytest.mark.parametrize(
+    ("types", "load", "store"),
+    [
+        ("unsigned char,float,unsigned char", r"(?:v4\.u8|u32)", r"v4\.[bfu]32"),
+        ("unsigned char,bfloat16,unsigned char", r"(?:v4\.u8|u32)", r"v2\.[bu]32"),
+        ("unsigned char,float8_e4m3,unsigned char", r"(?:v4\.u8|u32)", r"[bu]32"),
+        ("float,bfloat16,unsigned char", r"v4\.[bfu]32", r"v2\.[bu]32"),
+        ("float16,float16,unsigned char", r"v2\.[bu]32", r"v2\.[bu]32"),
+    ],
+)
+def test_gather_moves_four_elements_at_once(nvrtc, types, load, store):
+    supported(nvrtc, "sm_90")
+    ptx = compile_source(nvrtc, "gather", "sm_90", (f"gather<{types}>",))[2]
+    (body,) = bodies(ptx).values()
+    assert re.search(rf"ld\.global(?:\.nc)?\.{load}", body)
+    assert re.search(rf"st\.global\.{store}", body)
+    assert "__local_depot" not in body
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("name", epoch_cases.CHECKS)
+def test_against_numpy(builds, name, reverse):
+    emulator = emulated_kernels.Emulator(
+        builds[None], reverse=reverse, expressions=epoch_cases.EXPRESSIONS
+    )
+    epoch_cases.CHECKS[name](emulator, np.random.default_rng(7))
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_under_sanitizer(builds, sanitizer):
+    if sanitizer not in builds:
+        pytest.skip(f"g++ came without {emulated_kernels.RUNTIMES[sanitizer]}")
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": emulated_kernels.runtime(sanitizer),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps memory to its end
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "TSAN_OPTIONS": "exitcode=66:halt_on_error=1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        sys.executable, str(EMULATION / "epoch_cases.py"), str(builds[sanitizer]),
+        SANITIZERS[sanitizer],
+    ]  # fmt: skip
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    assert done.stdout.count("passed") == len(epoch_cases.CHECKS)
