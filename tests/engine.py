@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from rawnn.cuda.device import Device, padded
 from rawnn.data import Dataset
+from rawnn.data.normalise import PIXEL_SCALE
 from rawnn.network import Network
 from rawnn.optimizers import Optimizer
 from rawnn.opts import select
@@ -17,9 +19,10 @@ from rawnn.runners.base import Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.runners.lowering import Lowering
+from rawnn.step.build import evaluation_step, training_step
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from rawnn.step.recipe import Recipe
+from rawnn.step.recipe import Form, Recipe
 from rawnn.step.tensor import Role
 
 CAPABLE = Machine(None, (9, 0), 13000, lambda package: True)
@@ -49,6 +52,42 @@ def random_dataset(features: int = 29, classes: int = 7, train: int = 70, test: 
     x, y = draw(train)
     xt, yt = draw(test)
     return Dataset("random", x, y, xt, yt, classes, (1, features), "a generator", True)
+
+
+def dataset_for(network: Network, train: int, test: int, seed: int = 0) -> Dataset:
+    """Noise with the answers that the network's loss compares with: class labels, values of both
+    signs, or (for binary cross-entropy) zeros and ones."""
+    data = random_dataset(network.layers[0], network.outputs, train, test, seed)
+    if network.answers.answers == "labels":
+        return data
+    generator = np.random.default_rng(seed + 1)
+
+    def draw(count: int) -> Any:
+        values = generator.normal(size=(count, network.outputs))
+        return (values > 0 if network.loss == "bce" else values).astype(np.float32)
+
+    return replace(data, train_labels=None, test_labels=None, classes=0,
+                   train_targets=draw(train), test_targets=draw(test))
+
+
+def form_for(network: Network, examples: int, **options: Any) -> Form:
+    """uint8 pixels, with the answers that the network's loss compares with."""
+    if network.answers.answers == "targets":
+        options = {"labels": "", "targets": network.outputs, **options}
+    return Form(examples, **{"scale": PIXEL_SCALE, **options})
+
+
+def step_plan(network: Network, batch: int, examples: int, lr: float = 0.1,
+              optimizer: Optimizer | None = None, form: dict[str, Any] | None = None,
+              rest: bool = False, **recipe: Any) -> Plan:
+    """The baseline plan of a step; `form` goes to Form, `recipe` to Recipe."""
+    return training_step(network, Recipe(batch, optimizer or Optimizer(lr=lr), **recipe),
+                         form_for(network, examples, **(form or {})), rest=rest)
+
+
+def measuring_plan(network: Network, batch: int, examples: int) -> Plan:
+    """The baseline plan that measures a batch of the test set."""
+    return evaluation_step(network, batch, form_for(network, examples))
 
 
 def make_work(opt: str, layers: tuple[int, ...], data: Dataset, batch: int = 8, lr: float = 0.1,

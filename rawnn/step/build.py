@@ -27,7 +27,7 @@ def training_step(network: Network, recipe: Recipe, form: Form, *, rest: bool = 
     step of the epoch.
     """
     batch = recipe.rest(form.examples) if rest else recipe.batch
-    builder = Builder(network, batch, form, recipe.updates(form.examples), recipe.batch,
+    builder = Builder(network, batch, form, max(recipe.updates(form.examples), 1), recipe.batch,
                       shuffled=recipe.shuffle)
     builder.forward()
     network.answers.measure(builder)

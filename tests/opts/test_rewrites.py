@@ -12,9 +12,8 @@ from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.policy import Policy
 from rawnn.runners.graphplan import graph_plans
-from rawnn.step.build import evaluation_step, training_step
 from rawnn.step.plan import Plan
-from tests.engine import CAPABLE, random_dataset
+from tests.engine import CAPABLE, measuring_plan, random_dataset, step_plan
 from tests.step.execution import arrays_of, epoch
 
 SIMPLE = ("preload", "arena", "nosync", "report=2", "cublas", "cudnn", "fuse")
@@ -25,11 +24,11 @@ BATCH, STEPS = 3, 4
 
 
 def baseline(network: Network) -> Plan:
-    return training_step(network, BATCH, BATCH * STEPS, 0.1)
+    return step_plan(network, BATCH, BATCH * STEPS)
 
 
 def rewritten(text: str, network: Network = DEEP, evaluate: bool = False) -> tuple[Plan, Policy]:
-    plan = evaluation_step(network, BATCH, BATCH * STEPS) if evaluate else baseline(network)
+    plan = measuring_plan(network, BATCH, BATCH * STEPS) if evaluate else baseline(network)
     return select(text, network, STEPS, CAPABLE).apply(plan)
 
 
@@ -86,7 +85,7 @@ def test_cublas_cuts_a_long_product_with_a_small_output_into_slices() -> None:
 def test_fuse_updates_from_the_slices_of_a_small_weight_gradient() -> None:
     network = Network((784, 10))
     selection = select("cublas,fuse", network, STEPS, CAPABLE)
-    plan = selection.apply(training_step(network, 128, 128 * STEPS, 0.1))[0].check()
+    plan = selection.apply(step_plan(network, 128, 128 * STEPS))[0].check()
     assert [op.kind for op in plan.ops][-2:] == ["matmul_slices", "slices_sgd"]
     assert plan.ops[-2].attributes["layout"] == "tn"
     assert not plan.find(kind="bias_sgd")
@@ -103,16 +102,17 @@ def test_cudnn_takes_the_softmax_and_packs_its_rows() -> None:
 def test_fuse_on_a_deep_network() -> None:
     assert ops("fuse") == [
         "upload/memcpy", "matmul", "matmul", "matmul", "softmax_loss_gradient/fused",
-        "matmul", "relu_backward", "matmul", "relu_backward",
-        "matmul", "bias_sgd", "matmul", "bias_sgd", "matmul", "bias_sgd",
+        "matmul", "matmul", "weight_update", "weight_update", "weight_update",
     ]
     plan = rewritten("fuse")[0]
     first, second, last = plan.find(kind="matmul")[:3]
     assert (first.operands["c"], second.operands["c"], last.operands["c"]) == ("a1", "a2", "z3")
-    assert [op.attributes["relu"] for op in (first, second, last)] == [True, True, False]
+    assert [op.attributes["activation"] for op in (first, second, last)] == ["relu", "relu", ""]
+    assert [op.attributes["slope"] for op in plan.find(kind="matmul")[3:]] == ["relu", "relu"]
     update = plan.find(name="fc1.weight.sgd")[0]
-    assert (update.attributes["alpha"], update.attributes["beta"]) == (-0.1, 1.0)
-    assert not {"p", "z1", "dw1", "db1"} & set(plan.tensors)
+    assert update.operands == {"w": "fc1.weight", "bias": "fc1.bias", "dz": "dz1", "x": "x"}
+    assert update.attributes["lr"] == 0.1
+    assert not {"p", "z1", "da1", "dw1", "db1"} & set(plan.tensors)
 
 
 def test_fuse_behind_cudnn_starts_at_the_probabilities() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from rawnn.data import Dataset
 from rawnn.network import Parameters
-from rawnn.step.build import PIXEL_SCALE
 from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role
 
 Arrays = dict[str, np.ndarray]
 
@@ -18,14 +18,16 @@ Arrays = dict[str, np.ndarray]
 def arrays_of(plan: Plan, data: Dataset, parameters: Parameters) -> Arrays:
     """Every tensor of the plan as an array: floats are float64, and NaN until they are written."""
     known = {
-        "images": data.train_images, "labels": data.train_labels,
-        "host_images": data.train_images * np.float64(PIXEL_SCALE),
-        "host_labels": data.train_labels, "cursor": np.zeros(1, np.int32),
+        "images": data.train_images, "host_images": data.normalisation.apply(
+            data.train_images, np.float64),
+        "cursor": np.zeros(1, np.int32), "clock": np.zeros(2, np.int32),
+        **{f"{home}{kind}": array for home in ("", "host_") for kind, array in
+           (("labels", data.train_labels), ("targets", data.train_targets)) if array is not None},
         **{name: array.astype(np.float64) for name, array in parameters.items()},
     }
     for name, tensor in plan.tensors.items():
         if name not in known:
-            floating = tensor.dtype == "float32"
+            floating = tensor.floating and tensor.role is not Role.STATE
             known[name] = np.full(tensor.shape, np.nan if floating else 0,
                                   np.float64 if floating else tensor.dtype)
     return known

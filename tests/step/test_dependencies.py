@@ -13,10 +13,9 @@ from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step import OPS
-from rawnn.step.build import training_step
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op
-from tests.engine import CAPABLE, random_dataset
+from tests.engine import CAPABLE, random_dataset, step_plan
 from tests.step.execution import arrays_of, execute
 from tests.step.oracle import reduced_edges
 
@@ -54,7 +53,7 @@ def test_edges_of_every_graph_equal_the_oracle(toggles: str, mode: str,
                                                layers: tuple[int, ...]) -> None:
     network, steps = Network(layers), 4
     selection = select(f"preload,{toggles},graphs={mode}", network, steps, CAPABLE)
-    plan, policy = selection.apply(training_step(network, 2, 2 * steps, 0.1))
+    plan, policy = selection.apply(step_plan(network, 2, 2 * steps))
     for graph in graph_plans(plan, policy, steps):
         assert graph.edges() == reduced_edges(graph.plan.ops)
     for graph in graph_plans(plan.without_metrics(), policy, steps):
@@ -81,7 +80,7 @@ def test_every_order_that_the_edges_allow_gives_the_same_numbers(
     data = random_dataset(layers[0], layers[-1], steps * batch, 1, seed)
     network = Network(tuple(layers))
     selection = select(f"preload,{toggles}", network, steps, CAPABLE)
-    plan = selection.apply(training_step(network, batch, steps * batch, 0.1))[0].unrolled(steps)
+    plan = selection.apply(step_plan(network, batch, steps * batch))[0].unrolled(steps)
     initial = network.initial(seed)
     wanted = arrays_of(plan, data, initial)
     execute(plan, wanted)
@@ -102,7 +101,7 @@ def test_metrics_of_different_steps_do_not_wait_for_each_other() -> None:
 def test_an_epoch_of_thousands_of_ops_is_quick() -> None:
     network = Network((784, 10))
     selection = select("preload", network, 400, CAPABLE)
-    plan = selection.apply(training_step(network, 128, 51200, 0.1))[0].unrolled(400)
+    plan = selection.apply(step_plan(network, 128, 51200))[0].unrolled(400)
     edges = dependencies(plan.ops)
     assert len(edges) == len(plan.ops) > 4000
     assert max(map(len, edges)) < 10

@@ -9,12 +9,13 @@ import pytest
 from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.step import Op, Plan, Role, Tensor
-from rawnn.step.build import evaluation_step, training_step, used_tensors
+from rawnn.step.build import used_tensors
+from tests.engine import measuring_plan, step_plan
 
 
 @pytest.fixture
 def plan() -> Plan:
-    return training_step(Network((6, 5, 3)), 4, 14, 0.1)
+    return step_plan(Network((6, 5, 3)), 4, 14)
 
 
 def kinds(plan: Plan) -> list[str]:
@@ -23,8 +24,8 @@ def kinds(plan: Plan) -> list[str]:
 
 def test_the_baseline_step_is_one_op_for_each_thing_done(plan: Plan) -> None:
     assert kinds(plan) == [
-        "upload", "matmul", "bias_add", "relu", "matmul", "bias_add", "softmax", "cross_entropy",
-        "accuracy", "softmax_backward", "matmul", "bias_grad", "matmul", "relu_backward",
+        "upload", "matmul", "bias_add", "activate", "matmul", "bias_add", "softmax", "cross_entropy",
+        "accuracy", "softmax_backward", "matmul", "bias_grad", "matmul", "activate_backward",
         "matmul", "bias_grad", "sgd", "sgd", "sgd", "sgd",
     ]
     assert {op.impl for op in plan.ops[1:]} == {"naive"}
@@ -43,7 +44,7 @@ def test_sizes_of_products_follow_from_their_operands(plan: Plan) -> None:
 
 
 def test_evaluation_measures_and_updates_nothing() -> None:
-    plan = evaluation_step(Network((6, 5, 3)), 4, 14)
+    plan = measuring_plan(Network((6, 5, 3)), 4, 14)
     assert kinds(plan)[-2:] == ["cross_entropy", "accuracy"]
     assert not {name for op in plan.ops for name, _ in op.writes} & {
         t.name for t in Network((6, 5, 3)).parameters()}
@@ -51,7 +52,7 @@ def test_evaluation_measures_and_updates_nothing() -> None:
 
 
 def test_fewer_examples_than_a_batch_still_make_one_step() -> None:
-    assert training_step(Network((6, 3)), 4, 2, 0.1)["loss"].shape == (1,)
+    assert step_plan(Network((6, 3)), 4, 2)["loss"].shape == (1,)
 
 
 def test_check_finds_what_is_read_before_it_is_written(plan: Plan) -> None:
@@ -62,12 +63,12 @@ def test_check_finds_what_is_read_before_it_is_written(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("operands", "message"), [
-    ({"z": "z1"}, r"operands \['z'\] do not fit relu"),
-    ({"z": "z1", "a": "a1", "b": "x"}, "do not fit relu"),
+    ({"z": "z1"}, r"operands \['z'\] do not fit activate"),
+    ({"z": "z1", "a": "a1", "b": "x"}, "do not fit activate"),
     ({"z": "z1", "a": "nowhere"}, "operand a names no tensor: nowhere"),
 ])
 def test_check_finds_wrong_operands(plan: Plan, operands: dict[str, str], message: str) -> None:
-    ops = tuple(replace(op, operands=operands) if op.kind == "relu" else op for op in plan.ops)
+    ops = tuple(replace(op, operands=operands) if op.kind == "activate" else op for op in plan.ops)
     with pytest.raises(ValueError, match=message):
         replace(plan, ops=ops).check()
 
@@ -134,8 +135,8 @@ def test_only_the_op_itself_is_substituted_not_its_equals(plan: Plan) -> None:
 
 
 def test_producer_and_consumers(plan: Plan) -> None:
-    relu = plan.find(kind="relu")[0]
-    producer = plan.producer("z1", relu)
+    activation = plan.find(kind="activate")[0]
+    producer = plan.producer("z1", activation)
     assert producer is not None
     assert producer.kind == "bias_add"  # the last of the two that write z1
     assert plan.producer("z1", plan.ops[0]) is None

@@ -23,10 +23,10 @@ def factors(t: SimpleNamespace, a: Attributes) -> tuple[Array, Array]:
         writes=("c", "workspace", "overflow"),
         optional=("bias", "saved", "workspace", "overflow"))
 def matmul(t: SimpleNamespace, a: Attributes) -> None:
-    """c = act(alpha * op(a) op(b) + beta * c + bias) * slope(saved); layout nt, nn or tn names the
-    transposes.
+    """c = act(alpha * op(a) op(b) + beta * c + bias) * slope(saved).
 
-    `workspace` is scratch memory that a library may write.
+    The layout nt, nn or tn names the transposes; `workspace` is scratch memory that a library may
+    write.
     """
     left, right = factors(t, a)
     alpha, beta = a["alpha"], a["beta"]

@@ -73,8 +73,9 @@ def momentum(t: SimpleNamespace, a: Attributes) -> None:
 @define("adam", reads=("w", "dw", "m", "v", *_CONTEXT), writes=("w", "m", "v", "copy"),
         optional=("copy", "rates", "loss_scale", "overflow"))
 def adam(t: SimpleNamespace, a: Attributes) -> None:
-    """Adam (Kingma and Ba, 2015), bias-corrected; `decoupled` decays the weights beside the
-    gradient (AdamW: Loshchilov and Hutter, 2019)."""
+    """Adam (Kingma and Ba, 2015), bias-corrected.
+
+    `decoupled` decays the weights beside the gradient (AdamW: Loshchilov and Hutter, 2019)."""
     if _skipped(t):
         return
     number = t.w.dtype.type
@@ -109,8 +110,9 @@ def _update_bias(t: SimpleNamespace, a: Attributes) -> None:
 @define("weight_update", reads=("dz", "x", "w", "bias", *_CONTEXT), writes=("w", "bias", "copy"),
         optional=("bias", "copy", *_CONTEXT))
 def weight_update(t: SimpleNamespace, a: Attributes) -> None:
-    """w -= lr * (dz^T x + decay * w), and the bias likewise: gradient and SGD in one, the gradient
-    never stored."""
+    """w -= lr * (dz^T x + decay * w), and the bias likewise.
+
+    Gradient and SGD in one, the gradient never stored."""
     if _skipped(t):
         return
     number = t.w.dtype.type
