@@ -10,10 +10,9 @@ from rawnn.opts import select
 from rawnn.ptx.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.runners.graphplan import graph_plans
 from rawnn.runners.kernels import kernel_arguments, kernel_for
-from rawnn.step.build import evaluation_step, training_step
 from rawnn.step.op import OPS, Op
 from rawnn.step.plan import Plan
-from tests.engine import CAPABLE, GRAPHS, LADDER
+from tests.engine import CAPABLE, GRAPHS, LADDER, measuring_plan, step_plan
 
 SHAPES = [(784, 10), (29, 18, 7)]
 
@@ -29,7 +28,7 @@ def kernel_ops(opt: str, layers: tuple[int, ...]) -> list[tuple[Op, Plan]]:
     network = Network(layers)
     selection = select(opt, network, 6, CAPABLE)
     found = []
-    for build in (training_step(network, 8, 50, 0.1), evaluation_step(network, 8, 50)):
+    for build in (step_plan(network, 8, 50), measuring_plan(network, 8, 50)):
         plan, policy = selection.apply(build)
         plans = [g.plan for g in graph_plans(plan, policy, 6)] if policy.graph else [plan]
         found += [(op, p) for p in plans for op in p.ops
