@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from rawnn.network import Network
 from rawnn.optimizers import Optimizer
 from rawnn.schedules import parse
 from rawnn.step.recipe import Recipe
+from rawnn.workloads import workload
 
 MAX_COUNT = 2**31 - 1
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
@@ -43,8 +44,20 @@ class Config:
     seed      of the initial weights and of the order of examples
     opt       toggles and presets, as after --opt: "graphs=epoch,cublas", "best,-cudnn", "none"
     device    "auto", "gpu", "gpu:N", "host" or "sim"
-    dataset   "mnist", "fashion-mnist", "idx" or "synthetic"
-    data      directory of the data set's files; None looks in RAWNN_DATA and the user's cache
+    dataset   "mnist", "fashion-mnist", "idx", "table" or "synthetic"
+    data      directory of the data set's files, or a .csv, .tsv or .npz file; None looks in
+              RAWNN_DATA and the user's cache
+    target    columns of a table to be predicted, by name or index
+    validation  fraction of a table that is taken out for testing, where it has no test part
+    normalise "learned", "pixels", "none" or a mapping of scale, mean, std; None: bytes by 1/255
+    autoencoder  whether the inputs themselves are the targets
+    save      directory for checkpoints; None keeps none
+    save_every  epochs between checkpoints
+    keep      how many checkpoints are kept; None keeps all
+    resume    checkpoint, or directory of checkpoints, to continue from
+    patience  reports without improvement after which training stops; None never stops
+    min_delta how much `monitor` must improve to count
+    monitor   what is watched: "test_loss", "test_accuracy" or "train_loss"
 
     Raises ConfigError with one clear sentence for a value of the wrong type or out of range.
     """
@@ -72,6 +85,17 @@ class Config:
     device: str = "auto"
     dataset: str = "mnist"
     data: str | None = None
+    target: str | None = None
+    validation: float = 0.2
+    normalise: str | dict[str, float | list[float]] | None = None
+    autoencoder: bool = False
+    save: str | None = None
+    save_every: Positive = 1
+    keep: Positive | None = None
+    resume: str | None = None
+    patience: Positive | None = None
+    min_delta: float = 0.0
+    monitor: Literal["test_loss", "test_accuracy", "train_loss"] = "test_loss"
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
@@ -85,6 +109,10 @@ class Config:
                 raise ConfigError(f"{field.name} = {_shown(value)}: {error}") from None
         if not math.isfinite(self.lr) or self.lr < 0:
             raise ConfigError(f"lr = {self.lr}: the learning rate must be a finite number >= 0")
+        if not 0 < self.validation < 1:
+            raise ConfigError(f"validation = {self.validation}: give a fraction between 0 and 1")
+        if not 0 <= self.min_delta < math.inf:
+            raise ConfigError(f"min_delta = {self.min_delta}: it must be a finite number >= 0")
         self.network()
         self.recipe()
         parse(self.schedule)
@@ -114,12 +142,18 @@ class Config:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> Config:
-        """Make a Config from keys and values; unknown keys are refused with the nearest name."""
+        """Make a Config from keys and values; unknown keys are refused with the nearest name.
+
+        The key `workload` names a set of values to start from (rawnn.workloads).
+        """
+        values = dict(values)
+        defaults = workload(values.pop("workload")) if values.get("workload") else {}
         for key in values:
             if key not in cls.known():
-                raise ConfigError(f"{source}: unknown key '{key}'" + nearest(key, cls.known()))
+                raise ConfigError(f"{source}: unknown key '{key}'"
+                                  + nearest(key, (*cls.known(), "workload")))
         known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
-                                 for k, v in values.items()}
+                                 for k, v in {**defaults, **values}.items()}
         return cls(**known)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from rawnn.checkpoint import continued
 from rawnn.config import Config, parse_layers, read_toml
 from rawnn.errors import ConfigError
 
@@ -22,6 +23,8 @@ def config_options(command: F) -> F:
         click.option("--opt", metavar="TOGGLES",
                      help="Toggles and presets, comma-separated: graphs=epoch,cublas; best,-cudnn; "
                           "none; seed; best (the default)."),
+        click.option("--workload", metavar="NAME",
+                     help="Start from a built-in workload: linear, mlp4, wide128 ... wide8192."),
         click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes."),
         click.option("--bias/--no-bias", default=None, help="Whether layers have biases (yes)."),
         click.option("--activation", metavar="NAME", help="relu (the default), tanh or gelu."),
@@ -48,7 +51,30 @@ def config_options(command: F) -> F:
         click.option("--seed", type=int, help="Seed of the initial weights (0)."),
         click.option("--dataset", metavar="NAME",
                      help="mnist (the default), fashion-mnist, idx or synthetic."),
-        click.option("--data", metavar="DIRECTORY", help="Where the data set's IDX files are."),
+        click.option("--data", metavar="PATH",
+                     help="Where the data set's IDX files are, or a .csv, .tsv or .npz file."),
+        click.option("--target", metavar="COLUMN",
+                     help="Column (or columns) of a table to be predicted, by name or index."),
+        click.option("--validation", type=float,
+                     help="Fraction of a table that is taken out for testing (0.2)."),
+        click.option("--normalise", metavar="HOW",
+                     help="learned (mean 0, deviation 1), pixels (by 1/255) or none; bytes are "
+                          "scaled by 1/255 otherwise."),
+        click.option("--autoencoder/--no-autoencoder", default=None,
+                     help="Reproduce the inputs (no)."),
+        click.option("--save", metavar="DIRECTORY", help="Keep checkpoints there."),
+        click.option("--save-every", type=int, help="Epochs between checkpoints (1)."),
+        click.option("--keep", type=int, help="How many checkpoints are kept (all)."),
+        click.option("--resume", metavar="PATH",
+                     help="Continue from a checkpoint, or from the newest of a directory, with its "
+                          "options unless others are given."),
+        click.option("--patience", type=int,
+                     help="Stop after so many reports without improvement, and go back to the "
+                          "best."),
+        click.option("--min-delta", type=float, help="How much is an improvement (0)."),
+        click.option("--monitor", metavar="NAME",
+                     help="What is to improve: test_loss (the default), test_accuracy, "
+                          "train_loss."),
         click.option("--device", metavar="auto|gpu:N|host|sim", help="Where to run (auto)."),
         click.option("--config", "config_file", metavar="FILE.toml",
                      help="Read options from a TOML file."),
@@ -63,7 +89,7 @@ def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
     given = {name: value for name, value in options.items() if value is not None}
     if "layers" in given:
         given["layers"] = parse_layers(given["layers"])
-    return Config.from_mapping({**values, **given}, config_file or "options")
+    return Config.from_mapping(continued({**values, **given}), config_file or "options")
 
 
 def check_output(option: str, file: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +23,7 @@ from rawnn.dtypes import numpy_dtype
 from rawnn.errors import DeviceError
 from rawnn.ptx.cache import CubinCache
 from rawnn.ptx.compile import Compiled, compile_source
+from rawnn.ptx.programmatic import Proof
 from rawnn.ptx.signature import KernelSignature, parse_kernels
 
 
@@ -43,11 +44,13 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel loaded on the device, with the signature its source declares."""
+    """A kernel loaded on the device, with the signature its source declares; `proof` says whether
+    it may be launched programmatically."""
 
     handle: Any
     expression: str
     signature: KernelSignature
+    proof: Proof = field(default_factory=Proof)
 
 
 def version_text(number: int) -> str:
@@ -69,7 +72,7 @@ class Device:
         self._ordinal = ordinal
         self._notify = notify
         self._sources: dict[str, tuple[str, dict[str, KernelSignature]]] = {}
-        self._functions: dict[tuple[str, str], Function] = {}
+        self._functions: dict[tuple[str, str, bool], Function] = {}
         self._cache = CubinCache(notify=notify) if backend.cache else None
         self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
         self._handle = self._open(ordinal)
@@ -140,20 +143,23 @@ class Device:
         return f"sm_{major}{minor}"
 
     # -- kernels --------------------------------------------------------------------------------
-    def compile(self, file: str, expressions: tuple[str, ...], relocatable: bool = False) -> None:
-        """Compile (or take from the cache) template instances of one of rawnn's .cu files."""
-        wanted = tuple(e for e in expressions if (file, e) not in self._functions)
+    def compile(self, file: str, expressions: tuple[str, ...], relocatable: bool = False,
+                programmatic: bool = False) -> None:
+        """Compile (or take from the cache) template instances of one of rawnn's .cu files; with
+        `programmatic`, as instances of their own that wait and trigger (pdl.cuh)."""
+        wanted = tuple(e for e in expressions if (file, e, programmatic) not in self._functions)
         if wanted:
             text, signatures = self._source(file)
-            self.load(text, file, signatures, wanted, relocatable)
+            self.load(text, file, signatures, wanted, relocatable, programmatic)
 
     def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
-             expressions: tuple[str, ...], relocatable: bool = False) -> None:
+             expressions: tuple[str, ...], relocatable: bool = False,
+             programmatic: bool = False) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
         built = compile_source(
             self.backend.nvrtc, text, name=name, arch=self.arch, expressions=expressions,
-            relocatable=relocatable, cache=self._cache,
+            relocatable=relocatable, programmatic=programmatic, cache=self._cache,
         )
         image = self._link(built, name) if relocatable else built.cubin
         module = self._check("cuModuleLoadData", image, context=f"{name} for {self.arch}")
@@ -163,16 +169,17 @@ class Device:
             handle = self._check("cuModuleGetFunction", module, lowered.encode(),
                                  context=f"{expression} in {name}")
             signature = signatures[expression.split("<")[0]].instantiate(expression)
-            self._functions[name, expression] = Function(handle, expression, signature)
+            self._functions[name, expression, programmatic] = Function(
+                handle, expression, signature, built.proofs.get(expression, Proof()))
         self.compiled += 0 if built.cached else 1
         self.cached += 1 if built.cached else 0
         self.compile_ms += (perf_counter() - started) * 1e3
 
-    def function(self, file: str, expression: str) -> Function:
+    def function(self, file: str, expression: str, programmatic: bool = False) -> Function:
         """A kernel compiled before; compiled now if it was not."""
-        if (file, expression) not in self._functions:
-            self.compile(file, (expression,))
-        return self._functions[file, expression]
+        if (file, expression, programmatic) not in self._functions:
+            self.compile(file, (expression,), programmatic=programmatic)
+        return self._functions[file, expression, programmatic]
 
     def _source(self, file: str) -> tuple[str, dict[str, KernelSignature]]:
         if file not in self._sources:
@@ -210,6 +217,11 @@ class Device:
         """As `to_host`, without the wait: the array is valid once the stream was waited for."""
         self._check("cuMemcpyDtoHAsync", array.ctypes.data, address, array.nbytes,
                     self.stream.handle, context=f"{purpose}, {array.nbytes:,} bytes")
+
+    def free_memory(self) -> int:
+        """Bytes of device memory that nobody holds."""
+        free, _ = self._check("cuMemGetInfo")
+        return int(free)
 
     def fill(self, address: int, value: int, nbytes: int, purpose: str) -> None:
         """Set bytes on the stream, without waiting."""

@@ -7,6 +7,7 @@ from rawnn.opts import preload as _preload  # isort: skip
 from rawnn.opts import arena as _arena  # isort: skip
 from rawnn.opts import nosync as _nosync  # isort: skip
 from rawnn.opts import report as _report  # isort: skip
+from rawnn.opts import batch as _batch  # isort: skip
 from rawnn.opts import tf32 as _tf32  # isort: skip
 from rawnn.opts import fp16 as _fp16  # isort: skip
 from rawnn.opts import bf16 as _bf16  # isort: skip
@@ -19,4 +20,4 @@ from rawnn.opts.registry import TOGGLES, Toggle
 from rawnn.opts.select import Selection, select
 
 __all__ = ["TOGGLES", "Selection", "Toggle", "select"]
-del _preload, _arena, _nosync, _report, _tf32, _fp16, _bf16, _sr, _cublas, _cudnn, _fuse, _graphs
+del _preload, _arena, _nosync, _report, _batch, _tf32, _fp16, _bf16, _sr, _cublas, _cudnn, _fuse, _graphs

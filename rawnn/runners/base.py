@@ -15,9 +15,10 @@ from rawnn.opts import Selection
 from rawnn.policy import Policy
 from rawnn.runners.feed import form_of
 from rawnn.step import around
-from rawnn.step.build import evaluation_step, training_step
+from rawnn.step.build import evaluation_step, training_step, used_tensors
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
+from rawnn.step.tensor import Role
 
 EVALUATION_BATCH = 2000
 """Test examples measured at a time: large enough to fill a GPU, 6 MB of activations for MNIST."""
@@ -75,6 +76,15 @@ class Work:
         """Names of the tensors that a checkpoint holds: parameters and optimizer state."""
         tensors = self.train.tensors.values()
         return [t.name for t in tensors if t.role in ("parameter", "state")]
+
+    def device_bytes(self) -> int:
+        """Bytes of device memory that all tensors of the run take, each placed once."""
+        plans = [p for p in (self.train, self.quiet, self.rest) if p is not None]
+        placed = used_tensors([*plans, self.begin, self.end]).values()
+        tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
+                 if t.role not in (Role.PARAMETER, Role.COPY)]
+        doubled = [t for t in placed if t.role is Role.BATCH and self.policy.graph]
+        return sum(t.nbytes for t in (*placed, *tests, *doubled) if t.role is not Role.HOST)
 
     def examples_of(self, step: int) -> int:
         """Examples in a step of the epoch."""

@@ -20,15 +20,15 @@ def _sizes(op: Op, plan: Plan) -> Scalars:
             "CLASSES": classes}
 
 
-def _classes(op: Op, plan: Plan) -> list[str]:
-    return [str(plan[op.operands["w"]].shape[0])]
+def _template(op: Op, plan: Plan) -> list[str]:
+    return [str(plan[op.operands["w"]].shape[0]), "true" if "order" in op.operands else "false"]
 
 
 register("linear_forward", "fused", KernelImpl(
-    "linear.cu", "linear_forward", _classes, _sizes,
+    "linear.cu", "linear_forward", _template, _sizes,
     lambda s: ((int(s["batch"]), 1, 1), (min(ceil(s["features"], 128) * 32, 256), 1, 1)), _SHAPES))
 register("linear_update", "fused", KernelImpl(
-    "linear.cu", "linear_update", _classes, _sizes,
+    "linear.cu", "linear_update", _template, _sizes,
     lambda s: ((ceil(s["features"], 8) + 1, 1, 1), (64 * ceil(s["CLASSES"], 2), 1, 1)), _SHAPES))
 register("slices_sgd", "fused", KernelImpl(
     "slices.cu", "slices_sgd", typed("w"),

@@ -1,0 +1,70 @@
+"""`batch`: another batch size than the configuration's; `batch=max` takes the largest that fits.
+
+It changes the recipe, not the plan: fewer, larger steps make an epoch faster and, at the same
+learning rate, learn less in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rawnn.errors import ConfigError
+from rawnn.opts.registry import Parameter, Rewritten, Toggle, positive_count, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+from rawnn.step.recipe import Recipe
+
+SHARE = 0.9
+"""Of the free memory that batch=max may take: libraries need workspaces besides."""
+
+
+def parse(text: str) -> str | int:
+    return text if text == "max" else positive_count("batch")(text)
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return plan, policy
+
+
+def chosen(value: str | int | None, recipe: Recipe, examples: int, free: int,
+           needed: Callable[[Recipe], int]) -> tuple[Recipe, str]:
+    """The recipe with the toggle's batch, and a sentence on what it means.
+
+    `free` bytes of device memory (0: there is no GPU), of which a run of a recipe takes
+    `needed(recipe)`. Raises ConfigError for a batch larger than the training set, or for max where
+    nothing says how much fits.
+    """
+    if isinstance(value, int):
+        if value > examples:
+            raise ConfigError(f"batch={value} is larger than the training set ({examples} "
+                              f"examples)")
+        batch = value
+    else:
+        if not free:
+            raise ConfigError("batch=max asks how much fits into a GPU's memory, and this run is "
+                              "on the host: give batch=N")
+        batch = _largest(lambda n: needed(replace(recipe, batch=n)) <= SHARE * free, examples)
+    other = replace(recipe, batch=batch)
+    steps, before = other.updates(examples), recipe.updates(examples)
+    return other, (f"batch {batch} makes {steps} step(s) an epoch in place of {before}: at the same "
+                   f"learning rate an epoch learns less; compare the accuracy, not only the time")
+
+
+def _largest(fits: Callable[[int], bool], examples: int) -> int:
+    """The largest batch that fits, by bisection: memory grows with the batch."""
+    if not fits(1):
+        raise ConfigError("batch=max: not even one example a step fits into the free memory")
+    low, high = 1, examples
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+register(Toggle(
+    "batch",
+    claim="another batch size; max takes the largest that fits into memory",
+    source="the report's batch-size study; Shallue et al., 2019, on what a larger batch costs",
+    group="numbers", apply=apply, host=True, parameter=Parameter("N|max", parse, None),
+))
