@@ -279,6 +279,18 @@ def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint
     raise CheckpointError(f"{path} holds no checkpoint that can be read{reason}")
 
 
+def continued(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run, and where they name a checkpoint to `resume`, under them the options of the
+    run that wrote it, which then goes on saving beside it. Raises CheckpointError."""
+    if not values.get("resume"):
+        return dict(values)
+    path, found = find(values["resume"], lambda message: None)  # said when it is loaded
+    before = {k: v for k, v in found.config.items() if k != "resume"}
+    if before.get("save"):
+        before["save"] = os.fspath(path.parent)
+    return {**before, **values}
+
+
 class Store:
     """A directory of checkpoints, of which the newest `keep` are kept (None keeps all)."""
 

@@ -14,16 +14,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 import numpy as np
 
 from rawnn.config import Config
+from rawnn.data.normalise import Normalisation
 from rawnn.errors import RawnnError
 from rawnn.version import __version__
 
+if TYPE_CHECKING:
+    from rawnn.model import Model
+
 SCHEMA_VERSION = 1
+_ARRAYS = ("normalisation", "parameters")  # fields that JSON leaves out
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ class Environment:
 class Result:
     """Everything a run found out. `average_epoch_ms` is the mean of the device-timed epochs of the
     later half of the run, `average_epoch_wall_ms` that of the wall clock over the reports that end
-    there. `interrupted` says that the run was stopped early, by Ctrl-C."""
+    there. `interrupted` says that the run was stopped early, by Ctrl-C, `stopped` why it stopped
+    by itself. `resumed_epochs` were done by the run whose checkpoint this one continued."""
 
     config: Config
     toggles: dict[str, str | int | None]
@@ -100,12 +106,23 @@ class Result:
     schema_version: int = SCHEMA_VERSION
     test_accuracy: float = field(default=math.nan)
     test_loss: float = field(default=math.nan)
+    stopped: str = ""
+    resumed_epochs: int = 0
+    label_names: tuple[str, ...] = ()
+    normalisation: Normalisation = field(default_factory=Normalisation, repr=False, compare=False)
     parameters: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def model(self) -> Model:
+        """The trained network, ready to predict."""
+        from rawnn.model import Model
+
+        return Model(self.config.network(), self.parameters, self.normalisation, self.label_names)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to JSON; the parameters are left out."""
         values: dict[str, Any] = msgspec.to_builtins(
-            {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "parameters"}
+            {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in _ARRAYS}
         )
         return values
 
@@ -117,7 +134,7 @@ class Result:
 def schema() -> dict[str, Any]:
     """The JSON Schema of what `write_json` writes."""
     hints = get_type_hints(Result)
-    fields = [(name, hints[name]) for name in Result.__dataclass_fields__ if name != "parameters"]
+    fields = [(name, hints[name]) for name in Result.__dataclass_fields__ if name not in _ARRAYS]
     described: dict[str, Any] = _with_null(msgspec.json.schema(msgspec.defstruct("Result", fields)))
     return described
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
-from dataclasses import asdict
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.errors import ConfigError, TrainingDiverged
+from rawnn.data.base import Kind
+from rawnn.data.catalog import is_table
+from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
 from rawnn.machine import Opened, open_device, process_start
-from rawnn.opts import Selection, select
+from rawnn.network import Network
+from rawnn.opts import Selection, batch, select
 from rawnn.result import Report, Result, Times, environment
-from rawnn.runners.base import Evaluation, Runner, Work, prepare
+from rawnn.runners.base import Evaluation, Runner, State, Work, prepare
 from rawnn.runners.host import HostRunner
+from rawnn.step.recipe import Recipe
 
 
 class Listener:
@@ -36,19 +44,56 @@ class Listener:
     def epoch_done(self, epoch: int) -> None:
         """An epoch was enqueued (on a GPU it may still run)."""
 
+    def settled(self, epoch: int) -> None:
+        """The epoch was reported, too, if that was due: the moment to ask `session.checkpoint`,
+        within `session.paused()`, or to `session.stop`."""
 
-def train(config: Config | None = None, *, listener: Listener | None = None,
+    def ended(self, epoch: int) -> None:
+        """The last epoch was `epoch`; parameters may still be kept, or replaced."""
+
+
+def train(config: Config | None = None, *, listener: Listener | Sequence[Listener] = (),
+          data: Any = None, validation: Any = None, normalise: Any = None,
           **options: Any) -> Result:
     """Train the network of `config` (or of Config(**options)) and return what was found.
+
+    `data` is a directory or file, as Config's, or a Dataset, or arrays (X, y) as `from_arrays`
+    takes them, with `validation` and `normalise`. With `resume` the options of the run that wrote
+    the checkpoint hold unless others are given. `listener` is one or several.
 
     Raises ConfigError, DataError, DeviceError and their kin with one clear sentence;
     TrainingDiverged carries the reports reached so far as `history`. Ctrl-C ends the run after
     the epoch in hand and returns what was reached, marked `interrupted`.
     """
-    if config is not None and options:
+    from rawnn.callbacks import together
+
+    arrays = data is not None and not isinstance(data, str | os.PathLike)
+    given = {"validation": validation, "normalise": normalise} | ({} if arrays else {"data": data})
+    of_config = {} if arrays else {k: v for k, v in given.items() if v is not None}
+    if config is not None and (options or of_config):
         raise ConfigError("give either a Config or its options, not both")
-    with Session(config or Config(**options), listener or Listener()) as session:
+    if config is None:
+        config = Config(**continued({**options, **of_config}))
+    dataset = _dataset(data, config, validation, normalise) if arrays else None
+    with Session(config, together(listener), data=dataset) as session:
         return session.run()
+
+
+def _dataset(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset:
+    from rawnn.data import from_arrays
+
+    if isinstance(data, Dataset):
+        if validation is not None or normalise is not None:
+            raise ConfigError("a Dataset brings its own validation data and normalisation")
+        return data
+    return from_arrays(
+        data, config.validation if validation is None else validation, seed=config.seed,
+        normalise=config.normalise if normalise is None else normalise, kind=kind_of(config))
+
+
+def kind_of(config: Config) -> Kind:
+    """What the loss compares with."""
+    return "labels" if config.network().answers.answers == "labels" else "values"
 
 
 class Session:
@@ -58,7 +103,9 @@ class Session:
                  data: Dataset | None = None, opened: Opened | None = None) -> None:
         """`imports_ms` is what the process took to get here. `data` and `opened` may be given
         where several runs share them; an opened device is then left open."""
-        self.config, self.listener = config, listener
+        from rawnn.callbacks import asked_for, together
+
+        self.config, self.listener = config, together([listener, *asked_for(config)])
         self._imports_ms = imports_ms
         self._closing = ExitStack()
         try:
@@ -76,7 +123,13 @@ class Session:
     def _prepare(self, data: Dataset | None, opened: Opened | None) -> None:
         config, notify = self.config, self.listener.notify
         started = perf_counter()
-        self.data = data or load_dataset(config.dataset, config.data, notify=notify)
+        self.stopped = ""
+        self.data = data or load_dataset(
+            config.dataset, config.data, target=config.target, fraction=config.validation,
+            normalise=config.normalise, kind=kind_of(config) if is_table(config.data) else None,
+            seed=config.seed, notify=notify)
+        if config.autoencoder:
+            self.data = self.data.reconstructing()
         check_fit(config, self.data)
         self._data_ms = (perf_counter() - started) * 1e3
         if opened is None:
@@ -90,6 +143,7 @@ class Session:
         lenient = config.device == "auto"
         self.selection: Selection = select(config.opt, network, steps, opened.machine,
                                            lenient=lenient)
+        recipe = self._batched(network, recipe, opened)
         self.work: Work = prepare(network, self.data, self.selection, recipe)
         if opened.device is None:
             if lenient:
@@ -100,11 +154,82 @@ class Session:
 
             self.runner = GpuRunner(opened.device, self.work)
         self._closing.callback(self.runner.close)
+        self.resumed = 0
+        self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
+        if config.resume is not None:
+            self._resume(config.resume)
         self._setup_ms = (perf_counter() - started) * 1e3
+
+    def _resume(self, path: str) -> None:
+        file, found = find(path, self.listener.notify)
+        self.load(found, os.fspath(file))
+        self.resumed, self.facts = found.epoch, dict(found.facts)
+        if found.epoch >= self.config.epochs:
+            raise ConfigError(f"{file} has {found.epoch} epochs behind it: to go on, ask for more "
+                              f"than --epochs {self.config.epochs}")
+        self.listener.notify(f"continuing from {file}, epoch {found.epoch}")
+
+    # -- what listeners may ask for ---------------------------------------------------------------
+    def stop(self, reason: str) -> None:
+        """End the run after this epoch; `reason` goes into the result."""
+        self.stopped = reason
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Wait for the device, and leave out of the training time what is done within."""
+        with self._loop.paused():
+            yield
+
+    def checkpoint(self, epoch: int) -> Checkpoint:
+        """All that is needed to go on from here; `epoch` epochs are done."""
+        state, network = self.runner.state(), self.work.network
+        names = [tensor.name for tensor in network.parameters()]
+        return Checkpoint(
+            network, {name: state.pop(name) for name in names}, epoch, state,
+            msgspec.to_builtins(replace(self.config, resume=None)), self.data.normalisation,
+            self.data.label_names, self.facts)
+
+    def restore(self, state: State) -> None:
+        """Replace parameters and state by what `runner.state()` gave before."""
+        self.runner.load(state)
+        self._loop.stale = True
+
+    def load(self, checkpoint: Checkpoint, where: str) -> None:
+        """Take parameters and state from a checkpoint. Raises CheckpointError if it is of another
+        network or optimizer."""
+        check_fits(checkpoint, self.work.network, where)
+        state: dict[str, NDArray[Any]] = {**checkpoint.parameters}
+        now = self.runner.state()
+        for name in now.keys() - state.keys():
+            if name in checkpoint.state:
+                state[name] = checkpoint.state[name]
+            elif name == "clock":  # the run before had no use for it
+                steps = checkpoint.epoch * self.work.updates
+                state[name] = np.array([checkpoint.epoch, steps], np.int32)
+            elif name not in ("loss_scale", "overflow"):
+                raise CheckpointError(f"{where} holds no '{name}': it is of another optimizer than "
+                                      f"{self.config.optimizer} with these settings")
+        for name, array in state.items():
+            if array.shape != now[name].shape:
+                raise CheckpointError(f"{where}: {name} is of shape {list(array.shape)}, but must "
+                                      f"be {list(now[name].shape)}")
+        self.runner.load(state)
+
+    # -- running ----------------------------------------------------------------------------------
+    def _batched(self, network: Network, recipe: Recipe, opened: Opened) -> Recipe:
+        """The recipe with the batch that the toggle `batch` asks for."""
+        if "batch" not in self.selection.values:
+            return recipe
+        free = opened.device.free_memory() if opened.device else 0
+        recipe, note = batch.chosen(
+            self.selection.values["batch"], recipe, len(self.data.train_images), free,
+            lambda tried: prepare(network, self.data, self.selection, tried).device_bytes())
+        self.listener.notify(note)
+        return recipe
 
     def run(self) -> Result:
         """Train all epochs and return the result."""
-        loop = _Loop(self)
+        self._loop = loop = _Loop(self)
         self.listener.started(self)
         try:
             interrupted = loop.run()
@@ -117,7 +242,7 @@ class Session:
         facts = self.runner.describe()
         epochs = self.runner.epoch_milliseconds()
         later = epochs[len(epochs) // 2 :]
-        half = len(epochs) / 2
+        half = self.resumed + len(epochs) / 2
         wall = [r.epoch_ms for r in loop.history if r.epoch > half]
         compile_ms = float(facts.pop("compile_ms", 0.0))
         reached = loop.reached
@@ -149,8 +274,34 @@ class Session:
             interrupted=interrupted,
             test_accuracy=reached.accuracy,
             test_loss=reached.loss,
+            stopped=self.stopped,
+            resumed_epochs=self.resumed,
+            label_names=self.data.label_names,
+            normalisation=self.data.normalisation,
             parameters=self.runner.parameters(),
         )
+
+
+class _Stopwatch:
+    """Milliseconds of training: `total`, and since the last `lap`."""
+
+    def __init__(self) -> None:
+        self.total = self._lap = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        self._since = perf_counter()
+
+    def stop(self) -> None:
+        if self._since is not None:
+            elapsed = (perf_counter() - self._since) * 1e3
+            self.total += elapsed
+            self._lap += elapsed
+            self._since = None
+
+    def lap(self) -> float:
+        elapsed, self._lap = self._lap, 0.0
+        return elapsed
 
 
 class _Loop:
@@ -162,35 +313,56 @@ class _Loop:
         self._interval = session.work.policy.report
         self.history: list[Report] = []
         self.reached = Evaluation(math.nan, math.nan)
-        self.training_ms = self.evaluation_ms = 0.0
-        self._since: float | None = None  # since when training time is not yet counted
+        self.evaluation_ms = 0.0
+        self._watch = _Stopwatch()
+        self._whole = True  # whether no epoch was broken off
+        self.stale = False  # whether parameters were replaced since they were last measured
+
+    @property
+    def training_ms(self) -> float:
+        return self._watch.total
 
     def run(self) -> bool:
         """Train; returns whether Ctrl-C cut it short."""
-        epoch = reported = 0
-        started = self._since = perf_counter()
+        session = self._session
+        epoch = reported = session.resumed
+        self._watch.start()
+        interrupted = False
         try:
-            for epoch in range(1, self._config.epochs + 1):
+            while epoch < self._config.epochs and not session.stopped:
+                epoch += 1
                 due = epoch % self._interval == 0 or epoch == self._config.epochs
+                self._whole = False
                 self._runner.epoch(measured=due)
+                self._whole = True
                 self._listener.epoch_done(epoch)
                 if due:
-                    self._report(epoch, epoch - reported, started)
+                    self._report(epoch, epoch - reported)
                     reported = epoch
-                    started = self._since = perf_counter()
+                self._listener.settled(epoch)
         except KeyboardInterrupt:
-            self._runner.epoch_milliseconds()  # waits for what was enqueued
-            if self._since is not None:
-                self.training_ms += (perf_counter() - self._since) * 1e3
-            self.reached = self._runner.evaluate()
-            return True
-        return False
+            interrupted = True
+        with self.paused():
+            if self._whole:
+                self._listener.ended(epoch)
+            if interrupted or reported < epoch or self.stale:
+                self.reached = self._runner.evaluate()
+        return interrupted
 
-    def _report(self, epoch: int, epochs: int, started: float) -> None:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out of the training time what is done within."""
+        self._runner.epoch_milliseconds()  # waits for what was enqueued
+        self._watch.stop()
+        try:
+            yield
+        finally:
+            self._watch.start()
+
+    def _report(self, epoch: int, epochs: int) -> None:
         losses, correct = self._runner.metrics()
-        elapsed = (perf_counter() - started) * 1e3
-        self.training_ms += elapsed
-        self._since = None
+        self._watch.stop()
+        elapsed = self._watch.lap()
         self._check_losses(losses, epoch)
         begun = perf_counter()
         self.reached = test = self._runner.evaluate()
@@ -208,6 +380,7 @@ class _Loop:
         )
         self.history.append(report)
         self._listener.reported(report)
+        self._watch.start()
 
     def _check_losses(self, losses: NDArray[np.float32], epoch: int) -> None:
         bad = np.flatnonzero(~np.isfinite(losses))

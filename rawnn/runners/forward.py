@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,7 @@ def _run(device: Device, network: Network, parameters: Parameters, normalisation
                              name)
     program = StreamProgram(lowering, plan, addresses, {})
     logits = tensors[f"z{network.depth}"]
+    device.fill(addresses[logits.name], 0, logits.nbytes, logits.name)  # its padding is read, too
     for step in range(steps):
         program.step(step)
         found = np.empty(logits.padded_shape, np.float32)
@@ -73,9 +75,10 @@ def _run(device: Device, network: Network, parameters: Parameters, normalisation
 def _plan(device: Device, network: Network, normalisation: Normalisation, inputs: NDArray[Any],
           batch: int, steps: int) -> Plan:
     kind = inputs.dtype.name if inputs.dtype.name in INPUT_TYPES else "float32"
-    form = Form(steps * batch, inputs=kind, scale=normalisation.scale,
+    # As for an autoencoder, so that the batch has neither labels nor targets.
+    form = Form(steps * batch, inputs=kind, scale=normalisation.scale, reconstruct=True,
                 normalised=normalisation.mean is not None)
-    builder = Builder(network, batch, form, steps, batch)
+    builder = Builder(replace(network, loss="mse"), batch, form, steps, batch)
     builder.forward()
     machine = machine_of(device)
     cublas = [] if TOGGLES["cublas"].needs(machine) else ["cublas"]
