@@ -35,13 +35,13 @@ __device__ __forceinline__ void load_four(float (&values)[4], const T* from) {
 }
 
 template <typename TI, typename TX, typename TL>
-__global__ void gather(const TI* __restrict__ images, int ldimages, const TL* __restrict__ labels,
-                       const float* __restrict__ targets, int ldtargets,
-                       const int* __restrict__ order, const float* __restrict__ mean,
-                       const float* __restrict__ inverse_std, const int* __restrict__ cursor,
-                       int offset, int stride, float scale, TX* __restrict__ x, int ldx,
-                       int* __restrict__ y, float* __restrict__ t, int ldt, int batch, int features,
-                       int outputs) {
+__global__ void gather(const int* __restrict__ cursor, int offset, int stride,
+                       const TI* __restrict__ images, int ldimages, int features,
+                       TX* __restrict__ x, int ldx, int batch, const int* __restrict__ order,
+                       const TL* __restrict__ labels, const float* __restrict__ mean,
+                       const float* __restrict__ inverse_std, float scale, int outputs,
+                       int* __restrict__ y, const float* __restrict__ targets,
+                       float* __restrict__ t, int ldtargets, int ldt) {
   pdl_wait();
   pdl_trigger();
   const int step = current_step(cursor, offset);
@@ -64,7 +64,8 @@ __global__ void gather(const TI* __restrict__ images, int ldimages, const TL* __
   }
   // The label's load goes out beside that of the pixels, and its store comes last.
   const int label = labelled ? static_cast<int>(labels[label_at]) : 0;
-  for (int quad = thread; quad < batch * quads;) {
+  const int total = batch * quads;
+  for (int quad = thread; quad < total;) {
     const int feature = 4 * (quad - row * quads);
     const TI* in = images + example * ldimages + feature;
     TX* out = x + static_cast<long long>(row) * ldx + feature;
@@ -98,8 +99,9 @@ __global__ void gather(const TI* __restrict__ images, int ldimages, const TL* __
       }
     }
     quad += threads;
+    if (quad >= total) break;
     row = quad / quads;
-    if (quad < batch * quads) example = order != nullptr ? order[first + row] : first + row;
+    example = order != nullptr ? order[first + row] : first + row;
   }
   if (labelled) y[thread] = label;
   if (labels != nullptr) {

@@ -49,12 +49,12 @@ __device__ __forceinline__ void load_weights(float4 (&weights)[CLASSES],
 
 template <int CLASSES, bool ORDERED = false>
 __global__ void __launch_bounds__(256)
-    linear_forward(const unsigned char* __restrict__ images, int ldimages,
+    linear_forward(const int* __restrict__ cursor, int offset, int stride,
+                   const unsigned char* __restrict__ images, int ldimages, int features,
+                   const float* __restrict__ w, int ldw, int batch, const float* __restrict__ bias,
                    const unsigned char* __restrict__ labels, const int* __restrict__ order,
-                   const int* __restrict__ cursor, int offset, int stride, float scale,
-                   const float* __restrict__ w, int ldw, const float* __restrict__ bias,
-                   float* __restrict__ dz, int lddz, float* __restrict__ row_loss,
-                   int* __restrict__ row_correct, int batch, int features) {
+                   float scale, int lddz, float* __restrict__ dz, float* __restrict__ row_loss,
+                   int* __restrict__ row_correct) {
   pdl_wait();
   pdl_trigger();
   __shared__ float4 partial[CLASSES][3];  // 8 warps and a pad
@@ -218,13 +218,13 @@ __device__ __forceinline__ float4 unpack(unsigned int packed) {
 // spill (a minimum of one block an SM) it was slower on an H200, 2.32 us against 2.18 us.
 template <int CLASSES, bool ORDERED = false>
 __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
-    linear_update(const unsigned char* __restrict__ images, int ldimages,
-                  const int* __restrict__ order, const int* __restrict__ cursor, int offset,
-                  int stride, float scale, const float* __restrict__ dz, int lddz,
+    linear_update(const int* __restrict__ cursor, int offset, int stride,
+                  const unsigned char* __restrict__ images, int ldimages, int features,
+                  const float* __restrict__ dz, int lddz, int batch, float* __restrict__ w,
+                  int ldw, float scale, const int* __restrict__ order, float lr, float decay,
+                  const float* __restrict__ rates, float* __restrict__ bias,
                   const float* __restrict__ row_loss, const int* __restrict__ row_correct,
-                  float* __restrict__ w, int ldw, float* __restrict__ bias,
-                  const float* __restrict__ rates, float* __restrict__ loss,
-                  int* __restrict__ correct, int batch, int features, float lr, float decay) {
+                  float* __restrict__ loss, int* __restrict__ correct) {
   pdl_wait();
   pdl_trigger();
   constexpr int pairs = (CLASSES + 1) / 2;
