@@ -10,9 +10,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,12 +20,14 @@ from rawnn.cuda.errors import check
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx import SOURCES, headers
 from rawnn.ptx.cache import CubinCache
+from rawnn.ptx.programmatic import Proof, prove
+from rawnn.ptx.signature import find_kernel, parse_kernels
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _ERRORS_SHOWN = 5
 _CONTEXT = 3
-_FORMAT = "1"  # of the key and the entry: raise it when either changes
+_FORMAT = "2"  # of the key and the entry: raise it when either changes
 
 
 class NvrtcLibrary(Protocol):
@@ -44,6 +46,7 @@ class NvrtcLibrary(Protocol):
     def nvrtcGetProgramLog(self, program: Any) -> tuple[Any, str]: ...
     def nvrtcGetLoweredName(self, program: Any, expression: str) -> tuple[Any, str]: ...
     def nvrtcGetCUBIN(self, program: Any) -> tuple[Any, bytes]: ...
+    def nvrtcGetPTX(self, program: Any) -> tuple[Any, bytes]: ...
     def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]: ...
 
 
@@ -52,13 +55,15 @@ class Compiled:
     """A compiled source: `lowered` maps each name expression ("softmax<float>") to the mangled
     name that cuModuleGetFunction takes; `cached` says that it came from the cache; `seconds` is
     the wall time of the call; `log` is what NVRTC wrote (warnings, and ptxas's report where an
-    option asks for it), empty where it came from the cache."""
+    option asks for it), empty where it came from the cache; `proofs` says of each kernel compiled
+    for programmatic launches what its PTX proves."""
 
     cubin: bytes
     lowered: dict[str, str]
     cached: bool
     seconds: float
     log: str = ""
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ def compile_source(
     expressions: Sequence[str],
     options: Sequence[str] = (),
     relocatable: bool = False,
+    programmatic: bool = False,
     cache: CubinCache | None = None,
     include_paths: Sequence[Path] = (),
 ) -> Compiled:
@@ -90,7 +96,8 @@ def compile_source(
     beside it, then in `include_paths`, then in rawnn's own kernel folder (never in the working
     directory). `expressions` name the kernels wanted; a template must be instantiated by one, a
     plain kernel has to be listed as well. `options` are further NVRTC options. `relocatable`
-    makes a cubin that needs linking (cuLink) before it can be loaded.
+    makes a cubin that needs linking (cuLink) before it can be loaded. `programmatic` defines
+    RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and proves from the PTX that they do.
 
     Raises CompileError, with numbered source lines, where NVRTC refuses the source or an option;
     CallFailed where another NVRTC call fails; MissingLibrary where NVRTC or a CUDA header that
@@ -105,6 +112,7 @@ def compile_source(
         # Without it NVRTC searches the working directory before any -I.
         "--no-source-include",
         *(["--relocatable-device-code=true"] if relocatable else []),
+        *(["-DRAWNN_PDL"] if programmatic else []),
         *options,
     ]
     key = None
@@ -119,13 +127,22 @@ def compile_source(
         stored = cache.get(key)
         entry = _decode(stored) if stored is not None else None
         if entry is not None and set(entry[1]) == set(expressions):
-            return Compiled(*entry, cached=True, seconds=time.perf_counter() - begin)
+            found, known, proved = entry
+            return Compiled(found, known, True, time.perf_counter() - begin, proofs=proved)
     library = _library(nvrtc)
     flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
-    cubin, lowered, log = _compile(library, text, name, arch, expressions, flags, paths)
+    cubin, lowered, log, assembly = _compile(library, text, name, arch, expressions, flags, paths,
+                                             programmatic)
+    proofs = _proofs(assembly, lowered, text) if programmatic else {}
     if cache is not None and key is not None:
-        cache.put(key, _encode(cubin, lowered))
-    return Compiled(cubin, lowered, cached=False, seconds=time.perf_counter() - begin, log=log)
+        cache.put(key, _encode(cubin, lowered, proofs))
+    return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs)
+
+
+def _proofs(assembly: str, lowered: Mapping[str, str], text: str) -> dict[str, Proof]:
+    kernels = parse_kernels(text)
+    return {expression: prove(assembly, name, find_kernel(kernels, expression))
+            for expression, name in lowered.items()}
 
 
 def _library(nvrtc: NvrtcLibrary | Callable[[], NvrtcLibrary]) -> NvrtcLibrary:
@@ -196,24 +213,28 @@ def _digest(parts: Iterable[str]) -> str:
     return total.hexdigest()
 
 
-def _encode(cubin: bytes, lowered: dict[str, str]) -> bytes:
-    names = json.dumps(lowered).encode()
-    return len(names).to_bytes(4, "little") + names + cubin
+def _encode(cubin: bytes, lowered: dict[str, str], proofs: Mapping[str, Proof]) -> bytes:
+    stated = {expression: asdict(proof) for expression, proof in proofs.items()}
+    head = json.dumps({"lowered": lowered, "proofs": stated}).encode()
+    return len(head).to_bytes(4, "little") + head + cubin
 
 
-def _decode(payload: bytes) -> tuple[bytes, dict[str, str]] | None:
+def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof]] | None:
     end = 4 + int.from_bytes(payload[:4], "little")
     try:
-        names = json.loads(payload[4:end])
-    except ValueError:
+        head = json.loads(payload[4:end])
+        proofs = {expression: Proof(**{**proof, "early": tuple(proof["early"])})
+                  for expression, proof in head["proofs"].items()}
+        return payload[end:], dict(head["lowered"]), proofs
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return (payload[end:], names) if isinstance(names, dict) else None
 
 
 def _compile(
     nvrtc: NvrtcLibrary, text: str, name: str, arch: str, expressions: Sequence[str],
-    flags: Sequence[str], paths: Sequence[Path],
-) -> tuple[bytes, dict[str, str], str]:
+    flags: Sequence[str], paths: Sequence[Path], assembly: bool,
+) -> tuple[bytes, dict[str, str], str, str]:
+    """(cubin, lowered names, log, PTX); the PTX only if `assembly` is asked for, else ""."""
     context = f"kernel source {name}, {arch}"
     program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(text, name), context)
     with ExitStack() as made:
@@ -243,7 +264,8 @@ def _compile(
             for expression in expressions
         }
         cubin = check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context)
-        return cubin, lowered, log
+        ptx = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context) if assembly else b""
+        return cubin, lowered, log, ptx.decode(errors="replace")
 
 
 def _explain(

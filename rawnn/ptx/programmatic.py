@@ -85,7 +85,7 @@ def prove(ptx: str, lowered: str, signature: KernelSignature) -> Proof:
     triggers = [i for i, found in enumerate(instructions) if found.name == TRIGGER]
     known = Proof(triggers=bool(triggers), ordered=not early.intersection(triggers))
     reads: set[str] = set()
-    roots = _Roots(text, instructions)
+    roots: _Roots | None = None
     for index in sorted(early):
         if index == len(instructions):
             return _refused(known, "a path through it ends without griddepcontrol.wait")
@@ -101,6 +101,7 @@ def prove(ptx: str, lowered: str, signature: KernelSignature) -> Proof:
         if access is None:
             continue
         kind, address = access
+        roots = roots or _Roots(text, instructions)
         found = {root for root in roots.of(address) if not _is_number(root, signature)}
         if found and found <= roots.on_chip:
             continue  # a generic access to shared or local memory

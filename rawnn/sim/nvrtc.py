@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rawnn.ptx.programmatic import TRIGGER, WAIT
+from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
 from rawnn.sim.errors import Refused
 from rawnn.sim.faults import seam
@@ -105,11 +107,19 @@ class SimNvrtc:
 
     @seam(b"")
     def nvrtcGetPTX(self, program: Any) -> tuple[Any, bytes]:
-        """No kernel is translated, so there is no code in this text: its head comment alone."""
+        """No kernel is translated: of its code there is only what it does about programmatic
+        edges, as far as its source alone says."""
         image = self._program(program).image
         if image is None:
             raise Refused("NVRTC_ERROR_INVALID_PROGRAM")
-        return 0, f"// {image.name}, simulated, {image.arch}\n".encode()
+        lines = [f"// {image.name}, simulated, {image.arch}"]
+        for expression, name in image.lowered.items():
+            kernel = expression.partition("<")[0].strip()
+            code = [(programmatic.waits, WAIT), (programmatic.triggers, TRIGGER)]
+            body = [f"{word};" for does, word in code
+                    if does(image.source, kernel, image.programmatic)]
+            lines += [f".entry {name}(", ")", "{", *body, "ret;", "}"]
+        return 0, "\n".join(lines).encode()
 
     @seam()
     def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]:
