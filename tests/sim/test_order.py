@@ -44,7 +44,7 @@ def test_without_the_event_the_race_is_reported(seed: int, record: bool, wait: b
     with pytest.raises(Race) as caught:
         two_streams(seed, record, wait)
     text = str(caught.value)
-    assert text.count("relu<float> (stream 0x") >= 2
+    assert text.count("activate<float,float,Relu> (stream 0x") >= 2
     assert "'a'" in text
     assert "'z'" in text
     assert "nothing orders the two" in text

@@ -28,7 +28,7 @@ def read(device: Device, address: int, count: int = 8) -> np.ndarray:
 def relu(device: Device, z: int, a: int, count: int = 8, stream: Stream | None = None,
          **changed: Any) -> KernelLaunch:
     """a = max(z, 0) for one row of `count` elements."""
-    function = device.function("relu.cu", "relu<float>")
+    function = device.function("activation.cu", "activate<float,float,Relu>")
     values = {"z": z, "ldz": count, "a": a, "lda": count, "rows": 1, "cols": count, **changed}
     return KernelLaunch(device.driver, stream or device.stream, function.handle, "relu",
                         (1, 1, 1), (256, 1, 1), Arguments(function.signature, values))
@@ -37,7 +37,8 @@ def relu(device: Device, z: int, a: int, count: int = 8, stream: Stream | None =
 def sgd(device: Device, w: int, dw: int, count: int = 8, lr: float = 1.0,
         stream: Stream | None = None) -> KernelLaunch:
     """w -= lr * dw."""
-    function = device.function("sgd.cu", "sgd<float>")
-    values = {"w": w, "ldw": count, "dw": dw, "lddw": count, "rows": 1, "cols": count, "lr": lr}
+    function = device.function("sgd.cu", "sgd<float,float,float>")
+    values = {**{p.name: 0 for p in function.signature.parameters}, "w": w, "ldw": count,
+              "dw": dw, "lddw": count, "rows": 1, "cols": count, "lr": lr}
     return KernelLaunch(device.driver, stream or device.stream, function.handle, "sgd",
                         (1, 1, 1), (256, 1, 1), Arguments(function.signature, values))
