@@ -75,14 +75,8 @@ class Model:
         Raises ConfigError, DataError.
         """
         wanted = self._output(output)
-        if device == "host":
-            parts = self._logits(self._inputs(inputs), batch)
-        else:
-            from rawnn.runners.forward import forward
-
-            parts = forward(self.network, self.parameters, self.normalisation,
-                            self._inputs(inputs), device)
-        return np.concatenate([self._shaped(z, wanted) for z in parts])
+        parts = self._logits(self._inputs(inputs), batch, device)
+        return np.concatenate([self.shaped(z, wanted) for z in parts])
 
     def _output(self, output: str | None) -> str:
         known = OUTPUTS[self.network.loss]
@@ -108,10 +102,16 @@ class Model:
                             f"from")
         return flat
 
-    def _logits(self, inputs: NDArray[Any], batch: int = BATCH) -> Iterator[NDArray[np.float32]]:
+    def _logits(self, inputs: NDArray[Any], batch: int, device: str
+                ) -> Iterator[NDArray[np.float32]]:
         """z of the last layer, float32 [<= batch, C], batch by batch."""
         if batch < 1:
             raise ConfigError(f"batch = {batch}: it must be at least 1")
+        if device != "host":
+            from rawnn.runners.forward import forward
+
+            yield from forward(self.network, self.parameters, self.normalisation, inputs, device)
+            return
         between = _FAST.get(self.network.activation, activation(self.network.activation).function)
         for start in range(0, len(inputs), batch):
             a = self.normalisation.apply(inputs[start : start + batch])
@@ -123,7 +123,8 @@ class Model:
                     a = between(a)
             yield a
 
-    def _shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
+    def shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
+        """Logits [N, C] as another output of `predict`."""
         several = self.network.loss == "cross_entropy"
         if output in ("logits", "values"):
             return z
@@ -132,14 +133,17 @@ class Model:
         if not several:
             return (z > 0).astype(np.uint8)
         classes = z.argmax(axis=1).astype(np.int32)
-        return np.asarray(self._names()[classes]) if output == "labels" else classes
+        return np.take(self.names, classes) if output == "labels" else classes
 
-    def _names(self) -> NDArray[Any]:
-        count = self.network.outputs
-        return np.array([*self.label_names, *map(str, range(len(self.label_names), count))])
+    @property
+    def names(self) -> list[str]:
+        """A name for each output: the class's own, or its index."""
+        known = len(self.label_names)
+        return [*self.label_names, *map(str, range(known, self.network.outputs))]
 
     # -- how good they are -------------------------------------------------------------------------
-    def score(self, inputs: Any, answers: Any = None, *, batch: int = BATCH) -> Score:
+    def score(self, inputs: Any, answers: Any = None, *, batch: int = BATCH,
+              device: str = "host") -> Score:
         """Loss and accuracy on `inputs` with `answers`: labels [N] (indices or names), or values
         [N, C]; None compares with the normalised inputs, as an autoencoder is trained.
 
@@ -148,8 +152,10 @@ class Model:
         flat = self._inputs(inputs)
         wanted = None if answers is None else self._answers(answers, len(flat))
         total = right = 0.0
-        for start, z in zip(range(0, len(flat), batch), self._logits(flat, batch), strict=True):
-            part = slice(start, start + len(z))
+        done = 0
+        for z in self._logits(flat, batch, device):
+            part = slice(done, done + len(z))
+            done += len(z)
             t = self.normalisation.apply(flat[part]) if wanted is None else wanted[part]
             loss, correct = self._measure(z, t)
             total, right = total + loss, right + correct
@@ -175,7 +181,7 @@ class Model:
             raise DataError(f"the answers are of shape {list(host.shape)}, but must be one label "
                             f"for each example")
         if labels.dtype.kind in "USO":
-            labels = label_indices(labels, self.label_names or self._names().tolist(), "answers")
+            labels = label_indices(labels, self.names, "answers")
         check_labels(labels, outputs, "answers")
         return labels
 
@@ -189,14 +195,14 @@ class Model:
         terms = np.maximum(z, 0) - z * t + np.log1p(np.exp(-np.abs(z)))
         return (float(terms.sum(dtype=np.float64)), float(np.count_nonzero((z > 0) == (t > 0.5))))
 
-    def confusion(self, inputs: Any, labels: Any) -> NDArray[np.int64]:
+    def confusion(self, inputs: Any, labels: Any, *, device: str = "host") -> NDArray[np.int64]:
         """How often class i (rows) was taken for class j (columns): int64 [C, C]."""
         if self.network.loss != "cross_entropy":
             raise ConfigError(f"a network trained with {self.network.loss} has no classes to "
                               f"confuse")
         flat = self._inputs(inputs)
         truth = self._answers(labels, len(flat)).astype(np.int64)
-        said = self.predict(flat, "classes")
+        said = self.predict(flat, "classes", device=device)
         count = self.network.outputs
         return np.bincount(truth * count + said, minlength=count * count).reshape(count, count)
 

@@ -16,6 +16,8 @@ from rawnn.version import __version__
 
 COMMANDS = {
     "train": "Train a network (the default command).",
+    "eval": "Measure a checkpoint on its test set, or on other data.",
+    "predict": "Write what a checkpoint says of a file of examples.",
     "toggles": "List every toggle, and whether this machine can run it.",
     "plan": "Show the plan of a step and the graph that it becomes; needs no GPU.",
     "bench": "Measure what each optimization is worth on this machine.",
@@ -38,7 +40,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"rawnn.cli.{cmd_name}"), cmd_name)
+        module = importlib.import_module(f"rawnn.cli.{cmd_name}")
+        name = "eval_" if cmd_name == "eval" else cmd_name  # not to hide Python's own
+        command: click.Command = getattr(module, name)
         return command
 
     def resolve_command(

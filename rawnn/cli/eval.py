@@ -1,0 +1,78 @@
+"""`rawnn eval`: loss and accuracy of a kept model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+
+from rawnn.checkpoint import Checkpoint, find
+from rawnn.cli.examples import Examples, given_examples, own_examples, say
+from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
+from rawnn.cli.options import check_output
+from rawnn.errors import ConfigError
+from rawnn.model import Model
+from rawnn.result import write_atomically
+
+
+@click.command(name="eval")
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--dataset", metavar="NAME", help="mnist, fashion-mnist, idx or synthetic.")
+@click.option("--data", metavar="PATH", help="A .csv, .tsv or .npz file, or a directory of IDX "
+                                             "files; else what the model was trained on.")
+@click.option("--target", metavar="COLUMN", help="Column (or columns) of the right answers.")
+@click.option("--device", metavar="host|gpu:N|sim", default="host", show_default=True,
+              help="Where to run.")
+@click.option("--confusion/--no-confusion", default=True,
+              help="Whether to print the confusion matrix (yes).")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures as JSON.")
+def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | None, device: str,
+          confusion: bool, json_file: str | None) -> None:
+    """Measure a CHECKPOINT (a file, or the newest of a directory) on its test set, or on --data.
+
+    Prints loss and accuracy and, for classes, precision, recall and the confusion matrix.
+    """
+    check_output("--json", json_file)
+    path, found = find(checkpoint, say)
+    examples = own_examples(found, str(path)) if data is None and dataset is None else \
+        given_examples(found, dataset, data, target)
+    if examples.answers is None and not _reconstructs(found):
+        raise ConfigError(f"{examples.source} brings no answers to compare with: name their column "
+                          f"with --target")
+    figures = show(found, examples, device, confusion, Console(highlight=False, soft_wrap=True))
+    if json_file:
+        values = {"checkpoint": str(path), "epoch": found.epoch, **figures}
+        write_atomically(json_file, msgspec.json.format(msgspec.json.encode(values), indent=2))
+
+
+def _reconstructs(found: Checkpoint) -> bool:
+    layers = found.network.layers
+    return found.network.loss != "cross_entropy" and layers[0] == layers[-1]
+
+
+def show(found: Checkpoint, examples: Examples, device: str, confusion: bool,
+         console: Console) -> dict[str, Any]:
+    """Measure, print, and return the figures."""
+    model = Model.of(found)
+    classes = model.network.loss == "cross_entropy"
+    score = model.score(examples.inputs, examples.answers, device=device)
+    figures: dict[str, Any] = {"examples": len(examples.inputs), "loss": score.loss,
+                               "accuracy": score.accuracy}
+    console.print(f"network   {model.network}, epoch {found.epoch}", markup=False)
+    console.print(f"data      {len(examples.inputs):,} examples, {examples.source}", markup=False)
+    console.print(f"loss      {score.loss:.6f}", markup=False)
+    if not math.isnan(score.accuracy):
+        console.print(f"accuracy  {score.accuracy:.4f}", markup=False)
+    if classes:
+        counts = model.confusion(examples.inputs, examples.answers, device=device)
+        names = model.names
+        figures["classes"] = dict(zip(names, class_figures(counts), strict=True))
+        figures["confusion"] = counts.tolist()
+        if len(names) <= MOST_CLASSES:
+            console.print(class_table(counts, names))
+            if confusion:
+                console.print(confusion_table(counts, names))
+    return figures

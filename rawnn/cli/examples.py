@@ -1,0 +1,88 @@
+"""The examples that a kept model is evaluated on or predicts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.checkpoint import Checkpoint
+from rawnn.data import load_dataset
+from rawnn.data.arrays import check_finite
+from rawnn.data.base import Kind
+from rawnn.data.catalog import is_table
+from rawnn.data.tables import Table, read_table
+from rawnn.errors import ConfigError, DataError
+
+_OWN_SET = ("dataset", "data", "target", "validation", "seed")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """`inputs` [N, ...] and, where they are known, `answers`: labels, names of labels, or values.
+    `source` says in words what they are."""
+
+    inputs: NDArray[Any]
+    answers: Any
+    source: str
+
+
+def say(message: str) -> None:
+    """One sentence for the user, apart from what the command prints."""
+    click.echo(f"rawnn: {message}", err=True)
+
+
+def own_examples(found: Checkpoint, where: str) -> Examples:
+    """The test set of the run that wrote the checkpoint. Raises ConfigError where it names none."""
+    if "dataset" not in found.config:
+        raise ConfigError(f"{where} does not say what it was trained on: name the examples with "
+                          f"--data or --dataset")
+    config = {key: found.config.get(key) for key in _OWN_SET}
+    data = load_dataset(
+        str(config["dataset"]), config["data"], target=config["target"],
+        fraction=float(config["validation"] or 0.2), seed=int(config["seed"] or 0),
+        kind=_kind(found) if is_table(config["data"]) else None, notify=say)
+    answers = data.test_targets if data.train_targets is not None else data.test_labels
+    if found.config.get("autoencoder"):
+        answers = None
+    return Examples(data.test_images, answers, f"the test set of {data.name}, from {data.source}")
+
+
+def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
+                   target: str | None) -> Examples:
+    """The examples that the user named: every row of a table (or the test part that it has), or
+    the test set of an IDX set."""
+    if path is None or not is_table(path):
+        data = load_dataset(dataset or "idx", path, target=target, notify=say)
+        labels = data.test_labels if _kind(found) == "labels" else None
+        return Examples(data.test_images, labels,
+                        f"the test set of {data.name}, from {data.source}")
+    table = _table(found, path, target)
+    inputs, answers = (table.inputs, table.answers) if table.test is None else table.test
+    if inputs.ndim < 2 or not len(inputs):
+        raise DataError(f"{path}: the inputs are of shape {list(inputs.shape)}, but must be "
+                        f"[examples, ...]")
+    if inputs.dtype.kind == "f":
+        check_finite(inputs.reshape(len(inputs), -1), f"{path}: the inputs")
+    if answers is not None and answers.dtype.kind in "iu" and found.label_names and not \
+            path.lower().endswith(".npz"):
+        answers = answers.astype(str)  # numbers that are names of classes
+    return Examples(inputs, answers, path)
+
+
+def _table(found: Checkpoint, path: str, target: str | None) -> Table:
+    """The table; without a target the one trained with is left out of the inputs if it is there."""
+    if target is not None or path.lower().endswith(".npz"):
+        return read_table(path, target, _kind(found))
+    features, before = found.network.layers[0], found.config.get("target")
+    table = read_table(path, None, _kind(found))
+    if before is None or np.prod(table.inputs.shape[1:]) == features:
+        return table
+    return read_table(path, str(before), _kind(found))
+
+
+def _kind(found: Checkpoint) -> Kind:
+    return "labels" if found.network.loss == "cross_entropy" else "values"

@@ -1,0 +1,57 @@
+"""How well classes are told apart, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+MOST_CLASSES = 30
+"""A confusion matrix of more classes than this fits no terminal."""
+
+Counts = NDArray[np.int64]
+
+
+def class_figures(confusion: Counts) -> list[dict[str, Any]]:
+    """Of each class: `examples`, `precision`, `recall` and their harmonic mean `f1` (NaN where
+    nothing is divided by nothing)."""
+    right = np.diag(confusion).astype(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        precision = right / confusion.sum(axis=0)
+        recall = right / confusion.sum(axis=1)
+        f1 = 2 * right / (confusion.sum(axis=0) + confusion.sum(axis=1))
+    return [{"examples": int(n), "precision": float(p), "recall": float(r), "f1": float(f)}
+            for n, p, r, f in zip(confusion.sum(axis=1), precision, recall, f1, strict=True)]
+
+
+def class_table(confusion: Counts, names: list[str]) -> Table:
+    """Precision, recall and F1 of each class."""
+    table = Table("class", *(_right(c) for c in ("examples", "precision", "recall", "F1")))
+    for name, row in zip(names, class_figures(confusion), strict=True):
+        table.add_row(name, f"{row['examples']:,}",
+                      *(_share(row[key]) for key in ("precision", "recall", "f1")))
+    return table
+
+
+def confusion_table(confusion: Counts, names: list[str]) -> Table:
+    """Rows are the true classes, columns what they were taken for; zeros are left out."""
+    table = Table("", *(_right(name) for name in names), title="true class by row, predicted class "
+                                                              "by column")
+    for place, (name, row) in enumerate(zip(names, confusion, strict=True)):
+        cells = [f"[bold]{n:,}[/bold]" if place == at else f"{n:,}" if n else ""
+                 for at, n in enumerate(row.tolist())]
+        table.add_row(name, *cells)
+    return table
+
+
+def _right(name: str) -> Any:
+    from rich.table import Column
+    from rich.text import Text
+
+    return Column(Text(name), justify="right")
+
+
+def _share(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.4f}"

@@ -1,0 +1,93 @@
+"""`rawnn predict`: what a kept model says of examples."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from rawnn.checkpoint import find
+from rawnn.cli.eval import show
+from rawnn.cli.examples import given_examples, say
+from rawnn.cli.options import check_output
+from rawnn.errors import ConfigError
+from rawnn.model import Model
+from rawnn.result import write_atomically
+
+
+@click.command()
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--data", metavar="PATH", required=True,
+              help="A .csv, .tsv or .npz file, or a directory of IDX files.")
+@click.option("--dataset", metavar="NAME", help="mnist, fashion-mnist or idx, of a directory.")
+@click.option("--target", metavar="COLUMN",
+              help="Column (or columns) of the right answers, if the file has them.")
+@click.option("--out", metavar="FILE", help="Where to write, .csv or .npz (CSV to the terminal).")
+@click.option("--probabilities", is_flag=True, help="Write the probability of every class, too.")
+@click.option("--device", metavar="host|gpu:N|sim", default="host", show_default=True,
+              help="Where to run.")
+def predict(checkpoint: str, data: str, dataset: str | None, target: str | None, out: str | None,
+            probabilities: bool, device: str) -> None:
+    """Predict with a CHECKPOINT (a file, or the newest of a directory) from --data, row by row.
+
+    Where the right answers are known, how good the predictions are is printed as well.
+    """
+    if out is not None and not out.lower().endswith((".csv", ".npz")):
+        raise ConfigError(f"--out {out}: predictions are written as .csv or .npz")
+    check_output("--out", out)
+    _, found = find(checkpoint, say)
+    examples = given_examples(found, dataset, data, target)
+    model = Model.of(found)
+    columns = _columns(model, examples.inputs, probabilities, device)
+    if out is None:
+        sys.stdout.write(_csv(columns))
+        sys.stdout.flush()
+    else:
+        write_atomically(out, _npz(columns) if out.lower().endswith(".npz")
+                         else _csv(columns).encode())
+        say(f"{len(examples.inputs):,} predictions are in {out}")
+    if examples.answers is not None:
+        console = Console(highlight=False, soft_wrap=True, stderr=out is None)
+        show(found, examples, device, True, console)
+
+
+def _columns(model: Model, inputs: Any, probabilities: bool, device: str
+             ) -> dict[str, NDArray[Any]]:
+    """The arrays to be written, by name: [N], or [N, C] with a name for each column."""
+    loss = model.network.loss
+    if loss == "mse":
+        if probabilities:
+            raise ConfigError("a network trained with mse gives values, no probabilities")
+        return {"values": model.predict(inputs, "values", device=device)}
+    z = model.predict(inputs, "logits", device=device)
+    said = model.shaped(z, "labels" if loss == "cross_entropy" else "classes")
+    if not probabilities:
+        return {"prediction": said}
+    return {"prediction": said, "probabilities": model.shaped(z, "probabilities")}
+
+
+def _csv(columns: dict[str, NDArray[Any]]) -> str:
+    names: list[str] = []
+    parts: list[NDArray[Any]] = []
+    for name, array in columns.items():
+        wide = array.ndim > 1 and (array.shape[1] > 1 or name == "probabilities")
+        names += [f"{name}_{i}" for i in range(array.shape[1])] if wide else [name]
+        parts.append(array.reshape(len(array), -1))
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(names)
+    rows.writerows([str(cell) for part in parts for cell in part[row].tolist()]
+                   for row in range(len(parts[0])))
+    return text.getvalue()
+
+
+def _npz(columns: dict[str, NDArray[Any]]) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **columns)
+    return file.getvalue()
