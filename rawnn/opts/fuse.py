@@ -175,7 +175,7 @@ def _library_update(plan: Plan, gradient: Op, update: Op) -> Plan:
     slices, biases = slices_of(gradient), _bias_update(plan, gradient)
     lr, decay = update.attributes["lr"], update.attributes["decay"]
     weight = update.operands["w"]
-    if slices == 1 or biases is None or decay:
+    if slices == 1 or biases is None:
         attributes = {**gradient.attributes, "alpha": -lr, "beta": 1.0 - lr * decay}
         fused = replace(gradient, name=update.name, attributes=attributes,
                         operands={**gradient.operands, "c": weight})
@@ -183,7 +183,8 @@ def _library_update(plan: Plan, gradient: Op, update: Op) -> Plan:
     partial, product = sliced(plan, gradient, slices)
     total = Op("slices_sgd", update.name,
                {"partial": partial.name, "w": weight, "dz": gradient.operands["a"],
-                "bias": biases[1].operands["w"]}, {"slices": slices, "lr": lr}, "fused")
+                "bias": biases[1].operands["w"]},
+               {"slices": slices, "lr": lr, "decay": decay, "offset": 0}, "fused")
     return plan.with_tensors(partial).substitute([gradient, update, *biases], [product, total])
 
 

@@ -115,7 +115,8 @@ class Plan:
         """Move the cursor past the plan's steps at the end: in the last op, if that can do it on
         the side, else by an op of its own."""
         *before, last = self.ops
-        if "cursor" in last.spec.optional and "cursor" in last.spec.writes:
+        if "cursor" in last.spec.optional and "cursor" in last.spec.writes \
+                and "rates" not in last.operands:  # whose element the cursor says
             last = replace(last, operands={**last.operands, "cursor": "cursor"},
                            attributes={**last.attributes, "steps": self.steps})
             return replace(self, ops=(*before, last))

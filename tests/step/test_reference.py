@@ -14,6 +14,7 @@ from rawnn.activations import ACTIVATIONS
 from rawnn.step import OPS
 from tests.step.calculus import DIFFERENCE, numeric
 
+
 def run(kind: str, attributes: dict[str, Any] | None = None, **operands: Any) -> SimpleNamespace:
     t = SimpleNamespace(**operands)
     OPS[kind].reference(t, attributes or {})
@@ -79,7 +80,8 @@ def test_bias_grad_is_the_gradient_of_bias_add() -> None:
     z, bias, weights = normal(4, 3), normal(3), normal(4, 3, seed=1)
     wanted = numeric(
         lambda: float((run("bias_add", z=z.copy(), bias=bias).z * weights).sum()), bias)
-    np.testing.assert_allclose(run("bias_grad", dz=weights, db=np.zeros(3)).db, wanted, atol=DIFFERENCE)
+    found = run("bias_grad", dz=weights, db=np.zeros(3)).db
+    np.testing.assert_allclose(found, wanted, atol=DIFFERENCE)
 
 
 @pytest.mark.parametrize(("layout", "a", "b"), [
@@ -117,16 +119,20 @@ def test_slices_add_up_to_the_product(slices: int) -> None:
     np.testing.assert_allclose(found, a @ b.T + bias, atol=1e-12)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.5])
 @pytest.mark.parametrize("slices", [1, 2, 4])
-def test_an_update_from_slices_is_the_update_from_the_whole_gradient(slices: int) -> None:
+def test_an_update_from_slices_is_the_update_from_the_whole_gradient(slices: int,
+                                                                     decay: float) -> None:
     dz, x, w, bias = normal(8, 3), normal(8, 5, seed=1), normal(3, 5, seed=2), normal(3, seed=3)
     partial = run("matmul_slices",
                   {"layout": "tn", "m": 3, "n": 5, "k": 8, "slices": slices}, a=dz, b=x,
                   partial=np.full((slices * 3, 5), np.nan)).partial
-    found = run("slices_sgd", {"slices": slices, "lr": 0.25}, partial=partial, w=w.copy(), dz=dz,
-                bias=bias.copy())
-    np.testing.assert_allclose(found.w, w - 0.25 * dz.T @ x, atol=1e-12)
-    np.testing.assert_allclose(found.bias, bias - 0.25 * dz.sum(axis=0), atol=1e-12)
+    found = run("slices_sgd", {"slices": slices, "lr": 0.25, "decay": decay}, partial=partial,
+                w=w.copy(), dz=dz, bias=bias.copy(), copy=np.full((3, 5), np.nan))
+    np.testing.assert_allclose(found.w, w - 0.25 * (dz.T @ x + decay * w), atol=1e-12)
+    np.testing.assert_allclose(found.bias, bias - 0.25 * (dz.sum(axis=0) + decay * bias),
+                               atol=1e-12)
+    np.testing.assert_array_equal(found.copy, found.w)
 
 
 def test_a_loss_that_is_nan_stays_nan_and_a_vanishing_probability_is_clamped() -> None:

@@ -31,10 +31,10 @@ register("linear_update", "fused", KernelImpl(
     "linear.cu", "linear_update", _template, _sizes,
     lambda s: ((ceil(s["features"], 8) + 1, 1, 1), (64 * ceil(s["CLASSES"], 2), 1, 1)), _SHAPES))
 register("slices_sgd", "fused", KernelImpl(
-    "slices.cu", "slices_sgd", typed("w"),
+    "slices.cu", "slices_sgd", typed("dz", "copy"),
     lambda op, plan: {"rows": plan[op.operands["w"]].shape[0],
                       "cols": plan[op.operands["w"]].shape[1],
                       "batch": plan[op.operands["dz"]].shape[0]},
     lambda s: ((ceil(s["rows"] * s["cols"], 128) + int(s["rows"]), 1, 1), (128, 1, 1)),
-    {"partial": ("slices*rows", "cols"), "w": ("rows", "cols"), "dz": ("batch", "rows"),
-     "bias": ("rows",), "cursor": ("1",)}))
+    {"partial": ("slices*rows", "cols"), "w": ("rows", "cols"), "copy": ("rows", "cols"),
+     "dz": ("batch", "rows"), "bias": ("rows",), "rates": ("@1",), "cursor": ("1",)}))

@@ -122,15 +122,19 @@ def weight_update(t: SimpleNamespace, a: Attributes) -> None:
         _update_bias(t, a)
 
 
-@define("slices_sgd", reads=("partial", "w", "dz", "bias", "cursor"),
-        writes=("w", "bias", "cursor"), optional=("cursor",))
+@define("slices_sgd", reads=("partial", "w", "dz", "bias", "rates", "cursor"),
+        writes=("w", "bias", "copy", "cursor"), optional=("copy", "rates", "cursor"))
 def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
-    """w -= lr * sum of the slices of partial; bias -= lr * column sums of dz.
+    """w -= lr * (sum of the slices of partial + decay * w); bias likewise, by column sums of dz.
 
-    Given a cursor, it also advances it by `steps`.
+    Given `steps`, and then no rates, it also advances the cursor by them.
     """
-    if hasattr(t, "cursor"):
+    number = t.w.dtype.type
+    lr, decay = number(_rate(t, a)), number(a["decay"])
+    gradient = t.partial.reshape(a["slices"], *t.w.shape).sum(axis=0)
+    t.w -= lr * (gradient + decay * t.w)
+    if hasattr(t, "copy"):
+        t.copy[...] = t.w
+    _update_bias(t, a)
+    if a.get("steps"):
         t.cursor[0] += a["steps"]
-    lr = t.w.dtype.type(a["lr"])
-    t.w -= lr * t.partial.reshape(a["slices"], *t.w.shape).sum(axis=0)
-    t.bias -= lr * t.dz.sum(axis=0)
