@@ -5,8 +5,8 @@
 //   and in rawnn/random.py, rounded to T. Padding is left alone.
 //
 // Used once, at the start of training.
-// Launch: one dimension, any size (grid-stride over draws): ceil(rows * cols / 4) threads cover it in
-// one pass; 256 threads a block.
+// Launch: one dimension, any size (grid-stride over draws): ceil(rows * cols / 4) threads cover it
+// in one pass; 256 threads a block.
 // Limit: device-memory traffic, sizeof(T) written an element.
 #include "random.cuh"
 #include "types.cuh"
@@ -18,8 +18,7 @@ __global__ void initialise(T* __restrict__ w, int ldw, int rows, int cols, unsig
   const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
   long long draw = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   for (; 4 * draw < count; draw += stride) {
-    const Words bits = philox(seed, stream,
-                              static_cast<unsigned long long>(draw));
+    const Words bits = philox(seed, stream, static_cast<unsigned long long>(draw));
     long long row = 4 * draw / cols;
     int col = static_cast<int>(4 * draw - row * cols);
 #pragma unroll

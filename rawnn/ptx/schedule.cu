@@ -1,7 +1,8 @@
 // schedule: the learning rate of every step of the epoch that begins.
 //
-//   rates[s] = rule(t), t = clock[1] + s, for s = 0 .. steps-1; clock: int32[2], epochs and steps done
+//   rates[s] = rule(t), t = clock[1] + s, for s = 0 .. steps-1
 //   while t < warmup: lr * (t + 1) / warmup instead
+//   clock: int32[2], epochs and steps done; rates: float32 [steps]
 //
 // RULE is Constant, StepDecay (lr * value^(t / period)) or Cosine (from lr down to value over the
 // `period` steps behind the warm-up). rawnn/schedules has the same functions in NumPy.

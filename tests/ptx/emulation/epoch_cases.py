@@ -155,7 +155,7 @@ def check_gather(emulator: Emulator, rng: np.random.Generator) -> None:
     features with and without rows that allow wide accesses."""
     for types in GATHERS:
         for layout in ("packed", "pitched", "shifted"):
-            Batch(rng, types, 3, 37, layout).run(emulator, True, True, False, True, True)
+            Batch(rng, types, 3, 53, layout).run(emulator, True, True, False, True, True)
     first = GATHERS[0]
     for operands in itertools.product((False, True), repeat=5):
         Batch(rng, first, 5, 8, "packed").run(emulator, *operands)
