@@ -309,9 +309,10 @@ class Store:
             raise CheckpointError(f"the directory {directory} cannot be written")
 
     def expect(self, epoch: int) -> None:
-        """Refuse a directory that holds checkpoints behind `epoch`, where this run begins: resuming
-        would take them for its own. Leftovers of a killed process are removed."""
-        later = [path for number, path in listed(self.directory) if number > epoch]
+        """Refuse a directory that holds good checkpoints behind `epoch`, where this run begins:
+        resuming would take them for its own. Torn ones stay until this run gets there. Leftovers
+        of a killed process are removed."""
+        later = [path for number, path in listed(self.directory) if number > epoch and _good(path)]
         if later:
             cure = "continue from it with --resume" if epoch == 0 else "remove it"
             raise ConfigError(f"{later[-1]} is of a later epoch than this run begins with: {cure}, "
@@ -335,6 +336,14 @@ class Store:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise CheckpointError(f"cannot delete {path}: {error.strerror or error}") from None
+
+
+def _good(path: Path) -> bool:
+    try:
+        read(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def check_fits(checkpoint: Checkpoint, network: Network, where: str) -> None:

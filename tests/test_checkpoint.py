@@ -237,7 +237,9 @@ def test_a_directory_of_a_later_run_is_refused(tmp_path: Path) -> None:
         store.expect(0)
     with pytest.raises(ConfigError, match="remove it"):
         store.expect(3)
+    (tmp_path / "rawnn-000009.safetensors").write_bytes(b"torn")
     store.expect(4)
+    (tmp_path / "rawnn-000009.safetensors").unlink()
     assert [p.name for p in tmp_path.iterdir()] == ["rawnn-000004.safetensors"]
 
 
