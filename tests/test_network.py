@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rawnn.errors import ConfigError
 from rawnn.network import Network
 
 
@@ -33,6 +34,39 @@ def test_initial_parameters_are_uniform_within_the_bound_of_their_inputs(
         assert weight.std() == pytest.approx(1 / np.sqrt(3), abs=0.02)
 
 
+@pytest.mark.parametrize(("init", "weight", "bias"), [
+    ("uniform", 1 / np.sqrt(50), 1 / np.sqrt(50)), ("he", np.sqrt(6 / 50), 0.0),
+    ("glorot", np.sqrt(6 / 90), 0.0), ("zeros", 0.0, 0.0),
+])
+def test_every_initialisation_fills_its_range(init: str, weight: float, bias: float) -> None:
+    drawn = Network((50, 40, 30), init=init).initial(1)
+    for name, bound in (("fc1.weight", weight), ("fc1.bias", bias)):
+        largest = np.abs(drawn[name]).max()
+        assert 0.9 * bound <= largest <= np.float32(bound), name
+    assert (drawn["fc2.weight"].ravel()[:20] != drawn["fc1.weight"].ravel()[:20]).all() \
+        or init == "zeros"
+
+
+def test_a_network_without_biases_has_none() -> None:
+    network = Network((5, 4, 3), bias=False)
+    assert [t.name for t in network.parameters()] == ["fc1.weight", "fc2.weight"]
+    assert set(network.initial(0)) == {"fc1.weight", "fc2.weight"}
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"activation": "rely"}, "unknown activation 'rely'; did you mean 'relu'?"),
+    ({"activation": "xyzzy"}, "unknown activation 'xyzzy'; there are gelu, relu, tanh"),
+    ({"loss": "mes"}, "unknown loss 'mes'; did you mean 'mse'?"),
+    ({"loss": "xyzzy"}, "unknown loss 'xyzzy'; there are bce, cross_entropy, mse"),
+    ({"init": "hee"}, "unknown initialisation 'hee'; did you mean 'he'?"),
+    ({"init": "xyzzy"}, "unknown initialisation 'xyzzy'; there are uniform, he, glorot, zeros"),
+])
+def test_unknown_names_are_refused(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Network((5, 3), **options)  # type: ignore[arg-type]
+    assert str(caught.value) == sentence
+
+
 def test_a_seed_gives_the_same_numbers_everywhere_and_others_give_others() -> None:
     network = Network((3, 2))
     first, again, other = network.initial(7), network.initial(7), network.initial(8)
@@ -41,5 +75,5 @@ def test_a_seed_gives_the_same_numbers_everywhere_and_others_give_others() -> No
         assert (first[name] != other[name]).all()
     np.testing.assert_allclose(
         first["fc1.weight"],
-        [[0.1444478, 0.4586630, 0.3183344], [-0.3173034, -0.2307481, 0.4313424]],
+        [[0.5249235, 0.2888508, -0.4455096], [-0.4784411, -0.1074329, 0.3409646]],
         rtol=1e-6)

@@ -189,7 +189,7 @@ def test_divergence_after_good_reports_keeps_them() -> None:
 
         def reported(self, report: Report) -> None:
             if report.epoch == 2:
-                self.session.runner._parameters["fc2.bias"][:] = np.nan
+                self.session.runner._arrays["fc2.bias"][:] = np.nan
 
     with pytest.raises(TrainingDiverged, match=r"nan at step 0 of epoch 3: .*the last good report "
                                                r"is of epoch 2 \(test accuracy 0\.\d{4}\)") as bad:
@@ -205,7 +205,7 @@ def test_divergence_after_good_reports_keeps_them() -> None:
 
 @pytest.mark.parametrize(("changed", "sentence"), [
     ({"layers": (13, 4)}, "takes 13 features, but random has 12: use --layers 12-...-4"),
-    ({"layers": (12, 3)}, "ends in 3 classes, but random has 4: use --layers 12-...-4"),
+    ({"layers": (12, 3)}, "ends in 3 outputs, but random has 4: use --layers 12-...-4"),
     ({"batch": 41}, "batch = 41 is larger than the training set (40 examples)"),
     ({"opt": "cublas"}, "cublas: only for a GPU, and this run is on the host"),
     ({"opt": "nonsense"}, "unknown toggle 'nonsense'"),

@@ -45,7 +45,7 @@ def loss(name: str) -> Loss:
     """The loss `name`. Raises ConfigError for an unknown one."""
     if name not in LOSSES:
         raise ConfigError(f"unknown loss '{name}'" + (nearest(name, LOSSES) or
-                          f"; there are {', '.join(LOSSES)}"))
+                          f"; there are {', '.join(sorted(LOSSES))}"))
     return LOSSES[name]
 
 

@@ -46,7 +46,7 @@ def one_sentence(done: Done, *words: str, status: int | None = None) -> str:
     (("--layers", "784-ten"), ("layers = '784-ten'", "784-128-10")),
     (("--layers", "784-0-10"), ("layers",)),
     (("--layers", "100-10"), ("takes 100 features", "784")),
-    (("--layers", "784-5"), ("ends in 5 classes", "10")),
+    (("--layers", "784-5"), ("ends in 5 outputs", "10")),
     (("--lr", "nan"), ("lr = nan", "finite")),
     (("--lr", "inf"), ("lr = inf", "finite")),
     (("--lr", "-0.1"), ("lr = -0.1", ">= 0")),
@@ -248,7 +248,7 @@ def test_a_label_outside_0_to_9(rawnn: Rawnn, tmp_path: Path) -> None:
     directory = small_idx(tmp_path / "idx")
     damage(directory, "label")
     arguments = ("--device", "host", "--data", str(directory), "--layers", "20-10", "--batch", "10")
-    one_sentence(rawnn(*arguments, "--dataset", "idx"), "ends in 10 classes", "11", status=2)
+    one_sentence(rawnn(*arguments, "--dataset", "idx"), "ends in 10 outputs", "11", status=2)
     # What calls itself MNIST is held to MNIST's own checksums.
     one_sentence(rawnn(*arguments), "train-images", "--dataset idx", status=1)
 
