@@ -12,13 +12,21 @@ class Policy:
 
     sync        when the host waits for the loss: after every step, or only for a report
     report      epochs between reports; an epoch that is not reported is not measured either
-    allocator   memory from the driver at each use, or every tensor placed once
+    allocator   memory from the driver at each use, every tensor placed once, or from a pool: our
+                own, or the driver's
+    pinned      whether batches are copied from page-locked host memory
+    streams     whether what is independent runs side by side: on two streams, or on branches of a
+                graph, which is one chain otherwise
+    pdl         whether kernels begin before those ahead have ended
     graph       "" runs launch by launch; "step", "epoch" or "while" as a CUDA graph, "unroll"
                 as one of `graph_steps` steps
     """
 
     sync: Literal["step", "report"] = "step"
     report: int = 1
-    allocator: Literal["each-use", "arena"] = "each-use"
+    allocator: Literal["each-use", "arena", "pool", "async"] = "each-use"
+    pinned: bool = False
+    streams: bool = False
+    pdl: bool = False
     graph: Literal["", "step", "unroll", "epoch", "while"] = ""
     graph_steps: int = 1

@@ -30,7 +30,8 @@ from rawnn.ptx.signature import KernelSignature, parse_kernels
 @dataclass(frozen=True)
 class DeviceInfo:
     """What results record of the GPU they were measured on. `memory` is in bytes; `cuda` is the
-    newest CUDA version that the driver supports, `driver` the kernel module's own version."""
+    newest CUDA version that the driver supports, `driver` the kernel module's own version;
+    `memory_pools` whether it can allocate in the order of a stream."""
 
     name: str
     ordinal: int
@@ -40,6 +41,7 @@ class DeviceInfo:
     cuda: str
     driver: str
     bindings: str
+    memory_pools: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,13 @@ class Device:
             cuda=version_text(self._check("cuDriverGetVersion")),
             driver=found.group(1) if found else "unknown",
             bindings=version_text(self.driver.bindings_version),
+            memory_pools=bool(attribute("MEMORY_POOLS_SUPPORTED")),
         )
+
+    @property
+    def handle(self) -> Any:
+        """What the driver's calls take for this device."""
+        return self._handle
 
     @property
     def arch(self) -> str:

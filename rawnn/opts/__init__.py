@@ -5,6 +5,9 @@ Importing this package registers all of them, in the order in which they are app
 
 from rawnn.opts import preload as _preload  # isort: skip
 from rawnn.opts import arena as _arena  # isort: skip
+from rawnn.opts import pool as _pool  # isort: skip
+from rawnn.opts import stream_ordered as _stream_ordered  # isort: skip
+from rawnn.opts import pinned as _pinned  # isort: skip
 from rawnn.opts import nosync as _nosync  # isort: skip
 from rawnn.opts import report as _report  # isort: skip
 from rawnn.opts import batch as _batch  # isort: skip
@@ -15,9 +18,12 @@ from rawnn.opts import sr as _sr  # isort: skip
 from rawnn.opts import cublas as _cublas  # isort: skip
 from rawnn.opts import cudnn as _cudnn  # isort: skip
 from rawnn.opts import fuse as _fuse  # isort: skip
+from rawnn.opts import streams as _streams  # isort: skip
+from rawnn.opts import pdl as _pdl  # isort: skip
 from rawnn.opts import graphs as _graphs  # isort: skip
 from rawnn.opts.registry import TOGGLES, Toggle
 from rawnn.opts.select import Selection, select
 
 __all__ = ["TOGGLES", "Selection", "Toggle", "select"]
-del _preload, _arena, _nosync, _report, _batch, _tf32, _fp16, _bf16, _sr, _cublas, _cudnn, _fuse, _graphs
+del _arena, _batch, _bf16, _cublas, _cudnn, _fp16, _fuse, _graphs, _nosync, _pdl, _pinned
+del _pool, _preload, _report, _sr, _stream_ordered, _streams, _tf32

@@ -16,13 +16,15 @@ Rewritten = tuple[Plan, Policy]
 @dataclass(frozen=True)
 class Machine:
     """What toggles need to know of the machine: whether there is a GPU, its compute capability,
-    the CUDA version its driver supports (12090 for 12.9) and which packages can be imported.
+    the CUDA version its driver supports (12090 for 12.9), which packages can be imported and
+    whether the driver can allocate in the order of a stream.
     `gpu` is None where there is one, else the sentence that says why not."""
 
     gpu: str | None
     compute_capability: tuple[int, int] = (0, 0)
     driver: int = 0
     has_package: Callable[[str], bool] = lambda package: False
+    memory_pools: bool = True
 
 
 @dataclass(frozen=True)

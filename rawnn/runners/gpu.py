@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.cuda.allocators import Allocator, Pool, StreamOrdered
 from rawnn.cuda.device import Device, padded
+from rawnn.cuda.pinned import PinnedMemory
 from rawnn.cuda.stream import Event
 from rawnn.dtypes import numpy_dtype
 from rawnn.errors import ConfigError
@@ -19,6 +22,7 @@ from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, ini
 from rawnn.runners.feed import HostOrder, contents
 from rawnn.runners.graphplan import graph_plans
 from rawnn.runners.lowering import Lowering
+from rawnn.runners.overlap import OverlappedProgram, turns
 from rawnn.runners.programs import GraphProgram, Program, RepeatProgram, make_program
 from rawnn.step.build import used_tensors
 from rawnn.step.plan import Plan
@@ -48,12 +52,17 @@ class GpuRunner:
     def _build(self) -> None:
         device, work = self._device, self._work
         device.memory.reset_peak()
-        self._lowering = Lowering(device)
+        self._lowering = Lowering(device, work.policy.pdl)
         self._closing.callback(self._lowering.close)
+        self._allocator = self._make_allocator()
+        self._pinned = PinnedMemory(device.driver)
+        self._closing.callback(self._pinned.close)
         graphs = [graph_plans(p, work.policy, work.steps) for p in (work.train, work.quiet)] \
             if work.policy.graph else []
         around = [work.start, work.refresh, work.begin, work.end]
         steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
+        if work.policy.streams and not graphs:
+            steps += [turns(p)[1] for p in (work.train, work.quiet)]
         plans = [*(g.plan for group in graphs for g in group), *steps, *around]
         tests = [part.plan.advancing() if work.policy.graph else part.plan
                  for part in work.evaluate]
@@ -67,8 +76,8 @@ class GpuRunner:
             self._quiet = self._train if work.quiet is work.train \
                 else self._graph(graphs[1], "unmeasured epoch")
         else:
-            self._train = self._stream(work.train)
-            self._quiet = self._train if work.quiet is work.train else self._stream(work.quiet)
+            self._train = self._steps(work.train)
+            self._quiet = self._train if work.quiet is work.train else self._steps(work.quiet)
         self._rest = self._stream(work.rest) if work.rest is not None else None
         start, self._refresh, self._begin, self._end = map(self._stream, around)
         self._tests: list[tuple[Part, Program, dict[str, int]]] = [
@@ -85,9 +94,32 @@ class GpuRunner:
         self._closing.callback(program.close)
         return program
 
+    def _make_allocator(self) -> Allocator | None:
+        """What gives temporaries memory at each use; None where they are placed once."""
+        device, kind = self._device, self._work.policy.allocator
+        if kind == "arena":
+            return None
+        if kind == "each-use":
+            return device.memory
+        allocator: Allocator = Pool(device.driver, device.memory, device.stream) \
+            if kind == "pool" else \
+            StreamOrdered(device.driver, device.handle, device.memory, device.stream)
+        self._closing.callback(allocator.close)
+        return allocator
+
     def _stream(self, plan: Plan) -> Program:
-        program = make_program(self._lowering, plan, self._addresses, self._host,
-                               self._work.policy.allocator == "each-use")
+        program = make_program(self._lowering, plan, self._addresses, self._host, self._allocator)
+        self._closing.callback(program.close)
+        return program
+
+    def _steps(self, plan: Plan) -> Program:
+        """A program of the epoch's steps, with a second stream if the policy says so."""
+        if not self._work.policy.streams:
+            return self._stream(plan)
+        addresses, host = self._addresses, self._host
+        program = OverlappedProgram(
+            self._lowering, plan, addresses, host, self._work.steps,
+            lambda rest: make_program(self._lowering, rest, addresses, host, self._allocator))
         self._closing.callback(program.close)
         return program
 
@@ -95,10 +127,10 @@ class GpuRunner:
         addresses, host = self._place("evaluation", used_tensors([plan]), "test", part.first)
         program: Program
         if self._work.policy.graph and not plan.find(kind="upload"):
-            program = RepeatProgram(self._lowering, part.plan, part.steps, addresses)
+            program = RepeatProgram(self._lowering, part.plan, part.steps, addresses,
+                                    not self._work.policy.streams)
         else:
-            program = make_program(self._lowering, part.plan, addresses, host,
-                                   self._work.policy.allocator == "each-use")
+            program = make_program(self._lowering, part.plan, addresses, host, self._allocator)
         self._closing.callback(program.close)
         return part, program, addresses
 
@@ -107,23 +139,25 @@ class GpuRunner:
         """Give every tensor an address and fill in the data set's `part` from example `first` on.
 
         Parameters are placed by the first call and shared by later ones. Temporaries get no
-        address here when the policy allocates them at each use.
+        address here when the policy allocates them at each use, except batches that a second
+        stream fills.
         """
-        arena, memory = self._work.policy.allocator == "arena", self._device.memory
+        allocator, memory = self._allocator, self._device.memory
+        placed_once = [Role.BATCH] if self._work.policy.streams else []
         shared = getattr(self, "_addresses", {})
         addresses = {n: shared[n] for n, t in tensors.items()
                      if t.role in (Role.PARAMETER, Role.COPY) and n in shared}
         wanted = [t for n, t in tensors.items()
                   if n not in addresses and t.role is not Role.HOST
-                  and (arena or not t.role.temporary)]
-        if arena:
+                  and (allocator is None or not t.role.temporary or t.role in placed_once)]
+        if allocator is None:
             block, placed = memory.arena([(t.name, t.nbytes) for t in wanted], purpose)
             self._closing.callback(memory.free, block)
             addresses.update(placed)
         else:
             for tensor in wanted:
-                allocation = memory.allocate(tensor.nbytes, tensor.name)
-                self._closing.callback(memory.free, allocation)
+                allocation = allocator.allocate(tensor.nbytes, tensor.name)
+                self._closing.callback(allocator.free, allocation)
                 addresses[tensor.name] = allocation.address
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():
@@ -132,7 +166,9 @@ class GpuRunner:
                 self._fill(tensor, addresses[name], array)
             elif tensor.role is Role.HOST:
                 array = contents(self._work.data, tensor, part, first)
-                host[name] = padded(array, tensor.padded_shape, tensor.dtype)
+                laid_out = padded(array, tensor.padded_shape, tensor.dtype)
+                host[name] = self._pinned.copy_of(laid_out, name) \
+                    if self._work.policy.pinned else laid_out
             elif tensor.role.zeroed and tensor in wanted:
                 self._device.fill(addresses[name], 0, tensor.nbytes, name)
         return addresses, host
@@ -152,8 +188,10 @@ class GpuRunner:
 
     # -- running ----------------------------------------------------------------------------------
     def epoch(self, measured: bool) -> None:
-        stream = self._device.stream
+        stream, log = self._device.stream, self._device.memory.log
         start, end = self._event(), self._event()
+        if log is not None:
+            log.begin_epoch(self._epochs + 1)
         start.record(stream)
         program = self._train if measured else self._quiet
         if self._order:
@@ -171,6 +209,8 @@ class GpuRunner:
                 self._fetch()
         self._end.run(1)
         self._epochs += 1
+        if log is not None:
+            log.begin_epoch(0)
         end.record(stream)
         self._events.append((start, end))
 
@@ -251,6 +291,9 @@ class GpuRunner:
             "compile_ms": self._device.compile_ms,
             "libraries": dict(self._lowering.libraries),
         }
+        if self._allocator is not None:
+            statistics = self._allocator.statistics()
+            facts["memory"] = {**asdict(statistics), "fragmentation": statistics.fragmentation}
         if isinstance(self._train, GraphProgram):
             facts["graph_nodes"], facts["graph_edges"] = self._train.nodes, self._train.edges
         return facts

@@ -19,32 +19,37 @@ kernels, so a body of several steps shares that cost."""
 class GraphPlan:
     """One graph: `plan` is captured whole, `ahead` are ops that the host puts on the stream before
     each launch (copies whose source moves from step to step), `launches` is how often it is
-    launched in an epoch; with `loop` the plan is the body of a WHILE node."""
+    launched in an epoch; with `loop` the plan is the body of a WHILE node, with `chain` its ops run
+    one behind the other, in the plan's order."""
 
     plan: Plan
     launches: int
     ahead: tuple[Op, ...] = ()
     loop: bool = False
+    chain: bool = False
 
     def edges(self) -> list[tuple[int, ...]]:
         """For each op of the plan, the ops it must wait for."""
+        if self.chain:
+            return [(index - 1,) if index else () for index in range(len(self.plan.ops))]
         return dependencies(self.plan.ops)
 
 
 def graph_plans(plan: Plan, policy: Policy, steps: int) -> list[GraphPlan]:
     """The graphs of an epoch of `steps` steps, in the order in which they are launched."""
+    chain = not policy.streams
     if policy.graph == "epoch":
-        return [GraphPlan(plan.unrolled(steps), 1)]
+        return [GraphPlan(plan.unrolled(steps), 1, chain=chain)]
     if policy.graph == "while":
         body = max(n for n in range(1, min(MAX_LOOP_BODY, steps) + 1) if steps % n == 0)
         loop = plan.unrolled(body)
         last = replace(advance(body), impl="while",
                        attributes={"steps": body, "end": steps, "handle": 0})
-        return [GraphPlan(replace(loop, ops=(*loop.ops, last)), 1, loop=True)]
+        return [GraphPlan(replace(loop, ops=(*loop.ops, last)), 1, loop=True, chain=chain)]
     ahead = tuple(plan.find(kind="upload"))
     inside = replace(plan, ops=tuple(op for op in plan.ops if op not in ahead))
     size = min(policy.graph_steps if policy.graph == "unroll" else 1, steps)
-    graphs = [GraphPlan(inside.unrolled(size).advancing(), steps // size, ahead)]
+    graphs = [GraphPlan(inside.unrolled(size).advancing(), steps // size, ahead, chain=chain)]
     if steps % size:
-        graphs.append(GraphPlan(inside.unrolled(steps % size).advancing(), 1))
+        graphs.append(GraphPlan(inside.unrolled(steps % size).advancing(), 1, chain=chain))
     return graphs

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
+from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
+from rawnn.ptx.programmatic import Proof
 from rawnn.runners.kernels import kernel_arguments, kernel_for
+from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -25,10 +28,13 @@ HostArrays = Mapping[str, NDArray[Any]]
 
 
 class Lowering:
-    """Makes commands on one device. Library handles are made when the first op needs them."""
+    """Makes commands on one device. Library handles are made when the first op needs them. With
+    `programmatic` kernels are compiled to wait and trigger, and launched on streams before those
+    ahead of them have ended, where that is proved right."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, programmatic: bool = False) -> None:
         self.device = device
+        self._programmatic = programmatic
         self._closing = ExitStack()
         self._lt: LtContext | None = None
         self._cudnn: CudnnContext | None = None
@@ -43,37 +49,53 @@ class Lowering:
                     impl = kernel_for(op)
                     wanted.setdefault(impl.source, {})[impl.expression(op, plan)] = None
         for source, expressions in wanted.items():
-            self.device.compile(source, tuple(expressions), relocatable=source == "while.cu")
+            self.device.compile(source, tuple(expressions), source == "while.cu",
+                                self._programmatic)
 
-    def commands(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays) -> list[Command]:
-        """The commands that run `op`, in order. Raises ConfigError for an unknown impl."""
+    def proof(self, op: Op, plan: Plan) -> Proof | None:
+        """What is proved of the kernel of `op` about programmatic launches; None where it is no
+        kernel of ours, or where they are not asked for."""
+        if not self._programmatic or not _is_kernel(op):
+            return None
+        impl = kernel_for(op)
+        return self.device.function(impl.source, impl.expression(op, plan), True).proof
+
+    def commands(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays,
+                 stream: Stream | None = None) -> list[Command]:
+        """The commands that run `op`, in order, on `stream` (the device's own where none is given;
+        library calls are always there). Raises ConfigError for an unknown impl."""
+        stream = stream or self.device.stream
         if op.kind == "upload":
-            return self._copies(op, plan, addresses, host)
+            return self._copies(op, plan, addresses, host, stream)
         if op.impl == "cublas":
             return [self._product(op, plan, addresses)]
         if op.impl == "cudnn":
             return [self._softmax(op, plan, addresses)]
-        return [self._kernel(op, plan, addresses)]
+        return [self._kernel(op, plan, addresses, stream)]
 
-    def _kernel(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
+    def _kernel(self, op: Op, plan: Plan, addresses: Addresses, stream: Stream) -> Command:
         impl = kernel_for(op)
         expression = impl.expression(op, plan)
-        function = self.device.function(impl.source, expression)
+        function = self.device.function(impl.source, expression, self._programmatic)
         values = kernel_arguments(op, plan, function.signature, addresses)
         scalars = impl.scalars(op, plan)
         grid, block = impl.geometry(scalars)
         label = f"{op.name} ({expression} in {impl.source})"
-        return KernelLaunch(self.device.driver, self.device.stream, function.handle, label, grid,
-                            block, Arguments(function.signature, values), impl.shared(scalars))
+        blocks = impl.cluster(scalars)
+        return KernelLaunch(self.device.driver, stream, function.handle, label, grid, block,
+                            Arguments(function.signature, values), impl.shared(scalars),
+                            (blocks, 1, 1) if blocks > 1 else None,
+                            self._programmatic and follows_anything(op, plan, function.proof))
 
-    def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays) -> list[Command]:
+    def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays,
+                stream: Stream) -> list[Command]:
         commands: list[Command] = []
         for role, source in (("x", "images"), ("y", "labels"), ("t", "targets")):
             if role not in op.operands:
                 continue
             tensor, array = plan[op.operands[role]], host[op.operands[source]]
             commands.append(HostToDevice(
-                self.device.driver, self.device.stream, f"{op.name} of {tensor.name}", role,
+                self.device.driver, stream, f"{op.name} of {tensor.name}", role,
                 addresses.get(tensor.name, 0), array.ctypes.data, tensor.nbytes, array,
                 stride=op.attributes["stride"] * array.strides[0],
             ))

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
-from rawnn.cuda.launch import Command
+from rawnn.cuda.allocators import Allocator
+from rawnn.cuda.launch import Command, KernelLaunch
 from rawnn.cuda.memory import Allocation
 from rawnn.graphs import ExecutableGraph, Graph
+from rawnn.ptx.programmatic import Proof
 from rawnn.runners.graphplan import GraphPlan
 from rawnn.runners.lowering import Addresses, HostArrays, Lowering
+from rawnn.runners.programmatic import programmatic_edges
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -47,18 +50,19 @@ class StreamProgram:
 
 
 class AllocatingProgram(StreamProgram):
-    """As StreamProgram, but temporaries are allocated ahead of the op that first writes them and
-    freed behind the one that last touches them, in every step: the baseline whose cost `arena`
-    takes away."""
+    """As StreamProgram, but temporaries without an address are allocated ahead of the op that first
+    writes them and freed behind the one that last touches them, in every step: the baseline, whose
+    cost `arena` takes away, or a pool."""
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses,
-                 host: HostArrays) -> None:
-        self._memory = lowering.device.memory
+                 host: HostArrays, allocator: Allocator) -> None:
+        self._allocator, self._log = allocator, lowering.device.memory.log
         self._plan = plan
         self._schedule: list[tuple[list[str], list[Command], list[str]]] = []
         self._users: dict[str, list[tuple[Command, str]]] = {}
         self._live: dict[str, Allocation] = {}
-        nowhere = {n: 0 for n, t in plan.tensors.items() if t.role.temporary}
+        nowhere = {n: 0 for n, t in plan.tensors.items()
+                   if t.role.temporary and n not in addresses}
         first, last = _lifetimes(plan)
         for index, op in enumerate(plan.ops):
             commands = lowering.commands(op, plan, {**addresses, **nowhere}, host)
@@ -70,22 +74,24 @@ class AllocatingProgram(StreamProgram):
             self._schedule.append((born, commands, dead))
 
     def step(self, index: int) -> None:
+        if self._log is not None:
+            self._log.step = index + 1
         for born, commands, dead in self._schedule:
             for tensor in born:
-                allocation = self._memory.allocate(self._plan[tensor].nbytes, tensor)
+                allocation = self._allocator.allocate(self._plan[tensor].nbytes, tensor)
                 self._live[tensor] = allocation
                 for command, operand in self._users[tensor]:
                     command.rebind(operand, allocation.address)
             for command in commands:
                 command.run(index)
             for tensor in dead:
-                self._memory.free(self._live.pop(tensor))
+                self._allocator.free(self._live.pop(tensor))
 
     def close(self) -> None:
         """Free what a failed step left allocated."""
         with ExitStack() as freeing:
             for allocation in self._live.values():
-                freeing.callback(self._memory.free, allocation)
+                freeing.callback(self._allocator.free, allocation)
             self._live = {}
 
 
@@ -144,12 +150,13 @@ class GraphProgram:
 class RepeatProgram:
     """A one-step graph repeated as child nodes: how the test set is measured beside a graph."""
 
-    def __init__(self, lowering: Lowering, plan: Plan, steps: int, addresses: Addresses) -> None:
+    def __init__(self, lowering: Lowering, plan: Plan, steps: int, addresses: Addresses,
+                 chain: bool) -> None:
         device = self._device = lowering.device
         with ExitStack() as closing, ExitStack() as building:
             body = Graph(device.driver, device.context, f"{plan.name}, one batch")
             building.callback(body.close)
-            fill(body, lowering, GraphPlan(plan.advancing(), 1), addresses, {}, 0)
+            fill(body, lowering, GraphPlan(plan.advancing(), 1, chain=chain), addresses, {}, 0)
             graph = Graph(device.driver, device.context, plan.name)
             building.callback(graph.close)
             last = [graph.add_memset((), addresses["cursor"], 0, 4, "cursor")]
@@ -173,22 +180,33 @@ def fill(graph: Graph, lowering: Lowering, part: GraphPlan, addresses: Addresses
     """Add the ops of a plan to a graph, with the edges that their reads and writes require.
 
     In an unrolled plan the same op recurs at many offsets; its command is made once and added
-    with each offset baked in (the 936 nodes of `best` in 30 ms).
+    with each offset baked in (the 936 nodes of `best` in 30 ms). Edges that may be programmatic
+    are.
     """
-    made: dict[tuple[str, tuple[str, ...]], list[Command]] = {}
-    tails: list[list[object]] = []
-    for op, before in zip(part.plan.ops, part.edges(), strict=True):
-        key = (op.name.partition("@")[0], tuple(op.operands.values()))
+    made: dict[tuple[str, tuple[str, ...]], tuple[list[Command], Proof | None]] = {}
+    keys = [(op.name.partition("@")[0], tuple(op.operands.values())) for op in part.plan.ops]
+    for key, op in zip(keys, part.plan.ops, strict=True):
         if key not in made:
-            made[key] = lowering.commands(_with_condition(op, condition), part.plan, addresses,
-                                          host)
-        after = [node for index in before for node in tails[index]]
+            wanted = _with_condition(op, condition)
+            made[key] = (lowering.commands(wanted, part.plan, addresses, host),
+                         lowering.proof(op, part.plan))
+    edges = part.edges()
+    early = programmatic_edges(part.plan.ops, edges, [made[key][1] for key in keys])
+    tails: list[list[object]] = []
+    for index, (op, key) in enumerate(zip(part.plan.ops, keys, strict=True)):
+        after = [node for i in edges[index] if i not in early[index] for node in tails[i]]
+        overtaken = [node for i in early[index] for node in tails[i]]
+        commands, _ = made[key]
         tail: list[object] = []
-        if op.kind == "upload":  # its copies do not depend on each other
-            for command in made[key]:
+        if overtaken:
+            kernel, = commands
+            assert isinstance(kernel, KernelLaunch)
+            tail = kernel.add_to(graph, after, op.offset, overtaken)
+        elif op.kind == "upload":  # its copies do not depend on each other
+            for command in commands:
                 tail += command.add_to(graph, after, op.offset)
         else:
-            for command in made[key]:
+            for command in commands:
                 after = tail = command.add_to(graph, after, op.offset)
         tails.append(tail)
 
@@ -212,7 +230,10 @@ def _lifetimes(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def make_program(lowering: Lowering, plan: Plan, addresses: Addresses, host: HostArrays,
-                 each_use: bool) -> StreamProgram:
-    kind = AllocatingProgram if each_use else StreamProgram
-    return kind(lowering, plan, addresses, host)
+                 allocator: Allocator | None) -> StreamProgram:
+    """A program on the device's stream; `allocator` gives temporaries their memory at each use,
+    None where all have an address."""
+    if allocator is None:
+        return StreamProgram(lowering, plan, addresses, host)
+    return AllocatingProgram(lowering, plan, addresses, host, allocator)
 

@@ -1,0 +1,32 @@
+"""`pdl`: programmatic dependent launch. A kernel begins before the one ahead has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rawnn.opts.registry import Machine, Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+ARCHITECTURE = (9, 0)
+"""Compute capability that brought griddepcontrol."""
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return plan, replace(policy, pdl=True)
+
+
+def needs(machine: Machine) -> str | None:
+    if machine.compute_capability >= ARCHITECTURE:
+        return None
+    return "needs compute capability 9.0 (Hopper) or newer"
+
+
+register(Toggle(
+    "pdl",
+    claim="kernels begin while those ahead still run, and wait for their end before they read; "
+          "proved from the PTX of each",
+    source="a kernel node costs 0.49 to 1.14 us on an H200, 0.37 to 0.70 us behind a programmatic "
+           "edge",
+    group="scheduling", apply=apply, needs=needs, needs_text="sm_90",
+))

@@ -1,0 +1,28 @@
+"""`async`: the driver's stream-ordered memory pool, which keeps what is freed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rawnn.opts.registry import Machine, Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return plan, replace(policy, allocator="async")
+
+
+def needs(machine: Machine) -> str | None:
+    if machine.memory_pools:
+        return None
+    return "needs a GPU and driver with memory pools"
+
+
+register(Toggle(
+    "async",
+    claim="cuMemAllocAsync and cuMemFreeAsync, the pool told to keep what is freed",
+    source="CUDA's stream-ordered memory allocator, its release threshold raised",
+    group="memory", apply=apply, needs=needs, needs_text="memory pools",
+    conflicts=("arena", "pool"),
+))

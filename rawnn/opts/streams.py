@@ -1,0 +1,28 @@
+"""`streams`: what does not depend on each other runs side by side.
+
+Launch by launch, the next batch is fetched on a second stream while the step at hand computes.
+In a graph, ops are joined by what they read and write alone, so that independent ones (a layer's
+weight gradient and the gradient handed to the layer below; the next batch) get branches of their
+own; without `streams` they form one chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return plan, replace(policy, streams=True)
+
+
+register(Toggle(
+    "streams",
+    claim="the next batch is fetched while a step computes; in a graph, independent ops run on "
+          "parallel branches",
+    source="copy engines and SMs work side by side; double buffering",
+    group="scheduling", apply=apply,
+))

@@ -1,0 +1,62 @@
+"""Which edges of a plan may be programmatic: the kernel behind begins before the one ahead ends.
+
+What a kernel does is proved from its PTX (rawnn.ptx.programmatic); what it must not read early is
+known from the plan. Both have to agree, or the edge stays a full one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rawnn.ptx.programmatic import Proof
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role
+
+
+def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
+                       proofs: Sequence[Proof | None]) -> list[tuple[int, ...]]:
+    """For each op those of its `edges` that may be programmatic. `proofs` are its kernel's, None
+    where it is a copy or a library's call, whose edges stay full on either side.
+
+    Completion stays transitive: a kernel that gets such an edge waits on every path, so that it
+    ends behind its producers, and they behind theirs. Reads ahead of the wait are safe from all
+    but the producers themselves if these trigger behind their own wait, or if all of their own
+    edges are full.
+    """
+    found: list[tuple[int, ...]] = []
+    for op, before, proof in zip(ops, edges, proofs, strict=True):
+        if proof is None or not proof.waits:
+            found.append(())
+            continue
+        early = _early(op, proof)
+        found.append(tuple(
+            index for index in before
+            if _may_be_overtaken(ops[index], proofs[index], bool(found[index]), early)
+        ))
+    return found
+
+
+def _may_be_overtaken(producer: Op, proof: Proof | None, begins_early: bool,
+                      read_early: set[str]) -> bool:
+    if proof is None:
+        return False
+    if not read_early:
+        return True
+    if begins_early and not proof.ordered:
+        return False
+    return not read_early & {name for name, _ in producer.writes}
+
+
+def follows_anything(op: Op, plan: Plan, proof: Proof) -> bool:
+    """Whether a kernel may overtake whatever kernel is ahead of it on a stream: it waits, and
+    reads nothing ahead of that but the data set, which no op writes."""
+    written = {name for other in plan.ops for name, _ in other.writes}
+    return proof.waits and all(
+        plan[name].role is Role.DATA and name not in written for name in _early(op, proof)
+    )
+
+
+def _early(op: Op, proof: Proof) -> set[str]:
+    """The tensors that the op's kernel reads ahead of its wait."""
+    return {op.operands[role] for role in proof.early if role in op.operands}
