@@ -1,0 +1,306 @@
+"""Listeners that come with rawnn, alone and together with resuming."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping, Listeners, together
+from rawnn.checkpoint import find, listed, read
+from rawnn.config import Config
+from rawnn.data import from_arrays
+from rawnn.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.result import Result
+from rawnn.training import Listener, Session, train
+from tests.test_training import DATA, Recorder
+
+OPTIONS: dict[str, Any] = {"layers": (12, 5, 4), "epochs": 6, "batch": 8, "device": "host",
+                           "opt": "best", "shuffle": True, "optimizer": "adam", "lr": 0.01}
+
+
+def go(*listeners: Listener, data: Any = DATA, **changed: Any) -> Result:
+    return train(data=data, listener=listeners, **{**OPTIONS, **changed})
+
+
+def same(a: Result, b: Result) -> None:
+    for name, array in a.parameters.items():
+        np.testing.assert_array_equal(array, b.parameters[name], err_msg=name)
+
+
+def epochs(directory: Path) -> list[int]:
+    return [epoch for epoch, _ in listed(directory)]
+
+
+# -- checkpoints and resuming --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+@pytest.mark.parametrize("optimizer", [
+    {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adamw"},
+    {"optimizer": "sgd", "schedule": "cosine"}, {"partial": True, "opt": "none"},
+])
+def test_a_resumed_run_ends_as_one_that_never_stopped(
+    tmp_path: Path, device: str, optimizer: dict[str, Any]
+) -> None:
+    changed = {"device": device, **optimizer}
+    whole = go(**changed)
+    stopper = Stopper(3)
+    part = go(stopper, save=str(tmp_path), **changed)
+    assert (part.stopped, len(part.epoch_ms)) == ("enough", 3)
+    rest = go(resume=str(tmp_path), **changed)
+    same(rest, whole)
+    assert rest.resumed_epochs == 3
+    assert [r.epoch for r in rest.history] == [4, 5, 6]
+    assert [r.test_loss for r in rest.history] == [r.test_loss for r in whole.history[3:]]
+
+
+class Stopper(Listener):
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def started(self, session: Session) -> None:
+        self._session = session
+
+    def settled(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._session.stop("enough")
+
+
+def test_checkpoints_fall_due_and_at_the_end(tmp_path: Path) -> None:
+    go(save=str(tmp_path / "a"), save_every=4)
+    assert epochs(tmp_path / "a") == [4, 6]
+    go(save=str(tmp_path / "b"), keep=2)
+    assert epochs(tmp_path / "b") == [5, 6]
+    go(Checkpoints(tmp_path / "c", every=5))
+    assert epochs(tmp_path / "c") == [5, 6]
+    go(Stopper(3), save=str(tmp_path / "d"), save_every=2, opt="report=6")
+    assert epochs(tmp_path / "d") == [2, 3]
+
+
+def test_resuming_takes_the_options_of_the_run_before(tmp_path: Path) -> None:
+    whole = train(**OPTIONS | {"dataset": "synthetic", "layers": (784, 10), "batch": 500,
+                               "epochs": 3})
+    train(**OPTIONS | {"dataset": "synthetic", "layers": (784, 10), "batch": 500, "epochs": 2},
+          save=str(tmp_path / "ck"))
+    moved = (tmp_path / "ck").rename(tmp_path / "moved")
+    rest = train(resume=str(moved), epochs=3)
+    same(rest, whole)
+    assert rest.config.save == str(moved)  # it goes on saving where the checkpoints are
+    assert epochs(moved) == [1, 2, 3]
+    assert find(moved, lambda message: None)[1].config["resume"] is None
+
+
+def test_an_interrupted_run_is_kept_unless_an_epoch_was_broken_off(tmp_path: Path) -> None:
+    go(Recorder(("epoch_done", 3)), save=str(tmp_path), save_every=10)
+    assert epochs(tmp_path) == [3]
+    same(go(resume=str(tmp_path)), go())
+
+
+def test_a_broken_off_epoch_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rawnn.runners.host import HostRunner
+
+    epoch, done = HostRunner.epoch, []
+
+    def interrupted(self: HostRunner, measured: bool) -> None:
+        epoch(self, measured)
+        done.append(1)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(HostRunner, "epoch", interrupted)
+    assert go(save=str(tmp_path), save_every=10).interrupted
+    assert epochs(tmp_path) == []
+
+
+def test_what_cannot_be_resumed(tmp_path: Path) -> None:
+    go(save=str(tmp_path), optimizer="sgd")
+    for changed, sentence, error in (
+        ({}, r"has 6 epochs behind it: to go on, ask for more than --epochs 6", ConfigError),
+        ({"layers": (12, 6, 4), "epochs": 9}, "its layers are 12-5-4, but 12-6-4", CheckpointError),
+        ({"optimizer": "adam", "epochs": 9}, r"holds no 'fc\d\.(weight|bias)\.[mv]': it is of "
+                                             r"another optimizer than adam", CheckpointError),
+    ):
+        with pytest.raises(error, match=sentence):
+            go(resume=str(tmp_path), **{"optimizer": "sgd", **changed})
+    (tmp_path / "none").mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint that can be read"):
+        go(resume=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="later epoch than this run begins with: continue from"):
+        go(save=str(tmp_path))
+    with pytest.raises(ConfigError, match="save_every = 0"):
+        Checkpoints(tmp_path, every=0)
+
+
+def test_a_clock_that_the_run_before_had_no_use_for(tmp_path: Path) -> None:
+    """The plain run counts nothing; the resumed one shuffles as its fourth epoch does."""
+    go(save=str(tmp_path), optimizer="sgd", shuffle=False, epochs=3)
+    assert "clock" not in find(tmp_path, lambda message: None)[1].state
+    assert go(resume=str(tmp_path), optimizer="sgd").resumed_epochs == 3
+    state = find(tmp_path, lambda message: None)[1].state
+    np.testing.assert_array_equal(state["clock"], [6, 30])
+
+
+# -- early stopping ------------------------------------------------------------------------------
+
+
+class Script(Listener):
+    """Puts the figures of a script into the reports that early stopping hears."""
+
+    def __init__(self, inner: EarlyStopping, losses: list[float]) -> None:
+        self.inner, self._losses = inner, losses
+        self.states: list[dict[str, Any]] = []
+
+    def started(self, session: Session) -> None:
+        self._session = session
+        self.inner.started(session)
+
+    def reported(self, report: Any) -> None:
+        self.states.append(self._session.runner.parameters())
+        self.inner.reported(replace(report, test_loss=self._losses[report.epoch - 1],
+                                    test_accuracy=-self._losses[report.epoch - 1]))
+
+    def ended(self, epoch: int) -> None:
+        self.inner.ended(epoch)
+
+
+@pytest.mark.parametrize(("losses", "patience", "delta", "stops", "best"), [
+    ([5, 4, 3, 2, 1, 0], 1, 0, 6, 6),
+    ([5, 4, 4, 4, 4, 4], 2, 0, 4, 2),
+    ([5, 4, 4.5, 3.9, 5, 6], 2, 0, 6, 4),
+    ([5, 4, 3.95, 3.9, 3.85, 3.8], 2, 0.5, 4, 2),
+    ([1, 2, 3, 4, 5, 6], 10, 0, 6, 1),
+])
+@pytest.mark.parametrize("monitor", ["test_loss", "test_accuracy"])
+def test_early_stopping(losses: list[float], patience: int, delta: float, stops: int, best: int,
+                        monitor: str) -> None:
+    script = Script(EarlyStopping(patience, delta, monitor), losses)
+    recorder = Recorder()
+    result = go(script, recorder)
+    assert len(result.history) == stops
+    assert bool(result.stopped) == (stops - best >= patience)
+    assert script.inner.best_epoch == best
+    for name, array in script.states[best - 1].items():
+        np.testing.assert_array_equal(result.parameters[name], array)
+    trained = go(epochs=best)
+    assert result.test_loss == trained.test_loss  # measured anew with what was brought back
+    assert any("the best by" in m for m in recorder.all("notify")) == (best != stops)
+    if result.stopped:
+        assert f"for {patience} reports" in result.stopped
+
+
+def test_without_bringing_the_best_back() -> None:
+    script = Script(EarlyStopping(1, restore_best=False), [1, 2, 3, 4, 5, 6])
+    result = go(script)
+    same(result, go(epochs=2))
+
+
+def test_early_stopping_from_the_options(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    noise = (generator.normal(size=(60, 12)), generator.integers(0, 4, 60))
+    changed = {"patience": 2, "epochs": 200, "lr": 0.05, "save": str(tmp_path)}
+    result = go(data=noise, **changed)
+    assert result.stopped.startswith("test_loss has not been better")
+    best = min(result.history, key=lambda r: r.test_loss)
+    assert result.test_loss == best.test_loss
+    kept = read(tmp_path / BEST)
+    assert kept.epoch == best.epoch
+    for name, array in kept.parameters.items():
+        np.testing.assert_array_equal(result.parameters[name], array)
+    last = find(tmp_path, lambda message: None)[1]
+    assert last.epoch == len(result.history)  # what training reached, not what was best
+    assert last.facts["early_stopping"]["epoch"] == best.epoch
+
+
+def test_early_stopping_goes_on_where_it_was(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    noise = (generator.normal(size=(60, 12)), generator.integers(0, 4, 60))
+    changed: dict[str, Any] = {"data": noise, "patience": 4, "epochs": 200, "lr": 0.05}
+    whole = go(**changed, save=str(tmp_path / "whole"))
+    for after in (1, len(whole.history) - 1):
+        directory = str(tmp_path / f"part{after}")
+        go(Stopper(after), **changed, save=directory)
+        rest = go(**changed, resume=directory, save=directory)
+        assert rest.stopped == whole.stopped
+        same(rest, whole)
+
+
+def test_best_parameters_that_are_lost_are_said_to_be(tmp_path: Path) -> None:
+    changed: dict[str, Any] = {"patience": 3, "save": str(tmp_path)}
+    go(Stopper(2), **changed)
+    (tmp_path / BEST).write_bytes(b"torn")
+    recorder = Recorder()
+    go(recorder, resume=str(tmp_path), **changed)
+    assert any("are lost" in message for message in recorder.all("notify"))
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"monitor": "loss"}, "use one of train_loss"), ({"patience": 0}, "patience = 0"),
+    ({"min_delta": -1}, "min_delta = -1"), ({"min_delta": float("nan")}, "min_delta = nan"),
+])
+def test_early_stopping_refuses(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        EarlyStopping(**options)
+
+
+def test_a_figure_that_the_loss_does_not_give() -> None:
+    values = (DATA.train_images.astype(np.float32), DATA.train_images[:, :4].astype(np.float32))
+    with pytest.raises(ConfigError, match="the loss mse gives no such figure"):
+        go(data=from_arrays(values, normalise="learned"), loss="mse", patience=1, lr=1e-5,
+           monitor="test_accuracy")
+
+
+# -- the log, and several at once ----------------------------------------------------------------
+
+
+def test_a_log_has_a_row_for_every_report(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    result = go(CsvLog(file))
+    rows = list(csv.DictReader(file.open()))
+    assert [int(row["epoch"]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [float(row["test_loss"]) for row in rows] == [r.test_loss for r in result.history]
+
+
+def test_a_log_is_continued(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    go(CsvLog(file), Checkpoints(tmp_path), epochs=4)
+    (tmp_path / "rawnn-000004.safetensors").unlink()
+    go(CsvLog(file), resume=str(tmp_path))
+    rows = list(csv.DictReader(file.open()))
+    assert [int(row["epoch"]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    file.unlink()
+    go(CsvLog(file), resume=str(tmp_path))
+    assert len(file.read_text().splitlines()) == 4
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(RawnnError, match="cannot write"):
+        go(CsvLog(tmp_path / "no" / "log.csv"))
+
+
+def test_every_listener_hears_everything() -> None:
+    first, second = Recorder(), Recorder()
+    go(first, second, epochs=2)
+    assert [name for name, _ in first.heard] == [name for name, _ in second.heard]
+    assert first.all("reported") == second.all("reported")
+    assert together(first) is first
+    assert together([first]) is first
+    assert isinstance(together([]), Listeners)
+
+
+def test_config_and_arrays_go_together() -> None:
+    config = Config(**OPTIONS)
+    x, y = DATA.train_images, DATA.train_labels
+    a = train(config, data=(x, y), validation=0.25)
+    b = train(config, data=from_arrays((x, y), 0.25))
+    same(a, b)
+    with pytest.raises(ConfigError, match="either a Config or its options"):
+        train(config, epochs=3)
+    with pytest.raises(ConfigError, match="either a Config or its options"):
+        train(config, data="mnist.csv")
+    with pytest.raises(ConfigError, match="brings its own validation data"):
+        train(config, data=DATA, validation=0.5)

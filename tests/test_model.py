@@ -1,0 +1,200 @@
+"""Models: predictions against the engine and against float64, keeping, and PyTorch's names."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.activations import activation
+from rawnn.data import from_arrays
+from rawnn.data.normalise import Normalisation
+from rawnn.errors import CheckpointError, ConfigError, DataError
+from rawnn.model import Model, _gelu
+from rawnn.network import Network
+from rawnn.result import Result
+from rawnn.training import train
+from tests.data.foreign import Foreign
+from tests.test_training import DATA
+
+RNG = np.random.default_rng(0)
+
+
+def trained(**changed: Any) -> Result:
+    options: dict[str, Any] = {"layers": (12, 9, 4), "epochs": 2, "batch": 8, "device": "host",
+                               "opt": "none", "data": DATA}
+    return train(**{**options, **changed})
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "gelu"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_scores_are_those_of_training(name: str, bias: bool) -> None:
+    result = trained(activation=name, bias=bias)
+    score = result.model.score(DATA.test_images, DATA.test_labels, batch=5)
+    assert score.loss == pytest.approx(result.test_loss, rel=1e-5)
+    assert score.accuracy == result.test_accuracy
+
+
+def test_predictions_are_the_same_in_any_batch_and_on_a_device() -> None:
+    model = trained(activation="gelu").model
+    z = model.predict(DATA.test_images, "logits")
+    assert (z.shape, z.dtype) == ((13, 4), np.float32)
+    for batch in (1, 5, 13, 99):
+        np.testing.assert_allclose(model.predict(DATA.test_images, "logits", batch=batch), z,
+                                   rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.predict(DATA.test_images, "logits", device="sim"), z,
+                               rtol=1e-5, atol=1e-6)
+    many = np.tile(DATA.test_images, (500, 1))
+    np.testing.assert_array_equal(model.predict(many, device="sim"), model.predict(many))
+    assert model.score(DATA.test_images, DATA.test_labels, device="sim").loss == pytest.approx(
+        model.score(DATA.test_images, DATA.test_labels).loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32"])
+def test_a_device_reads_every_type_of_inputs(dtype: str) -> None:
+    x = (RNG.random((37, 12)) * 9).astype(dtype)
+    network = Network((12, 9, 4), bias=False)
+    normalisation = Normalisation.of("learned", x.astype(np.float32))
+    model = Model(network, network.initial(3), normalisation)
+    np.testing.assert_allclose(model.predict(x, "logits", device="sim"),
+                               model.predict(x, "logits"), rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_of_a_classifier() -> None:
+    model = trained().model
+    z = model.predict(DATA.test_images, "logits").astype(np.float64)
+    p = model.predict(DATA.test_images, "probabilities")
+    np.testing.assert_allclose(p, np.exp(z) / np.exp(z).sum(axis=1, keepdims=True), rtol=1e-5)
+    classes = model.predict(DATA.test_images)
+    assert (classes.dtype, classes.tolist()) == (np.int32, z.argmax(axis=1).tolist())
+    model.label_names = ("a", "b", "c")
+    assert model.names == ["a", "b", "c", "3"]
+    assert model.predict(DATA.test_images, "labels").tolist() == [
+        model.names[i] for i in classes.tolist()]
+    confusion = model.confusion(DATA.test_images, DATA.test_labels)
+    assert confusion.sum() == 13
+    assert confusion.trace() == (classes == DATA.test_labels).sum()
+    assert confusion.sum(axis=0).tolist() == np.bincount(classes, minlength=4).tolist()
+    names = np.array(model.names)[DATA.test_labels]
+    np.testing.assert_array_equal(model.confusion(DATA.test_images, names), confusion)
+
+
+def test_outputs_of_multi_label_networks() -> None:
+    x = RNG.normal(size=(40, 12)).astype(np.float32)
+    y = (x[:, :4] > 0).astype(np.float32)
+    result = trained(data=from_arrays((x, y), (x, y)), loss="bce", lr=1.0, epochs=20)
+    model = result.model
+    z = model.predict(x, "logits")
+    np.testing.assert_allclose(model.predict(x, "probabilities"), 1 / (1 + np.exp(-z)), rtol=1e-5)
+    np.testing.assert_array_equal(model.predict(x), z > 0)
+    score = model.score(x, y)
+    assert score.loss == pytest.approx(result.test_loss, rel=1e-5)
+    assert score.accuracy == pytest.approx(result.test_accuracy)
+    with pytest.raises(ConfigError, match="no classes to confuse"):
+        model.confusion(x, y)
+    with pytest.raises(ConfigError, match="output = 'labels': a network trained with bce gives"):
+        model.predict(x, "labels")
+
+
+def test_outputs_of_regression_and_autoencoders() -> None:
+    x = RNG.normal(size=(40, 12)).astype(np.float32)
+    result = trained(data=from_arrays((x, x[:, :4]), (x, x[:, :4])), loss="mse")
+    model = result.model
+    assert model.predict(x).shape == (40, 4)
+    score = model.score(x, x[:, :4])
+    assert score.loss == pytest.approx(result.test_loss, rel=1e-5)
+    assert math.isnan(score.accuracy)
+    again = trained(data=from_arrays(x, x, normalise="learned"), layers=(12, 3, 12), loss="mse")
+    assert again.model.score(x).loss == pytest.approx(again.test_loss, rel=1e-5)
+
+
+def test_gelu_is_as_exact_as_float32() -> None:
+    z = np.linspace(-12, 12, 100_001).astype(np.float32)
+    exact = activation("gelu").function(z.astype(np.float64))
+    np.testing.assert_allclose(_gelu(z), exact, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(_gelu(np.array([0, 100, -100], np.float32)), [0, 100, 0])
+
+
+def test_tensors_of_other_libraries() -> None:
+    model = trained().model
+    x = DATA.test_images
+    np.testing.assert_array_equal(model.predict(Foreign(x)), model.predict(x))
+    assert model.score(Foreign(x), Foreign(DATA.test_labels)) == model.score(x, DATA.test_labels)
+    np.testing.assert_array_equal(model.predict(x.reshape(13, 3, 4)), model.predict(x))
+
+
+def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
+    words = np.array(["dog", "cat", "eel", "fox"])
+    data = from_arrays((DATA.train_images, words[DATA.train_labels]),
+                       (DATA.test_images, words[DATA.test_labels]), normalise="learned")
+    result = trained(data=data, save=str(tmp_path / "run"), activation="tanh")
+    model = result.model
+    assert model.label_names == ("cat", "dog", "eel", "fox") == result.label_names
+    model.save(tmp_path / "m.safetensors")
+    for path in ("m.safetensors", "run", "run/rawnn-000002.safetensors"):
+        found = Model.load(tmp_path / path)
+        assert (found.network, found.label_names) == (model.network, model.label_names)
+        np.testing.assert_array_equal(found.predict(DATA.test_images, "logits"),
+                                      model.predict(DATA.test_images, "logits"))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Model.load(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        model.save(tmp_path / "no" / "m.safetensors")
+
+
+def test_state_dicts() -> None:
+    model = trained().model
+    state = model.state_dict()
+    assert list(state) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    other = Model(model.network, model.network.initial(9), model.normalisation)
+    other.load_state_dict({name: Foreign(array) for name, array in state.items()})
+    np.testing.assert_array_equal(other.predict(DATA.test_images, "logits"),
+                                  model.predict(DATA.test_images, "logits"))
+    made = Model.from_state_dict(state, normalisation=model.normalisation)
+    assert made.network.layers == (12, 9, 4)
+    np.testing.assert_array_equal(made.predict(DATA.test_images), model.predict(DATA.test_images))
+    with pytest.raises(CheckpointError, match="the network 12-9-4 has 2"):
+        model.load_state_dict({"0.weight": state["0.weight"]})
+    with pytest.raises(CheckpointError, match="do not fit the network 12-4"):
+        Model(Network((12, 4)), model.parameters)
+
+
+@pytest.mark.parametrize(("inputs", "sentence"), [
+    (np.zeros((3, 11)), "the inputs have 11 features, but the network takes 12"),
+    (np.zeros(12), r"the inputs are of shape \[12\]"),
+    (np.zeros((0, 12)), r"the inputs are of shape \[0, 12\]"),
+    (np.zeros((3, 12), complex), "only numbers can be predicted from"),
+    (np.zeros((3, 12), str), "only numbers can be predicted from"),
+])
+def test_inputs_that_do_not_fit(inputs: Any, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        trained().model.predict(inputs)
+
+
+@pytest.mark.parametrize(("answers", "sentence"), [
+    (np.zeros(12, int), r"13 inputs, but the answers are of shape \[12\]"),
+    (np.zeros((13, 2), int), "one label for each example"),
+    (np.full(13, 4), r"row 0 has the label 4, but labels run from 0 to 3"),
+    (np.full(13, -1), "row 0 has the label -1"),
+    (np.full(13, 0.5), "labels are whole numbers"),
+    (["x"] * 13, "row 0 has the label 'x', but the classes are 0, 1, 2, 3"),
+])
+def test_answers_that_do_not_fit(answers: Any, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        trained().model.score(DATA.test_images, answers)
+
+
+def test_arguments_that_do_not_fit() -> None:
+    model = trained().model
+    with pytest.raises(ConfigError, match="output = 'values'"):
+        model.predict(DATA.test_images, "values")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="batch = 0"):
+        model.predict(DATA.test_images, batch=0)
+    values = trained(data=from_arrays((DATA.train_images, RNG.random(40)),
+                                      (DATA.test_images, RNG.random(13))),
+                     layers=(12, 1), loss="mse").model
+    with pytest.raises(DataError, match="the answers have 2 columns, but the network has 1"):
+        values.score(DATA.test_images, np.zeros((13, 2)))
