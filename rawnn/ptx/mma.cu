@@ -31,7 +31,7 @@
 template <typename TILE, bool DEEP_A, bool DEEP_B, typename SUM, bool BIAS, typename TA,
           typename TB, typename EPILOGUE>
 __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b, int ldb, int m,
-                                              int n, int k, const EPILOGUE& epilogue) {
+                                              int n, int k, EPILOGUE epilogue) {
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
   using PanelA = Panel<TA, TILE::kM, DEEP_A>;
   using PanelB = Panel<TB, TILE::kN, DEEP_B>;
@@ -60,20 +60,23 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
     begin = stages * rank / TILE::kCluster;
     stages = stages * (rank + 1) / TILE::kCluster - begin;
   }
-  Loader<PanelA, TILE::kThreads> load_a(a, lda, m0, m, begin * kDepth, k, thread);
-  Loader<PanelB, TILE::kThreads> load_b(b, ldb, n0, n, begin * kDepth, k, thread);
+  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin * kDepth, k, thread);
+  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin * kDepth, k, thread);
   const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
   const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
   const unsigned int shared = shared_address(dynamic_shared);
 
+  pdl_wait();
+  pdl_trigger();
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < stages) {
-      load_a.load(shared + stage * kTile, a);
-      load_b.load(shared + stage * kTile + PanelA::kBytes, b);
+      load_a.load(shared + stage * kTile);
+      load_b.load(shared + stage * kTile + PanelA::kBytes);
     }
     commit_copies();
   }
+  epilogue.begin();
   Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
 
   Block<SUM> sums[kBlocksM][2 * kBlocksN] = {};
@@ -85,8 +88,8 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
     __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
     const int ahead = slot == 0 ? kStages - 1 : slot - 1;
     if (stage + kStages - 1 < stages) {
-      load_a.load(shared + ahead * kTile, a);
-      load_b.load(shared + ahead * kTile + PanelA::kBytes, b);
+      load_a.load(shared + ahead * kTile);
+      load_b.load(shared + ahead * kTile + PanelA::kBytes);
     }
     commit_copies();
     const unsigned int tile_a = shared + slot * kTile;
@@ -158,8 +161,6 @@ __global__ void __launch_bounds__(TILE::kThreads)
     mma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  pdl_wait();
-  pdl_trigger();
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -171,8 +172,6 @@ __global__ void __launch_bounds__(TILE::kThreads)
     mma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  pdl_wait();
-  pdl_trigger();
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -184,8 +183,6 @@ __global__ void __launch_bounds__(TILE::kThreads)
     mma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  pdl_wait();
-  pdl_trigger();
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -200,10 +197,9 @@ __global__ void __launch_bounds__(TILE::kThreads)
                const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
                int rows, int cols, float lr, float decay, int offset, bool stochastic,
                unsigned long long seed, unsigned int stream) {
-  pdl_wait();
-  pdl_trigger();
-  const auto epilogue =
-      update_epilogue(w, ldw, bias, copy, ldcopy, rates, cursor, clock, loss_scale, overflow, rows,
-                      cols, lr, decay, offset, stochastic, seed, stream);
+  const UpdateEpilogue<TW, TC> epilogue{
+      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      offset, {stochastic, seed, stream, 0}, 1.0f, false};
   block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

@@ -15,8 +15,9 @@ constexpr int kChunkBytes = 16;   // of one copy
 
 // A block's tile of the result: BM x BN, computed by WM x WN warps side by side and WK that share
 // the inner dimension of each stage; STAGES tiles of the operands in flight; CLUSTER blocks that cut
-// the inner dimension among them and add up their parts.
-template <int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER>
+// the inner dimension among them and add up their parts. ALIGNED says that the rows of both operands
+// begin at multiples of 16 bytes; otherwise they are copied element by element.
+template <int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER = 1, bool ALIGNED = true>
 struct Tile {
   static constexpr int kM = BM;
   static constexpr int kN = BN;
@@ -25,6 +26,7 @@ struct Tile {
   static constexpr int kWarpsK = WK;
   static constexpr int kStages = STAGES;
   static constexpr int kCluster = CLUSTER;
+  static constexpr bool kAligned = ALIGNED;
   static constexpr int kThreads = 32 * WM * WN * WK;
 };
 
@@ -134,103 +136,121 @@ __device__ __forceinline__ void copy_elements(unsigned int to, const T* from, in
   store_chunk(to, word);
 }
 
-// Copies the first `count` elements of a chunk, aligned to 16 bytes, and fills it up with zeros;
-// nothing else is read. In the background from sm_80 on.
+// Copies a chunk that is aligned to 16 bytes; in the background from sm_80 on.
+__device__ __forceinline__ void copy_chunk(unsigned int to, const void* from) {
+#if RAWNN_ARCH >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#else
+  unsigned int words[4];
+  load_words(words, from);
+  store_chunk(to, words);
+#endif
+}
+
+// As above, but only `count` elements exist: nothing else is read, and zeros fill the chunk up.
 template <typename T>
-__device__ __forceinline__ void copy_chunk(unsigned int to, const T* from, int count) {
+__device__ __forceinline__ void copy_part(unsigned int to, const T* from, int count) {
 #if RAWNN_ARCH >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(count * static_cast<int>(sizeof(T)))
                : "memory");
 #else
-  if (count == kChunkBytes / static_cast<int>(sizeof(T))) {
-    unsigned int words[4];
-    load_words(words, from);
-    store_chunk(to, words);
-  } else {
-    copy_elements(to, from, count);
-  }
+  copy_elements(to, from, count);
 #endif
 }
 
-// One thread's part in filling stage after stage of an operand's tile.
-template <typename PANEL, int THREADS>
+// One thread's part in filling stage after stage of an operand's tile. What lies beyond the end of the
+// inner dimension becomes zeros. Beyond the operand's own extent there is no telling: those rows and
+// columns of the product are never stored. Where the matrix is ALIGNED, a chunk of which any element
+// exists can be read, as rows are padded to 16 bytes.
+template <typename PANEL, int THREADS, bool ALIGNED>
 struct Loader {
   using T = typename PANEL::Element;
-  static constexpr int kPerChunk = kChunkBytes / static_cast<int>(sizeof(T));
+  static constexpr int kPerChunk = kChunkBytes / PANEL::kSize;
   static constexpr int kAcross = PANEL::kChunks * PANEL::kPanels;
   static constexpr int kCopies = PANEL::kBytes / kChunkBytes;
   static constexpr int kRowStep = THREADS / kAcross;  // rows between a thread's copies
   static constexpr int kPasses = (kCopies + THREADS - 1) / THREADS;
   static_assert(THREADS % kAcross == 0, "a pass covers whole rows");
 
-  const T* source;    // of this thread's first copy of the next stage
-  long long stride;   // elements between its copies
-  long long advance;  // elements from stage to stage
-  int row;            // in the tile, of its first copy
-  int limit;          // deep: rows that exist; wide: elements of its chunk that exist
-  int depth;          // elements of the inner dimension left, seen from this thread's first copy
-  unsigned int to;    // bytes from the tile's start to its panel
-  int chunk;
-  bool vector;
+  const T* source[kPasses];  // of this thread's copies in the next stage
+  long long advance;         // elements from stage to stage
+  int row, chunk;            // in the tile, of its first copy
+  int exist;                 // not ALIGNED, wide: elements of its chunks that exist
+  int rows;                  // not ALIGNED, deep: rows of the tile that exist
+  int depth;                 // elements of the inner dimension left
+  unsigned int to;           // bytes from the tile's start to its first copy
 
   // `first` and `extent` are along the operand's own dimension, `begin` and `end` along the inner.
   __device__ __forceinline__ Loader(const T* matrix, int ld, int first, int extent, int begin,
                                     int end, int thread) {
     const int across = thread % kAcross;
     row = thread / kAcross;
-    vector = aligned(matrix, ld, kChunkBytes);
+    chunk = across % PANEL::kChunks;
+    to = across / PANEL::kChunks * PANEL::kPanelBytes + PANEL::offset(row, chunk);
+    depth = end - begin;
+    rows = extent - first;
     if constexpr (PANEL::kDeep) {
-      chunk = across;
-      to = 0;
-      limit = extent - first;
-      depth = end - begin - across * kPerChunk;
-      source = matrix + static_cast<long long>(first + row) * ld + begin + across * kPerChunk;
       advance = PANEL::kDepth;
-    } else {
-      chunk = across % PANEL::kChunks;
-      to = across / PANEL::kChunks * PANEL::kPanelBytes;
-      limit = extent - first - across * kPerChunk;
-      depth = end - begin;
-      source = matrix + static_cast<long long>(begin + row) * ld + first + across * kPerChunk;
-      advance = static_cast<long long>(ld) * PANEL::kDepth;
-    }
-    stride = static_cast<long long>(ld) * kRowStep;
-  }
-
-  // Fills the tile at `tile` with the next stage; past the end, with zeros.
-  __device__ __forceinline__ void load(unsigned int tile, const T* matrix) {
-    if (vector) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        const int exist = count(pass);
-        const T* from = exist > 0 ? source + pass * stride : matrix;
-        if (inside(pass)) copy_chunk(target(tile, pass), from, exist);
+        const int last = min(first + row + pass * kRowStep, extent - 1);
+        source[pass] = matrix + static_cast<long long>(last) * ld + begin + across * kPerChunk;
       }
     } else {
-#pragma unroll 1
+      advance = static_cast<long long>(ld) * PANEL::kDepth;
+      exist = extent - first - across * kPerChunk;
+      const int place = exist > 0 ? first + across * kPerChunk : 0;
+#pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        if (inside(pass)) copy_elements(target(tile, pass), source + pass * stride, count(pass));
+        source[pass] = matrix + static_cast<long long>(begin + row + pass * kRowStep) * ld + place;
       }
     }
-    source += advance;
+  }
+
+  // Fills the tile at `tile` with the next stage, which has at least one element.
+  __device__ __forceinline__ void load(unsigned int tile) {
+    if (ALIGNED && depth >= PANEL::kDepth) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        if (inside(pass)) copy_chunk(target(tile, pass), source[pass]);
+      }
+    } else {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        if (!inside(pass)) break;
+        if constexpr (ALIGNED) {
+          copy_part(target(tile, pass), source[pass], count(pass));
+        } else {
+          copy_elements(target(tile, pass), source[pass], count(pass));
+        }
+      }
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) source[pass] += advance;
     depth -= PANEL::kDepth;
   }
 
  private:
-  static __device__ __forceinline__ int clamp(int value) {
-    return min(max(value, 0), kPerChunk);
-  }
-  // Elements of a pass's chunk that exist.
+  // Elements of a pass's chunk that exist, those beyond the operand's own extent counted as well
+  // where they can be read.
   __device__ __forceinline__ int count(int pass) const {
     const int at = row + pass * kRowStep;
-    const int exist = PANEL::kDeep ? clamp(depth) : clamp(limit);
-    return at < (PANEL::kDeep ? limit : depth) ? exist : 0;
+    if constexpr (PANEL::kDeep) {
+      const int left = min(max(depth - chunk * kPerChunk, 0), kPerChunk);
+      return ALIGNED || at < rows ? left : 0;
+    } else {
+      return at >= depth ? 0 : ALIGNED ? kPerChunk : min(max(exist, 0), kPerChunk);
+    }
   }
   __device__ __forceinline__ bool inside(int pass) const {
     return kCopies % THREADS == 0 || row + pass * kRowStep < PANEL::kRows;
   }
   __device__ __forceinline__ unsigned int target(unsigned int tile, int pass) const {
-    return tile + to + PANEL::offset(row + pass * kRowStep, chunk);
+    if constexpr (kRowStep % 16 == 0 || (PANEL::kSize != 1 && kRowStep % 8 == 0)) {
+      return tile + to + pass * kRowStep * PANEL::kRowBytes;  // the key stays
+    } else {
+      return tile + to - PANEL::offset(row, chunk) + PANEL::offset(row + pass * kRowStep, chunk);
+    }
   }
 };

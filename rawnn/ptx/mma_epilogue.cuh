@@ -4,8 +4,8 @@
 //   UpdateEpilogue:  w -= lr * (sum / loss_scale + decay * w), a rounded copy of it, and the bias
 //
 // The sums come four neighbouring columns at a time, in an order in which the threads of a warp
-// touch whole rows. An epilogue is asked first to `fetch` what it reads from memory, so that these
-// reads can be under way during the product, and then to `store`.
+// touch whole rows. An epilogue is asked to `begin` where memory may be read, then to `fetch` what it
+// reads, so that these reads can be under way during the product, and then to `store`.
 #pragma once
 #include "activations.cuh"
 #include "common.cuh"
@@ -28,6 +28,8 @@ struct ProductEpilogue {
     float bias[4];
     float saved[4];
   };
+
+  __device__ __forceinline__ void begin() {}
 
   __device__ __forceinline__ Fetched fetch(int row, int column) const {
     Fetched found{};
@@ -65,13 +67,6 @@ struct ProductEpilogue {
   }
 };
 
-// How far a step of SGD goes: the learning rate, and what takes the loss scale out of the gradient.
-struct StepSize {
-  float rate;
-  float factor;
-  bool skip;
-};
-
 // w [m, n] is TW, its copy TC (null where there is none), bias [m] float.
 template <typename TW, typename TC>
 struct UpdateEpilogue {
@@ -80,14 +75,29 @@ struct UpdateEpilogue {
   TC* copy;
   int ldcopy;
   float* bias;
+  const float* rates;
+  const int* cursor;
+  const int* clock;
+  const float* loss_scale;
+  const int* overflow;
   int m, n;
+  float lr;  // until begin() of every step, then of this one
   float decay;
-  StepSize size;
+  int offset;
   Rounding how;
+  float factor;  // takes the loss scale out of the gradient
+  bool skip;
 
   struct Fetched {
     float w[4];
   };
+
+  __device__ __forceinline__ void begin() {
+    skip = left_out(overflow);
+    lr = learning_rate(lr, rates, cursor, offset);
+    factor = unscale(loss_scale);
+    how = rounding(how.stochastic, how.seed, how.stream, cursor, offset, clock);
+  }
 
   __device__ __forceinline__ Fetched fetch(int row, int column) const {
     Fetched found{};
@@ -98,12 +108,12 @@ struct UpdateEpilogue {
 
   __device__ __forceinline__ void store(int row, int column, const float (&sums)[4],
                                         const Fetched& found) const {
-    if (size.skip) return;
+    if (skip) return;
     const int count = row < m ? n - column : 0;
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      values[i] = found.w[i] - size.rate * (size.factor * sums[i] + decay * found.w[i]);
+      values[i] = found.w[i] - lr * (factor * sums[i] + decay * found.w[i]);
     }
     if (copy != nullptr) {
       store_part<4>(at(copy, ldcopy, row, column), values,
@@ -116,8 +126,8 @@ struct UpdateEpilogue {
   }
 
   __device__ __forceinline__ void store_bias(int row, float sum) const {
-    if (row >= m || size.skip) return;
-    bias[row] -= size.rate * (size.factor * sum + decay * bias[row]);
+    if (row >= m || skip) return;
+    bias[row] -= lr * (factor * sum + decay * bias[row]);
   }
 
  private:
@@ -143,15 +153,3 @@ struct UpdateEpilogue {
     }
   }
 };
-
-// The epilogue of a weight update, from the kernel's arguments.
-template <typename TW, typename TC>
-__device__ __forceinline__ UpdateEpilogue<TW, TC> update_epilogue(
-    TW* w, int ldw, float* bias, TC* copy, int ldcopy, const float* rates, const int* cursor,
-    const int* clock, const float* loss_scale, const int* overflow, int rows, int cols, float lr,
-    float decay, int offset, bool stochastic, unsigned long long seed, unsigned int stream) {
-  const StepSize size = {learning_rate(lr, rates, cursor, offset), unscale(loss_scale),
-                         left_out(overflow)};
-  return {w,    ldw,  copy,  ldcopy, bias, rows,
-          cols, decay, size, rounding(stochastic, seed, stream, cursor, offset, clock)};
-}

@@ -61,7 +61,7 @@ struct Quads {
 template <typename TILE, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA, typename TB,
           typename EPILOGUE>
 __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b, int ldb, int m,
-                                              int n, int k, const EPILOGUE& epilogue) {
+                                              int n, int k, EPILOGUE epilogue) {
   constexpr int kRows = TILE::kM / TILE::kWarpsM / 4;   // of a thread
   constexpr int kColumns = TILE::kN / TILE::kWarpsN / 8;
   constexpr int kStages = TILE::kStages;
@@ -82,18 +82,23 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   constexpr int kSpanM = TILE::kWarpsM * 16;
   constexpr int kSpanN = TILE::kWarpsN * 32;
 
-  Loader<PanelA, TILE::kThreads> load_a(a, lda, m0, m, 0, k, thread);
-  Loader<PanelB, TILE::kThreads> load_b(b, ldb, n0, n, 0, k, thread);
+  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, 0, k, thread);
+  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, 0, k, thread);
   const int stages = (k + kTiledDepth - 1) / kTiledDepth;
   const unsigned int shared = shared_address(dynamic_shared);
+
+  pdl_wait();
+  pdl_trigger();
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < stages) {
-      load_a.load(shared + stage * kTile, a);
-      load_b.load(shared + stage * kTile + PanelA::kBytes, b);
+      load_a.load(shared + stage * kTile);
+      load_b.load(shared + stage * kTile + PanelA::kBytes);
     }
     commit_copies();
   }
+
+  epilogue.begin();
 
   float sums[kRows][kColumns] = {};
   float bias[kRows] = {};
@@ -103,8 +108,8 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
     __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
     const int ahead = slot == 0 ? kStages - 1 : slot - 1;
     if (stage + kStages - 1 < stages) {
-      load_a.load(shared + ahead * kTile, a);
-      load_b.load(shared + ahead * kTile + PanelA::kBytes, b);
+      load_a.load(shared + ahead * kTile);
+      load_b.load(shared + ahead * kTile + PanelA::kBytes);
     }
     commit_copies();
     const unsigned char* const tile = dynamic_shared + slot * kTile;
@@ -186,8 +191,6 @@ __global__ void __launch_bounds__(TILE::kThreads)
     tiled_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  pdl_wait();
-  pdl_trigger();
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -199,8 +202,6 @@ __global__ void __launch_bounds__(TILE::kThreads)
     tiled_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  pdl_wait();
-  pdl_trigger();
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -212,8 +213,6 @@ __global__ void __launch_bounds__(TILE::kThreads)
     tiled_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  pdl_wait();
-  pdl_trigger();
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -227,10 +226,9 @@ __global__ void __launch_bounds__(TILE::kThreads)
                  const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
                  int rows, int cols, float lr, float decay, int offset, bool stochastic,
                  unsigned long long seed, unsigned int stream) {
-  pdl_wait();
-  pdl_trigger();
-  const auto epilogue =
-      update_epilogue(w, ldw, bias, copy, ldcopy, rates, cursor, clock, loss_scale, overflow, rows,
-                      cols, lr, decay, offset, stochastic, seed, stream);
+  const UpdateEpilogue<TW, TC> epilogue{
+      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      offset, {stochastic, seed, stream, 0}, 1.0f, false};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

@@ -1,0 +1,189 @@
+// wgmma_nt, wgmma_nn, wgmma_tn, wgmma_update: products on Hopper's tensor cores (sm_90a), each
+// computed by warpgroups from tiles in shared memory.
+//
+//   The products, operands and scalars of mma.cu, for operands of float16 or bfloat16 (both of one
+//   type), or, in nt, of 8-bit floats. Sums are in float, in one order: results repeat bit for bit.
+//
+// template <TA, TB, TC, ACTIVATION, SLOPE, TS, TILE>, wgmma_update <TD, TX, TW, TC, BIAS, TILE>. A
+// warpgroup computes 64 rows by BN / WN columns (64, 128 or 256), so WM is BM / 16 and WK 1.
+//
+// Used by `mma` for products that fill the GPU with such tiles. Launch: as mma.cu without clusters;
+// at least 3 stages, and 1,024 bytes more than the stages take.
+// Limit: the tensor cores; then the instructions of cp.async.
+#include "mma_copy.cuh"
+#include "mma_epilogue.cuh"
+#include "mma_sums.cuh"
+#include "mma_warpgroup.cuh"
+#include "pdl.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "wgmma.cu needs the instructions of one architecture: compile it for sm_90a"
+#endif
+
+// Where a warpgroup's part of the tile begins, and its sums: `value` as mma.sync's blocks of 8 columns
+// side by side, `bias` the rows of a added up.
+template <typename TILE, bool DEEP_A, bool DEEP_B, typename TA, typename TB>
+struct Warpgroup {
+  using PanelA = Panel<TA, TILE::kM, DEEP_A>;
+  using PanelB = Panel<TB, TILE::kN, DEEP_B>;
+  using LoaderA = Loader<PanelA, TILE::kThreads, TILE::kAligned>;
+  using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned>;
+  static constexpr int kColumns = TILE::kN / TILE::kWarpsN;
+  static constexpr int kStages = TILE::kStages;
+  static constexpr int kAhead = kStages - 2;  // a slot is free once all have waited for its products
+  static constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
+  static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
+  static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsK == 1 && TILE::kCluster == 1,
+                "a warpgroup computes 64 rows");
+  static_assert(kAhead >= 1, "at least three stages");
+
+  int row0, column0;
+  float value[kColumns / 2];
+  float bias[4];
+
+  // All stages of the product, the first of which are on their way. Where BIAS, the block behind the
+  // stages holds ones.
+  template <bool BIAS>
+  __device__ __forceinline__ void run(LoaderA& load_a, LoaderB& load_b, unsigned int shared,
+                                      int stages) {
+    int slot = 0;
+    for (int stage = 0; stage < stages; ++stage) {
+      wait_for_copies<kAhead - 1>();
+      publish_to_tensor_cores();
+      __syncthreads();  // this stage is there, and the products of the one before the last are done
+      const unsigned int tile = shared + slot * kTile;
+      begin_products();
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const unsigned long long left = operand<PanelA>(tile, row0, step);
+        multiply_async<kColumns, TA, TB, !DEEP_A, !DEEP_B>(
+            value, left, operand<PanelB>(tile + PanelA::kBytes, column0, step), stage + step);
+        if constexpr (BIAS) {
+          multiply_async<8, TA, TB, !DEEP_A, false>(
+              bias, left, descriptor(shared + kStages * kTile, 128, 256, false), stage + step);
+        }
+      }
+      commit_products();
+      if (stage + kAhead < stages) {
+        const int ahead = slot + kAhead < kStages ? slot + kAhead : slot + kAhead - kStages;
+        load_a.load(shared + ahead * kTile);
+        load_b.load(shared + ahead * kTile + PanelA::kBytes);
+      }
+      commit_copies();
+      wait_for_products<1>();
+      slot = slot == kStages - 1 ? 0 : slot + 1;
+    }
+    wait_for_products<0>();
+  }
+};
+
+template <typename TILE, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA, typename TB,
+          typename EPILOGUE>
+__device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b, int ldb, int m,
+                                              int n, int k, EPILOGUE epilogue) {
+  using Group = Warpgroup<TILE, DEEP_A, DEEP_B, TA, TB>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
+  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
+  Group group;
+  group.row0 = warp / 4 / TILE::kWarpsN * 64;
+  group.column0 = warp / 4 % TILE::kWarpsN * Group::kColumns;
+  typename Group::LoaderA load_a(a, lda, m0, m, 0, k, thread);
+  typename Group::LoaderB load_b(b, ldb, n0, n, 0, k, thread);
+  const int stages = (k + Group::PanelA::kDepth - 1) / Group::PanelA::kDepth;
+  const unsigned int shared = shared_address(dynamic_shared);
+
+  pdl_wait();
+  pdl_trigger();
+#pragma unroll
+  for (int stage = 0; stage < Group::kAhead; ++stage) {
+    if (stage < stages) {
+      load_a.load(shared + stage * Group::kTile);
+      load_b.load(shared + stage * Group::kTile + Group::PanelA::kBytes);
+    }
+    commit_copies();
+  }
+  epilogue.begin();
+  Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+  const bool biased = BIAS && blockIdx.x == 0;
+  if (biased) {
+    if (thread < 64) {
+      reinterpret_cast<unsigned int*>(dynamic_shared + Group::kStages * Group::kTile)[thread] =
+          ones<TB>();
+    }
+    group.template run<BIAS>(load_a, load_b, shared, stages);
+  } else {
+    group.template run<false>(load_a, load_b, shared, stages);
+  }
+  wait_for_copies<0>();
+  __syncthreads();  // the operands are done with: their place takes the sums
+
+  float* const parts = reinterpret_cast<float*>(dynamic_shared);
+  constexpr int kPitch = Sums<TILE>::kPitch;
+  const int g = lane / 4;
+  const int q = lane % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float* const row = parts + (group.row0 + warp % 4 * 16 + g + 8 * half) * kPitch;
+#pragma unroll
+    for (int j = 0; j < Group::kColumns / 8; ++j) {
+      *reinterpret_cast<float2*>(row + group.column0 + 8 * j + 2 * q) =
+          make_float2(group.value[4 * j + 2 * half], group.value[4 * j + 2 * half + 1]);
+    }
+    if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = group.bias[2 * half];
+  }
+  finish(parts);
+  if constexpr (BIAS) {
+    if (biased) finish_bias<TILE>(parts, epilogue, m0, thread);
+  }
+}
+
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    wgmma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+  block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    wgmma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+  block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
+          typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    wgmma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+  block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename TILE>
+__global__ void __launch_bounds__(TILE::kThreads)
+    wgmma_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+               int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
+               const int* __restrict__ cursor, const int* __restrict__ clock,
+               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
+               int rows, int cols, float lr, float decay, int offset, bool stochastic,
+               unsigned long long seed, unsigned int stream) {
+  const UpdateEpilogue<TW, TC> epilogue{
+      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      offset, {stochastic, seed, stream, 0}, 1.0f, false};
+  block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
