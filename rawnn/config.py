@@ -116,11 +116,7 @@ class Config:
         self.network()
         self.recipe()
         parse(self.schedule)
-        if not re.fullmatch(r"auto|gpu(:[0-9]{1,4})?|host|sim", self.device):
-            raise ConfigError(
-                f"device = '{self.device}': use auto, gpu, gpu:N, host or sim"
-                + nearest(self.device, ("auto", "gpu", "host", "sim"))
-            )
+        check_device(self.device)
 
     def network(self) -> Network:
         """The network that is trained. Raises ConfigError for an unknown name."""
@@ -155,6 +151,13 @@ class Config:
         known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                                  for k, v in {**defaults, **values}.items()}
         return cls(**known)
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigError for what names no device."""
+    if not re.fullmatch(r"auto|gpu(:[0-9]{1,4})?|host|sim", device):
+        raise ConfigError(f"device = '{device}': use auto, gpu, gpu:N, host or sim"
+                          + nearest(device, ("auto", "gpu", "host", "sim")))
 
 
 def _shown(value: object) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import click
-import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.checkpoint import Checkpoint
@@ -77,11 +77,13 @@ def _table(found: Checkpoint, path: str, target: str | None) -> Table:
     """The table; without a target the one trained with is left out of the inputs if it is there."""
     if target is not None or path.lower().endswith(".npz"):
         return read_table(path, target, _kind(found))
-    features, before = found.network.layers[0], found.config.get("target")
-    table = read_table(path, None, _kind(found))
-    if before is None or np.prod(table.inputs.shape[1:]) == features:
-        return table
-    return read_table(path, str(before), _kind(found))
+    before = found.config.get("target")
+    if before is not None:
+        with contextlib.suppress(ConfigError):
+            table = read_table(path, str(before), _kind(found))
+            if table.inputs.shape[1] == found.network.layers[0]:
+                return table
+    return read_table(path, None, _kind(found))
 
 
 def _kind(found: Checkpoint) -> Kind:

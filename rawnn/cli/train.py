@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rawnn.result import Report, Result
 
 HEADER = f"{'epoch':>6} {'train loss':>11} {'train acc':>10} {'test acc':>9} {'ms/epoch':>10}"
+LOSS_HEADER = f"{'epoch':>6} {'train loss':>11} {'test loss':>20} {'ms/epoch':>10}"
+"""For losses that count nothing right or wrong."""
 
 
 @click.command()
@@ -68,6 +70,7 @@ class _Screen(Listener):
         click.echo(f"rawnn: {message}", err=True)
 
     def started(self, session: Session) -> None:
+        self._counts = session.work.answers > 0
         if self._quiet:
             return
         data = session.data
@@ -90,13 +93,14 @@ class _Screen(Listener):
         for note in session.selection.notes:
             self._line(f"          {note}")
         self._line("")
-        self._line(HEADER)
+        self._line(HEADER if self._counts else LOSS_HEADER)
         self._bar.start()
 
     def reported(self, report: Report) -> None:
         if not self._quiet:
-            self._line(f"{report.epoch:>6} {report.train_loss:>11.4f} "
-                       f"{report.train_accuracy:>10.4f} {report.test_accuracy:>9.4f} "
+            figures = f"{report.train_accuracy:>10.4f} {report.test_accuracy:>9.4f}" \
+                if self._counts else f"{report.test_loss:>20.4f}"
+            self._line(f"{report.epoch:>6} {report.train_loss:>11.4f} {figures} "
                        f"{report.epoch_ms:>10.3f}")
 
     def epoch_done(self, epoch: int) -> None:
@@ -117,8 +121,11 @@ def _summary(console: Console, result: Result) -> None:
 
     console.print()
     if result.interrupted:
-        line("interrupted", f"after {len(result.epoch_ms)} of {result.config.epochs} epochs; this "
-                            f"is what was reached")
+        done = result.resumed_epochs + len(result.epoch_ms)
+        line("interrupted", f"after {done} of {result.config.epochs} epochs; this is what was "
+                            f"reached")
+    if result.stopped:
+        line("stopped", result.stopped)
     timed = "device-timed" if result.environment.gpu else "wall clock"
     if result.epoch_ms:
         wall = "" if math.isnan(result.average_epoch_wall_ms) else \
@@ -132,8 +139,11 @@ def _summary(console: Console, result: Result) -> None:
     line("initialisation", f"start and imports {t.imports:.0f} ms, data {t.data:.0f} ms, driver "
                            f"{t.driver:.0f} ms, kernels {t.compile:.0f} ms{kernels}, "
                            f"setup {t.setup:.0f} ms; process so far {t.process:.0f} ms")
-    line("test accuracy", f"{result.test_accuracy:.4f}"
-                          + (" on SYNTHETIC data" if result.synthetic else ""))
+    synthetic = " on SYNTHETIC data" if result.synthetic else ""
+    if math.isnan(result.test_accuracy):
+        line("test loss", f"{result.test_loss:.6f}{synthetic}")
+    else:
+        line("test accuracy", f"{result.test_accuracy:.4f}{synthetic}")
     if result.environment.gpu:
         line("device memory", f"{result.peak_memory_bytes / 2**20:.1f} MiB at the peak")
     sys.stdout.flush()

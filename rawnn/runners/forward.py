@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.config import check_device
 from rawnn.cuda.device import Device, padded
 from rawnn.data.base import INPUT_TYPES
 from rawnn.data.normalise import Normalisation
@@ -32,6 +33,7 @@ def forward(network: Network, parameters: Parameters, normalisation: Normalisati
             inputs: NDArray[Any], device: str) -> Iterator[NDArray[np.float32]]:
     """The logits of `inputs` [N, F], float32 [<= BATCH, C] at a time, from the device that the name
     means ("gpu", "gpu:1", "sim", ...). Raises DeviceError and ConfigError."""
+    check_device(device)
     opened = open_device(device, lambda message: None).device
     if opened is None:
         raise ConfigError(f"device = '{device}' is no GPU")
