@@ -24,7 +24,7 @@ def none() -> Values:
 def seed() -> Values:
     """The report's last rung. Its data and buffers are on the GPU before its clock starts."""
     return {"preload": None, "arena": None, "nosync": None, "cublas": None, "report": 10,
-            "fuse": None, "cudnn": None, "graphs": "auto"}
+            "fuse": None, "cudnn": None, "streams": None, "graphs": "auto"}
 
 
 def resolve(name: str, network: Network, steps: int, machine: Machine) -> tuple[
@@ -54,6 +54,7 @@ def best(network: Network, steps: int, machine: Machine) -> tuple[Values, list[s
         else:
             notes.append(f"best goes without cublas, which would be faster: {reason}")
     if TOGGLES["graphs"].needs(machine) is None:
+        values["streams"] = None
         values["graphs"] = "epoch" if nodes <= MAX_UNROLLED_NODES else UNROLLED_STEPS
     else:
         notes.append(f"best goes without graphs: {TOGGLES['graphs'].needs(machine)}")

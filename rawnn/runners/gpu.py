@@ -22,7 +22,7 @@ from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, ini
 from rawnn.runners.feed import HostOrder, contents
 from rawnn.runners.graphplan import graph_plans
 from rawnn.runners.lowering import Lowering
-from rawnn.runners.overlap import OverlappedProgram, turns
+from rawnn.runners.overlap import OverlappedProgram, fetching, turns
 from rawnn.runners.programs import GraphProgram, Program, RepeatProgram, make_program
 from rawnn.step.build import used_tensors
 from rawnn.step.plan import Plan
@@ -113,8 +113,9 @@ class GpuRunner:
         return program
 
     def _steps(self, plan: Plan) -> Program:
-        """A program of the epoch's steps, with a second stream if the policy says so."""
-        if not self._work.policy.streams:
+        """A program of the epoch's steps, with a second stream for batches that are fetched by
+        ops of their own, if the policy says so."""
+        if not self._work.policy.streams or not fetching(plan):
             return self._stream(plan)
         addresses, host = self._addresses, self._host
         program = OverlappedProgram(

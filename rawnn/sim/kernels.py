@@ -199,10 +199,17 @@ class Binding:
         self._kernel, self._memory, self._launcher = kernel, memory, launcher
         self._reference = meaning.reference
         self._attributes = self._scalars(values, meaning, template)
-        self.geometry = meaning.geometry(self._attributes) if meaning.geometry else None
+        self.geometry = self._geometry(meaning)
         self._operands = self._make_operands(values, meaning)
         self._generation = -1
         self._end = self._attributes.get("end") if "handle" in self._attributes else None
+
+    def _geometry(self, meaning: Meaning) -> Any:
+        """The grid and block that the arguments ask for; None where only the plan knows them."""
+        try:
+            return meaning.geometry(self._attributes) if meaning.geometry else None
+        except KeyError:
+            return None
 
     def _scalars(self, values: dict[str, Any], meaning: Meaning,
                  template: Mapping[str, str]) -> dict[str, Any]:

@@ -126,14 +126,24 @@ def test_close_twice_is_harmless_and_the_context_is_shared() -> None:
 
 
 def test_a_kernel_is_compiled_once(device: Device) -> None:
-    device.compile("relu.cu", ("relu<float>",))
-    found = device.function("relu.cu", "relu<float>")
+    device.compile("softmax.cu", ("softmax<float>",))
+    found = device.function("softmax.cu", "softmax<float>")
     assert device.compiled == 1
-    assert device.function("relu.cu", "relu<float>") is found
-    device.compile("relu.cu", ("relu<float>", "relu_backward<float>"))
+    assert device.function("softmax.cu", "softmax<float>") is found
+    device.compile("softmax.cu", ("softmax<float>", "softmax_backward<float>"))
     assert device.compiled == 2  # only what was not there
     assert device.compile_ms > 0
     assert found.signature.arguments == ("float",)
+
+
+def test_a_kernel_for_programmatic_launches_is_one_of_its_own(device: Device) -> None:
+    plain = device.function("softmax.cu", "softmax<float>")
+    early = device.function("softmax.cu", "softmax<float>", programmatic=True)
+    assert device.compiled == 2
+    assert device.function("softmax.cu", "softmax<float>", programmatic=True) is early
+    assert plain.handle != early.handle
+    assert not plain.proof.waits
+    assert early.proof.waits
 
 
 def test_copies_there_and_back(device: Device) -> None:

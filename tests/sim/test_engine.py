@@ -12,7 +12,7 @@ from tests.engine import make_work, random_dataset, run_on, trained
 
 LAYERS = (29, 16, 7)
 DATA = random_dataset(29, 7, 32, 8)
-GRAPH = "best,graphs=epoch"
+GRAPH = "best,graphs=epoch,streams"
 
 
 @pytest.mark.parametrize("seed", range(3))
