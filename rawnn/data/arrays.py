@@ -26,6 +26,7 @@ from rawnn.random import permutation
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
 
+ROW_BYTES = 16  # what rows of a matrix are padded to on the device
 _EXACT = 2**24  # up to here float32 holds every integer
 _CHUNK = 1 << 22  # elements checked at a time
 _SPLIT = 2**32 - 1  # the epoch whose order splits a set: no run gets that far
@@ -176,9 +177,21 @@ class _Reader:
         elif not (flat.flags.c_contiguous and flat.dtype.isnative):
             flat = np.ascontiguousarray(flat, flat.dtype.newbyteorder("="))
             self._copied(key, f"{name} are copied, since their rows are not contiguous in memory")
+        elif key in self.resident:
+            self._check_rows(key, name)
         if flat.dtype.kind == "f":
             check_finite(flat, name)
         return flat, host.shape[1:]
+
+    def _check_rows(self, key: str, name: str) -> None:
+        """Kernels read rows that are padded to 16 bytes, and to no more."""
+        found = self.resident[key]
+        size = found.dtype.itemsize
+        wanted = -(-math.prod(found.shape[1:]) * size // ROW_BYTES) * ROW_BYTES
+        if found.address % ROW_BYTES or found.pitch * size != wanted:
+            self._copied(key, f"{name} are copied on the GPU: kernels read rows of {wanted} bytes "
+                              f"at multiples of {ROW_BYTES}, but theirs are {found.pitch * size} "
+                              f"bytes apart")
 
     def converted(self, array: NDArray[Any], name: str) -> NDArray[np.float32]:
         """As float32. Raises DataError where it cannot hold the values."""

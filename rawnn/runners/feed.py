@@ -3,6 +3,7 @@ batches come from the host."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rawnn.data import Dataset
 from rawnn.dtypes import numpy_dtype
 from rawnn.errors import ConfigError
 from rawnn.step.recipe import Form
-from rawnn.step.tensor import Tensor
+from rawnn.step.tensor import ROW_ALIGNMENT, Role, Tensor
 
 Array = NDArray[Any]
 
@@ -46,6 +47,21 @@ def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0) -> Array:
     if tensor.name == "host_images":
         array = data.normalisation.apply(array)
     return np.asarray(array, numpy_dtype(tensor.dtype)) if tensor.name != kind else array
+
+
+def resident(data: Dataset, tensors: Mapping[str, Tensor], part: str, first: int,
+             ordinal: int) -> dict[str, int]:
+    """Addresses of the tensors that lie on GPU `ordinal` already, in the caller's own memory and in
+    the layout that kernels read: they are used where they are."""
+    found: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        array = data.resident.get(f"{part}_{name}")
+        if tensor.role is Role.DATA and array is not None \
+                and array.fits(tensor.dtype, tensor.ld, ordinal):
+            address = array.address + first * array.pitch * tensor.itemsize
+            if address % ROW_ALIGNMENT == 0:
+                found[name] = address
+    return found
 
 
 class HostOrder:

@@ -19,7 +19,7 @@ from rawnn.dtypes import numpy_dtype
 from rawnn.errors import ConfigError
 from rawnn.network import Parameters
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
-from rawnn.runners.feed import HostOrder, contents
+from rawnn.runners.feed import HostOrder, contents, resident
 from rawnn.runners.graphplan import graph_plans
 from rawnn.runners.lowering import Lowering
 from rawnn.runners.overlap import OverlappedProgram, fetching, turns
@@ -148,6 +148,8 @@ class GpuRunner:
         shared = getattr(self, "_addresses", {})
         addresses = {n: shared[n] for n, t in tensors.items()
                      if t.role in (Role.PARAMETER, Role.COPY) and n in shared}
+        lying = resident(self._work.data, tensors, part, first, self._device.info.ordinal)
+        addresses |= lying
         wanted = [t for n, t in tensors.items()
                   if n not in addresses and t.role is not Role.HOST
                   and (allocator is None or not t.role.temporary or t.role in placed_once)]
@@ -162,6 +164,8 @@ class GpuRunner:
                 addresses[tensor.name] = allocation.address
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():
+            if name in lying:
+                continue
             if tensor.role is Role.DATA:
                 array = contents(self._work.data, tensor, part, first)
                 self._fill(tensor, addresses[name], array)

@@ -136,8 +136,8 @@ def test_an_autoencoder_on_images(rawnn: Rawnn, tmp_path: Path) -> None:
 
 def test_early_stopping_is_an_option(rawnn: Rawnn, tmp_path: Path, flowers: Path) -> None:
     done = rawnn("--device", "host", "--batch", "8", "--data", str(flowers), "--target", "kind",
-                 "--layers", "2-8-3", "--epochs", "500", "--patience", "2", "--min-delta", "0.05", "--lr",
-                 "0.01", "--normalise", "learned")
+                 "--layers", "2-8-3", "--epochs", "500", "--patience", "2", "--min-delta", "0.05",
+                 "--lr", "0.01", "--normalise", "learned")
     assert done.status == 0, done.err
     assert "stopped" in done.out
     assert "are back" in done.err

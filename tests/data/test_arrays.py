@@ -8,10 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rawnn.config import Config
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset, from_arrays
 from rawnn.data.arrays import split_rows
 from rawnn.errors import ConfigError, DataError
+from rawnn.machine import Opened, machine_of
+from rawnn.training import Listener, Session
 from tests.data.foreign import BFLOAT16, Foreign, Interface
 
 RNG = np.random.default_rng(1)
@@ -272,3 +275,38 @@ def test_bfloat16_tensors_of_the_host() -> None:
     x = inputs().astype(ml_dtypes.bfloat16)
     data: Dataset = from_arrays((Foreign(x.view(np.uint16), BFLOAT16), Y), (inputs(), Y))
     np.testing.assert_array_equal(data.train_images, x.astype(np.float32))
+
+
+@pytest.mark.parametrize("opt", ["preload", "preload,arena,nosync", "none"])
+@pytest.mark.parametrize(("dtype", "features", "pitch"), [
+    ("float32", 12, 12), ("uint8", 16, 16), ("float16", 12, 16), ("float32", 12, 20),
+])
+def test_training_reads_cuda_arrays_in_place(device: Device, opt: str, dtype: str, features: int,
+                                             pitch: int) -> None:
+    """Where type and layout are the tensor's own nothing is copied; and nothing else changes."""
+    generator = np.random.default_rng(0)
+    block = np.zeros((40, pitch), dtype)
+    block[:, :features] = (generator.random((40, features)) * 9).astype(dtype)
+    x, y = block[:, :features], generator.integers(0, 4, 40).astype(np.int32)
+    strides = (pitch * block.itemsize, block.itemsize)
+    gpu = (Interface(place(device, block), x.shape, dtype, strides),
+           Interface(place(device, y), y.shape, "i4"))
+    config = Config(layers=(features, 4), batch=8, epochs=2, opt=opt, device="sim")
+    opened = Opened(device, machine_of(device), 0.0)
+    found = []
+    for data in (from_arrays(gpu, (x, y), device=device), from_arrays((x, y), (x, y))):
+        with Session(config, Listener(), data=data, opened=opened) as session:
+            addresses = session.runner._addresses
+            placed = {gpu[0].__cuda_array_interface__["data"][0]: "images",
+                      gpu[1].__cuda_array_interface__["data"][0]: "labels"}
+            found.append((session.run().parameters,
+                          {placed[a] for a in addresses.values() if a in placed}))
+    layout_fits = pitch * block.itemsize % 16 == 0 and pitch - features < 16 // block.itemsize
+    assert ("copied on the GPU" in "".join(from_arrays(gpu, (x, y), device=device).notes)) != \
+        layout_fits
+    assert found[0][1] == (set() if opt == "none" else {"images", "labels"} if layout_fits
+                           else {"labels"})
+    assert found[1][1] == set()
+    for name, array in found[0][0].items():
+        np.testing.assert_array_equal(array, found[1][0][name])
+    device.memory.free_all()
