@@ -6,9 +6,14 @@ The public names are imported on first use, so that `import rawnn` costs little.
 from __future__ import annotations
 
 import importlib
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rawnn.version import __version__
+
+IMPORTED_AT = perf_counter()
+"""When this package was first imported: what a result's `imports` and `process` count from. The
+process itself may be older by any amount: a shell that ended in `exec`, a notebook."""
 
 if TYPE_CHECKING:
     from rawnn.config import Config

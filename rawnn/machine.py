@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import rawnn
 from rawnn.errors import DeviceError
 from rawnn.opts.registry import Machine
 
@@ -68,11 +68,6 @@ def machine_of(device: Device) -> Machine:
                    device.backend.provides, device.info.memory_pools)
 
 
-def process_start() -> float:
-    """Seconds since this process was started, as the kernel counts them (0 where it cannot say)."""
-    try:
-        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
-            ticks = int(stat.read().rpartition(")")[2].split()[19])
-            return float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
+def since_import() -> float:
+    """Seconds since rawnn was first imported into this process."""
+    return perf_counter() - rawnn.IMPORTED_AT

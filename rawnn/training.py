@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from rawnn.data import Dataset, load_dataset
 from rawnn.data.base import Kind
 from rawnn.data.catalog import is_table
 from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
-from rawnn.machine import Opened, open_device, process_start
+from rawnn.machine import Opened, open_device, since_import
 from rawnn.network import Network
 from rawnn.opts import Selection, batch, select
 from rawnn.result import Report, Result, Times, environment
@@ -100,16 +100,18 @@ class Session:
     """One run, from opening the device to the result. Use as a context manager."""
 
     def __init__(self, config: Config, listener: Listener, imports_ms: float = 0.0,
-                 data: Dataset | None = None, opened: Opened | None = None) -> None:
+                 data: Dataset | None = None, opened: Opened | None = None,
+                 log_allocations: TextIO | None = None) -> None:
         """`imports_ms` is what the process took to get here. `data` and `opened` may be given
-        where several runs share them; an opened device is then left open."""
+        where several runs share them; an opened device is then left open. `log_allocations` gets
+        a line for each call that takes device memory from the driver or gives it back."""
         from rawnn.callbacks import asked_for, together
 
         self.config, self.listener = config, together([listener, *asked_for(config)])
         self._imports_ms = imports_ms
         self._closing = ExitStack()
         try:
-            self._prepare(data, opened)
+            self._prepare(data, opened, log_allocations)
         except BaseException:
             self._closing.close()
             raise
@@ -120,7 +122,8 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self._closing.close()
 
-    def _prepare(self, data: Dataset | None, opened: Opened | None) -> None:
+    def _prepare(self, data: Dataset | None, opened: Opened | None,
+                 log_allocations: TextIO | None) -> None:
         config, notify = self.config, self.listener.notify
         started = perf_counter()
         self.stopped = ""
@@ -128,6 +131,8 @@ class Session:
             config.dataset, config.data, target=config.target, fraction=config.validation,
             normalise=config.normalise, kind=kind_of(config) if is_table(config.data) else None,
             seed=config.seed, notify=notify)
+        for note in data.notes if data else ():
+            notify(note)
         if config.autoencoder:
             self.data = self.data.reconstructing()
         check_fit(config, self.data)
@@ -137,6 +142,8 @@ class Session:
             if opened.device:
                 self._closing.callback(opened.device.close)
         self.device, self._driver_ms = opened.device, opened.milliseconds
+        if log_allocations is not None:
+            self._log_allocations(log_allocations)
         started = perf_counter()
         network, recipe = config.network(), config.recipe()
         steps = recipe.steps(len(self.data.train_images))
@@ -159,6 +166,21 @@ class Session:
         if config.resume is not None:
             self._resume(config.resume)
         self._setup_ms = (perf_counter() - started) * 1e3
+
+    def _log_allocations(self, sink: TextIO) -> None:
+        if self.device is None:
+            self.listener.notify("no allocations are logged: the host has no device memory")
+            return
+        from rawnn.cuda.allocators import AllocationLog
+
+        memory, log = self.device.memory, AllocationLog(sink)
+        memory.log = log
+
+        def end() -> None:
+            memory.log = None
+            log.close()
+
+        self._closing.callback(end)
 
     def _resume(self, path: str) -> None:
         file, found = find(path, self.listener.notify)
@@ -262,7 +284,7 @@ class Session:
                 imports=self._imports_ms, data=self._data_ms, driver=self._driver_ms,
                 compile=compile_ms, setup=self._setup_ms - compile_ms, training=loop.training_ms,
                 training_device=float(sum(epochs)), evaluation=loop.evaluation_ms,
-                process=process_start() * 1e3,
+                process=since_import() * 1e3,
             ),
             peak_memory_bytes=self.runner.peak_memory(),
             environment=environment(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rawnn.cli.options import check_output, config_options, make_config
-from rawnn.machine import process_start
+from rawnn.machine import since_import
 from rawnn.training import Listener, Session
 
 if TYPE_CHECKING:
@@ -26,17 +27,27 @@ LOSS_HEADER = f"{'epoch':>6} {'train loss':>11} {'test loss':>20} {'ms/epoch':>1
 @click.command()
 @config_options
 @click.option("--json", "json_file", metavar="FILE", help="Write the whole result as JSON.")
+@click.option("--log-allocations", "log_file", metavar="[FILE]", is_flag=False, flag_value="-",
+              help="Write a line for every call that takes device memory from the driver or gives "
+                   "it back, to FILE or to the screen.")
 @click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
-def train(config_file: str | None, json_file: str | None, quiet: bool, **options: Any) -> None:
+def train(config_file: str | None, json_file: str | None, log_file: str | None, quiet: bool,
+          **options: Any) -> None:
     """Train a network on MNIST (or another data set) and report how fast and how well.
 
     Without --opt the preset `best` is used: what is fastest for this network on this machine.
     """
-    imports_ms = process_start() * 1e3
+    imports_ms = since_import() * 1e3
     config = make_config(config_file, options)
     check_output("--json", json_file)
+    check_output("--log-allocations", None if log_file == "-" else log_file)
     screen = _Screen(quiet, config.epochs)
-    with screen, Session(config, screen, imports_ms) as session:
+    with ExitStack() as closing:
+        log = None
+        if log_file is not None:
+            log = sys.stderr if log_file == "-" else closing.enter_context(open(log_file, "w"))
+        closing.enter_context(screen)
+        session = closing.enter_context(Session(config, screen, imports_ms, log_allocations=log))
         result = session.run()
     if not quiet:
         _summary(screen.console, result)

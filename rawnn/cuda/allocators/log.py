@@ -36,7 +36,7 @@ class AllocationLog:
         self.calls[self.epoch] += 1
         milliseconds = (self._clock() - self._start) * 1e3
         epoch = str(self.epoch) if self.epoch else "-"
-        step = str(self.step) if self.step else "-"
+        step = str(self.step) if self.epoch and self.step else "-"
         print(f"{milliseconds:>10.3f}  {epoch:>5}  {step:>5}  {call:<15}  {nbytes:>+15,}  "
               f"{held:>15,}  {address:<#14x}  {purpose}", file=self._sink)
 
