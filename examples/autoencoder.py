@@ -1,0 +1,27 @@
+"""An autoencoder on MNIST: 784 pixels through 32 numbers and back, by mean squared error."""
+
+import sys
+
+import numpy as np
+
+import rawnn
+
+epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+data = rawnn.load_dataset("mnist").reconstructing()
+result = rawnn.train(layers=(784, 256, 32, 256, 784), loss="mse", data=data, batch=128,
+                     epochs=epochs, shuffle=True, optimizer="adam", lr=1e-3)
+
+x = data.normalisation.apply(data.test_images)
+blank = float(np.square(x - x.mean(axis=0)).mean())
+print(f"test loss {result.test_loss:.4f}; the mean image alone gives {blank:.4f}")
+
+
+def show(image: np.ndarray) -> list[str]:
+    """14 lines of text for 28 x 28 pixels."""
+    rows = image.reshape(14, 2, 28).mean(axis=1)
+    return ["".join(" .:-=+*#%@"[int(np.clip(v, 0, 0.999) * 10)] for v in row) for row in rows]
+
+
+for before, after in zip(x[:3], result.model.predict(data.test_images[:3]), strict=True):
+    print("\n".join(f"{a} | {b}" for a, b in zip(show(before), show(after), strict=True)))
+assert result.test_loss < blank / 2

@@ -1,0 +1,57 @@
+"""The examples run as they stand, and the TOML files are configurations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rawnn.config import Config, read_toml
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True,
+        timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_regression() -> None:
+    done = run("regression.py")
+    assert done.returncode == 0, done.stderr
+    assert "R2 = " in done.stdout
+
+
+def test_digits() -> None:
+    pytest.importorskip("sklearn")
+    done = run("digits.py")
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy 0.9" in done.stdout
+    assert "'2.weight': (10, 64)" in done.stdout
+
+
+def test_digits_without_scikit_learn(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").write_text("raise ImportError('not here')")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "digits.py")], capture_output=True, text=True, timeout=60,
+        check=False, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert done.returncode == 1
+    assert done.stderr.strip() == "this example needs scikit-learn: pip install scikit-learn"
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.stem)
+def test_configurations(file: Path) -> None:
+    config = Config.from_mapping(read_toml(file), file.name)
+    assert config.layers[0] == 784
+    assert f"--config examples/{file.name}" in file.read_text()
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+def test_every_example_says_what_it_shows(file: Path) -> None:
+    code = compile(file.read_text(), str(file), "exec")
+    assert isinstance(code.co_consts[0], str)
