@@ -12,6 +12,7 @@ import pytest
 
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import MissingLibrary
+from rawnn.ptx import resources
 
 SOURCES = Path(__file__).resolve().parents[2] / "rawnn" / "ptx"
 # What rawnn claims; 90a goes with 90. An NVRTC that does not know one yet is not asked for it.
@@ -20,28 +21,86 @@ ARCHITECTURES = {
     "sm_100": 100, "sm_120": 120,
 }  # fmt: skip
 FLAGS = ("false", "true")
+SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
+FLOATS = ("float", *SMALL)
+HALVES = ("float16", "bfloat16")
+ACTIVATIONS = ("Relu", "Tanh", "Gelu")
+# Operands and result of a product, as networks of each storage type have them.
+PRODUCTS = (
+    "float,float,float", *(f"{t},{t},{t}" for t in HALVES), "bfloat16,bfloat16,float",
+    "float8_e5m2,float8_e4m3,bfloat16",
+)  # fmt: skip
+# Weights, gradient and working copy.
+UPDATES = (
+    "float,float,float", "float,float,float8_e4m3", *(f"float,{t},{t}" for t in HALVES),
+    "bfloat16,bfloat16,float",
+)  # fmt: skip
 INSTANCES = {
     "matmul": [
-        *(f"matmul_nt<float,{b},{r}>" for b, r in itertools.product(FLAGS, FLAGS)),
-        "matmul_nn<float>",
-        "matmul_tn<float>",
+        *(f"matmul_nt<float,float,float,{b},{a}>"
+          for b, a in itertools.product(FLAGS, ("None", *ACTIVATIONS))),
+        *(f"matmul_nt<{t},true,Relu>" for t in PRODUCTS[1:]),
+        *(f"matmul_nn<{t},Relu>" for t in PRODUCTS),
+        *(f"matmul_nn<float,float,float,{s}>" for s in ("None", "Tanh", "Gelu")),
+        *(f"matmul_tn<{t}>" for t in PRODUCTS),
+        "matmul_nn<bfloat16,bfloat16,bfloat16,Relu,float8_e4m3>",
+        "matmul_nt<float16,float16,float16,true,Relu,None,float16,float16>",
+        "matmul_nn<float16,float16,float16,Relu,float16,float16>",
+        "matmul_tn<float16,float16,float16,float16>",
     ],
-    "bias": ["bias_add<float>", "bias_grad<float>", "bias_sgd<float>"],
-    "relu": ["relu<float>", "relu_backward<float>"],
-    "softmax": ["softmax<float>", "softmax_backward<float>"],
+    "weight_update": [
+        "weight_update<float,float,float>",
+        *(f"weight_update<{t},float,{t}>" for t in HALVES),
+        "weight_update<bfloat16,bfloat16,float>",
+        "weight_update<float8_e4m3,float,float8_e4m3,float8_e5m2>",
+        "weight_update<float16,float,float16,float16,float16>",
+    ],
+    "bias": [
+        f"{n}<{t}>" for n in ("bias_add", "bias_grad", "bias_sgd") for t in ("float", *HALVES)
+    ],
+    "activation": [
+        f"{name}<{types},{activation}>"
+        for activation in ACTIVATIONS
+        for name, types in (
+            *(("activate", f"{t},{t}") for t in ("float", "bfloat16")),
+            ("activate", "float,float16"),
+            *(("activate_backward", f"{t},{t},{t}") for t in ("float", "float16")),
+            ("activate_backward", "float,float8_e4m3,float8_e5m2"),
+        )
+    ],
+    "softmax": [
+        *(f"softmax<{t}>" for t in ("float", *HALVES)),
+        *(f"softmax_backward<{t}>" for t in ("float", *HALVES)),
+    ],
     "loss": [
-        "cross_entropy<float>",
-        "accuracy<float>",
-        "loss_accuracy<float>",
-        "loss_gradient<float>",
-        "softmax_loss_gradient<float>",
+        "cross_entropy", "accuracy", "loss_accuracy",
+        *(f"{n}<{t}>" for n in ("loss_gradient", "softmax_loss_gradient")
+          for t in ("float", "bfloat16")),
     ],
-    "sgd": ["sgd<float>"],
+    "mse": [
+        "mse<float>", "mse<bfloat16>",
+        *(f"{n}<float,{d}>" for n in ("mse_backward", "mse_gradient") for d in ("float", *HALVES)),
+    ],
+    "bce": [
+        "bce<float>", "bce_accuracy<float>",
+        *(f"{n}<float,{d}>" for n in ("bce_backward", "bce_gradient") for d in ("float", *HALVES)),
+    ],
+    **{name: [f"{name}<{t}>" for t in UPDATES] for name in ("sgd", "momentum", "adam")},
+    "cast": [
+        *(f"cast<float,{t}>" for t in FLOATS), *(f"cast<{t},float>" for t in SMALL),
+    ],
     "slices": [
-        *(f"sum_slices<float,{b},{r}>" for b, r in itertools.product(FLAGS, FLAGS)),
+        *(f"sum_slices<float,float,{b},{a}>"
+          for b, a in itertools.product(FLAGS, ("None", "Relu"))),
+        "sum_slices<float,bfloat16,true,Gelu>",
         "slices_sgd<float>",
+        "slices_sgd<bfloat16,bfloat16>",
     ],
-}
+}  # fmt: skip
+# A block of 1,024 threads has 64 registers a thread; wide updates live on many warps as well.
+REGISTERS = {"slices": 128, "adam": 96}
+PDL = "-DRAWNN_PDL"
+REPORT = re.compile(r"ptxas\s+(info|\.) |\s*\d+ bytes stack frame|\s*$")  # what -v makes it tell
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +136,24 @@ def supported(nvrtc: Nvrtc, arch: str) -> None:
         pytest.skip(f"this NVRTC does not know {arch}")
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("arch", "options"), [*((arch, ()) for arch in ARCHITECTURES), ("sm_90", (PDL,))],
+    ids=[*ARCHITECTURES, "programmatic"],
+)  # fmt: skip
 @pytest.mark.parametrize("source", INSTANCES)
-def test_compiles_without_a_warning(nvrtc, source, arch):
+def test_compiles_without_a_warning_or_a_spill(nvrtc, source, arch, options):
     supported(nvrtc, arch)
-    log, cubin, _, names = compile_source(nvrtc, source, arch, INSTANCES[source])
+    log, cubin, _, names = compile_source(
+        nvrtc, source, arch, INSTANCES[source], "--ptxas-options=-v", *options
+    )
     # The log, not -Werror: NVRTC before 13 does not know that option.
-    assert not log.strip(" \0\n"), log
+    told = [line for line in log.strip(" \0\n").splitlines() if not REPORT.match(line)]
+    assert not told, log
+    spilled = {name: size for name, size in resources.spills(log).items() if any(size)}
+    assert not spilled
+    usage = resources.resource_usage(cubin)
     for name in names:
-        assert name.encode() in cubin
+        assert usage[name].registers <= REGISTERS.get(source, 64), name
 
 
 def test_every_kernel_is_in_the_table():
@@ -94,3 +162,18 @@ def test_every_kernel_is_in_the_table():
         text = re.sub(r"__launch_bounds__\(.*\)\n", "", (SOURCES / f"{source}.cu").read_text())
         kernels = re.findall(r"__global__ void\s+(\w+)\(", text)
         assert set(kernels) == {e.partition("<")[0] for e in expressions}, source
+
+
+def test_wide_accesses(nvrtc):
+    """What the updates of wide layers live on: 16 bytes of each operand an access."""
+    supported(nvrtc, "sm_90")
+    wanted = {
+        ("sgd", "sgd<float,float,float>"): (2, 1),
+        ("sgd", "sgd<bfloat16,bfloat16,float>"): (2, 1),
+        ("cast", "cast<float,float>"): (1, 1),
+        ("activation", "activate_backward<bfloat16,bfloat16,bfloat16,Relu>"): (2, 1),
+    }
+    for (source, expression), (loads, stores) in wanted.items():
+        ptx = compile_source(nvrtc, source, "sm_90", [expression])[2].decode()
+        assert len(re.findall(r"ld\.global(?:\.nc)?\.v4\.[ubf]32", ptx)) >= loads, expression
+        assert len(re.findall(r"st\.global\.v4\.[ubf]32", ptx)) >= stores, expression

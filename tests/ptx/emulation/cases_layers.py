@@ -26,7 +26,8 @@ from emulated_kernels import SMALL, SOURCES_AND_EXPRESSIONS, Emulator
 
 def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
     columns = (3,) if emulator.host_threads else (1, 10, 33)
-    for kind, rows, cols, pad in itertools.product(("float", "bfloat16"), RAGGED, columns, (0, 2)):
+    ragged = (33,) if emulator.host_threads else RAGGED
+    for kind, rows, cols, pad in itertools.product(("float", "bfloat16"), ragged, columns, (0, 2)):
         z = filled(rng.standard_normal((rows, cols)), pad, DTYPES[kind])
         bias = rng.standard_normal(cols).astype(np.float32)
         out = filled(z, pad, DTYPES[kind])
@@ -63,7 +64,8 @@ def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
 
 def check_activation(emulator: Emulator, rng: np.random.Generator) -> None:
     columns = (31,) if emulator.host_threads else (1, 8, 31, 33)
-    for rows, cols, pad in itertools.product((1, 33), columns, (0, 3, 7)):
+    pads = (3,) if emulator.host_threads else (0, 3, 7)
+    for rows, cols, pad in itertools.product((1, 33), columns, pads):
         for expression in SOURCES_AND_EXPRESSIONS["activation"]:
             *names, activation = template(expression)
             types = [DTYPES[name] for name in names]
@@ -122,7 +124,7 @@ def edges(kind: str) -> np.ndarray:
 
 
 def check_casts(emulator: Emulator, rng: np.random.Generator) -> None:
-    """Every number of every small type comes through, and rounding is to nearest even throughout."""
+    """Every number of every small type comes through, and all rounding is to nearest even."""
     for kind in SMALL:
         dtype = np.dtype(DTYPES[kind])
         bits = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}")

@@ -119,7 +119,7 @@ def stochastic(values: np.ndarray, seed: int, stream: int, step: int) -> np.ndar
 
 
 def check_stochastic(emulator: Emulator, rng: np.random.Generator) -> None:
-    """Rounding by chance takes the same bits as NumPy, whatever the width, the pitch and the kernel;
+    """Rounding by chance takes the bits that NumPy takes, whatever the width, pitch and kernel;
     a step too small for bfloat16 still moves the mean."""
     seed, stream = (7 << 40) + 3, 5
     how = {"stochastic": True, "seed": seed, "stream": stream}
@@ -136,14 +136,13 @@ def check_stochastic(emulator: Emulator, rng: np.random.Generator) -> None:
         assert np.array_equal(f64(w), f64(stochastic(exact, seed, stream, step)))
         padding_untouched(w)
         side = 8 if emulator.host_threads else 16
-        x = filled(dw[:1], pad)  # a batch of one: the gradient of row 0 is x itself
-        for kind, array in (("weight_update<float,bfloat16,float>", x),):
-            w = filled(start, pad, ml_dtypes.bfloat16)
-            ones = filled(np.ones((1, rows)), pad)
-            emulator.call(kind, (-(-cols // side), -(-rows // side)), (side, side), dz=ones,
-                          x=array, w=w, m=rows, n=cols, k=1, lr=0.0625, **place, **how)
-            exact = start.astype(np.float32) - np.float32(0.0625) * dw[:1]
-            assert np.array_equal(f64(w), f64(stochastic(exact, seed, stream, step)))
+        x, ones = filled(dw[:1], pad), filled(np.ones((1, rows)), pad)  # the gradient is x itself
+        w = filled(start, pad, ml_dtypes.bfloat16)
+        emulator.call("weight_update<float,bfloat16,float>", (-(-cols // side), -(-rows // side)),
+                      (side, side), dz=ones, x=x, w=w, m=rows, n=cols, k=1, lr=0.0625, **place,
+                      **how)
+        exact = start.astype(np.float32) - np.float32(0.0625) * dw[:1]
+        assert np.array_equal(f64(w), f64(stochastic(exact, seed, stream, step)))
     # 1 - 2^-12 lies 1/16 of the way from 1 to its neighbour below, 1 - 2^-8.
     w = np.ones((1, 4096), ml_dtypes.bfloat16)
     dw = np.full((1, 4096), 2.0**-12, np.float32)

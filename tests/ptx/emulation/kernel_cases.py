@@ -1,8 +1,8 @@
 """What every kernel must do, as checks against float64 NumPy on an Emulator.
 
 Each check runs at ragged sizes, on outputs filled beforehand with NaN (or -77777) and inputs whose
-padding columns hold NaN, and looks that the outputs' padding columns were left alone; the tolerances
-are those of emulated_arrays.py.
+padding columns hold NaN, and looks that the outputs' padding columns were left alone. The
+tolerances are those of emulated_arrays.py.
 
 Run as a program, it does all checks on one library, for the sanitizers:
     python kernel_cases.py LIBRARY {fibers|threads}
