@@ -39,19 +39,23 @@ def ops(text: str, network: Network = DEEP, evaluate: bool = False) -> list[str]
 
 @pytest.mark.parametrize(("text", "policy"), [
     ("", Policy()), ("preload,cublas,cudnn,fuse", Policy()),
-    ("arena", Policy(allocator="arena")), ("nosync", Policy(sync="report")),
+    ("arena", Policy(allocator="arena")), ("pool", Policy(allocator="pool")),
+    ("async", Policy(allocator="async")), ("pinned", Policy(pinned=True)),
+    ("streams", Policy(streams=True)), ("pdl", Policy(pdl=True)), ("nosync", Policy(sync="report")),
     ("report=7", Policy(report=7)),
-    ("graphs", Policy("report", 1, "arena", "step", 1)),
-    ("preload,graphs", Policy("report", 1, "arena", "unroll", 4)),
-    ("preload,graphs=5", Policy("report", 1, "arena", "unroll", 5)),
-    ("graphs=epoch", Policy("report", 1, "arena", "epoch", 1)),
-    ("preload,graphs=while,report=3", Policy("report", 3, "arena", "while", 1)),
+    ("graphs", Policy("report", 1, "arena", graph="step", graph_steps=1)),
+    ("preload,graphs", Policy("report", 1, "arena", graph="unroll", graph_steps=4)),
+    ("preload,graphs=5", Policy("report", 1, "arena", graph="unroll", graph_steps=5)),
+    ("graphs=epoch", Policy("report", 1, "arena", graph="epoch")),
+    ("preload,graphs=while,report=3", Policy("report", 3, "arena", graph="while")),
 ])
 def test_policies(text: str, policy: Policy) -> None:
     assert rewritten(text)[1] == policy
 
 
-@pytest.mark.parametrize("text", ["arena", "nosync", "report=3", "graphs=step", "graphs=epoch"])
+@pytest.mark.parametrize("text", [
+    "arena", "pool", "async", "pinned", "nosync", "report=3", "streams", "pdl", "graphs=step",
+    "graphs=epoch"])
 def test_toggles_of_scheduling_leave_the_plan_alone(text: str) -> None:
     assert rewritten(text)[0] == baseline(DEEP)
 

@@ -30,10 +30,11 @@ def chosen(text: str, network: Network = DEEP, steps: int = 468, machine: Machin
     ("preload,graphs=7", ["preload", "arena", "nosync", "graphs=7"]),
     ("graphs=epoch,graphs=while,preload", ["preload", "arena", "nosync", "graphs=while"]),
     ("seed", ["preload", "arena", "nosync", "report=10", "cublas", "cudnn", "fuse",
-              "graphs=auto"]),
+              "streams", "graphs=auto"]),
     ("seed,-cudnn,report=5", ["preload", "arena", "nosync", "report=5", "cublas", "fuse",
-                              "graphs=auto"]),
-    ("best,-fuse,fuse", ["preload", "arena", "nosync", "cublas", "fuse", "graphs=epoch"]),
+                              "streams", "graphs=auto"]),
+    ("best,-fuse,fuse", ["preload", "arena", "nosync", "cublas", "fuse", "streams",
+                         "graphs=epoch"]),
 ])
 def test_text_becomes_toggles_in_their_order(text: str, words: list[str]) -> None:
     assert chosen(text).words() == words
@@ -84,8 +85,9 @@ def test_removing_what_a_preset_is_without_is_a_note() -> None:
 
 def test_best_on_a_capable_machine() -> None:
     linear, deep = chosen("best", LINEAR), chosen("best", DEEP)
-    assert linear.words() == ["preload", "arena", "nosync", "fuse", "graphs=epoch"]
-    assert deep.words() == ["preload", "arena", "nosync", "cublas", "fuse", "graphs=epoch"]
+    assert linear.words() == ["preload", "arena", "nosync", "fuse", "streams", "graphs=epoch"]
+    assert deep.words() == ["preload", "arena", "nosync", "cublas", "fuse", "streams",
+                            "graphs=epoch"]
     assert any("cudnn" in note for note in linear.notes)
     assert any("cudnn" in note for note in deep.notes)
     assert linear.implied == frozenset()
@@ -135,7 +137,7 @@ def test_lenient_leaves_out_what_means_nothing_on_the_host() -> None:
     assert found.words() == ["preload", "report=10", "fuse"]
     left_out = {n for n in TOGGLES if f"{n} does not apply on the host and is left out"
                 in found.notes}
-    assert left_out == {"arena", "nosync", "cublas", "cudnn", "graphs"}
+    assert left_out == {"arena", "nosync", "cublas", "cudnn", "streams", "graphs"}
 
 
 def test_every_toggle_describes_itself() -> None:

@@ -52,12 +52,23 @@ def test_edges_of_arbitrary_ops_equal_the_oracle(ops: list[Op]) -> None:
 def test_edges_of_every_graph_equal_the_oracle(toggles: str, mode: str,
                                                layers: tuple[int, ...]) -> None:
     network, steps = Network(layers), 4
-    selection = select(f"preload,{toggles},graphs={mode}", network, steps, CAPABLE)
+    selection = select(f"preload,{toggles},streams,graphs={mode}", network, steps, CAPABLE)
     plan, policy = selection.apply(step_plan(network, 2, 2 * steps))
     for graph in graph_plans(plan, policy, steps):
         assert graph.edges() == reduced_edges(graph.plan.ops)
     for graph in graph_plans(plan.without_metrics(), policy, steps):
         assert graph.edges() == reduced_edges(graph.plan.ops)
+
+
+@pytest.mark.parametrize("mode", ["step", "3", "epoch", "while"])
+def test_without_streams_a_graph_is_one_chain(mode: str) -> None:
+    selection = select(f"preload,graphs={mode}", Network((5, 4, 3)), 4, CAPABLE)
+    plan, policy = selection.apply(step_plan(Network((5, 4, 3)), 2, 8))
+    for graph in graph_plans(plan, policy, 4):
+        edges = graph.edges()
+        assert edges == [(), *((i,) for i in range(len(graph.plan.ops) - 1))]
+        before = reduced_edges(graph.plan.ops)
+        assert all(max(found) < index for index, found in enumerate(before) if found)
 
 
 def any_order(edges: list[tuple[int, ...]], generator: np.random.Generator) -> list[int]:
