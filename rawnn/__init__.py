@@ -16,28 +16,40 @@ IMPORTED_AT = perf_counter()
 process itself may be older by any amount: a shell that ended in `exec`, a notebook."""
 
 if TYPE_CHECKING:
+    from rawnn.callbacks import Checkpoints, CsvLog, EarlyStopping
     from rawnn.config import Config
+    from rawnn.data import Dataset, from_arrays, load_dataset
     from rawnn.lab import Kernel, array, empty
+    from rawnn.model import Model
     from rawnn.network import Network
     from rawnn.opts import TOGGLES
     from rawnn.result import Result
     from rawnn.step import Plan
-    from rawnn.training import train
+    from rawnn.training import Listener, train
 
 _HOMES = {
+    "Checkpoints": "rawnn.callbacks",
     "Config": "rawnn.config",
+    "CsvLog": "rawnn.callbacks",
+    "Dataset": "rawnn.data",
+    "EarlyStopping": "rawnn.callbacks",
     "Kernel": "rawnn.lab",
+    "Listener": "rawnn.training",
+    "Model": "rawnn.model",
     "Network": "rawnn.network",
     "Plan": "rawnn.step",
     "Result": "rawnn.result",
     "TOGGLES": "rawnn.opts",
     "array": "rawnn.lab",
     "empty": "rawnn.lab",
+    "from_arrays": "rawnn.data",
+    "load_dataset": "rawnn.data",
     "train": "rawnn.training",
 }
 
-__all__ = ["TOGGLES", "Config", "Kernel", "Network", "Plan", "Result", "__version__", "array",
-           "empty", "train"]
+__all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Kernel",
+           "Listener", "Model", "Network", "Plan", "Result", "__version__", "array", "empty",
+           "from_arrays", "load_dataset", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -43,6 +43,7 @@ def epochs(directory: Path) -> list[int]:
 @pytest.mark.parametrize("optimizer", [
     {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adamw"},
     {"optimizer": "sgd", "schedule": "cosine"}, {"partial": True, "opt": "none"},
+    {"opt": "preload,bf16"}, {"opt": "preload,fp16"}, {"opt": "preload,bf16,sr"},
 ])
 def test_a_resumed_run_ends_as_one_that_never_stopped(
     tmp_path: Path, device: str, optimizer: dict[str, Any]
@@ -57,6 +58,12 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(
     assert rest.resumed_epochs == 3
     assert [r.epoch for r in rest.history] == [4, 5, 6]
     assert [r.test_loss for r in rest.history] == [r.test_loss for r in whole.history[3:]]
+
+
+def test_a_run_as_graphs_resumes_too(tmp_path: Path) -> None:
+    changed = {"device": "sim", "opt": "preload,bf16,graphs=epoch"}
+    go(Stopper(3), save=str(tmp_path), **changed)
+    same(go(resume=str(tmp_path), **changed), go(**changed))
 
 
 class Stopper(Listener):
