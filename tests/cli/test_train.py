@@ -96,3 +96,33 @@ def test_help(rawnn: Rawnn, command: tuple[str, ...]) -> None:
 
 def test_version(rawnn: Rawnn) -> None:
     assert rawnn("--version").out.startswith("rawnn, version ")
+
+
+@pytest.mark.parametrize(("opt", "said"), [
+    ("none", "in epochs 1-2: "), ("pool", "in epoch 1: 1, epoch 2: none"),
+    ("async", "in epoch 1: 1, epoch 2: none"), ("arena", "in epochs 1-2: none"),
+])
+def test_the_log_of_allocations(opt: str, said: str, rawnn: Rawnn, tmp_path: Path) -> None:
+    file = tmp_path / "log.txt"
+    done = rawnn(*FAST, "--batch", "3000", "--quiet", "--device", "sim", "--opt", opt,
+                 "--log-allocations", str(file))
+    assert done.status == 0, done.err
+    head, *lines, last = file.read_text().splitlines()
+    assert head.split()[:2] == ["time", "ms"]
+    assert lines
+    assert said in last
+    assert last.endswith(" each") == (opt == "none")
+
+
+def test_the_log_of_allocations_on_the_screen_and_on_the_host(rawnn: Rawnn) -> None:
+    done = rawnn(*FAST, "--device", "sim", "--opt", "arena", "--log-allocations")
+    assert "cuMemAlloc" in done.err
+    assert "driver calls: 4 outside the epochs; in epochs 1-2: none" in done.err
+    done = rawnn(*FAST, "--quiet", "--log-allocations")
+    assert "the host has no device memory" in done.err
+
+
+def test_a_log_of_allocations_that_cannot_be_written(rawnn: Rawnn, tmp_path: Path) -> None:
+    done = rawnn(*FAST, "--log-allocations", str(tmp_path / "no" / "log.txt"))
+    assert done.status != 0
+    assert "there is no directory" in done.err

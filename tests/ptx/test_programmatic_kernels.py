@@ -1,0 +1,97 @@
+"""Every kernel of the table that the plans ask for, as it is compiled for programmatic launches."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rawnn.optimizers import Optimizer
+from rawnn.ptx import SOURCES
+from rawnn.ptx.cache import CubinCache
+from rawnn.ptx.compile import Compiled, compile_source
+from rawnn.runners.kernels import kernel_for
+from tests.engine import make_work, random_dataset
+from tests.ptx.test_programmatic import nvrtc
+
+OPTS = ("none", "preload,arena,nosync,fuse", "preload,cublas,fuse", "best", "seed",
+        "preload,bf16,fuse", "preload,fp16")
+OPTIMIZERS = (Optimizer(lr=0.1), Optimizer("adam", 0.01), Optimizer("sgd", 0.1, {"momentum": 0.9}))
+ONCE = {"initialise.cu", "shuffle.cu"}
+"""Run once, or once an epoch: nothing is gained by beginning them early."""
+
+
+@cache
+def instances() -> dict[str, tuple[str, ...]]:
+    """Source file -> kernels that some plan needs."""
+    data, wanted = random_dataset(), {}
+    for layers in ((29, 7), (29, 16, 7)):
+        for opt in OPTS:
+            for optimizer in OPTIMIZERS:
+                work = make_work(opt, layers, data, optimizer=optimizer, shuffle=True)
+                plans = [work.train, work.quiet, work.start, work.refresh, work.begin, work.end,
+                         *(part.plan for part in work.evaluate)]
+                for plan in plans:
+                    for op in plan.advancing().ops if plan.ops else ():
+                        if op.kind != "upload" and op.impl not in ("cublas", "cudnn"):
+                            impl = kernel_for(op)
+                            wanted.setdefault(impl.source, {})[impl.expression(op, plan)] = None
+    return {source: tuple(found) for source, found in sorted(wanted.items())}
+
+
+def compiled(source: str, arch: str, cache: CubinCache | None = None) -> Compiled:
+    return compile_source(nvrtc(), (SOURCES / source).read_text(), name=source, arch=arch,
+                          expressions=instances()[source], programmatic=True, cache=cache)
+
+
+@pytest.mark.parametrize("source", instances())
+def test_every_kernel_waits_before_it_touches_anything(source: str) -> None:
+    for expression, proof in compiled(source, "sm_90").proofs.items():
+        if source not in ONCE:
+            assert proof.waits, f"{expression}: {proof.reason}"
+            assert proof.ordered, f"{expression} triggers ahead of its wait"
+        assert proof.waits or not proof.triggers, f"{expression} triggers, but: {proof.reason}"
+
+
+def test_proofs_are_kept_in_the_cache(tmp_path: Path) -> None:
+    kept = CubinCache(tmp_path)
+    first, second = (compiled("softmax.cu", "sm_90", kept) for _ in range(2))
+    assert (first.cached, second.cached) == (False, True)
+    assert second.proofs == first.proofs
+    assert set(first.proofs) == set(instances()["softmax.cu"])
+
+
+def test_without_programmatic_there_is_no_wait_and_no_proof() -> None:
+    text = (SOURCES / "softmax.cu").read_text()
+    built = compile_source(nvrtc(), text, name="softmax.cu", arch="sm_90",
+                           expressions=("softmax<float>",))
+    assert not built.proofs
+
+
+@pytest.mark.parametrize("source", instances())
+def test_the_machine_code_has_the_accesses_behind_the_wait_too(source: str,
+                                                               tmp_path: Path) -> None:
+    """What the proof takes on trust: that ptxas moves no access across the wait."""
+    tool = shutil.which("cuobjdump")
+    if tool is None:
+        pytest.skip("needs cuobjdump")
+    for arch in ("sm_90", "sm_100"):
+        built = compiled(source, arch)
+        file = tmp_path / f"{arch}.cubin"
+        file.write_bytes(built.cubin)
+        text = subprocess.run([tool, "-sass", file], capture_output=True, text=True,
+                              check=True).stdout
+        code = {part.split("\n")[0].strip(): part for part in text.split("Function : ")[1:]}
+        for expression, proof in built.proofs.items():
+            if not proof.waits or proof.early:
+                continue
+            words = re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?\S+ )?([A-Z][A-Z0-9_.]*)",
+                               code[built.lowered[expression]])
+            wait = words.index("ACQBULK")
+            ahead = [w for w in words[:wait]
+                     if re.match(r"(LD|ST|LDG|STG|ATOM|ATOMG|RED|LDGSTS|UBLKCP)(\.|$)", w)]
+            assert not ahead, f"{expression}, {arch}: {ahead}"
