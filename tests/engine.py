@@ -13,7 +13,7 @@ from rawnn.data import Dataset
 from rawnn.data.normalise import PIXEL_SCALE
 from rawnn.network import Network
 from rawnn.optimizers import Optimizer
-from rawnn.opts import select
+from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.runners.base import Work, prepare
 from rawnn.runners.gpu import GpuRunner
@@ -35,6 +35,17 @@ LADDER = (
     "preload,arena,nosync,cublas,report=2,fuse,cudnn", "seed", "best", "best,-graphs",
     "fuse", "preload,fuse", "cublas", "cudnn", "report=2", "cublas,fuse",
 )
+VALUES = {"batch": "2"}
+"""Values of the toggles that mean nothing without one."""
+
+
+def spelled(name: str) -> str:
+    """A toggle as one types it, with a value where it must have one."""
+    parameter = TOGGLES[name].parameter
+    needed = parameter is not None and parameter.default is None
+    return f"{name}={VALUES[name]}" if needed else name
+
+
 GRAPHS = ("step", "epoch", "while", "3")
 
 

@@ -109,7 +109,8 @@ def first_of_each_site(opt: str, layers: tuple[int, ...] = ONE) -> list[int]:
 
 
 RELEASES = {
-    "cuMemFree": "allocation", "cuEventDestroy": "event", "cuStreamDestroy": "stream",
+    "cuMemFree": "allocation", "cuMemFreeAsync": "allocation",
+    "cuMemFreeHost": "page-locked memory", "cuEventDestroy": "event", "cuStreamDestroy": "stream",
     "cuModuleUnload": "module", "cuGraphDestroy": "graph", "cuLinkDestroy": "linker",
     "cuGraphExecDestroy": "executable graph", "nvrtcDestroyProgram": "NVRTC program",
     "cuDevicePrimaryCtxRelease": "primary context",

@@ -44,7 +44,7 @@ def test_the_sample_of_a_race_is_what_is_raised(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(graphplan, "dependencies", less)
     with pytest.raises(Race) as caught:
-        train(Simulation(), planted_work("preload,graphs=step", (8, 3)))
+        train(Simulation(), planted_work("preload,streams,graphs=step", (8, 3)))
     shown = re.search(r"race: begin -->\n```text\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert shown is not None
     assert words(str(caught.value)) == words(shown[1])

@@ -27,6 +27,7 @@ from rawnn.runners.base import Work
 from rawnn.sim import Fault, Faults, Simulation
 from rawnn.sim.codes import CODES
 from rawnn.training import Listener, Session
+from tests.engine import spelled
 from tests.proof.runs import (
     ONE,
     TWO,
@@ -41,7 +42,7 @@ from tests.proof.runs import (
 
 PRESETS = ("none", "seed", "best")
 GRAPH_MODES = tuple(f"preload,graphs={mode}" for mode in ("step", "epoch", "while", "2"))
-SINGLE = tuple(TOGGLES)
+SINGLE = tuple(map(spelled, TOGGLES))
 EVERYTHING = "preload,cublas,cudnn,fuse,graphs=while"
 
 pytestmark = pytest.mark.timeout(120)  # a hang fails

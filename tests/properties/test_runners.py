@@ -53,7 +53,7 @@ def test_graphs_agree_with_the_stream_bit_for_bit(case: Case, toggles: str, mode
 def test_the_driver_is_given_exactly_the_edges_that_reads_and_writes_require(
     case: Case, toggles: str, mode: str
 ) -> None:
-    opt = f"{toggles},preload,{mode}"
+    opt = f"{toggles},preload,streams,{mode}"
     work = case.work(opt)
     parts = graph_plans(work.train, work.policy, work.steps)
     edges = [reduced_edges(part.plan.ops) for part in parts]
