@@ -132,8 +132,8 @@ class Model:
             return softmax(z) if several else sigmoid(z)
         if not several:
             return (z > 0).astype(np.uint8)
-        classes = z.argmax(axis=1).astype(np.int32)
-        return np.take(self.names, classes) if output == "labels" else classes
+        classes: NDArray[Any] = z.argmax(axis=1).astype(np.int32)
+        return np.asarray(self.names)[classes] if output == "labels" else classes
 
     @property
     def names(self) -> list[str]:

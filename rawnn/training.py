@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from rawnn.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.config import Config
-from rawnn.data import Dataset, load_dataset
-from rawnn.data.base import Kind
-from rawnn.data.catalog import is_table
+from rawnn.data import Dataset
+from rawnn.datasource import check_fit, given, named
 from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
 from rawnn.machine import Opened, open_device, since_import
 from rawnn.network import Network
@@ -68,32 +67,15 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     from rawnn.callbacks import together
 
     arrays = data is not None and not isinstance(data, str | os.PathLike)
-    given = {"validation": validation, "normalise": normalise} | ({} if arrays else {"data": data})
-    of_config = {} if arrays else {k: v for k, v in given.items() if v is not None}
+    own = {"data": data, "validation": validation, "normalise": normalise}
+    of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
     if config is not None and (options or of_config):
         raise ConfigError("give either a Config or its options, not both")
     if config is None:
         config = Config(**continued({**options, **of_config}))
-    dataset = _dataset(data, config, validation, normalise) if arrays else None
+    dataset = given(data, config, validation, normalise) if arrays else None
     with Session(config, together(listener), data=dataset) as session:
         return session.run()
-
-
-def _dataset(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset:
-    from rawnn.data import from_arrays
-
-    if isinstance(data, Dataset):
-        if validation is not None or normalise is not None:
-            raise ConfigError("a Dataset brings its own validation data and normalisation")
-        return data
-    return from_arrays(
-        data, config.validation if validation is None else validation, seed=config.seed,
-        normalise=config.normalise if normalise is None else normalise, kind=kind_of(config))
-
-
-def kind_of(config: Config) -> Kind:
-    """What the loss compares with."""
-    return "labels" if config.network().answers.answers == "labels" else "values"
 
 
 class Session:
@@ -127,10 +109,7 @@ class Session:
         config, notify = self.config, self.listener.notify
         started = perf_counter()
         self.stopped = ""
-        self.data = data or load_dataset(
-            config.dataset, config.data, target=config.target, fraction=config.validation,
-            normalise=config.normalise, kind=kind_of(config) if is_table(config.data) else None,
-            seed=config.seed, notify=notify)
+        self.data = data or named(config, notify)
         for note in data.notes if data else ():
             notify(note)
         if config.autoencoder:
@@ -418,24 +397,3 @@ class _Loop:
             f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}: use a "
             f"smaller learning rate than {self._config.lr:g}; {kept}"
         )
-
-
-def check_fit(config: Config, data: Dataset) -> None:
-    """Raise ConfigError unless network, batch and data fit each other."""
-    features, outputs = config.layers[0], config.layers[-1]
-    if features != data.features:
-        raise ConfigError(f"the network takes {features} features, but {data.name} has "
-                          f"{data.features}: use --layers {data.features}-...-{data.outputs}")
-    labelled = config.network().answers.answers == "labels"
-    if labelled and data.train_labels is None:
-        raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
-                          f"target values: use --loss mse or --loss bce")
-    if not labelled and data.train_targets is None and not data.autoencoder:
-        raise ConfigError(f"the loss {config.loss} compares with target values, but {data.name} "
-                          f"has class labels: use --loss cross_entropy, or give targets")
-    if outputs < data.outputs or (not labelled and outputs != data.outputs):
-        raise ConfigError(f"the network ends in {outputs} outputs, but {data.name} has "
-                          f"{data.outputs}: use --layers {features}-...-{data.outputs}")
-    if config.batch > len(data.train_images):
-        raise ConfigError(f"batch = {config.batch} is larger than the training set "
-                          f"({len(data.train_images)} examples)")

@@ -20,13 +20,13 @@ import rawnn
 from rawnn.bench.statistics import mean_std
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
+from rawnn.datasource import check_fit
 from rawnn.errors import ConfigError, TrainingDiverged
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.result import write_atomically
 from rawnn.runners.base import prepare
 from rawnn.runners.host import HostRunner
-from rawnn.training import check_fit
 
 FORMAT = 1
 SEEDS = tuple(range(10))
@@ -74,6 +74,8 @@ def data_digest(data: Dataset) -> str:
     """BLAKE2 of all examples and labels."""
     digest = hashlib.blake2b(digest_size=16)
     for array in (data.train_images, data.train_labels, data.test_images, data.test_labels):
+        if array is None:
+            continue
         digest.update(str(array.shape).encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

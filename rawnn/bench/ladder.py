@@ -17,12 +17,13 @@ from rawnn.bench.clocks import ClockSampler
 from rawnn.bench.records import GPU_TIMER, HOST_TIMER, LadderResult, Run, Rung
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
+from rawnn.datasource import check_fit
 from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
 from rawnn.machine import Opened, open_device
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
 from rawnn.result import Result, environment
-from rawnn.training import Listener, Session, check_fit
+from rawnn.training import Listener, Session
 
 BASE = ("preload", "arena")
 """The report keeps its data and its buffers on the GPU before it starts its clock."""

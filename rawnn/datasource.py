@@ -1,0 +1,58 @@
+"""The data set of a run: the one that its Config names, or the one that the caller brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rawnn.config import Config
+from rawnn.data import Dataset, from_arrays, load_dataset
+from rawnn.data.base import Kind
+from rawnn.data.catalog import is_table
+from rawnn.errors import ConfigError
+
+
+def named(config: Config, notify: Callable[[str], None]) -> Dataset:
+    """Load what the Config names. Raises ConfigError and DataError."""
+    return load_dataset(
+        config.dataset, config.data, target=config.target, fraction=config.validation,
+        normalise=config.normalise, kind=_kind(config) if is_table(config.data) else None,
+        seed=config.seed, notify=notify)
+
+
+def given(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset:
+    """A Dataset as it is, or one of arrays (X, y) as `from_arrays` takes them; what is None is
+    taken from the Config. Raises ConfigError and DataError."""
+    if isinstance(data, Dataset):
+        if validation is not None or normalise is not None:
+            raise ConfigError("a Dataset brings its own validation data and normalisation")
+        return data
+    return from_arrays(
+        data, config.validation if validation is None else validation, seed=config.seed,
+        normalise=config.normalise if normalise is None else normalise, kind=_kind(config))
+
+
+def _kind(config: Config) -> Kind:
+    """What the loss compares with."""
+    return "labels" if config.network().answers.answers == "labels" else "values"
+
+
+def check_fit(config: Config, data: Dataset) -> None:
+    """Raise ConfigError unless network, batch and data fit each other."""
+    features, outputs = config.layers[0], config.layers[-1]
+    if features != data.features:
+        raise ConfigError(f"the network takes {features} features, but {data.name} has "
+                          f"{data.features}: use --layers {data.features}-...-{data.outputs}")
+    labelled = config.network().answers.answers == "labels"
+    if labelled and data.train_labels is None:
+        raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
+                          f"target values: use --loss mse or --loss bce")
+    if not labelled and data.train_targets is None and not data.autoencoder:
+        raise ConfigError(f"the loss {config.loss} compares with target values, but {data.name} "
+                          f"has class labels: use --loss cross_entropy, or give targets")
+    if outputs < data.outputs or (not labelled and outputs != data.outputs):
+        raise ConfigError(f"the network ends in {outputs} outputs, but {data.name} has "
+                          f"{data.outputs}: use --layers {features}-...-{data.outputs}")
+    if config.batch > len(data.train_images):
+        raise ConfigError(f"batch = {config.batch} is larger than the training set "
+                          f"({len(data.train_images)} examples)")
