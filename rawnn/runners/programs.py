@@ -61,6 +61,7 @@ class AllocatingProgram(StreamProgram):
         self._schedule: list[tuple[list[str], list[Command], list[str]]] = []
         self._users: dict[str, list[tuple[Command, str]]] = {}
         self._live: dict[str, Allocation] = {}
+        self._last: dict[str, int] = {}
         nowhere = {n: 0 for n, t in plan.tensors.items()
                    if t.role.temporary and n not in addresses}
         first, last = _lifetimes(plan)
@@ -80,8 +81,10 @@ class AllocatingProgram(StreamProgram):
             for tensor in born:
                 allocation = self._allocator.allocate(self._plan[tensor].nbytes, tensor)
                 self._live[tensor] = allocation
-                for command, operand in self._users[tensor]:
-                    command.rebind(operand, allocation.address)
+                if self._last.get(tensor) != allocation.address:  # a pool gives the same again
+                    self._last[tensor] = allocation.address
+                    for command, operand in self._users[tensor]:
+                        command.rebind(operand, allocation.address)
             for command in commands:
                 command.run(index)
             for tensor in dead:

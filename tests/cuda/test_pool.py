@@ -31,7 +31,8 @@ def pool(device: Device) -> Iterator[Pool]:
 
 
 def blocks(pool: Pool) -> list[Any]:
-    """Every block, by address."""
+    """Every block, by address, free neighbours joined."""
+    pool._join_all()
     out = list(pool._out.values()) + [block for block, _ in pool._deferred]
     free = [b for lane in pool._lanes.values() for f in lane.free.values() for b in f]
     return sorted(out + free, key=lambda block: block.address)
@@ -196,6 +197,22 @@ def test_after_everything_is_free_everything_can_be_given_back(pool: Pool, devic
         pool.free(allocation)
     assert pool.release_cached() == reserved
     assert device.memory.current == pool.statistics().reserved == 0
+    check(pool)
+
+
+def test_a_step_that_repeats_its_requests_needs_no_search(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step() -> list[int]:
+        held = [pool.allocate(n, "held") for n in (100, 100, 5000, MIB, 3 * MIB, 0)]
+        for allocation in held:
+            pool.free(allocation)
+        return [allocation.address for allocation in held]
+
+    step()
+    first = step()
+    monkeypatch.setattr(pool, "_search", None)
+    assert sorted(step()) == sorted(first)
     check(pool)
 
 

@@ -15,9 +15,9 @@ from rawnn.cuda.stream import Mark, Stream
 class Block:
     """`nbytes` at `address` inside a segment, between its neighbours there.
 
-    `lane` is the stream whose order makes it safe to give out again; `ticket` the number of that
-    stream's last free of the block, `users` other streams that work on it, `out` the allocation
-    that it serves now.
+    `need` is what was asked for when it was given out last. `lane` is the stream whose order makes
+    it safe to give out again; `ticket` the number of that stream's last free of the block, `users`
+    other streams that work on it, `out` the allocation that it serves now.
     """
 
     segment: Allocation
@@ -25,6 +25,7 @@ class Block:
     nbytes: int
     large: bool
     lane: Lane
+    need: int = 0
     before: Block | None = None
     behind: Block | None = None
     out: Allocation | None = None
@@ -34,7 +35,7 @@ class Block:
     def split(self, nbytes: int) -> Block:
         """Keep the first `nbytes`; the rest becomes a block of its own behind this one."""
         rest = Block(self.segment, self.address + nbytes, self.nbytes - nbytes, self.large,
-                     self.lane, self, self.behind, ticket=self.ticket)
+                     self.lane, before=self, behind=self.behind, ticket=self.ticket)
         if self.behind is not None:
             self.behind.before = rest
         self.behind, self.nbytes = rest, nbytes
@@ -82,10 +83,12 @@ class FreeList:
 
 class Lane:
     """What the pool knows of one stream: its free blocks, small and large, and how far the device
-    has come on it. Frees are numbered; those up to `done` lie behind the device."""
+    has come on it. Frees are numbered; those up to `done` lie behind the device. `quick` holds, by
+    size, blocks that were freed and not yet joined with their neighbours."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
+        self.quick: dict[int, list[Block]] = {}
         self.free = {False: FreeList(), True: FreeList()}
         self.ticket = self.done = 0
         self.pending: tuple[Mark, int] | None = None

@@ -2,8 +2,9 @@
 
 Sizes are rounded up to 512 bytes (with a byte to spare). Below 1 MiB blocks are cut from segments
 of 2 MiB; from there on a request gets a segment of its own, rounded up to 2 MiB. A request takes
-the smallest free block that fits; what is left over stays a block if it is of use; a freed block
-grows together with its free neighbours.
+the smallest free block that fits; what is left over stays a block if it is of use. A freed block
+waits for a request of just its size, and is joined with its free neighbours as soon as one of
+another size comes: a training step repeats its requests, so that most cost a look-up, no search.
 
 A block is given out again on its own stream at once: whatever used it comes before, in the order
 of the stream. Another stream gets it only once an event says that the device is past its last use.
@@ -45,10 +46,32 @@ class Pool:
         given back and the driver still has no room; CallFailed."""
         nbytes = max(nbytes, 1)
         need = room_for(nbytes, SMALL_UNIT)
-        large = nbytes >= LARGE
         lane = self._lane(stream or self._stream)
         if self._deferred:
             self._reclaim()
+        waiting = lane.quick.get(need)
+        if waiting:
+            block = waiting.pop()
+            self._hits += 1
+        else:
+            block = self._search(lane, nbytes >= LARGE, need, purpose)
+        block.out = Allocation(block.address, nbytes, purpose)
+        self._out[block.address] = block
+        self._current += nbytes
+        self._peak = max(self._peak, self._current)
+        return block.out
+
+    def _lane(self, stream: Stream) -> Lane:
+        key = int(stream.handle)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(stream)
+        return lane
+
+    def _search(self, lane: Lane, large: bool, need: int, purpose: str) -> Block:
+        """A block of `need` bytes: the smallest that fits, of this stream or one that another is
+        done with, else a new one; what is too much of it is split off."""
+        self._join_all()
         block = lane.free[large].best(need)
         if block is None and len(self._lanes) > 1:
             block = self._from_others(lane, large, need)
@@ -62,14 +85,8 @@ class Pool:
         if block.nbytes - need >= (LARGE if large else SMALL_UNIT):
             lane.free[large].add(block.split(need))
             self._splits += 1
-        block.out = Allocation(block.address, nbytes, purpose)
-        self._out[block.address] = block
-        self._current += nbytes
-        self._peak = max(self._peak, self._current)
-        return block.out
-
-    def _lane(self, stream: Stream) -> Lane:
-        return self._lanes.setdefault(int(stream.handle), Lane(stream))
+        block.need = need
+        return block
 
     def _grow(self, lane: Lane, large: bool, need: int, purpose: str) -> Block:
         nbytes = -(-need // SEGMENT) * SEGMENT
@@ -126,6 +143,21 @@ class Pool:
         block = self._out.get(allocation.address)
         if block is None or block.out is not allocation:
             return
+        marks = self._marks(block) if block.users else []
+        del self._out[allocation.address]
+        block.out = None
+        self._current -= allocation.nbytes
+        lane = block.lane
+        lane.ticket += 1
+        block.ticket = lane.ticket
+        if marks:
+            block.users = {}
+            self._deferred.append((block, marks))
+        else:
+            lane.quick.setdefault(block.need, []).append(block)
+
+    def _marks(self, block: Block) -> list[Mark]:
+        """Events on all other streams that use the block."""
         marks: list[Mark] = []
         try:
             for stream in block.users.values():
@@ -133,16 +165,7 @@ class Pool:
         except BaseException:
             self._spare += marks
             raise
-        del self._out[allocation.address]
-        block.out = None
-        self._current -= allocation.nbytes
-        block.lane.ticket += 1
-        block.ticket = block.lane.ticket
-        if marks:
-            block.users = {}
-            self._deferred.append((block, marks))
-        else:
-            self._put_back(block)
+        return marks
 
     def _reclaim(self) -> None:
         """Put back the blocks whose other users the device is past by now."""
@@ -153,8 +176,16 @@ class Pool:
             if left:
                 waiting.append((block, left))
             else:
-                self._put_back(block)
+                block.lane.quick.setdefault(block.need, []).append(block)
         self._deferred = waiting
+
+    def _join_all(self) -> None:
+        """Put every block that waits for a request of its size among the others."""
+        for lane in self._lanes.values():
+            for blocks in lane.quick.values():
+                while blocks:
+                    self._put_back(blocks.pop())
+            lane.quick = {}
 
     def _put_back(self, block: Block) -> None:
         """Join a free block with its free neighbours, and list what comes of it."""
@@ -177,6 +208,7 @@ class Pool:
             for mark in marks:
                 mark.synchronize()
         self._reclaim()
+        self._join_all()
         pieces: dict[int, list[Block]] = {}
         for block in self._free_blocks():
             pieces.setdefault(block.segment.address, []).append(block)
@@ -196,6 +228,7 @@ class Pool:
 
     # -- what there is ----------------------------------------------------------------------------
     def statistics(self) -> Statistics:
+        self._join_all()
         free = [block.nbytes for block in self._free_blocks()]
         return Statistics(
             self._current, self._peak, sum(s.nbytes for s in self._segments.values()), self._hits,
