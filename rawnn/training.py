@@ -109,6 +109,7 @@ class Session:
         config, notify = self.config, self.listener.notify
         started = perf_counter()
         self.stopped = ""
+        self._brought = data is not None
         self.data = data or named(config, notify)
         for note in data.notes if data else ():
             notify(note)
@@ -169,6 +170,10 @@ class Session:
             raise ConfigError(f"{file} has {found.epoch} epochs behind it: to go on, ask for more "
                               f"than --epochs {self.config.epochs}")
         self.listener.notify(f"continuing from {file}, epoch {found.epoch}")
+        before = found.facts.get("dataset", self.data.name)
+        if before != self.data.name:
+            self.listener.notify(f"it was trained on the data set '{before}', and goes on with "
+                                 f"'{self.data.name}'")
 
     # -- what listeners may ask for ---------------------------------------------------------------
     def stop(self, reason: str) -> None:
@@ -185,10 +190,13 @@ class Session:
         """All that is needed to go on from here; `epoch` epochs are done."""
         state, network = self.runner.state(), self.work.network
         names = [tensor.name for tensor in network.parameters()]
+        config = msgspec.to_builtins(replace(self.config, resume=None))
+        if self._brought:  # nobody could load it by these
+            config = {k: v for k, v in config.items() if k not in ("dataset", "data", "target")}
         return Checkpoint(
-            network, {name: state.pop(name) for name in names}, epoch, state,
-            msgspec.to_builtins(replace(self.config, resume=None)), self.data.normalisation,
-            self.data.label_names, self.facts)
+            network, {name: state.pop(name) for name in names}, epoch, state, config,
+            self.data.normalisation, self.data.label_names,
+            {**self.facts, "dataset": self.data.name})
 
     def restore(self, state: State) -> None:
         """Replace parameters and state by what `runner.state()` gave before."""

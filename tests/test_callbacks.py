@@ -102,6 +102,18 @@ def test_resuming_takes_the_options_of_the_run_before(tmp_path: Path) -> None:
     assert find(moved, lambda message: None)[1].config["resume"] is None
 
 
+def test_data_that_the_caller_brings_are_not_looked_for_by_name(tmp_path: Path) -> None:
+    go(save=str(tmp_path), epochs=3)
+    kept = find(tmp_path, lambda message: None)[1]
+    assert not {"dataset", "data", "target"} & set(kept.config)
+    assert kept.facts == {"dataset": "random"}
+    recorder = Recorder()
+    other = from_arrays((DATA.train_images, DATA.train_labels))
+    go(recorder, data=other, resume=str(tmp_path))
+    assert any("was trained on the data set 'random', and goes on with 'arrays'" in message
+               for message in recorder.all("notify"))
+
+
 def test_an_interrupted_run_is_kept_unless_an_epoch_was_broken_off(tmp_path: Path) -> None:
     go(Recorder(("epoch_done", 3)), save=str(tmp_path), save_every=10)
     assert epochs(tmp_path) == [3]
