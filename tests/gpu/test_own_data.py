@@ -1,0 +1,93 @@
+"""Data, checkpoints and models on a GPU, with PyTorch's tensors where PyTorch is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.checkpoint import listed
+from rawnn.config import Config
+from rawnn.data import from_arrays
+from rawnn.errors import DeviceError
+from rawnn.machine import Opened, machine_of, open_gpu
+from rawnn.training import Listener, Session, train
+from tests.engine import random_dataset
+
+pytestmark = pytest.mark.gpu
+
+DATA = random_dataset(features=64, classes=10, train=1000, test=200)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def opened() -> Iterator[Opened]:
+    try:
+        device = open_gpu(0, print)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    yield Opened(device, machine_of(device), 0.0)
+    device.close()
+
+
+def on_gpu(array: Any, dtype: str) -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.tensor(np.asarray(array), device="cuda").to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
+def test_tensors_are_trained_on_where_they_are(opened: Opened, dtype: str) -> None:
+    x, y = on_gpu(DATA.train_images, dtype), on_gpu(DATA.train_labels, "int32")
+    test = (np.asarray(DATA.test_images, dtype), DATA.test_labels)
+    config = Config(layers=(64, 32, 10), epochs=3, device="gpu", opt="best,preload")
+    with Session(config, Listener(), data=from_arrays((x, y), test), opened=opened) as session:
+        addresses = session.runner._addresses  # type: ignore[attr-defined]
+        assert addresses["images"] == x.data_ptr()
+        assert addresses["labels"] == y.data_ptr()
+        found = session.run()
+    copied = from_arrays((np.asarray(DATA.train_images, dtype),
+                          np.asarray(DATA.train_labels, np.int32)), test)
+    wanted = train(config, data=copied)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("changed", [
+    {"optimizer": "adamw", "lr": 1e-3}, {"momentum": 0.9, "schedule": "cosine"},
+    {"opt": "best,bf16"}, {"opt": "best,fp16"}, {"opt": "best,bf16,sr"}, {"opt": "none"},
+])
+def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path, changed: dict[str, Any]
+                                                      ) -> None:
+    options = {"layers": (64, 96, 10), "batch": 32, "device": "gpu", "shuffle": True,
+               "partial": True, "epochs": 4, "data": DATA, **changed}
+    whole = train(**options, save=str(tmp_path))
+    for _, path in listed(tmp_path)[2:]:
+        path.unlink()
+    rest = train(**options, resume=str(tmp_path))
+    assert rest.resumed_epochs == 2
+    for name, array in whole.parameters.items():
+        np.testing.assert_array_equal(rest.parameters[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
+def test_models_predict_as_on_the_host_and_as_pytorch(activation: str) -> None:
+    torch = pytest.importorskip("torch")
+    result = train(layers=(64, 48, 10), epochs=2, device="gpu", data=DATA, activation=activation,
+                   batch=32)
+    model = result.model
+    z = model.predict(DATA.test_images, "logits")
+    np.testing.assert_allclose(model.predict(DATA.test_images, "logits", device="gpu"), z,
+                               rtol=1e-4, atol=1e-4)
+    assert model.score(DATA.test_images, DATA.test_labels).loss == pytest.approx(
+        result.test_loss, rel=1e-4)
+    between = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "gelu": torch.nn.GELU}[activation]
+    net = torch.nn.Sequential(torch.nn.Linear(64, 48), between(), torch.nn.Linear(48, 10))
+    net.load_state_dict({n: torch.from_numpy(a) for n, a in model.state_dict().items()})
+    x = torch.from_numpy(model.normalisation.apply(DATA.test_images))
+    np.testing.assert_allclose(net(x).detach().numpy(), z, rtol=1e-4, atol=1e-4)
+    model.load_state_dict(net.cuda().state_dict())
+    np.testing.assert_array_equal(model.predict(DATA.test_images, "logits"), z)
+    model.load_state_dict(net.bfloat16().state_dict())
+    assert np.abs(model.predict(DATA.test_images, "logits") - z).max() < 0.1
