@@ -7,7 +7,8 @@ In this order, each where the plan allows it:
    of the input gradient;
 3. plain SGD in the weight gradient's product: gradient and update of weights and biases in one
    kernel, or what cuBLASLt allows (alpha = -lr, beta = 1, in place; or a sum of slices);
-4. the whole step of a one-layer network in two kernels that read the uint8 data set directly.
+4. the whole step of a one-layer network in two kernels that read the uint8 data set directly;
+5. the whole step of a network of narrow layers with 16-bit weights in three (narrow.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import replace
 
 from rawnn.activations import activation
 from rawnn.losses import LOSSES
+from rawnn.opts import narrow
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.policy import Policy
@@ -28,7 +30,7 @@ MAX_FUSED_CLASSES = 32
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    for rewrite in (_loss, _epilogue, _slope, _update, _linear):
+    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite):
         plan = rewrite(plan)
     return plan.check(), policy
 
@@ -101,7 +103,8 @@ def _slope(plan: Plan) -> Plan:
     for product in plan.find(kind="matmul"):
         masks = [op for op in plan.find(kind="activate_backward")
                  if op.operands["da"] == product.operands["c"]]
-        if not masks or product.impl == "cublas" or not _applies(product, masks[0].attributes["activation"]):
+        if not masks or product.impl == "cublas" \
+                or not _applies(product, masks[0].attributes["activation"]):
             continue
         operands = {**product.operands, **masks[0].operands, "c": masks[0].operands["dz"]}
         for role in ("da", "dz"):
@@ -206,7 +209,7 @@ def _linear(plan: Plan) -> Plan:
         Tensor("row_correct", (plan.batch,), "int32", Role.ACTIVATION),
     )
     data = {"images": gather.operands["images"], "cursor": "cursor",
-            **{"order": name for role, name in gather.operands.items() if role == "order"}}
+            **{role: name for role, name in gather.operands.items() if role == "order"}}
     shared = {"w": update.operands["w"], "bias": update.operands["bias"],
               "dz": loss.operands["dz"], "row_loss": "row_loss", "row_correct": "row_correct"}
     place = {k: gather.attributes[k] for k in ("offset", "stride", "scale")}

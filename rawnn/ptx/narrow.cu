@@ -1,58 +1,39 @@
-// narrow_inner, narrow_weights: a training step of a network whose hidden layers are narrow (at most
-// 256 wide) in two dependent launches, straight from the uint8 data set, with 16-bit products and
-// float32 master weights.
+// narrow_input, narrow_inner, narrow_update: a training step of a network of narrow layers (2 to 6 of
+// them, none wider than 256) in two dependent launches, straight from the uint8 data set.
+#include "activations.cuh"
 #include "common.cuh"
-#include "narrow_mma.cuh"
-#include "pdl.cuh"
+#include "narrow_pieces.cuh"
 
 constexpr int kRows = 8;  // of the batch, in a block of narrow_inner
 
-enum Activation { kIdentity = 0, kRelu = 1, kTanh = 2 };
-
-template <int ACTIVATION>
-__device__ __forceinline__ float activate(float z) {
-  if constexpr (ACTIVATION == kRelu) {
-    return z < 0.0f ? 0.0f : z;  // a NaN stays
-  } else if constexpr (ACTIVATION == kTanh) {
-    return tanhf(z);
-  } else {
-    return z;
-  }
-}
-
-// `gradient` times the slope of the activation where it gave `a`.
-template <int ACTIVATION>
-__device__ __forceinline__ float through(float gradient, float a) {
-  if constexpr (ACTIVATION == kRelu) {
-    return a > 0.0f ? gradient : 0.0f;
-  } else if constexpr (ACTIVATION == kTanh) {
-    return gradient * (1.0f - a * a);
-  } else {
-    return gradient;
-  }
-}
-
-// ---- the inner layers ---------------------------------------------------------------------------
+#if defined(RAWNN_PDL) && RAWNN_ARCH >= 900
+constexpr bool kProgrammatic = true;  // the time ahead of pdl_wait() costs nothing
+#else
+constexpr bool kProgrammatic = false;
+#endif
 
 // Where things lie in the shared memory of narrow_inner.
-template <typename T, int DEPTH, int WIDTH, int HEAD, int SLOTS>
+template <int DEPTH, int WIDTH, int SLOTS, int CLASSES>
 struct Inner {
   static constexpr int kWarps = WIDTH / 16;  // one for each 16 features of a hidden layer
-  static constexpr int kPitch = WIDTH + 8;   // rows 16 bytes apart modulo 128: no bank conflicts
+  static constexpr int kPitch = WIDTH + 8;   // of weights: rows 16 bytes apart modulo 128
   static constexpr int kLayers = DEPTH - 2;  // between two hidden layers
   static constexpr int kResident = kLayers < SLOTS ? kLayers : SLOTS;
-  static constexpr int kSlots = kResident > 0 ? kResident : 1;  // layers held at a time
-  static constexpr int kClasses = 16 * HEAD;
-  static constexpr int kScorePitch = kClasses + 4;
-  static constexpr int kHead = kResident * WIDTH * kPitch;          // elements before the head's weights
-  static constexpr int kVectors = kHead + kClasses * kPitch;     // before the exchange buffers
-  static constexpr int kVector = WIDTH * kRows;                  // elements of one
-  static constexpr int kGradient = kVectors + 2 * kVector;       // before the head's gradient
-  static constexpr int kElements = kGradient + kClasses * kRows;
-  static constexpr int kBytes = kElements * 2 + kWarps * kRows * kScorePitch * 4;
+  static constexpr int kSlots = kResident > 0 ? kResident : 1;
+  static constexpr int kHeadTiles = (CLASSES + 15) / 16;
+  static constexpr int kHeadRows = 16 * kHeadTiles;
+  static constexpr int kScorePitch = kHeadRows + 4;
+  static constexpr int kSlot = WIDTH * kPitch;                 // elements of a layer's weights
+  static constexpr int kHead = kResident * kSlot;              // elements before the head's weights
+  static constexpr int kVectors = kHead + kHeadRows * kPitch;  // before the exchange buffers
+  static constexpr int kVector = WIDTH * kRows;                // elements of one
+  static constexpr int kGradient = kVectors + 2 * kVector;     // before the head's gradient
+  static constexpr int kElements = kGradient + kHeadRows * kRows;
+  static constexpr int kBytes = 2 * kElements + 4 * kWarps * kRows * kScorePitch;
 };
 
-// A [16, WIDTH] or, TRANSPOSED, its transpose's fragments: rows (or columns) `first` to first + 15.
+// Rows `first` to first + 15 of weights in shared memory as left operands or, TRANSPOSED, these
+// columns as the transpose's rows.
 template <bool TRANSPOSED, int TILES, typename T>
 __device__ __forceinline__ void load_weights(unsigned int (&words)[TILES][4], const T* weights,
                                              int pitch, int first, int lane) {
@@ -72,11 +53,11 @@ __device__ __forceinline__ void load_weights(unsigned int (&words)[TILES][4], co
 template <int TILES, typename T>
 __device__ __forceinline__ void product(float (&sum)[4], const unsigned int (&weights)[TILES][4],
                                         const T* vectors, int lane) {
+  constexpr int kPairs = TILES / 2;
+  constexpr int kAtOnce = kPairs < 4 ? kPairs : 4;  // loads ahead of their products
   float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) sum[i] = 0.0f;
-  constexpr int kPairs = TILES / 2;
-  constexpr int kAtOnce = kPairs < 4 ? kPairs : 4;  // loads ahead of their products
 #pragma unroll
   for (int first = 0; first < kPairs; first += kAtOnce) {
     unsigned int words[kAtOnce][4];
@@ -99,35 +80,39 @@ __device__ __forceinline__ void product(float (&sum)[4], const unsigned int (&we
   for (int i = 0; i < 4; ++i) sum[i] += odd[i];
 }
 
-// A warp's 16 features of one layer's weights on their way to shared memory.
+// A warp's 16 rows of one layer's weights on their way to shared memory, zeros around what there is.
 template <typename T, int WIDTH>
 __device__ __forceinline__ void fetch(T* to, int pitch, const T* weights, int ld, int rows, int cols,
                                       int first, int lane) {
-  constexpr int chunks = WIDTH / 8;
+  const int row = first + lane / 4;
+  const int col = lane % 4 * 8;
+  T* const target = to + row * pitch + col;
+  const T* const source = weights + row * ld + col;
 #pragma unroll
-  for (int i = 0; i < 16 * chunks / 32; ++i) {
-    const int row = first + (32 * i + lane) / chunks;
-    const int col = (32 * i + lane) % chunks * 8;
-    const int left = row < rows ? min(max(cols - col, 0), 8) : 0;
-    const T* from = left > 0 ? weights + static_cast<long long>(row) * ld + col : weights;
-    copy_async(to + row * pitch + col, from, 2 * left);
+  for (int i = 0; i < WIDTH / 16; ++i) {
+    const int left = row + i % 2 * 8 < rows ? min(max(cols - col - i / 2 * 32, 0), 8) : 0;
+    const int bytes = rows == WIDTH && cols == WIDTH ? 16 : 2 * left;
+    const T* const from = bytes > 0 ? source + i % 2 * 8 * ld + i / 2 * 32 : weights;
+    copy_async(target + i % 2 * 8 * pitch + i / 2 * 32, from, bytes);
   }
 }
 
-template <typename T, int DEPTH, int WIDTH, int HEAD, int SLOTS, int ACTIVATION, typename L>
+template <typename T, typename ACTIVATION, typename L, bool ORDERED, int SPLITS, int DEPTH,
+          int WIDTH, int SLOTS, int SIZE1, int SIZE2, int SIZE3, int SIZE4, int SIZE5, int SIZE6>
 __global__ void __launch_bounds__(2 * WIDTH)
-    narrow_inner(const float* partial, int ldpartial, const T* c2, int ldc2, const T* c3, int ldc3,
-                 const T* c4, int ldc4, const T* c5, int ldc5, const T* c6, int ldc6,
-                 const float* b1, const float* b2, const float* b3, const float* b4,
-                 const float* b5, const float* b6, const L* __restrict__ labels,
-                 const int* __restrict__ order, const int* __restrict__ cursor, T* activations,
-                 int ldactivations, T* gradients, int ldgradients, float* row_loss,
-                 int* row_correct, int offset, int stride, int splits, int batch, int width1,
-                 int width2, int width3, int width4, int width5, int width6) {
-  using Plan = Inner<T, DEPTH, WIDTH, HEAD, SLOTS>;
+    narrow_inner(const int* __restrict__ cursor, int offset, int stride, int batch, int ldpartial,
+                 const float* partial, const int* __restrict__ order, const T* c2, const T* c3,
+                 int ldc2, int ldc3, const T* c4, const T* c5, int ldc4, int ldc5, const T* c6,
+                 int ldc6, int ldactivations, const float* b1, const float* b2, const float* b3,
+                 const float* b4, const float* b5, const float* b6, const L* __restrict__ labels,
+                 T* activations, T* gradients, int ldgradients, float* row_loss,
+                 int* row_correct) {
+  constexpr int kSizes[] = {SIZE1, SIZE2, SIZE3, SIZE4, SIZE5, SIZE6};
+  constexpr int kClasses = kSizes[DEPTH - 1];
+  using Plan = Inner<DEPTH, WIDTH, SLOTS, kClasses>;
   constexpr int kTiles = WIDTH / 16;
-  unsigned char* const shared = dynamic_shared();
-  T* const elements = reinterpret_cast<T*>(shared);
+  constexpr int kLayers = Plan::kLayers;
+  T* const elements = reinterpret_cast<T*>(dynamic_shared());
   T* const head = elements + Plan::kHead;
   T* const vectors = elements + Plan::kVectors;
   T* const head_gradient = elements + Plan::kGradient;
@@ -135,7 +120,6 @@ __global__ void __launch_bounds__(2 * WIDTH)
   const T* const copies[] = {c2, c3, c4, c5, c6};
   const int pitches[] = {ldc2, ldc3, ldc4, ldc5, ldc6};
   const float* const biases[] = {b1, b2, b3, b4, b5, b6};
-  const int widths[] = {width1, width2, width3, width4, width5, width6};
 
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -143,630 +127,431 @@ __global__ void __launch_bounds__(2 * WIDTH)
   const int t = lane % 4;
   const int first = 16 * warp;  // of this warp's features
   const int begin = kRows * static_cast<int>(blockIdx.x);
-  const int classes = widths[DEPTH - 1];
+  const int column = begin + 2 * t;  // of the batch rows whose results this lane has
+  constexpr int kOwnRows = (kRows + kTiles - 1) / kTiles;  // of the softmax
 
-  // Labels come from the data set, which no kernel writes.
-  constexpr int kOwnRows = (kRows + kTiles - 1) / kTiles;
+  // A label takes three loads, one after another, of what no kernel before this one writes. Each is
+  // issued where the one that it needs has come by then.
+  const int step = current_step(cursor, offset);
   int label[kOwnRows];
+  long long at[kOwnRows];
+  const auto find_examples = [&] {
 #pragma unroll
-  for (int i = 0; i < kOwnRows; ++i) {
-    const int row = min(begin + warp + i * kTiles, batch - 1);
-    const long long at = static_cast<long long>(current_step(cursor, offset)) * stride + row;
-    label[i] = static_cast<int>(labels[order != nullptr ? order[at] : at]);
+    for (int i = 0; i < kOwnRows; ++i) {
+      at[i] = static_cast<long long>(step) * stride + min(begin + warp + i * kTiles, batch - 1);
+      if constexpr (ORDERED) at[i] = order[at[i]];
+    }
+  };
+  const auto load_labels = [&] {
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) label[i] = static_cast<int>(labels[at[i]]);
+  };
+  if constexpr (kProgrammatic) {
+    find_examples();
+    load_labels();
   }
   pdl_wait();
   pdl_trigger();
 
+  // The first layer: what narrow_input or narrow_update left, a part for each share of the features.
+  float2 parts[SPLITS][2];
 #pragma unroll
-  for (int i = 0; i < Plan::kResident; ++i) {
-    fetch<T, WIDTH>(elements + i * WIDTH * Plan::kPitch, Plan::kPitch, copies[i], pitches[i],
-                    widths[i + 1], widths[i], first, lane);
-    close_copies();
-  }
-#pragma unroll
-  for (int tile = 0; tile < HEAD; ++tile) {  // of the head, the columns that this warp reads
-    const int row = 16 * tile + lane / 2;
-    const int col = first + lane % 2 * 8;
-    const int left = row < classes ? min(max(widths[DEPTH - 2] - col, 0), 8) : 0;
-    const T* from = copies[DEPTH - 2];
-    if (left > 0) from += static_cast<long long>(row) * pitches[DEPTH - 2] + col;
-    copy_async(head + row * Plan::kPitch + col, from, 2 * left);
-  }
-  close_copies();
-
-  // The first layer: what narrow_weights left, a part for each cut of the inner dimension.
-  const int column = begin + 2 * t;
-  float z[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  {
-    const float* low = partial + static_cast<long long>(first + g) * ldpartial + column;
-    const float* high = low + static_cast<long long>(8) * ldpartial;
-    const long long step = static_cast<long long>(width1) * ldpartial;
-    const bool has_low = first + g < width1;
-    const bool has_high = first + g + 8 < width1;
-#pragma unroll 8
-    for (int split = 0; split < splits; ++split) {
-      if (has_low) {
-        const float2 pair = *reinterpret_cast<const float2*>(low + split * step);
-        z[0] += pair.x;
-        z[1] += pair.y;
-      }
-      if (has_high) {
-        const float2 pair = *reinterpret_cast<const float2*>(high + split * step);
-        z[2] += pair.x;
-        z[3] += pair.y;
-      }
+  for (int i = 0; i < 2 * SPLITS; ++i) {
+    const int feature = first + g + i % 2 * 8;
+    float2 pair = make_float2(0.0f, 0.0f);
+    if (feature < SIZE1 && column < ldpartial) {
+      pair = *reinterpret_cast<const float2*>(partial + (i / 2 * SIZE1 + feature) * ldpartial +
+                                              column);
     }
+    parts[i / 2][i % 2] = pair;
   }
   float shifts[DEPTH - 1][2];
 #pragma unroll
-  for (int i = 0; i < DEPTH - 1; ++i) {
-    const bool biased = biases[i] != nullptr;
-    shifts[i][0] = biased && first + g < widths[i] ? biases[i][first + g] : 0.0f;
-    shifts[i][1] = biased && first + g + 8 < widths[i] ? biases[i][first + g + 8] : 0.0f;
+  for (int i = 0; i < 2 * (DEPTH - 1); ++i) {
+    const int feature = first + g + i % 2 * 8;
+    const bool exists = biases[i / 2] != nullptr && feature < kSizes[i / 2];
+    shifts[i / 2][i % 2] = exists ? biases[i / 2][feature] : 0.0f;
   }
+  constexpr int kOwnClasses = (Plan::kHeadRows + 31) / 32;
+  float head_shifts[kOwnClasses];
+#pragma unroll
+  for (int i = 0; i < kOwnClasses; ++i) {
+    const int c = 32 * i + lane;
+    const bool exists = biases[DEPTH - 1] != nullptr && c < kClasses;
+    head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < Plan::kResident; ++i) {
+    fetch<T, WIDTH>(elements + i * Plan::kSlot, Plan::kPitch, copies[i], pitches[i], kSizes[i + 1],
+                    kSizes[i], first, lane);
+    close_copies();
+  }
+#pragma unroll
+  for (int tile = 0; tile < Plan::kHeadTiles; ++tile) {  // of the head, the columns this warp reads
+    const int row = 16 * tile + lane / 2;
+    const int col = first + lane % 2 * 8;
+    const int left = row < kClasses ? min(max(kSizes[DEPTH - 2] - col, 0), 8) : 0;
+    const T* const from = copies[DEPTH - 2] + (left > 0 ? row * pitches[DEPTH - 2] + col : 0);
+    copy_async(head + row * Plan::kPitch + col, from, 2 * left);
+  }
+  close_copies();
+  if constexpr (!kProgrammatic) find_examples();
+  float z[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < SPLITS; ++i) {
+    z[0] += parts[i][0].x;
+    z[1] += parts[i][0].y;
+    z[2] += parts[i][1].x;
+    z[3] += parts[i][1].y;
+  }
+  if constexpr (!kProgrammatic) load_labels();
 
   // Forward. What a warp gave out of each layer stays with it, for the slopes.
   unsigned int outputs[DEPTH - 1][2];
   unsigned int weights[kTiles][4];
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; ++i) {
-    if (i > 0) {
-      product<kTiles>(z, weights, vectors + (i - 1) % 2 * Plan::kVector, lane);
+    if (i > 0) product<kTiles>(z, weights, vectors + (i - 1) % 2 * Plan::kVector, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      outputs[i][half] = pack_pair<T>(ACTIVATION::apply(z[2 * half] + shifts[i][half]),
+                                      ACTIVATION::apply(z[2 * half + 1] + shifts[i][half]));
     }
-    outputs[i][0] = pack_pair<T>(activate<ACTIVATION>(z[0] + shifts[i][0]),
-                                 activate<ACTIVATION>(z[1] + shifts[i][0]));
-    outputs[i][1] = pack_pair<T>(activate<ACTIVATION>(z[2] + shifts[i][1]),
-                                 activate<ACTIVATION>(z[3] + shifts[i][1]));
     T* const vector = vectors + i % 2 * Plan::kVector + (first + g) * kRows + 2 * t;
     *reinterpret_cast<unsigned int*>(vector) = outputs[i][0];
     *reinterpret_cast<unsigned int*>(vector + 8 * kRows) = outputs[i][1];
-    T* const kept =
-        activations + static_cast<long long>(i * WIDTH + first + g) * ldactivations + column;
+    T* const kept = activations + (i * WIDTH + first + g) * ldactivations + column;
     *reinterpret_cast<unsigned int*>(kept) = outputs[i][0];
-    *reinterpret_cast<unsigned int*>(kept + static_cast<long long>(8) * ldactivations) =
-        outputs[i][1];
-    if (i < Plan::kLayers) {
-      // Groups of copies behind this layer's: those of the first slots and the head, then one for
-      // each layer that took over a slot.
-      const int reused = Plan::kLayers > Plan::kSlots ? min(i, Plan::kLayers - Plan::kSlots) : 0;
-      const int group = i < Plan::kSlots ? i : i + 1;
-      await_copies(Plan::kSlots + 1 + reused - 1 - group);
+    *reinterpret_cast<unsigned int*>(kept + 8 * ldactivations) = outputs[i][1];
+    if (i < kLayers) {
+      // Groups of copies: one for each slot, the head's, one for each layer that took over a slot.
+      const int reused = min(i, kLayers - Plan::kResident);
+      const int group = i < Plan::kResident ? i : i + 1;
+      await_copies(Plan::kResident + reused - group);
       __syncwarp();
-      T* const slot = elements + i % Plan::kSlots * WIDTH * Plan::kPitch;
+      T* const slot = elements + i % Plan::kSlots * Plan::kSlot;
       load_weights<false>(weights, slot, Plan::kPitch, first, lane);
-      if (i + Plan::kSlots < Plan::kLayers) {
+      if (i + Plan::kSlots < kLayers) {  // nobody else reads these rows until the way back
         __syncwarp();
         const int next = i + Plan::kSlots;
-        fetch<T, WIDTH>(slot, Plan::kPitch, copies[next], pitches[next], widths[next + 1],
-                        widths[next], first, lane);
+        fetch<T, WIDTH>(slot, Plan::kPitch, copies[next], pitches[next], kSizes[next + 1],
+                        kSizes[next], first, lane);
         close_copies();
       }
       __syncthreads();
     }
   }
 
-  // The head: each warp multiplies its own 16 features, which only its lanes wrote.
+  // The head: each warp multiplies its own 16 features, by columns of weights that it fetched.
   await_copies(0);
   __syncwarp();
-  {
-    const T* const own = vectors + (DEPTH - 2) % 2 * Plan::kVector + first * kRows;
-    unsigned int words[4];
-    load_matrices<true>(words, own + lane % 16 * kRows);
+  unsigned int words[4];
+  load_matrices<true>(words, vectors + (DEPTH - 2) % 2 * Plan::kVector +
+                                 (first + lane % 16) * kRows);
 #pragma unroll
-    for (int tile = 0; tile < HEAD; ++tile) {
-      unsigned int rows[4];
-      load_matrices<false>(rows, head + (16 * tile + lane % 16) * Plan::kPitch + first +
-                                     lane / 16 * 8);
-      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      multiply<T>(sum, rows, words[0], words[1]);
-      float* const score =
-          scores + (warp * kRows + 2 * t) * Plan::kScorePitch + 16 * tile + g;
-      score[0] = sum[0];
-      score[Plan::kScorePitch] = sum[1];
-      score[8] = sum[2];
-      score[Plan::kScorePitch + 8] = sum[3];
-    }
+  for (int tile = 0; tile < Plan::kHeadTiles; ++tile) {
+    unsigned int rows[1][4];
+    load_weights<false>(rows, head + first, Plan::kPitch, 16 * tile, lane);
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    multiply<T>(sum, rows[0], words[0], words[1]);
+    float* const score = scores + (warp * kRows + 2 * t) * Plan::kScorePitch + 16 * tile + g;
+    score[0] = sum[0];
+    score[Plan::kScorePitch] = sum[1];
+    score[8] = sum[2];
+    score[Plan::kScorePitch + 8] = sum[3];
   }
+  unsigned int head_weights[Plan::kHeadTiles][4];
+  load_weights<true>(head_weights, head, Plan::kPitch, first, lane);
   __syncthreads();
 
-  // Softmax and its gradient: a warp a row, a lane for every 32nd class.
-  constexpr int kOwnClasses = (Plan::kClasses + 31) / 32;
+  // Softmax and its gradient: a warp a row, a lane every 32nd class.
+  const auto load_way_back = [&] {
+    if constexpr (kLayers > 0) {
+      load_weights<true>(weights, elements + (kLayers - 1) % Plan::kSlots * Plan::kSlot,
+                         Plan::kPitch, first, lane);
+    }
+  };
+  if (warp >= kRows) load_way_back();
+  constexpr int kLanes = Plan::kHeadRows < 32 ? Plan::kHeadRows : 32;
 #pragma unroll
   for (int i = 0; i < kOwnRows; ++i) {
     const int row = warp + i * kTiles;
+    const bool exists = begin + row < batch;
     if (row < kRows) {
-      float value[kOwnClasses];
+      float value[kOwnClasses], e[kOwnClasses];
       float largest = -infinity();
 #pragma unroll
       for (int j = 0; j < kOwnClasses; ++j) {
         const int c = 32 * j + lane;
         value[j] = -infinity();
-        if (c < classes) {
-          float sum = biases[DEPTH - 1] != nullptr ? biases[DEPTH - 1][c] : 0.0f;
+        if (c < kClasses) {
+          const float* const score = scores + row * Plan::kScorePitch + c;
+          float sums[2] = {head_shifts[j], 0.0f};
 #pragma unroll
           for (int part = 0; part < kTiles; ++part) {
-            sum += scores[(part * kRows + row) * Plan::kScorePitch + c];
+            sums[part % 2] += score[part * kRows * Plan::kScorePitch];
           }
-          value[j] = sum;
+          value[j] = sums[0] + sums[1];
         }
         largest = fmaxf(largest, value[j]);
       }
-      largest = warp_max(largest);
-      float e[kOwnClasses];
+      if (i == 0) load_way_back();  // beside what follows
+      largest = warp_max<kLanes>(largest);
       float total = 0.0f;
 #pragma unroll
       for (int j = 0; j < kOwnClasses; ++j) {
-        e[j] = 32 * j + lane < classes ? expf(value[j] - largest) : 0.0f;
+        e[j] = 32 * j + lane < kClasses ? expf(value[j] - largest) : 0.0f;
         total += e[j];
       }
-      total = warp_sum(total);
-      const float share = begin + row < batch ? __fdividef(1.0f, static_cast<float>(batch)) : 0.0f;
-      int best = classes;
+      total = warp_sum<kLanes>(total);
+      const float share = exists ? __fdividef(1.0f, static_cast<float>(batch)) : 0.0f;
+      int predicted = kClasses;
 #pragma unroll
       for (int j = kOwnClasses - 1; j >= 0; --j) {
         const int c = 32 * j + lane;
         const float p = __fdividef(e[j], total);
-        if (c < Plan::kClasses) {
-          const float gradient = c < classes ? (p - (c == label[i] ? 1.0f : 0.0f)) * share : 0.0f;
-          head_gradient[c * kRows + row] = from_float<T>(gradient);
-        }
-        if (c < classes && value[j] == largest) best = c;
-        if (c < classes && c == label[i] && begin + row < batch) {
-          row_loss[begin + row] = negative_log(p);
-        }
+        const float gradient = c < kClasses ? (p - (c == label[i] ? 1.0f : 0.0f)) * share : 0.0f;
+        if (c < Plan::kHeadRows) head_gradient[c * kRows + row] = from_float<T>(gradient);
+        const unsigned int at_maximum =
+            __ballot_sync(kFullWarp, c < kClasses && value[j] == largest);
+        if (at_maximum != 0u) predicted = 32 * j + __ffs(static_cast<int>(at_maximum)) - 1;
+        if (c < kClasses && c == label[i] && exists) row_loss[begin + row] = negative_log(p);
       }
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        best = min(best, __shfl_xor_sync(kFullWarp, best, step));
-      }
-      if (lane == 0 && begin + row < batch) {
+      if (lane == 0 && exists) {
         // All probabilities are NaN where one score was: the first maximum is then at 0.
-        row_correct[begin + row] = (total == total ? best : 0) == label[i] ? 1 : 0;
-        if (label[i] < 0 || label[i] >= classes) row_loss[begin + row] = not_a_number();
+        row_correct[begin + row] = (total == total ? predicted : 0) == label[i] ? 1 : 0;
+        if (label[i] < 0 || label[i] >= kClasses) row_loss[begin + row] = not_a_number();
       }
     }
   }
-
-  // Backward, from the head's gradient down to the first layer's.
-  unsigned int head_weights[HEAD][4];
-  load_weights<true>(head_weights, head, Plan::kPitch, first, lane);
-  if constexpr (Plan::kLayers > 0) {
-    load_weights<true>(weights, elements + (Plan::kLayers - 1) % Plan::kSlots * WIDTH * Plan::kPitch,
-                       Plan::kPitch, first, lane);
-  }
   __syncthreads();
-  for (int c = static_cast<int>(threadIdx.x); c < Plan::kClasses; c += 2 * WIDTH) {
-    *reinterpret_cast<uint4*>(
-        gradients + (static_cast<long long>(DEPTH - 1) * WIDTH + c) * ldgradients + begin) =
-        *reinterpret_cast<const uint4*>(head_gradient + c * kRows);
-  }
+
+  // Backward: the gradients of layers DEPTH - 1 to 1, from the head's.
 #pragma unroll
-  for (int i = DEPTH - 2; i >= 0; --i) {  // to the gradient of layer i + 1
+  for (int i = DEPTH - 2; i >= 0; --i) {
     if (i == DEPTH - 2) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) z[j] = 0.0f;
 #pragma unroll
-      for (int tile = 0; tile < HEAD; ++tile) {
-        unsigned int words[4];
+      for (int tile = 0; tile < Plan::kHeadTiles; ++tile) {
         load_matrices<true>(words, head_gradient + (16 * tile + lane % 16) * kRows);
         multiply<T>(z, head_weights[tile], words[0], words[1]);
+      }
+      for (int c = static_cast<int>(threadIdx.x); c < Plan::kHeadRows; c += 2 * WIDTH) {
+        *reinterpret_cast<uint4*>(gradients + ((DEPTH - 1) * WIDTH + c) * ldgradients + begin) =
+            *reinterpret_cast<const uint4*>(head_gradient + c * kRows);
       }
     } else {
       product<kTiles>(z, weights, vectors + i % 2 * Plan::kVector, lane);
     }
     const float2 low = unpack_pair<T>(outputs[i][0]);
     const float2 high = unpack_pair<T>(outputs[i][1]);
-    const unsigned int words[2] = {
-        pack_pair<T>(through<ACTIVATION>(z[0], low.x), through<ACTIVATION>(z[1], low.y)),
-        pack_pair<T>(through<ACTIVATION>(z[2], high.x), through<ACTIVATION>(z[3], high.y)),
+    const unsigned int result[2] = {
+        pack_pair<T>(ACTIVATION::backward(z[0], low.x), ACTIVATION::backward(z[1], low.y)),
+        pack_pair<T>(ACTIVATION::backward(z[2], high.x), ACTIVATION::backward(z[3], high.y)),
     };
-    T* const kept =
-        gradients + static_cast<long long>(i * WIDTH + first + g) * ldgradients + column;
-    *reinterpret_cast<unsigned int*>(kept) = words[0];
-    *reinterpret_cast<unsigned int*>(kept + static_cast<long long>(8) * ldgradients) = words[1];
     if (i > 0) {
       T* const vector = vectors + (i - 1) % 2 * Plan::kVector + (first + g) * kRows + 2 * t;
-      *reinterpret_cast<unsigned int*>(vector) = words[0];
-      *reinterpret_cast<unsigned int*>(vector + 8 * kRows) = words[1];
+      *reinterpret_cast<unsigned int*>(vector) = result[0];
+      *reinterpret_cast<unsigned int*>(vector + 8 * kRows) = result[1];
+    }
+    T* const kept = gradients + (i * WIDTH + first + g) * ldgradients + column;
+    *reinterpret_cast<unsigned int*>(kept) = result[0];
+    *reinterpret_cast<unsigned int*>(kept + 8 * ldgradients) = result[1];
+    if (i > 0) {
+      const int next = i - 1;  // of the layers between hidden ones
       if (i < DEPTH - 2) {
-        // The next layer's weights: still in shared memory, or fetched again into the slot of the
-        // layer that all warps have read.
-        const int next = i - 1;
-        T* const slot = elements + next % Plan::kSlots * WIDTH * Plan::kPitch;
-        if (next < Plan::kLayers - Plan::kSlots) {
+        if (next < kLayers - Plan::kSlots) {  // fetched again
           await_copies(0);
           __syncthreads();
         }
-        load_weights<true>(weights, slot, Plan::kPitch, first, lane);
+        load_weights<true>(weights, elements + next % Plan::kSlots * Plan::kSlot, Plan::kPitch,
+                           first, lane);
       }
       __syncthreads();
-      if (i - 1 >= Plan::kSlots) {
-        const int next = i - 1 - Plan::kSlots;
-        fetch<T, WIDTH>(elements + next % Plan::kSlots * WIDTH * Plan::kPitch, Plan::kPitch,
-                        copies[next], pitches[next], widths[next + 1], widths[next], first, lane);
+      if (next >= Plan::kSlots) {  // all warps have read its slot
+        const int again = next - Plan::kSlots;
+        fetch<T, WIDTH>(elements + again % Plan::kSlots * Plan::kSlot, Plan::kPitch, copies[again],
+                        pitches[again], kSizes[again + 1], kSizes[again], first, lane);
         close_copies();
       }
     }
   }
 }
 
-// ---- the first layer, and the updates of all ----------------------------------------------------
-
-constexpr float kMagic = 8388608.0f;  // 2^23: a byte in the lowest place of its mantissa adds itself
-
-template <int BYTE>
-__device__ __forceinline__ float pixel(unsigned int word) {
-  return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + BYTE)) - kMagic;
+template <typename T, bool ORDERED, int SPLITS, int FEATURES, int SIZE1>
+__global__ void __launch_bounds__(32 * kPieceWarps)
+    narrow_input(const int* __restrict__ cursor, int offset, int stride,
+                 const int* __restrict__ order, const unsigned char* __restrict__ images,
+                 int ldimages, int batch, const float* w1, int ldw1, float scale, float* partial,
+                 int ldpartial) {
+  __shared__ float sums[kPieceWarps * kPieceRows * kBatchRows];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int block = static_cast<int>(blockIdx.x);
+  FirstLayer<T, ORDERED, FEATURES, SIZE1, SPLITS> layer(block, thread / 32, thread & 31);
+  const int step = current_step(cursor, offset);
+  const BatchRows<ORDERED> rows{images, order, static_cast<long long>(step) * stride, ldimages,
+                                batch};
+  unsigned int inputs[4][4];
+  if (kProgrammatic && layer.working) layer.load_across(inputs, rows, 0);
+  pdl_wait();
+  pdl_trigger();
+  layer.piece.load(w1, ldw1, layer.row, layer.col, SIZE1, FEATURES);
+  if (!kProgrammatic && layer.working) layer.load_across(inputs, rows, 0);
+  layer.product(sums, inputs, rows, block, thread, scale, partial, ldpartial);
 }
 
-// 4 neighbouring pixels of a row from `feature` on, zeros from `features` on.
-__device__ __forceinline__ unsigned int load_pixels(const unsigned char* __restrict__ row,
-                                                    int feature, int features, bool vector) {
-  unsigned int word = 0u;
-  if (vector && feature + 4 <= features) {
-    word = *reinterpret_cast<const unsigned int*>(row + feature);
-  } else {
+// The blocks of a launch hold pieces of the first layer, 16 rows of it SPLITS blocks, then pieces of
+// the other layers; the warp behind the last piece sums up the metrics. With STEPS = 2 the blocks of
+// the first layer go on to the next step's product.
+template <typename T, bool ORDERED, int STEPS, int SPLITS, int DEPTH, int WIDTH, int FEATURES,
+          int SIZE1, int SIZE2, int SIZE3, int SIZE4, int SIZE5, int SIZE6>
+__global__ void __launch_bounds__(32 * kPieceWarps)
+    narrow_update(const int* __restrict__ cursor, int offset, int stride,
+                  const int* __restrict__ order, const unsigned char* __restrict__ images,
+                  int ldimages, int batch, float* w1, int ldw1, int ldgradients,
+                  const T* gradients, const float* __restrict__ rates, float lr, float decay,
+                  float scale, int ldc1, T* c1, float* b1, float* partial, int ldpartial,
+                  int ldactivations, const T* activations, float* w2, T* c2, int ldw2, int ldc2,
+                  float* b2, float* w3, T* c3, int ldw3, int ldc3, float* b3, float* w4, T* c4,
+                  int ldw4, int ldc4, float* b4, float* w5, T* c5, int ldw5, int ldc5, float* b5,
+                  float* w6, T* c6, int ldw6, int ldc6, float* b6, const float* row_loss,
+                  const int* row_correct, float* loss, int* correct) {
+  __shared__ float shared_sums[STEPS > 1 ? kPieceWarps * kPieceRows * kBatchRows : 1];
+  constexpr int kSizes[] = {SIZE1, SIZE2, SIZE3, SIZE4, SIZE5, SIZE6};
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread & 31;
+  const int warp = thread / 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int block = static_cast<int>(blockIdx.x);
+  const int parts = (batch + kBatchRows - 1) / kBatchRows;
+  const int step = current_step(cursor, offset);
+  float rate = lr;
+  float sums[4][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (feature + i < features) word |= static_cast<unsigned int>(row[feature + i]) << (8 * i);
-    }
-  }
-  return word;
-}
+  for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = 0.0f;
+  float bias_sums[2] = {0.0f, 0.0f};
+  Gradients<T> gradient;
 
-// The rows of a batch: where the data set has them, in an order or one after another.
-struct Rows {
-  const unsigned char* images;
-  const int* order;
-  long long first;
-  int ld, batch;
-  __device__ __forceinline__ const unsigned char* operator()(int row) const {
-    const long long at = first + min(row, batch - 1);
-    return images + static_cast<long long>(order != nullptr ? order[at] : at) * ld;
-  }
-};
-
-// A warp's piece of a weight matrix: 16 rows x 32 columns. Lane (g, t) holds the columns
-// 8t .. 8t + 7 of the rows g and g + 8.
-struct Piece {
-  float values[2][8];
-
-  __device__ __forceinline__ void load(const float* w, int ld, int row, int col, int rows,
-                                       int cols) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float* from = w + static_cast<long long>(row + 8 * half) * ld + col;
-#pragma unroll
-      for (int quad = 0; quad < 2; ++quad) {
-        const int left = row + 8 * half < rows ? cols - col - 4 * quad : 0;
-        float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (left >= 4) {
-          four = *reinterpret_cast<const float4*>(from + 4 * quad);
-        } else if (left > 0) {
-          four.x = from[4 * quad];
-          if (left > 1) four.y = from[4 * quad + 1];
-          if (left > 2) four.z = from[4 * quad + 2];
+  constexpr int kFirst = pieces_down(SIZE1) * SPLITS;
+  if (block < kFirst) {
+    FirstLayer<T, ORDERED, FEATURES, SIZE1, SPLITS> layer(block, warp, lane);
+    const long long first = static_cast<long long>(step) * stride;
+    const BatchRows<ORDERED> now{images, order, first, ldimages, batch};
+    const BatchRows<ORDERED> next{images, order, first + stride, ldimages, batch};
+    const T* const from = gradients + layer.row * ldgradients + 8 * t;
+    unsigned int inputs[4][4], ahead[4][4];
+    const auto load_inputs = [&] {
+      if (!layer.working) return;
+      layer.load_down(inputs, now, 0);
+      if constexpr (STEPS > 1) layer.load_across(ahead, next, 0);
+    };
+    // Ahead of the wait: what narrow_inner, the kernel directly before this one, does not write.
+    layer.piece.load(w1, ldw1, layer.row, layer.col, SIZE1, FEATURES);
+    const bool biased = b1 != nullptr && block % SPLITS == 0 && warp == 0;
+    BiasPair bias;
+    if (biased) bias.load(b1, layer.row, SIZE1);
+    if constexpr (kProgrammatic) load_inputs();
+    if (rates != nullptr) rate = rates[step];
+    pdl_wait();
+    pdl_trigger();
+    gradient.load(from, ldgradients, 8 * t < ldgradients);
+    if constexpr (!kProgrammatic) load_inputs();
+    if (layer.working) {
+#pragma unroll 1
+      for (int part = 0; part < parts; ++part) {
+        if (part > 0) {
+          const int at = kBatchRows * part;
+          gradient.load(from + at, ldgradients, at + 8 * t < ldgradients);
+          layer.load_down(inputs, now, part);
         }
-        values[half][4 * quad] = four.x;
-        values[half][4 * quad + 1] = four.y;
-        values[half][4 * quad + 2] = four.z;
-        values[half][4 * quad + 3] = four.w;
+        gradient.add_to(bias_sums);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) gradient.multiply_by(sums[i], inputs[i]);
       }
+      layer.piece.update(sums, scale, rate, decay);
+      layer.piece.store(w1, ldw1, c1, ldc1, layer.row, layer.col, SIZE1, FEATURES);
+      if (biased) bias.update(b1, bias_sums, layer.row, SIZE1, rate, decay, t);
     }
-  }
-
-  // w -= rate * (gradient + decay * w); sums[i] is the product's tile i, whose column j is the
-  // piece's column 4j + i.
-  __device__ __forceinline__ void update(const float (&sums)[4][4], float scale, float rate,
-                                         float decay) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float gradient = sums[i % 4][2 * half + i / 4] * scale;
-        values[half][i] -= rate * (gradient + decay * values[half][i]);
-      }
+    if constexpr (STEPS > 1) {
+      layer.product(shared_sums, ahead, next, block, thread, scale, partial, ldpartial);
     }
+    return;
   }
 
-  template <typename T>
-  __device__ __forceinline__ void store(float* w, int ld, T* copy, int ldcopy, int row, int col,
-                                        int rows, int cols) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = row + 8 * half;
-      const int left = at < rows ? cols - col : 0;
-      const float* const v = values[half];
-      float* const to = w + static_cast<long long>(at) * ld + col;
-      T* const rounded = copy + static_cast<long long>(at) * ldcopy + col;
-      if (left >= 8) {
-        *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
-        *reinterpret_cast<float4*>(to + 4) = make_float4(v[4], v[5], v[6], v[7]);
-        if (copy != nullptr) store_values(rounded, values[half]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 7; ++i) {
-          if (i < left) to[i] = v[i];
-          if (i < left && copy != nullptr) rounded[i] = from_float<T>(v[i]);
-        }
-      }
-    }
-  }
-};
-
-// Lane (g, t)'s part of [16, 32] gradients or of 32 rows of a batch by 32 features: 8 neighbouring
-// batch rows of a feature.
-template <typename T>
-__device__ __forceinline__ void load_eight(unsigned int (&words)[4], const T* from, bool exists) {
-  uint4 eight = make_uint4(0u, 0u, 0u, 0u);
-  if (exists) eight = *reinterpret_cast<const uint4*>(from);
-  words[0] = eight.x;
-  words[1] = eight.y;
-  words[2] = eight.z;
-  words[3] = eight.w;
-}
-
-// sums += gradients [16, 32 batch rows] * inputs [32 batch rows, 8]: lane (g, t) brings the batch rows
-// 8t .. 8t + 7 of the gradients' rows g and g + 8 and of the inputs' column g.
-template <typename T>
-__device__ __forceinline__ void accumulate(float (&sum)[4], const unsigned int (&low)[4],
-                                           const unsigned int (&high)[4],
-                                           const unsigned int (&inputs)[4]) {
-  const unsigned int first[4] = {low[0], high[0], low[1], high[1]};
-  const unsigned int second[4] = {low[2], high[2], low[3], high[3]};
-  multiply<T>(sum, first, inputs[0], inputs[1]);
-  multiply<T>(sum, second, inputs[2], inputs[3]);
-}
-
-template <typename T>
-__device__ __forceinline__ float sum_of_words(const unsigned int (&words)[4]) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = unpack_pair<T>(words[i]);
-    sum += pair.x + pair.y;
-  }
-  return sum;
-}
-
-// The bias of rows g and g + 8: `low` and `high` are the lanes' sums over their batch rows.
-__device__ __forceinline__ void update_bias(float* bias, float low, float high, int row, int rows,
-                                            float rate, float decay, int t) {
-#pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
-    low += __shfl_xor_sync(kFullWarp, low, step);
-    high += __shfl_xor_sync(kFullWarp, high, step);
-  }
-  if (t != 0) return;
-  if (row < rows) bias[row] -= rate * (low + decay * bias[row]);
-  if (row + 8 < rows) bias[row + 8] -= rate * (high + decay * bias[row + 8]);
-}
-
-template <typename T, int DEPTH, bool UPDATE, bool FORWARD>
-__global__ void __launch_bounds__(256)
-    narrow_weights(const unsigned char* __restrict__ images, int ldimages,
-                   const int* __restrict__ order, const int* __restrict__ cursor,
-                   const float* __restrict__ rates, float* w1, int ldw1, float* w2, int ldw2,
-                   float* w3, int ldw3, float* w4, int ldw4, float* w5, int ldw5, float* w6,
-                   int ldw6, T* c1, int ldc1, T* c2, int ldc2, T* c3, int ldc3, T* c4, int ldc4,
-                   T* c5, int ldc5, T* c6, int ldc6, float* b1, float* b2, float* b3, float* b4,
-                   float* b5, float* b6, const T* activations, int ldactivations,
-                   const T* gradients, int ldgradients, float* partial, int ldpartial,
-                   const float* row_loss, const int* row_correct, float* loss, int* correct,
-                   int offset, int stride, float scale, float lr, float decay, int splits,
-                   int width, int batch, int features, int width1, int width2, int width3,
-                   int width4, int width5, int width6) {
-  unsigned char* const shared = dynamic_shared();
+  if (rates != nullptr) rate = rates[step];
+  pdl_wait();
+  pdl_trigger();
   float* const masters[] = {w1, w2, w3, w4, w5, w6};
   const int pitches[] = {ldw1, ldw2, ldw3, ldw4, ldw5, ldw6};
   T* const copies[] = {c1, c2, c3, c4, c5, c6};
   const int copy_pitches[] = {ldc1, ldc2, ldc3, ldc4, ldc5, ldc6};
   float* const biases[] = {b1, b2, b3, b4, b5, b6};
-  const int widths[] = {width1, width2, width3, width4, width5, width6};
-
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  const int g = lane / 4;
-  const int t = lane % 4;
-  const int block = static_cast<int>(blockIdx.x);
-  const int parts = (batch + 31) / 32;  // of the batch
-  const int bands = (width1 + 15) / 16;
-  const int step = current_step(cursor, offset);
-  float rate = lr;
-  if (UPDATE && rates != nullptr) rate = rates[step];
-
-  if (block < bands * splits) {
-    // 16 rows of the first layer's weights, a piece a warp.
-    const int band = block / splits;
-    const int split = block % splits;
-    const int index = split * warps + warp;
-    const bool working = 32 * index < features;
-    const int row = 16 * band + g;
-    const int col = 32 * index + 8 * t;
-    const bool vector = aligned(images, ldimages, 4);
-    const Rows now{images, order, static_cast<long long>(step) * stride, ldimages, batch};
-    const Rows next{images, order, static_cast<long long>(step + (UPDATE ? 1 : 0)) * stride,
-                    ldimages, batch};
-    const auto load_now = [&](unsigned int(&pixels)[8], int part) {
+  int index = (block - kFirst) * kPieceWarps + warp;
+  int layer = 0, rows = 0, cols = 0, across = 1, ld = 0, ldcopy = 0, mine = 0;
+  float* master = nullptr;
+  T* copy = nullptr;
+  float* bias = nullptr;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        pixels[i] = load_pixels(now(32 * part + 8 * t + i), 32 * index + 4 * g, features, vector);
-      }
-    };
-    const auto load_next = [&](unsigned int(&pixels)[8], int part) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int from = 32 * part + i / 2 * 8 + g;
-        const unsigned int word = load_pixels(next(from), col + i % 2 * 4, features, vector);
-        pixels[i] = from < batch ? word : 0u;
-      }
-    };
-
-    // What no kernel directly before this one writes is loaded ahead of its end.
-    if constexpr (!UPDATE) {
-      pdl_wait();
-      pdl_trigger();
+  for (int i = 1; i < DEPTH; ++i) {
+    const int pieces = pieces_down(kSizes[i]) * pieces_across(kSizes[i - 1]);
+    if (index >= 0 && index < pieces) {
+      layer = i;
+      rows = kSizes[i];
+      cols = kSizes[i - 1];
+      across = pieces_across(kSizes[i - 1]);
+      master = masters[i];
+      ld = pitches[i];
+      copy = copies[i];
+      ldcopy = copy_pitches[i];
+      bias = biases[i];
+      mine = index;
     }
-    Piece piece;
-    unsigned int pixels[8], ahead[8];
-    if (working) {
-      piece.load(w1, ldw1, row, col, width1, features);
-      if constexpr (UPDATE) load_now(pixels, 0);
-      if constexpr (FORWARD) load_next(ahead, 0);
-    }
-    if constexpr (UPDATE) {
-      pdl_wait();
-      pdl_trigger();
-      if (working) {
-        float sums[4][4];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = 0.0f;
-        float low_sum = 0.0f, high_sum = 0.0f;
-#pragma unroll 1
-        for (int part = 0; part < parts; ++part) {
-          const int from = 32 * part + 8 * t;
-          unsigned int low[4], high[4];
-          const T* const gradient = gradients + static_cast<long long>(row) * ldgradients + from;
-          load_eight(low, gradient, from < ldgradients);
-          load_eight(high, gradient + static_cast<long long>(8) * ldgradients, from < ldgradients);
-          unsigned int later[8];
-          if (part + 1 < parts) load_now(later, part + 1);
-          unsigned int inputs[4][4];
-#pragma unroll
-          for (int pair = 0; pair < 4; ++pair) {
-            const unsigned int even = pixels[2 * pair];
-            const unsigned int odd = pixels[2 * pair + 1];
-            inputs[0][pair] = pack_pair<T>(pixel<0>(even), pixel<0>(odd));
-            inputs[1][pair] = pack_pair<T>(pixel<1>(even), pixel<1>(odd));
-            inputs[2][pair] = pack_pair<T>(pixel<2>(even), pixel<2>(odd));
-            inputs[3][pair] = pack_pair<T>(pixel<3>(even), pixel<3>(odd));
-          }
-          low_sum += sum_of_words<T>(low);
-          high_sum += sum_of_words<T>(high);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) accumulate<T>(sums[i], low, high, inputs[i]);
-#pragma unroll
-          for (int i = 0; i < 8; ++i) pixels[i] = later[i];
-        }
-        piece.update(sums, scale, rate, decay);
-        piece.store(w1, ldw1, c1, ldc1, row, col, width1, features);
-        if (index == 0 && b1 != nullptr) {
-          update_bias(b1, low_sum, high_sum, row, width1, rate, decay, t);
-        }
-      }
-    }
-    if constexpr (FORWARD) {
-      unsigned int weights[2][4];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float* const v = piece.values[i % 2] + i / 4 * 4 + i % 4 / 2 * 2;
-        weights[i / 4][i % 4] = pack_pair<T>(v[0], v[1]);
-      }
-      float* const sums = reinterpret_cast<float*>(shared);
-#pragma unroll 1
-      for (int part = 0; part < parts; ++part) {
-        float scores[4][4];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) scores[i / 4][i % 4] = 0.0f;
-        if (working) {
-          unsigned int later[8];
-          if (part + 1 < parts) load_next(later, part + 1);
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            multiply<T>(scores[i / 2], weights[i % 2],
-                        pack_pair<T>(pixel<0>(ahead[i]), pixel<1>(ahead[i])),
-                        pack_pair<T>(pixel<2>(ahead[i]), pixel<3>(ahead[i])));
-          }
-#pragma unroll
-          for (int i = 0; i < 8; ++i) ahead[i] = later[i];
-        }
-        if (part > 0) __syncthreads();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float* const to = sums + warp * 512 + g * 32 + 8 * i + 2 * t;
-          *reinterpret_cast<float2*>(to) = make_float2(scores[i][0], scores[i][1]);
-          *reinterpret_cast<float2*>(to + 256) = make_float2(scores[i][2], scores[i][3]);
-        }
-        __syncthreads();
-        for (int i = static_cast<int>(threadIdx.x); i < 512; i += 32 * warps) {
-          const int out = 16 * band + i / 32;
-          const int column = 32 * part + i % 32;
-          float sum = 0.0f;
-          for (int other = 0; other < warps; ++other) sum += sums[other * 512 + i];
-          if (out < width1 && column < ldpartial) {
-            partial[(static_cast<long long>(split) * width1 + out) * ldpartial + column] =
-                sum * scale;
-          }
-        }
-      }
-    }
-    return;
+    index -= pieces;
   }
-
-  if constexpr (UPDATE) {
-    pdl_wait();
-    pdl_trigger();
-    // The other layers: a warp a piece; the metrics behind them.
-    int piece_index = (block - bands * splits) * warps + warp;
-#pragma unroll
-    for (int layer = 1; layer < DEPTH; ++layer) {
-      const int across = (widths[layer - 1] + 31) / 32;
-      const int pieces = (widths[layer] + 15) / 16 * across;
-      if (piece_index >= 0 && piece_index < pieces) {
-        const int row = piece_index / across * 16 + g;
-        const int begin = piece_index % across * 32;
-        const int col = begin + 8 * t;
-        Piece piece;
-        piece.load(masters[layer], pitches[layer], row, col, widths[layer], widths[layer - 1]);
-        float sums[4][4];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = 0.0f;
-        float low_sum = 0.0f, high_sum = 0.0f;
+  if (layer > 0) {
+    const int row = mine / across * kPieceRows + g;
+    const int begin = mine % across * kPieceCols;
+    const int col = begin + 8 * t;
+    Piece piece;
+    piece.load(master, ld, row, col, rows, cols);
+    const bool biased = begin == 0 && bias != nullptr;
+    BiasPair pair;
+    if (biased) pair.load(bias, row, rows);
 #pragma unroll 1
-        for (int part = 0; part < parts; ++part) {
-          const int from = 32 * part + 8 * t;
-          const T* const gradient =
-              gradients + static_cast<long long>(layer * width + row) * ldgradients + from;
-          const T* const input = activations + from +
-                                 static_cast<long long>((layer - 1) * width + begin + 4 * g) *
-                                     ldactivations;
-          unsigned int low[4], high[4], inputs[4][4];
-          load_eight(low, gradient, from < ldgradients);
-          load_eight(high, gradient + static_cast<long long>(8) * ldgradients, from < ldgradients);
+    for (int part = 0; part < parts; ++part) {
+      const int at = kBatchRows * part + 8 * t;
+      const T* const input =
+          activations + ((layer - 1) * WIDTH + begin + 4 * g) * ldactivations + at;
+      unsigned int inputs[4][4];
+      gradient.load(gradients + (layer * WIDTH + row) * ldgradients + at, ldgradients,
+                    at < ldgradients);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            load_eight(inputs[i], input + static_cast<long long>(i) * ldactivations,
-                       from < ldactivations);
-          }
-          low_sum += sum_of_words<T>(low);
-          high_sum += sum_of_words<T>(high);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) accumulate<T>(sums[i], low, high, inputs[i]);
-        }
-        piece.update(sums, 1.0f, rate, decay);
-        piece.store(masters[layer], pitches[layer], copies[layer], copy_pitches[layer], row, col,
-                    widths[layer], widths[layer - 1]);
-        if (begin == 0 && biases[layer] != nullptr) {
-          update_bias(biases[layer], low_sum, high_sum, row, widths[layer], rate, decay, t);
-        }
+      for (int i = 0; i < 4; ++i) {
+        load_eight(inputs[i], input + i * ldactivations, at < ldactivations);
       }
-      piece_index -= pieces;
+      gradient.add_to(bias_sums);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) gradient.multiply_by(sums[i], inputs[i]);
     }
-    if (piece_index == 0) {
-      float sum = 0.0f;
-      int right = 0;
-      for (int row = lane; row < batch; row += 32) {
-        sum += row_loss[row];
-        right += row_correct[row];
-      }
-      sum = warp_sum(sum);
+    piece.update(sums, 1.0f, rate, decay);
+    piece.store(master, ld, copy, ldcopy, row, col, rows, cols);
+    if (biased) pair.update(bias, bias_sums, row, rows, rate, decay, t);
+  } else if (index == 0) {
+    float sum = 0.0f;
+    int right = 0;
+#pragma unroll 1
+    for (int row = lane; row < batch; row += 32) {
+      sum += row_loss[row];
+      right += row_correct[row];
+    }
+    sum = warp_sum(sum);
 #pragma unroll
-      for (int half = 16; half > 0; half /= 2) right += __shfl_xor_sync(kFullWarp, right, half);
-      if (lane == 0) {
-        loss[step] = sum / static_cast<float>(batch);
-        correct[step] = right;
-      }
+    for (int half = 16; half > 0; half /= 2) right += __shfl_xor_sync(kFullWarp, right, half);
+    if (lane == 0) {
+      loss[step] = sum / static_cast<float>(batch);
+      correct[step] = right;
     }
   }
 }

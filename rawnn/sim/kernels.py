@@ -31,7 +31,7 @@ from rawnn.sim.order import Task
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.op import OPS
 
-DTYPES = {
+DTYPES: dict[str, Any] = {
     "float": np.float32, "double": np.float64, "__half": np.float16, "half": np.float16,
     "bool": np.bool_, "char": np.int8, "signed char": np.int8, "unsigned char": np.uint8,
     "short": np.int16, "unsigned short": np.uint16, "int": np.int32, "unsigned int": np.uint32,
@@ -225,6 +225,8 @@ class Binding:
                 found[name.lower()] = FUNCTORS[value]
             elif value in SCHEDULES:
                 found["kind"] = SCHEDULES[value]
+            elif value in LOW_PRECISION:
+                found["dtype"] = value
         if meaning.layout:
             found["layout"] = meaning.layout
         return {**_DEFAULTS, **found}
@@ -259,7 +261,7 @@ class Binding:
             ld = scalars.get(f"ld{name}", cols)
             if ld < cols:
                 raise SimulationError(f"{label}: ld{name} is {ld}, less than the {cols} columns")
-            dtype = np.dtype(DTYPES[parameter.ctype])
+            dtype: np.dtype[Any] = np.dtype(DTYPES[parameter.ctype])
             address = values[name]
             if address % dtype.itemsize:
                 raise SimulationError(
@@ -319,7 +321,8 @@ class Binding:
         try:
             with np.errstate(all="ignore"):
                 self._reference(arrays, self._attributes)
-        except (IndexError, ValueError) as error:  # a label out of range, extents that do not fit
+        except (IndexError, ValueError, AttributeError) as error:
+            # A label out of range, extents that do not fit, an operand that was left out.
             raise SimulationError(f"{task}: its operands do not fit together: {error}") from error
         for stored, array, name in rounding:
             stored[...] = rounded(array, name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from rawnn.errors import ConfigError
 from rawnn.losses import LOSSES
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
+from rawnn.step.joining import joined
 from rawnn.step.op import OPS, Op
 from rawnn.step.tensor import Role, Tensor
 
@@ -95,7 +96,7 @@ class Plan:
         """This one-step plan repeated for `steps` steps at offsets 0, 1, ... from the cursor.
 
         Batch tensors alternate between two buffers, so that the gather of one step may run beside
-        the step before it.
+        the step before it. Ops of neighbouring steps that one launch can do are joined.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
@@ -106,9 +107,9 @@ class Plan:
                 if t.role is Role.BATCH:
                     second[t.name] = t.name + "'"
                     tensors[t.name + "'"] = replace(t, name=t.name + "'")
-        ops = tuple(
+        ops = joined([
             op.at_step(s, second if s % 2 else {}) for s in range(steps) for op in self.ops
-        )
+        ])
         return replace(self, tensors=tensors, ops=ops, steps=steps)
 
     def advancing(self) -> Plan:

@@ -4,7 +4,10 @@ from rawnn.runners.kernels import activations as _activations
 from rawnn.runners.kernels import epoch as _epoch
 from rawnn.runners.kernels import linear as _linear
 from rawnn.runners.kernels import losses as _losses
+from rawnn.runners.kernels import mma as _mma
+from rawnn.runners.kernels import narrow as _narrow
 from rawnn.runners.kernels import products as _products
+from rawnn.runners.kernels import tiled as _tiled
 from rawnn.runners.kernels import updates as _updates
 from rawnn.runners.kernels.table import (
     KERNELS,
@@ -16,4 +19,4 @@ from rawnn.runners.kernels.table import (
 )
 
 __all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for"]
-del _activations, _epoch, _linear, _losses, _products, _updates
+del _activations, _epoch, _linear, _losses, _mma, _narrow, _products, _tiled, _updates

@@ -1,0 +1,37 @@
+"""Ops of two neighbouring steps that one launch can do: the last of a step and the first of the next.
+
+A plan of one step has no such pair, so they are joined when a plan is unrolled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rawnn.step.op import Op
+
+Join = Callable[[Op, Op], Op]
+JOINS: dict[tuple[str, str], Join] = {}
+"""(kind, kind of the op directly behind it) -> the op that does both. It works on the step of the
+first."""
+
+
+def joined(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """`ops`, where one directly behind another that can take it in is taken in."""
+    found: list[Op] = []
+    for op in ops:
+        join = JOINS.get((found[-1].kind, op.kind)) if found else None
+        if join is None:
+            found.append(op)
+        else:
+            found[-1] = join(found[-1], op)
+    return tuple(found)
+
+
+def _narrow(update: Op, following: Op) -> Op:
+    name, _, step = update.name.partition("@")
+    return Op(update.kind, f"{name}+{following.name.partition('@')[0]}@{step}",
+              {**update.operands, "partial": following.operands["partial"]}, update.attributes,
+              update.impl)
+
+
+JOINS["narrow_update", "narrow_input"] = _narrow
