@@ -33,7 +33,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name not in _NUMPY:
         raise ConfigError(f"unknown type '{name}'" + (nearest(name, _NUMPY) or
                           f"; the types are {', '.join(_NUMPY)}"))
-    return np.dtype(_NUMPY[name])
+    found: np.dtype[Any] = np.dtype(_NUMPY[name])
+    return found
 
 
 def c_type(name: str) -> str:

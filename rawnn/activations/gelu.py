@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from rawnn.activations import Activation, register
 
-_erf = np.frompyfunc(math.erf, 1, 1)
+_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _distribution(z: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(0.5 * (1 + _erf(z / math.sqrt(2)).astype(z.dtype)))
+    return np.asarray(0.5 * (1 + np.asarray(_erf(z / math.sqrt(2)), z.dtype)))
 
 
 def function(z: NDArray[Any]) -> NDArray[Any]:

@@ -64,10 +64,10 @@ class MatmulPlan:
 
     def __init__(
         self, api: Any, handle: int, *, layout: str, m: int, n: int, k: int,
-        lda: int, ldb: int, ldc: int, dtype: str = "float32", output: str = "", compute: str = "float32",
-        alpha: float = 1.0, beta: float = 0.0, bias: bool = False, relu: bool = False,
-        split_k: bool = True, slices: int = 1, workspace_limit: int = WORKSPACE_LIMIT,
-        alignment: int = POINTER_ALIGNMENT,
+        lda: int, ldb: int, ldc: int, dtype: str = "float32", output: str = "",
+        compute: str = "float32", alpha: float = 1.0, beta: float = 0.0, bias: bool = False,
+        relu: bool = False, split_k: bool = True, slices: int = 1,
+        workspace_limit: int = WORKSPACE_LIMIT, alignment: int = POINTER_ALIGNMENT,
     ) -> None:
         a_transposed, b_transposed = _known("matrix layout", layout, _TRANSPOSED)
         data_type, itemsize = _known("matrix type", dtype, _DTYPES)

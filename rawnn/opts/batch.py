@@ -47,8 +47,9 @@ def chosen(value: str | int | None, recipe: Recipe, examples: int, free: int,
         batch = _largest(lambda n: needed(replace(recipe, batch=n)) <= SHARE * free, examples)
     other = replace(recipe, batch=batch)
     steps, before = other.updates(examples), recipe.updates(examples)
-    return other, (f"batch {batch} makes {steps} step(s) an epoch in place of {before}: at the same "
-                   f"learning rate an epoch learns less; compare the accuracy, not only the time")
+    return other, (f"batch {batch} makes {steps} step(s) an epoch in place of {before}: at the "
+                   f"same learning rate an epoch learns less; compare the accuracy, not only the "
+                   f"time")
 
 
 def _largest(fits: Callable[[int], bool], examples: int) -> int:

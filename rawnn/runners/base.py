@@ -113,8 +113,8 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     left = tests % whole
     parts = [(whole, 0, tests // whole)] + ([(left, tests - left, 1)] if left else [])
     evaluate = tuple(
-        Part(selection.apply(evaluation_step(network, size, form_of(data, "test", first)))[0], first,
-             steps)
+        Part(selection.apply(evaluation_step(network, size, form_of(data, "test", first)))[0],
+             first, steps)
         for size, first, steps in parts
     )
     quiet = train.without_metrics() if policy.report > 1 else train

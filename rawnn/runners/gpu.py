@@ -23,7 +23,13 @@ from rawnn.runners.feed import HostOrder, contents, resident
 from rawnn.runners.graphplan import graph_plans
 from rawnn.runners.lowering import Lowering
 from rawnn.runners.overlap import OverlappedProgram, fetching, turns
-from rawnn.runners.programs import GraphProgram, Program, RepeatProgram, make_program
+from rawnn.runners.programs import (
+    GraphProgram,
+    Program,
+    RepeatProgram,
+    StreamProgram,
+    make_program,
+)
 from rawnn.step.build import used_tensors
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
@@ -107,7 +113,7 @@ class GpuRunner:
         self._closing.callback(allocator.close)
         return allocator
 
-    def _stream(self, plan: Plan) -> Program:
+    def _stream(self, plan: Plan) -> StreamProgram:
         program = make_program(self._lowering, plan, self._addresses, self._host, self._allocator)
         self._closing.callback(program.close)
         return program
@@ -228,7 +234,7 @@ class GpuRunner:
         """The baseline's epoch: loss and accuracy are copied and waited for after every step."""
         metrics = self._metric_arrays()
         for index in range(self._work.updates):
-            (program if index < self._work.steps else self._rest).step(index)
+            (self._rest if self._rest and index == self._work.steps else program).step(index)
             for name, array in metrics.items():
                 self._device.to_host(array[index : index + 1], self._addresses[name] + 4 * index,
                                      f"{name} of step {index}")

@@ -63,8 +63,8 @@ def define(
 class Op:
     """One operation of a plan.
 
-    `impl` says which code runs it ("naive", "tiled", "mma", "cublas", "cudnn", "fused", "memcpy"), `operands` maps
-    operand names to tensor names, `attributes` holds everything static (sizes, learning rate,
+    `impl` says which code runs it ("naive", "tiled", "mma", "cublas", "cudnn", "fused", "memcpy"),
+    `operands` maps operand names to tensor names, `attributes` holds everything static (sizes, learning rate,
     the step's `offset` from the cursor).
     """
 

@@ -111,15 +111,15 @@ def compare(ours: np.ndarray, theirs: np.ndarray, early: float, all_steps: float
 @pytest.mark.parametrize("name", ["linear", "mlp4", "wide256"])
 def test_the_host_runner_learns_as_torch_does(name):
     work = work_of(name, "preload")
-    compare(our_losses(HostRunner(work), work), torch_losses(work, orders_of(work)), 1e-5, 1e-3)
+    compare(our_losses(HostRunner(work), work), torch_losses(work, orders_of(work)), 1e-5, 3e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["linear", "mlp4", "wide256"])
 @pytest.mark.parametrize(("opt", "early", "all_steps"), [
-    ("best", 1e-5, 1e-3), ("best,cublas", 1e-5, 1e-3), ("best,cublas,tf32", 5e-3, 1e-2), ("best,bf16", 2e-2, 2e-2),
-    ("best,fp16", 5e-3, 1e-2), ("best,sr", 3e-2, 3e-2)])
+    ("best", 1e-5, 3e-3), ("best,cublas", 1e-5, 3e-3), ("best,cublas,tf32", 5e-3, 1e-2),
+    ("best,bf16", 2e-2, 2e-2), ("best,fp16", 5e-3, 1e-2), ("best,sr", 3e-2, 3e-2)])
 def test_the_gpu_learns_as_torch_does(gpu, name, opt, early, all_steps):
     work = work_of(name, opt)
     ours = our_losses(GpuRunner(gpu, work), work)

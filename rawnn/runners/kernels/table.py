@@ -32,9 +32,9 @@ gives: rows that `order` picks from."""
 class KernelImpl:
     """How one (kind, impl) is launched.
 
-    `name` is the kernel's, `template(op, plan)` its template arguments; `sizes(op, plan)` gives the parameters that are
-    neither operands, leading dimensions nor attributes of the op, and what else the geometry
-    depends on; `geometry(scalars)` the grid and block from all of them; `shapes` the extents of
+    `name` is the kernel's, `template(op, plan)` its template arguments; `sizes(op, plan)` gives the
+    parameters that are neither operands, leading dimensions nor attributes of the op, and what else
+    the geometry depends on; `geometry(scalars)` the grid and block from all of them; `shapes` the extents of
     every operand, which the simulated device and the tests go by. `shared(scalars)` are bytes of
     dynamic shared memory, `cluster` blocks of a cluster along x.
     """

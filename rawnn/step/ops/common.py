@@ -43,5 +43,6 @@ def flag_overflow(t: SimpleNamespace, values: Array) -> None:
     """Set `overflow`, where the op has it, if float16 cannot hold a value."""
     if hasattr(t, "overflow"):
         limit = float(np.finfo(np.float16).max)
-        if not (np.abs(values) < limit + 16).all():  # 65520 rounds to infinity; a NaN compares false
+        # 65520 and more round to infinity; a NaN compares false.
+        if not (np.abs(values) < limit + 16).all():
             t.overflow[0] = 1

@@ -55,6 +55,11 @@ def _bias(t: SimpleNamespace, layer: int) -> Array | float:
     return bias
 
 
+def _store(block: Array, value: Array) -> None:
+    """A layer's [B, n] values in its rows of a [D * W, B] tensor, zeros behind them."""
+    block[: value.shape[1]], block[value.shape[1] :] = value.T, 0
+
+
 def _product_of_first(t: SimpleNamespace, a: Attributes, pixels: Array) -> None:
     """partial = the first layer's product with a batch, share by share."""
     number = t.w1.dtype.type
@@ -81,11 +86,10 @@ def narrow_inner(t: SimpleNamespace, a: Attributes) -> None:
     depth, between = len(copies) + 1, activation(a["activation"])
     width, first = len(t.activations) // depth, copies[0].shape[1]
     z = t.partial.reshape(-1, first, t.partial.shape[1]).sum(axis=0).T + _bias(t, 1)
-    t.activations[...] = t.gradients[...] = 0
     outputs = []
     for layer, w in enumerate(copies, 1):
         outputs.append(_rounded(np.asarray(between.function(z)), a))
-        t.activations[(layer - 1) * width :][: z.shape[1]] = outputs[-1].T
+        _store(t.activations[(layer - 1) * width :][:width], outputs[-1])
         z = outputs[-1] @ w.T + _bias(t, layer + 1)
     y = t.labels[batch_rows(t, a, len(z))].astype("int32")
     p = softmax_of(z)
@@ -93,7 +97,8 @@ def narrow_inner(t: SimpleNamespace, a: Attributes) -> None:
     t.row_correct[...] = p.argmax(axis=1) == y
     dz = _rounded(gradient(p, y), a)
     for layer in range(depth, 0, -1):
-        t.gradients[(layer - 1) * width :][: dz.shape[1]] = dz.T
+        rows = width if layer < depth else -(-dz.shape[1] // 16) * 16
+        _store(t.gradients[(layer - 1) * width :][:rows], dz)
         if layer > 1:
             slope = between.slope(outputs[layer - 2])
             dz = _rounded((dz @ copies[layer - 2]) * slope, a)

@@ -11,7 +11,6 @@ from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import Array, flag_overflow
 
 
-
 def factors(t: SimpleNamespace, a: Attributes) -> tuple[Array, Array]:
     """op(a) and op(b)."""
     left = t.a.T if a["layout"][0] == "t" else t.a
