@@ -59,7 +59,7 @@ def test_under_sanitizer(builds, sanitizer):
         sys.executable, str(EMULATION / "kernel_cases.py"), str(builds[sanitizer]),
         SANITIZERS[sanitizer],
     ]  # fmt: skip
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     assert done.stdout.count("passed") == len(kernel_cases.CHECKS)
 

@@ -47,7 +47,7 @@ def check_softmax(emulator: Emulator, rng: np.random.Generator) -> None:
             close(p, expected, expected * (EPS * 300 + 4 * EPS * math.sqrt(cols)) + TINY)
             padding_untouched(p)
         for kind in ("float", "float16"):
-            dz = pitched(rows, cols, pad + 1, DTYPES[kind])
+            dz = pitched(rows, cols, pad or 1, DTYPES[kind])
             scaled = scaling() if pad else {}
             emulator.call(f"softmax_backward<{kind}>", (2,), (64,), p=p, y=y, dz=dz, rows=rows,
                           cols=cols, **scaled)
@@ -173,7 +173,7 @@ def check_pointwise(emulator: Emulator, rng: np.random.Generator) -> None:
         z = filled(rng.standard_normal((rows, cols)) * 4, pad)
         z[0, 0] = 0 if pad else 40  # beyond which 1 + exp(-z) is 1
         t = filled(rng.integers(0, 2, (rows, cols)) if "bce" in name
-                   else rng.standard_normal((rows, cols)), pad + 1, DTYPES[tt])
+                   else rng.standard_normal((rows, cols)), pad or 1, DTYPES[tt])
         loss64, gradient64 = pointwise64(name, f64(z), f64(t))
         both = "gradient" in name or "backward" in name
         expression = f"{name}<{tt},{td}>" if both else f"{name}<{tt}>"

@@ -56,13 +56,13 @@ RULES: dict[str, tuple[Step, tuple[str, ...], tuple[dict[str, float], ...]]] = {
 def optimizer(name: str, emulator: Emulator, rng: np.random.Generator) -> None:
     rule, states, variants = RULES[name]
     columns = (33,) if emulator.host_threads else (1, 16, 33, 127)
-    shapes = itertools.product((1, 5), columns, (0, 3, 8), variants)
+    shapes = itertools.product((1, 5), columns, (0, 3, 9), variants)  # 127 + 9: whole vectors
     for (rows, cols, pad, variant), expression in itertools.product(
         shapes, SOURCES_AND_EXPRESSIONS[name]
     ):
         tw, tg, tc = (DTYPES[kind] for kind in template(expression))
         w = filled(rng.standard_normal((rows, cols)), pad, tw)
-        dw = filled(rng.standard_normal((rows, cols)), pad + 1, tg)
+        dw = filled(rng.standard_normal((rows, cols)), pad + (pad == 3), tg)
         copy = pitched(rows, cols, pad, tc)
         state = {operand: filled(rng.random((rows, cols)), pad) for operand in states}
         before = f64(w)
