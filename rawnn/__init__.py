@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from rawnn.config import Config
     from rawnn.data import Dataset, from_arrays, load_dataset
     from rawnn.lab import Kernel, array, empty
+    from rawnn.listener import Listener
     from rawnn.model import Model
     from rawnn.network import Network
     from rawnn.opts import TOGGLES
     from rawnn.result import Result
     from rawnn.step import Plan
-    from rawnn.training import Listener, train
+    from rawnn.training import train
 
 _HOMES = {
     "Checkpoints": "rawnn.callbacks",
@@ -34,7 +35,7 @@ _HOMES = {
     "Dataset": "rawnn.data",
     "EarlyStopping": "rawnn.callbacks",
     "Kernel": "rawnn.lab",
-    "Listener": "rawnn.training",
+    "Listener": "rawnn.listener",
     "Model": "rawnn.model",
     "Network": "rawnn.network",
     "Plan": "rawnn.step",

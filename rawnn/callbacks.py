@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rawnn.checkpoint import Store, read, write
 from rawnn.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.listener import Listener
 from rawnn.result import Report
-from rawnn.training import Listener
 
 if TYPE_CHECKING:
     from rawnn.config import Config

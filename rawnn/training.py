@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.callbacks import asked_for, together
 from rawnn.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.config import Config
 from rawnn.data import Dataset
 from rawnn.datasource import check_fit, given, named
 from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
+from rawnn.listener import Listener as Listener
 from rawnn.machine import Opened, open_device, since_import
 from rawnn.network import Network
 from rawnn.opts import Selection, batch, select
@@ -26,29 +28,6 @@ from rawnn.result import Report, Result, Times, environment
 from rawnn.runners.base import Evaluation, Runner, State, Work, prepare
 from rawnn.runners.host import HostRunner
 from rawnn.step.recipe import Recipe
-
-
-class Listener:
-    """What a caller may hear of a run while it goes on; every method may be overridden."""
-
-    def notify(self, message: str) -> None:
-        """One sentence that the user should read."""
-
-    def started(self, session: Session) -> None:
-        """Everything is ready; the clock starts after this."""
-
-    def reported(self, report: Report) -> None:
-        """A report is due."""
-
-    def epoch_done(self, epoch: int) -> None:
-        """An epoch was enqueued (on a GPU it may still run)."""
-
-    def settled(self, epoch: int) -> None:
-        """The epoch was reported, too, if that was due: the moment to ask `session.checkpoint`,
-        within `session.paused()`, or to `session.stop`."""
-
-    def ended(self, epoch: int) -> None:
-        """The last epoch was `epoch`; parameters may still be kept, or replaced."""
 
 
 def train(config: Config | None = None, *, listener: Listener | Sequence[Listener] = (),
@@ -64,8 +43,6 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     TrainingDiverged carries the reports reached so far as `history`. Ctrl-C ends the run after
     the epoch in hand and returns what was reached, marked `interrupted`.
     """
-    from rawnn.callbacks import together
-
     arrays = data is not None and not isinstance(data, str | os.PathLike)
     own = {"data": data, "validation": validation, "normalise": normalise}
     of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
@@ -87,8 +64,6 @@ class Session:
         """`imports_ms` is what the process took to get here. `data` and `opened` may be given
         where several runs share them; an opened device is then left open. `log_allocations` gets
         a line for each call that takes device memory from the driver or gives it back."""
-        from rawnn.callbacks import asked_for, together
-
         self.config, self.listener = config, together([listener, *asked_for(config)])
         self._imports_ms = imports_ms
         self._closing = ExitStack()
@@ -196,7 +171,7 @@ class Session:
         return Checkpoint(
             network, {name: state.pop(name) for name in names}, epoch, state, config,
             self.data.normalisation, self.data.label_names,
-            {**self.facts, "dataset": self.data.name})
+            {**self.facts, "dataset": self.data.name, "features": self.data.feature_names})
 
     def restore(self, state: State) -> None:
         """Replace parameters and state by what `runner.state()` gave before."""

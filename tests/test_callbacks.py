@@ -106,7 +106,7 @@ def test_data_that_the_caller_brings_are_not_looked_for_by_name(tmp_path: Path) 
     go(save=str(tmp_path), epochs=3)
     kept = find(tmp_path, lambda message: None)[1]
     assert not {"dataset", "data", "target"} & set(kept.config)
-    assert kept.facts == {"dataset": "random"}
+    assert kept.facts == {"dataset": "random", "features": []}
     recorder = Recorder()
     other = from_arrays((DATA.train_images, DATA.train_labels))
     go(recorder, data=other, resume=str(tmp_path))

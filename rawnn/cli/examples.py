@@ -74,16 +74,18 @@ def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
 
 
 def _table(found: Checkpoint, path: str, target: str | None) -> Table:
-    """The table; without a target the one trained with is left out of the inputs if it is there."""
+    """The table, with the columns that the network was trained on where both have a header; without
+    a target the one trained with is left out of the inputs if it is there."""
+    kind, features = _kind(found), tuple(map(str, found.facts.get("features", ())))
     if target is not None or path.lower().endswith(".npz"):
-        return read_table(path, target, _kind(found))
+        return read_table(path, target, kind, features)
     before = found.config.get("target")
     if before is not None:
         with contextlib.suppress(ConfigError):
-            table = read_table(path, str(before), _kind(found))
+            table = read_table(path, str(before), kind, features)
             if table.inputs.shape[1] == found.network.layers[0]:
                 return table
-    return read_table(path, None, _kind(found))
+    return read_table(path, None, kind, features)
 
 
 def _kind(found: Checkpoint) -> Kind:

@@ -53,6 +53,7 @@ class Dataset:
     test_targets: Targets | None = None  # [M, outputs]
     normalisation: Normalisation = None  # type: ignore[assignment]  # None: by the inputs' type
     label_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()  # of a table with a header
     autoencoder: bool = False
     notes: tuple[str, ...] = ()
     resident: Mapping[str, DeviceArray] = field(default_factory=dict)

@@ -8,7 +8,7 @@ import os
 import zipfile
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,13 +68,14 @@ def load_table(
         if names:
             y = y.astype(str)
     test: Any = fraction if table.test is None else table.test
-    return from_arrays(Pair(table.inputs, y), test, normalise=normalise, kind=kind, seed=seed,
+    made = from_arrays(Pair(table.inputs, y), test, normalise=normalise, kind=kind, seed=seed,
                        name=Path(path).stem, source=os.fspath(path), label_names=names,
                        classes=classes)
+    return replace(made, feature_names=table.feature_names)
 
 
-def read_table(path: str | os.PathLike[str], target: str | None = None,
-               kind: Kind | None = None) -> Table:
+def read_table(path: str | os.PathLike[str], target: str | None = None, kind: Kind | None = None,
+               features: Sequence[str] = ()) -> Table:
     """Read a table.
 
     `.npz`: the arrays `X` and `y`, or `x_train`, `y_train`, `x_test` and `y_test` (case does not
@@ -83,7 +84,8 @@ def read_table(path: str | os.PathLike[str], target: str | None = None,
 
     `.csv` (or `.tsv`): numbers, separated by commas, semicolons or tabs, under a header or not.
     `target` names the column to be predicted, or several separated by commas, each by its name or
-    its index (from 0; -1 is the last).
+    its index (from 0; -1 is the last). Under a header the `features` are the columns of these
+    names, in their order, and others are not read; without `features` all but the target are.
 
     Raises DataError, naming row and column, for what cannot be read, ConfigError for a column that
     is not there.
@@ -91,7 +93,7 @@ def read_table(path: str | os.PathLike[str], target: str | None = None,
     file = Path(path)
     if file.suffix.lower() == ".npz":
         return _read_npz(file, target)
-    return _read_csv(file, target, kind)
+    return _read_csv(file, target, kind, features)
 
 
 # -- npz ------------------------------------------------------------------------------------------
@@ -145,10 +147,10 @@ def _line(error: Exception) -> str:
 # -- CSV ------------------------------------------------------------------------------------------
 
 
-def _read_csv(path: Path, target: str | None, kind: Kind | None) -> Table:
+def _read_csv(path: Path, target: str | None, kind: Kind | None, features: Sequence[str]) -> Table:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            sheet = _Sheet(path, target)
+            sheet = _Sheet(path, target, features)
             sheet.read(file)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -171,8 +173,9 @@ class _Sheet:
     """A CSV file read row by row: features are made float32 at once (the text of MNIST would take
     gigabytes), the cells of target columns are kept as they are."""
 
-    def __init__(self, path: Path, target: str | None) -> None:
+    def __init__(self, path: Path, target: str | None, features: Sequence[str]) -> None:
         self.path = path
+        self._named = features
         self._asked = [] if target is None else [part.strip() for part in target.split(",")]
         self.header: list[str] = []
         self.width = 0
@@ -214,15 +217,21 @@ class _Sheet:
                 raise ConfigError(f"the target names column '{self.name(column)}' of {self.path} "
                                   f"twice")
         self.features = [i for i in range(self.width) if i not in self.targets]
+        if self._named and self.header:
+            for name in self._named:
+                if name not in self.header:
+                    raise ConfigError(f"{self.path} has no column '{name}', which the network was "
+                                      f"trained on" + nearest(name, self.header))
+            self.features = [self.header.index(name) for name in self._named]
         if not self.features:
             raise ConfigError(f"{self.path}: the target takes all {self.width} columns, so that no "
                               f"input is left")
         self._cells = [[] for _ in self.targets]
 
     def _row(self, row: list[str]) -> None:
-        if self.targets:
-            for kept, column in zip(self._cells, self.targets, strict=True):
-                kept.append(row[column].strip())
+        for kept, column in zip(self._cells, self.targets, strict=True):
+            kept.append(row[column].strip())
+        if self.targets or self._named:
             row = [row[column] for column in self.features]
         try:
             self._numbers.extend(map(float, row))

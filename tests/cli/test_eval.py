@@ -77,6 +77,21 @@ def test_eval_on_other_data(rawnn: Rawnn, kept: Path, flowers: Path) -> None:
         assert "100 examples" in done.out
 
 
+def test_columns_are_found_by_their_names(rawnn: Rawnn, kept: Path, flowers: Path,
+                                          tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    rows = list(csv.DictReader(flowers.open()))
+    other.write_text("kind,width,note,length\n" + "".join(
+        f"{r['kind']},{r['width']},n{i},{r['length']}\n" for i, r in enumerate(rows)))
+    found = [rawnn("predict", str(kept), "--data", str(file)) for file in (flowers, other)]
+    assert found[0].status == found[1].status == 0, found[1].err
+    assert found[0].out == found[1].out
+    other.write_text(other.read_text().replace("length", "size"))
+    done = rawnn("eval", str(kept), "--data", str(other))
+    assert done.status == 2
+    assert "has no column 'length', which the network was trained on" in done.err
+
+
 def test_predictions_as_csv(rawnn: Rawnn, kept: Path, flowers: Path, tmp_path: Path) -> None:
     done = rawnn("predict", str(kept), "--data", str(flowers), "--probabilities")
     assert done.status == 0, done.err
@@ -150,7 +165,7 @@ def test_early_stopping_is_an_option(rawnn: Rawnn, tmp_path: Path, flowers: Path
     (("predict", "{kept}", "--data", "{flowers}", "--out", "no/x.csv"), ("there is no directory",),
      2),
     (("predict", "{kept}", "--data", "{flowers}", "--target", "length"),
-     ("holds 'rose', which is no number",), 1),
+     ("row 0 has the label", "the classes are lily, rose, tulip"), 1),
     (("predict", "{kept}", "--data", "no.csv"), ("no.csv cannot be read",), 1),
     (("eval", "{kept}", "--data", "{flowers}", "--target", "q"), ("no column 'q'",), 2),
     (("eval", "{kept}", "--device", "gpx"), ("device",), 2),

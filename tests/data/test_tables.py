@@ -108,6 +108,18 @@ def test_no_target_is_an_autoencoder(tmp_path: Path) -> None:
     assert data.outputs == 2
 
 
+def test_features_by_name(tmp_path: Path) -> None:
+    file = write(tmp_path, "id,b,a,y\nx1,2,1,0\nx2,4,3,1\n")
+    table = read_table(file, "y", None, ("a", "b"))
+    assert table.inputs.tolist() == [[1, 2], [3, 4]]
+    assert table.feature_names == ("a", "b")
+    assert read_table(file, None, None, ("b",)).inputs.tolist() == [[2], [4]]
+    with pytest.raises(ConfigError, match="has no column 'c', which the network was trained on"):
+        read_table(file, "y", None, ("a", "c"))
+    bare = write(tmp_path, "1,2\n3,4\n")
+    assert read_table(bare, None, None, ("a", "b")).inputs.tolist() == [[1, 2], [3, 4]]
+
+
 def test_the_same_seed_gives_the_same_split(tmp_path: Path) -> None:
     text = "x,y\n" + "".join(f"{i}.5,{i % 3}\n" for i in range(60))
     first, again, other = (load_table(write(tmp_path, text), "y", seed=s) for s in (1, 1, 2))
