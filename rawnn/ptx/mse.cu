@@ -8,7 +8,7 @@
 // cols; offset but for mse_backward. mse_gradient does both at once; the steps that report nothing
 // use mse_backward.
 // Launch: mse_backward one dimension, any size, a thread takes 4 columns. The others ONE block of up to
-// 1024 threads, or any number of blocks of 256 with a `workspace` (metrics.cuh): one up to some 16,384
+// 1024 threads, or any number of blocks of 256 with a `workspace` (metrics.cuh): one up to 4,096
 // elements, ceil(elements / 2048) of them, 512 at most, from there on.
 // Limit: latency, and device-memory traffic from a few million elements on.
 #include "pointwise.cuh"
