@@ -23,6 +23,9 @@
 // block reads the whole of w from the L2 cache). Update: *cursor, pixels, shared memory, reduction.
 // The parameters stand in the order in which they are needed: each further 64 bytes of them are
 // another miss in the constant cache, 0.07 us a launch.
+// Programmatic launch: neither triggers, so that the next kernel begins as blocks end. With a trigger
+// behind the wait its blocks take issue slots from these: an epoch in a graph takes 2.73 ms so, 2.28
+// without, 2.57 with full edges.
 #include "common.cuh"
 #include "pdl.cuh"
 
@@ -59,7 +62,6 @@ __global__ void __launch_bounds__(256)
                    float scale, int lddz, float* __restrict__ dz, float* __restrict__ row_loss,
                    int* __restrict__ row_correct) {
   pdl_wait();
-  pdl_trigger();
   __shared__ float4 partial[CLASSES][3];  // 8 warps and a pad
   float* const partial_words = reinterpret_cast<float*>(partial);
   const int row = static_cast<int>(blockIdx.x);
@@ -229,7 +231,6 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
                   const float* __restrict__ row_loss, const int* __restrict__ row_correct,
                   float* __restrict__ loss, int* __restrict__ correct) {
   pdl_wait();
-  pdl_trigger();
   constexpr int pairs = (CLASSES + 1) / 2;
   constexpr int threads = 64 * pairs;  // of the intended launch
   __shared__ float4 x_tile[2][kTileRows];         // [four features][row]

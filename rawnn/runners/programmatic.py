@@ -50,10 +50,11 @@ def _may_be_overtaken(producer: Op, proof: Proof | None, begins_early: bool,
 
 def follows_anything(op: Op, plan: Plan, proof: Proof) -> bool:
     """Whether a kernel may overtake whatever kernel is ahead of it on a stream: it waits, and
-    reads nothing ahead of that but the data set, which no op writes."""
+    reads nothing ahead of that but what no kernel writes: the data set, and the cursor where no op
+    of the plan moves it."""
     written = {name for other in plan.ops for name, _ in other.writes}
     return proof.waits and all(
-        plan[name].role is Role.DATA and name not in written for name in _early(op, proof)
+        plan[name].role in (Role.DATA, Role.CURSOR) and name not in written for name in _early(op, proof)
     )
 
 

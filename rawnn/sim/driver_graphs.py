@@ -265,7 +265,7 @@ class GraphCalls(Effects):
         end = simulation.launcher.launch(
             executable, label, f"stream {stream.handle:#x}", simulation.behind(stream)
         )
-        stream.tail = end
+        stream.tail, stream.opening = end, None
         simulation.limit_queue()
         return (0,)
 

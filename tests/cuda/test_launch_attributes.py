@@ -227,3 +227,16 @@ def test_a_launch_joins_a_graph_by_both_kinds_of_edges() -> None:
     graph.close()
     device.close()
     device.driver.simulation.assert_clean()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_behind_a_graph_the_attribute_means_nothing(seed: int) -> None:
+    device = opened(seed)
+    x, y, z, end = vector(device, 1.0), *(vector(device) for _ in range(3))
+    graph = Graph(device.driver, device.context)
+    launch(device, "plain", y, z).add_to(graph, [], 0)
+    executable = graph.instantiate("one kernel")
+    launch(device, "both", x, y).run(0)
+    executable.launch(device.stream)
+    launch(device, "plain", z, end, programmatic=True).run(0)
+    assert (read(device, end) == 4).all()

@@ -241,7 +241,9 @@ def test_on_a_stream_only_the_data_set_may_be_read_early() -> None:
     gather, = plan.find(kind="gather")
     update = plan.find(kind="sgd")[0]
     assert follows_anything(gather, plan, Proof(True, True, False, ("images", "labels"), ""))
-    assert not follows_anything(gather, plan, Proof(True, True, True, ("cursor",), ""))
+    cursor = Proof(True, True, True, ("cursor",), "")
+    assert follows_anything(gather, plan, cursor)
+    assert not follows_anything(gather, plan.advancing(), cursor)
     assert not follows_anything(update, plan, EARLY)
     assert follows_anything(update, plan, WAITS)
     assert not follows_anything(update, plan, NOT)
