@@ -1,0 +1,101 @@
+"""The table of measured best toggles: a small one in the package, and the user's own beside the
+kernel cache, which wins."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from rawnn.errors import ConfigError
+
+PACKAGED = Path(__file__).with_name("best.json")
+ENVIRONMENT = "RAWNN_BEST"
+MOST_DISTANCE = 2.0
+"""How far a network may lie from a measured one: a factor of 4 in width or in batch, or one of 2 in
+each, counts as 2."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What was fastest for one network on one kind of GPU.
+
+    `numbers` are the number toggles it was measured with ("" for float32), `toggles` the fastest
+    set besides them, `us` its median time a step in microseconds by the device's clock, `others`
+    those of the sets it was compared with.
+    """
+
+    gpu: str
+    layers: tuple[int, ...]
+    batch: int
+    numbers: str
+    toggles: str
+    us: float
+    others: dict[str, float]
+    driver: str
+    commit: str
+    date: str
+
+
+def user_file() -> Path:
+    """Where the user's own entries are kept: RAWNN_BEST, or a file of the user's cache."""
+    given = os.environ.get(ENVIRONMENT)
+    return Path(given) if given else Path(platformdirs.user_cache_dir("rawnn")) / "best.json"
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of a table; none where there is no file. Raises ConfigError for a broken one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Entry])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"the table of measured toggles {path} cannot be read: {error}; remove "
+                          f"it, or measure anew with `rawnn tune`") from None
+
+
+def write(path: Path, entries: Sequence[Entry]) -> None:
+    """Write a table whole, atomically, one entry a line."""
+    from rawnn.result import write_atomically
+
+    lines = ",\n".join(msgspec.json.encode(e).decode() for e in entries)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f"[\n{lines}\n]\n")
+
+
+def remember(path: Path, entry: Entry) -> None:
+    """Add an entry, in place of one of the same GPU, network, batch and numbers."""
+    write(path, [*(e for e in read(path) if _key(e) != _key(entry)), entry])
+
+
+def _key(e: Entry) -> tuple[object, ...]:
+    return e.gpu, e.layers, e.batch, e.numbers
+
+
+def distance(entry: Entry, layers: Sequence[int], batch: int) -> float:
+    """How far a network is from a measured one: infinite for another depth, else in factors of two
+    of the mean hidden width and of the batch."""
+    if len(entry.layers) != len(layers):
+        return math.inf
+    return abs(_width(entry.layers) - _width(layers)) + abs(math.log2(entry.batch / batch))
+
+
+def _width(layers: Sequence[int]) -> float:
+    """log2 of the geometric mean of the hidden widths; of all sizes where there are none."""
+    sizes = layers[1:-1] or layers
+    return sum(math.log2(n) for n in sizes) / len(sizes)
+
+
+def nearest(gpu: str, layers: Sequence[int], batch: int, numbers: str) -> Entry | None:
+    """The measured entry nearest to a network, of the same GPU and numbers; the user's own before
+    the package's at equal distance. None where none is near."""
+    near: list[tuple[float, Entry]] = []
+    for path in (user_file(), PACKAGED):
+        for entry in read(path):
+            if entry.gpu == gpu and entry.numbers == numbers:
+                near.append((distance(entry, layers, batch), entry))
+    near = [pair for pair in near if pair[0] <= MOST_DISTANCE]
+    return min(near, key=lambda pair: pair[0])[1] if near else None
