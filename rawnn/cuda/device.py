@@ -165,12 +165,13 @@ class Device:
              programmatic: bool = False) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
+        arch = self.arch + "a" if name in ptx.ARCHITECTURE_SPECIFIC else self.arch
         built = compile_source(
-            self.backend.nvrtc, text, name=name, arch=self.arch, expressions=expressions,
+            self.backend.nvrtc, text, name=name, arch=arch, expressions=expressions,
             relocatable=relocatable, programmatic=programmatic, cache=self._cache,
         )
         image = self._link(built, name) if relocatable else built.cubin
-        module = self._check("cuModuleLoadData", image, context=f"{name} for {self.arch}")
+        module = self._check("cuModuleLoadData", image, context=f"{name} for {arch}")
         self._closing.callback(self._check, "cuModuleUnload", module, context=name)
         for expression in expressions:
             lowered = built.lowered[expression]

@@ -43,7 +43,8 @@ class Toggle:
 
     `apply(plan, policy, value)` returns the plan and the policy rewritten. `needs(machine)`
     returns why it cannot run on a machine, or None. `host` says whether it means anything where
-    there is no GPU. `claim` is one line; `source` is where the idea comes from.
+    there is no GPU. `settle(value, machine)` is the value that a machine gives to one that leaves
+    it open. `claim` is one line; `source` is where the idea comes from.
     """
 
     name: str
@@ -57,6 +58,8 @@ class Toggle:
     implies: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     host: bool = False
+    settle: Callable[[str | int | None, Machine], str | int | None] = \
+        lambda value, machine: value
 
     def parse(self, text: str | None) -> str | int | None:
         """The toggle's value from what stands after "=" (None: nothing does)."""

@@ -5,15 +5,16 @@
 //   mma_update: w[rows, cols] -= lr * (dz[batch, rows]^T x[batch, cols] / loss_scale + decay * w),
 //               copy, bias: gradient and step in one kernel, as weight_update.cu
 //
-// template <TA, TB, TC, ACTIVATION, SLOPE, TS, SUM, TILE>, mma_update <TD, TX, TW, TC, BIAS, SUM,
-// TILE>. Operands: float (rounded to tf32), float16, bfloat16, or any two 8-bit floats (sm_89). SUM is
-// float, or float16 for float16 operands. BIAS says that bias is not null. bias, saved (with SLOPE
-// None), overflow and whatever updates.cuh calls optional may be null.
+// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, mma_update <TD, TX, TW, TC, BIAS, SUM,
+// tile>, where `tile` are the parameters of Tile (mma_copy.cuh). Operands: float (rounded to tf32),
+// float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, or float16 for float16 operands.
+// BIAS says that bias is not null. saved (with SLOPE None), overflow and whatever updates.cuh calls
+// optional may be null.
 // Every sum has one order, whatever runs beside it: results repeat bit for bit.
 //
-// Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of TILE's threads, clusters of
+// Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of 32 * WM * WN * WK threads, clusters of
 // CLUSTER along x (more than 1: sm_90), max(STAGES * (BM + BN) * 128, WK * BM * (BN + 8) * 4) bytes of
-// dynamic shared memory. Rows that are not aligned to 16 bytes are copied element by element.
+// dynamic shared memory. CLUSTER is 1 in mma_update.
 // Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
 #include "mma_copy.cuh"
@@ -52,23 +53,18 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
   const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
 
-  // The stages of this block, of all that the inner dimension has.
-  int begin = 0;
-  int stages = (k + kDepth - 1) / kDepth;
-  if constexpr (TILE::kCluster > 1) {
-    const int rank = static_cast<int>(cluster_rank());
-    begin = stages * rank / TILE::kCluster;
-    stages = stages * (rank + 1) / TILE::kCluster - begin;
-  }
-  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin * kDepth, k, thread);
-  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin * kDepth, k, thread);
+  const Share<TILE> share((k + kDepth - 1) / kDepth);
+  const int stages = share.stages;
+  const int begin = share.begin * kDepth;
+  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
+  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
   const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
   const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
   const unsigned int shared = shared_address(dynamic_shared);
 
   pdl_wait();
   pdl_trigger();
-#pragma unroll
+#pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < stages) {
       load_a.load(shared + stage * kTile);
@@ -155,51 +151,58 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   }
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename SUM, typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename SUM, typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename SUM, typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM,
-          typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
                const int* __restrict__ cursor, const int* __restrict__ clock,
                const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
                int rows, int cols, float lr, float decay, int offset, bool stochastic,
                unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
   const UpdateEpilogue<TW, TC> epilogue{
-      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      w,      ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock,  loss_scale, overflow, rows,   cols, lr,    decay,
       offset, {stochastic, seed, stream, 0}, 1.0f, false};
   block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

@@ -25,6 +25,20 @@ __device__ __forceinline__ void load_of_rank(float (&values)[4], unsigned int ad
       : "memory");
 }
 
+// The stages of the inner dimension that are this block's.
+template <typename TILE>
+struct Share {
+  int begin = 0;
+  int stages;
+  __device__ __forceinline__ explicit Share(int all) : stages(all) {
+    if constexpr (TILE::kCluster > 1) {
+      const int rank = static_cast<int>(cluster_rank());
+      begin = all * rank / TILE::kCluster;
+      stages = all * (rank + 1) / TILE::kCluster - begin;
+    }
+  }
+};
+
 // A block's sums in shared memory: one part for every warp along the inner dimension, each
 // [BM, BN + 8], where column BN holds the sums of the bias. Eight words of padding: a fragment's
 // eight rows then lie in different banks.
@@ -33,19 +47,20 @@ struct Sums {
   static constexpr int kPitch = TILE::kN + 8;
   static constexpr int kPart = TILE::kM * kPitch;
   static constexpr int kBytes = TILE::kWarpsK * kPart * static_cast<int>(sizeof(float));
-  static constexpr int kRows = TILE::kM / TILE::kCluster;  // that this block finishes
+  static constexpr int kRows =  // that this block finishes
+      (TILE::kM + TILE::kCluster - 1) / TILE::kCluster;
   static constexpr int kInRow = TILE::kN / 4;
   static constexpr int kQuads = kRows * kInRow;
   static constexpr int kPasses = (kQuads + TILE::kThreads - 1) / TILE::kThreads;
-  static_assert(TILE::kM % TILE::kCluster == 0, "every block of a cluster finishes some rows");
 
   int first;  // row of the tile
   __device__ __forceinline__ Sums() {
     first = TILE::kCluster == 1 ? 0 : static_cast<int>(cluster_rank()) * kRows;
   }
 
-  static __device__ __forceinline__ bool inside(int pass, int thread) {
-    return kQuads % TILE::kThreads == 0 || thread + pass * TILE::kThreads < kQuads;
+  __device__ __forceinline__ bool inside(int pass, int thread) const {
+    if (kQuads % TILE::kThreads != 0 && thread + pass * TILE::kThreads >= kQuads) return false;
+    return TILE::kM % TILE::kCluster == 0 || row(pass, thread) < TILE::kM;
   }
   __device__ __forceinline__ int row(int pass, int thread) const {
     return first + (thread + pass * TILE::kThreads) / kInRow;

@@ -3,10 +3,10 @@
 //
 //   The products, operands and scalars of matmul.cu and weight_update.cu.
 //
-// template <TA, TB, TC, ACTIVATION, SLOPE, TS, TILE>, tiled_update <TD, TX, TW, TC, BIAS, TILE>; any
-// storage types. BIAS says that bias is not null; the other optional operands may be null. The lanes
-// of a warp stand 4 down and 8 across, so a thread has BM / WM / 4 by BN / WN / 8 elements, in groups
-// of 4 by 4.
+// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, tile>, tiled_update <TD, TX, TW, TC, BIAS, tile>,
+// where `tile` are the parameters of Tile (mma_copy.cuh) without CLUSTER; any storage types. BIAS says
+// that bias is not null; the other optional operands may be null. The lanes of a warp stand 4 down and
+// 8 across, so a thread has BM / WM / 4 by BN / WN / 8 elements, in groups of 4 by 4.
 //
 // Used by `tiled`. Launch: as mma.cu, without clusters; a stage is 32 elements of the inner dimension,
 // so dynamic shared memory is STAGES * 32 * (BM * sizeof(TA) + BN * sizeof(TB)) bytes, or
@@ -185,50 +185,55 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   }
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     tiled_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     tiled_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     tiled_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, int BM, int BN, int WM,
+          int WN, int WK, int STAGES, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     tiled_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                  int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
                  const int* __restrict__ cursor, const int* __restrict__ clock,
                  const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
                  int rows, int cols, float lr, float decay, int offset, bool stochastic,
                  unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, ALIGNED>;
   const UpdateEpilogue<TW, TC> epilogue{
-      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      w,      ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock,  loss_scale, overflow, rows,   cols, lr,    decay,
       offset, {stochastic, seed, stream, 0}, 1.0f, false};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

@@ -4,12 +4,13 @@
 //   The products, operands and scalars of mma.cu, for operands of float16 or bfloat16 (both of one
 //   type), or, in nt, of 8-bit floats. Sums are in float, in one order: results repeat bit for bit.
 //
-// template <TA, TB, TC, ACTIVATION, SLOPE, TS, TILE>, wgmma_update <TD, TX, TW, TC, BIAS, TILE>. A
-// warpgroup computes 64 rows by BN / WN columns (64, 128 or 256), so WM is BM / 16 and WK 1.
+// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, tile>, wgmma_update <TD, TX, TW, TC, BIAS, tile>,
+// where `tile` are the parameters of Tile (mma_copy.cuh). A warpgroup computes 64 rows by BN / WN
+// columns (64, 128 or 256), so WM is BM / 16 and WK 1. With 8-bit operands the tensor cores keep
+// about 14 bits of the sums.
 //
-// Used by `mma` for products that fill the GPU with such tiles. Launch: as mma.cu without clusters;
-// at least 3 stages, and 1,024 bytes more than the stages take.
-// Limit: the tensor cores; then the instructions of cp.async.
+// Used by `mma` on Hopper. Launch: as mma.cu; at least 3 stages, and 1,024 bytes more than they take.
+// Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
 #include "mma_copy.cuh"
 #include "mma_epilogue.cuh"
 #include "mma_sums.cuh"
@@ -33,7 +34,7 @@ struct Warpgroup {
   static constexpr int kAhead = kStages - 2;  // a slot is free once all have waited for its products
   static constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
-  static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsK == 1 && TILE::kCluster == 1,
+  static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsK == 1,
                 "a warpgroup computes 64 rows");
   static_assert(kAhead >= 1, "at least three stages");
 
@@ -46,6 +47,10 @@ struct Warpgroup {
   template <bool BIAS>
   __device__ __forceinline__ void run(LoaderA& load_a, LoaderB& load_b, unsigned int shared,
                                       int stages) {
+    if (TILE::kCluster > 1 && stages == 0) {  // more blocks than stages
+#pragma unroll
+      for (float& sum : value) sum = 0.0f;
+    }
     int slot = 0;
     for (int stage = 0; stage < stages; ++stage) {
       wait_for_copies<kAhead - 1>();
@@ -86,13 +91,15 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
+  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
   Group group;
   group.row0 = warp / 4 / TILE::kWarpsN * 64;
   group.column0 = warp / 4 % TILE::kWarpsN * Group::kColumns;
-  typename Group::LoaderA load_a(a, lda, m0, m, 0, k, thread);
-  typename Group::LoaderB load_b(b, ldb, n0, n, 0, k, thread);
-  const int stages = (k + Group::PanelA::kDepth - 1) / Group::PanelA::kDepth;
+  constexpr int kDepth = Group::PanelA::kDepth;
+  const Share<TILE> share((k + kDepth - 1) / kDepth);
+  const int stages = share.stages;
+  typename Group::LoaderA load_a(a, lda, m0, m, share.begin * kDepth, k, thread);
+  typename Group::LoaderB load_b(b, ldb, n0, n, share.begin * kDepth, k, thread);
   const unsigned int shared = shared_address(dynamic_shared);
 
   pdl_wait();
@@ -140,50 +147,58 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   }
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER,
+          bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     wgmma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER,
+          bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     wgmma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TA, typename TB, typename TC, typename ACTIVATION, typename SLOPE, typename TS,
-          typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER,
+          bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     wgmma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, bias, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename TILE>
-__global__ void __launch_bounds__(TILE::kThreads)
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, int BM, int BN, int WM,
+          int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
     wgmma_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-               int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
-               const int* __restrict__ cursor, const int* __restrict__ clock,
-               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-               int rows, int cols, float lr, float decay, int offset, bool stochastic,
-               unsigned long long seed, unsigned int stream) {
+                 int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
+                 const int* __restrict__ cursor, const int* __restrict__ clock,
+                 const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
+                 int rows, int cols, float lr, float decay, int offset, bool stochastic,
+                 unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
   const UpdateEpilogue<TW, TC> epilogue{
-      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      w,      ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock,  loss_scale, overflow, rows,   cols, lr,    decay,
       offset, {stochastic, seed, stream, 0}, 1.0f, false};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

@@ -1,0 +1,82 @@
+"""`mma`: matrix products by our own kernels on tensor cores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rawnn.dtypes import itemsize
+from rawnn.errors import ConfigError
+from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+VALUES = ("auto", "sync", "wgmma")
+HOPPER = (9, 0)
+
+LEAST_WGMMA = 1 << 26
+"""Multiplications (m n k) from which a product is faster by wgmma than by mma.sync."""
+
+
+def fits(plan: Plan, op: Op) -> bool:
+    """Whether tensor cores take the operands of a product as they are: both of one 16-bit type,
+    both of 8 bits, or of float32 where `tf32` allows to round them."""
+    types = {plan[op.operands[role]].dtype for role in ("a", "b")}
+    if op.attributes["compute"] == "float16":
+        return types == {"float16"}
+    if types == {"float32"}:
+        return op.attributes["compute"] == "tf32"
+    sizes = {itemsize(name) for name in types}
+    return sizes == {1} or (sizes == {2} and len(types) == 1)
+
+
+def _by_wgmma(plan: Plan, op: Op) -> bool:
+    """Whether wgmma computes it, and faster."""
+    a = op.attributes
+    size = itemsize(plan[op.operands["a"]].dtype)
+    if a["compute"] == "float16" or not (size == 2 or (size == 1 and a["layout"] == "nt")):
+        return False
+    return int(a["m"] * a["n"] * a["k"]) >= LEAST_WGMMA
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    def product(op: Op) -> Op:
+        if op.kind != "matmul" or not fits(plan, op):
+            return op
+        return replace(op, impl="wgmma" if value == "wgmma" and _by_wgmma(plan, op) else "mma")
+
+    return plan.map_ops(product), policy
+
+
+def parse(text: str) -> str:
+    if text not in VALUES:
+        raise ConfigError(f"mma={text}: give {', '.join(VALUES[:-1])} or {VALUES[-1]}")
+    return text
+
+
+def settle(value: str | int | None, machine: Machine) -> str | int | None:
+    """What `auto` means on a machine. Raises ConfigError for wgmma on anything but Hopper."""
+    hopper = machine.compute_capability == HOPPER
+    if value == "wgmma" and machine.gpu is None and not hopper:
+        have = ".".join(map(str, machine.compute_capability))
+        raise ConfigError(f"mma=wgmma needs instructions that only compute capability 9.0 has; "
+                          f"this GPU has {have}: use mma=sync, or mma alone")
+    return ("wgmma" if hopper else "sync") if value == "auto" else value
+
+
+def needs(machine: Machine) -> str | None:
+    if machine.compute_capability >= (8, 0):
+        return None
+    have = ".".join(map(str, machine.compute_capability))
+    return f"needs tensor cores with asynchronous copies, from compute capability 8.0 on; this " \
+           f"GPU has {have}"
+
+
+register(Toggle(
+    "mma",
+    claim="products of 16-bit and tf32 operands by our own kernels on tensor cores; on Hopper "
+          "large ones by wgmma",
+    source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
+    group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
+    parameter=Parameter("auto|sync|wgmma", parse, "auto"), settle=settle, conflicts=("cublas",),
+))

@@ -1,0 +1,28 @@
+"""`tiled`: matrix products through tiles in shared memory and registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    """Every product that is summed in float; others stay as they are."""
+
+    def tiled(op: Op) -> Op:
+        fits = op.kind == "matmul" and op.attributes["compute"] != "float16"
+        return replace(op, impl="tiled") if fits else op
+
+    return plan.map_ops(tiled), policy
+
+
+register(Toggle(
+    "tiled",
+    claim="products by our own kernels through tiles in shared memory and registers, in float",
+    source="Volkov and Demmel, Benchmarking GPUs to tune dense linear algebra, 2008",
+    group="kernels", apply=apply, conflicts=("cublas",),
+))
