@@ -62,6 +62,8 @@ struct Panel {
     }
   }
 
+  static constexpr int kKeyPeriod = !DEEP && kSize == 1 ? 16 : 8 * STRIDE;  // rows
+
   // Bytes from the start of a panel.
   static __device__ __forceinline__ int offset(int row, int chunk) {
     return row * kRowBytes + ((chunk ^ key(row)) * kChunkBytes);
@@ -237,18 +239,20 @@ struct Loader {
   __device__ __forceinline__ int count(int pass) const {
     const int at = row + pass * kRowStep;
     if constexpr (PANEL::kDeep) {
-      const int left = min(max(depth - chunk * kPerChunk, 0), kPerChunk);
-      return ALIGNED || at < rows ? left : 0;
+      return ALIGNED || at < rows ? of_chunk(depth - chunk * kPerChunk) : 0;
     } else {
-      return at >= depth ? 0 : ALIGNED ? kPerChunk : min(max(exist, 0), kPerChunk);
+      return at >= depth ? 0 : ALIGNED ? kPerChunk : of_chunk(exist);
     }
+  }
+  static __device__ __forceinline__ int of_chunk(int left) {
+    return left < 0 ? 0 : min(left, kPerChunk);
   }
   __device__ __forceinline__ bool inside(int pass) const {
     return kCopies % THREADS == 0 || row + pass * kRowStep < PANEL::kRows;
   }
   __device__ __forceinline__ unsigned int target(unsigned int tile, int pass) const {
-    if constexpr (kRowStep % 16 == 0 || (PANEL::kSize != 1 && kRowStep % 8 == 0)) {
-      return tile + to + pass * kRowStep * PANEL::kRowBytes;  // the key stays
+    if constexpr (kRowStep % PANEL::kKeyPeriod == 0) {
+      return tile + to + pass * kRowStep * PANEL::kRowBytes;
     } else {
       return tile + to - PANEL::offset(row, chunk) + PANEL::offset(row + pass * kRowStep, chunk);
     }
