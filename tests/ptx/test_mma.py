@@ -1,0 +1,198 @@
+"""mma.cu, wgmma.cu and tiled.cu compile for what they are for, without spills, and are refused
+elsewhere. Needs NVRTC but no GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from rawnn import ptx
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.errors import CompileError, ConfigError, MissingLibrary
+from rawnn.network import Network
+from rawnn.opts import select
+from rawnn.opts.mma import settle
+from rawnn.opts.registry import Machine
+from rawnn.ptx.compile import Compiled, compile_source
+from rawnn.ptx.resources import spills
+from rawnn.runners.kernels import kernel_for
+from rawnn.runners.kernels.mma import choose, choose_wgmma
+from rawnn.runners.kernels.tiled import choose as choose_tiled
+from rawnn.runners.kernels.tiles import Product, Tile
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from tests.engine import CAPABLE, step_plan
+
+DEEP = Network((784, 784, 784, 10))
+FAMILIES = {"tiled": "tiled.cu", "mma": "mma.cu", "wgmma": "wgmma.cu"}
+ARCHITECTURES = {"tiled": ("sm_75", "sm_80", "sm_90", "sm_120"),
+                 "mma": ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
+                 "wgmma": ("sm_90a",)}
+FP8 = (
+    "mma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,1,4,1,true>",
+    "mma_nn<float8_e5m2,float8_e4m3,float8_e5m2,false,None,Relu,float8_e4m3,float,64,64,2,2,1,4,1,"
+    "true>",
+    "mma_update<float8_e5m2,float8_e4m3,float,float8_e4m3,true,float,64,64,2,2,1,2,1,true>",
+)
+FP8_WGMMA = (
+    "wgmma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,128,128,8,1,1,5,1,true>",
+)
+CLUSTERS = (
+    "mma_nt<bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,float,64,32,4,2,1,5,4,true>",
+)
+
+
+@cache
+def nvrtc() -> Nvrtc:
+    try:
+        return Nvrtc()
+    except MissingLibrary as error:
+        pytest.skip(str(error))
+
+
+def supported(arch: str) -> None:
+    known = nvrtc().nvrtcGetSupportedArchs()[1]
+    if int(re.sub(r"\D", "", arch)) not in known:
+        pytest.skip(f"this NVRTC does not know {arch}")
+
+
+def instances(opt: str, batch: int, impl: str) -> Iterator[tuple[Op, Plan, str]]:
+    """The ops of one step that `impl` computes, and their kernels."""
+    plan, _ = select(opt, DEEP, 4, CAPABLE).apply(step_plan(DEEP, batch, 4 * batch))
+    for op in plan.ops:
+        if op.impl == impl:
+            yield op, plan, kernel_for(op).expression(op, plan)
+
+
+def expressions(impl: str) -> tuple[str, ...]:
+    opts = {"tiled": ("preload,tiled,fuse", "preload,tiled,bf16,sr,fuse"),
+            "mma": ("preload,mma=sync,bf16,fuse", "preload,mma=sync,tf32,fuse",
+                    "preload,mma=sync,fp16"),
+            "wgmma": ("preload,mma,bf16,fuse",)}[impl]
+    batches = {"tiled": (64, 1024), "mma": (64, 1024), "wgmma": (1024, 4096)}[impl]
+    return tuple(dict.fromkeys(e for opt in opts for batch in batches
+                               for _, _, e in instances(opt, batch, impl)))
+
+
+def built(impl: str, arch: str, wanted: tuple[str, ...]) -> Compiled:
+    source = FAMILIES[impl]
+    return compile_source(nvrtc(), (ptx.SOURCES / source).read_text(), name=source, arch=arch,
+                          expressions=wanted, programmatic=arch.startswith("sm_9"),
+                          options=("--ptxas-options=-v",))
+
+
+@pytest.mark.parametrize(("impl", "arch"), [(i, a) for i, archs in ARCHITECTURES.items()
+                                            for a in archs])
+def test_compiles_without_spills(impl: str, arch: str) -> None:
+    supported(arch)
+    wanted = expressions(impl)
+    if impl == "mma" and arch not in ("sm_80", "sm_86"):
+        wanted += FP8
+    if impl == "mma" and arch in ("sm_90", "sm_100", "sm_120"):
+        wanted += CLUSTERS
+    if impl == "wgmma":
+        wanted += FP8_WGMMA
+    compiled = built(impl, arch, wanted)
+    assert "warning" not in compiled.log, compiled.log
+    spilled = spills(compiled.log)
+    for expression in wanted:
+        stored, loaded = spilled[compiled.lowered[expression]]
+        assert stored + loaded <= (16 if impl == "tiled" else 0), expression
+        if compiled.proofs:
+            assert compiled.proofs[expression].waits, compiled.proofs[expression].reason
+            assert compiled.proofs[expression].ordered
+            assert not compiled.proofs[expression].early
+
+
+@pytest.mark.parametrize(("impl", "arch", "sentence"), [
+    ("mma", "sm_75", "compute capability 8.0"), ("wgmma", "sm_90", "compile it for sm_90a"),
+    ("wgmma", "sm_80", "compile it for sm_90a"),
+])
+def test_is_refused_where_the_instructions_are_missing(impl: str, arch: str,
+                                                       sentence: str) -> None:
+    supported(arch)
+    with pytest.raises(CompileError, match=sentence):
+        built(impl, arch, expressions(impl)[:1])
+
+
+@pytest.mark.parametrize(("text", "capability", "sentence"), [
+    ("mma", (7, 5), "from compute capability 8.0"),
+    ("mma=wgmma", (8, 6), "only compute capability 9.0 has; this GPU has 8.6"),
+    ("mma=wgmma", (10, 0), "only compute capability 9.0 has; this GPU has 10.0"),
+    ("mma=wmma", (9, 0), "give auto, sync or wgmma"),
+    ("mma,cublas", (9, 0), "exclude each other"), ("tiled,cublas", (9, 0), "exclude each other"),
+])
+def test_the_toggle_is_refused(text: str, capability: tuple[int, int], sentence: str) -> None:
+    machine = Machine(None, capability, 13000, lambda package: True)
+    with pytest.raises(ConfigError, match=sentence):
+        select(text, DEEP, 4, machine)
+
+
+@pytest.mark.parametrize(("capability", "value"), [((8, 0), "sync"), ((9, 0), "wgmma"),
+                                                   ((12, 0), "sync")])
+def test_auto_is_what_the_machine_has(capability: tuple[int, int], value: str) -> None:
+    assert settle("auto", Machine(None, capability)) == value
+
+
+@pytest.mark.parametrize(("opt", "impls"), [
+    ("mma", {"naive"}),  # float32 is not rounded unasked
+    ("mma,tf32", {"mma"}), ("mma,bf16", {"mma"}), ("tiled,mma", {"tiled"}), ("tiled", {"tiled"}),
+    ("tiled,mma,tf32", {"mma"}), ("mma=sync,fp16", {"mma"}),
+])
+def test_which_products_it_takes(opt: str, impls: set[str]) -> None:
+    plan, _ = select(opt, DEEP, 4, CAPABLE).apply(step_plan(DEEP, 64, 256))
+    assert {op.impl for op in plan.find(kind="matmul")} == impls
+
+
+def test_large_products_are_for_wgmma() -> None:
+    large = {op.name: op.impl for op, _, _ in instances("mma,bf16,fuse", 4096, "wgmma")}
+    small = {op.name for op, _, _ in instances("mma,bf16,fuse", 4096, "mma")}
+    assert {"fc1.forward", "fc2.forward", "fc2.input_grad", "fc2.weight.sgd"} <= set(large)
+    assert small == {"fc3.forward", "fc3.input_grad", "fc3.weight.sgd"}
+
+
+SIZES = (1, 10, 64, 130, 784, 1024, 4096)
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_tiles_fit_every_product(layout: str, size: int) -> None:
+    """What the kernels demand of a tile, for every shape: whole fragments, and shared memory that
+    every GPU of the family has."""
+    for m in SIZES:
+        for n in SIZES:
+            for k in SIZES:
+                product = Product(layout, m, n, k, size)
+                _check_mma(choose(product))
+                _check_wgmma(choose_wgmma(product))
+                _check_tiled(choose_tiled(product))
+
+
+def _check_mma(tile: Tile) -> None:
+    assert tile.bm % (16 * tile.wm) == 0
+    assert tile.bn % (16 * tile.wn) == 0
+    assert 4 % tile.wk == 0
+    assert tile.stages >= 2
+    assert tile.stages * (tile.bm + tile.bn) * 128 <= 99 << 10  # what sm_86 and sm_89 have
+    assert tile.wk * tile.bm * (tile.bn + 8) * 4 <= 99 << 10
+
+
+def _check_wgmma(tile: Tile) -> None:
+    assert tile.wm * 16 == tile.bm
+    assert tile.bm % 64 == 0
+    assert tile.bn // tile.wn in (64, 128, 256)
+    assert tile.wk == 1
+    assert tile.stages >= 3
+    assert tile.stages * (tile.bm + tile.bn) * 128 + 1024 <= 227 << 10
+    assert tile.bm * (tile.bn + 8) * 4 <= 227 << 10
+
+
+def _check_tiled(tile: Tile) -> None:
+    assert tile.bm % (16 * tile.wm) == 0
+    assert tile.bn % (32 * tile.wn) == 0
+    assert 8 % tile.wk == 0
+    assert tile.cluster == 1
+    assert tile.stages * 32 * (tile.bm + tile.bn) * 4 <= 64 << 10  # what sm_75 has
