@@ -65,7 +65,7 @@ def machine_of(device: Device) -> Machine:
     """What toggles need to know of an open device."""
     major, minor = (int(part) for part in device.info.cuda.split("."))
     return Machine(None, device.info.compute_capability, major * 1000 + minor * 10,
-                   device.backend.provides, device.info.memory_pools)
+                   device.backend.provides, device.info.memory_pools, device.info.name)
 
 
 def since_import() -> float:

@@ -104,7 +104,7 @@ class Session:
         steps = recipe.steps(len(self.data.train_images))
         lenient = config.device == "auto"
         self.selection: Selection = select(config.opt, network, steps, opened.machine,
-                                           lenient=lenient)
+                                           batch=recipe.batch, lenient=lenient)
         recipe = self._batched(network, recipe, opened)
         self.work: Work = prepare(network, self.data, self.selection, recipe)
         if opened.device is None:

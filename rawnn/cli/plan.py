@@ -31,7 +31,7 @@ def plan(config_file: str | None, examples: int, dot: bool, show_all: bool, **op
     config = make_config(config_file, options)
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(examples), 1)
-    selection = select(config.opt, network, steps, ASSUMED)
+    selection = select(config.opt, network, steps, ASSUMED, batch=recipe.batch)
     labelled = network.answers.answers == "labels"
     form = Form(examples, labels="uint8" if labelled else "", scale=1 / 255,
                 targets=0 if labelled else network.outputs)

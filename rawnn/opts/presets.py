@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts.fuse import MAX_FUSED_CLASSES
+from rawnn.opts.numbers import TENSOR_CORES
 from rawnn.opts.registry import TOGGLES, Machine
+from rawnn.tuning.table import Entry, nearest
 
 Values = dict[str, str | int | None]
 
@@ -14,6 +19,16 @@ MAX_UNROLLED_NODES = 20_000
 """Nodes up to which `best` unrolls the whole epoch: building and instantiating costs about 35 us a
 node once, which a longer graph does not earn back in twenty epochs."""
 UNROLLED_STEPS = 200
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a preset decides by: the network, examples a step, steps an epoch, the machine."""
+
+    network: Network
+    batch: int
+    steps: int
+    machine: Machine
 
 
 def none() -> Values:
@@ -27,27 +42,82 @@ def seed() -> Values:
             "fuse": None, "cudnn": None, "streams": None, "graphs": "auto"}
 
 
-def resolve(name: str, network: Network, steps: int, machine: Machine) -> tuple[
-        Values, list[str]]:
-    """The toggles of a preset, and sentences on what it decided."""
+def resolve(name: str, setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
+    """The toggles of a preset, and sentences on what it decided. `numbers` are those that are asked
+    for beside it."""
     if name == "best":
-        return best(network, steps, machine)
+        return best(setting, numbers)
     return (seed() if name == "seed" else none()), []
 
 
-def best(network: Network, steps: int, machine: Machine) -> tuple[Values, list[str]]:
-    """What is fastest for this network on this machine, and why, in a sentence each."""
+def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
+    """What is fastest for this network with these numbers on this machine, and why, in a sentence
+    each: as measured on a GPU of the same name, or else by rule. It never changes the numbers."""
+    machine = setting.machine
     if machine.gpu is not None:
         return {"preload": None, "fuse": None}, []
-    values: Values = {"preload": None, "arena": None, "nosync": None, "fuse": None}
+    values: Values = {"preload": None, "arena": None, "nosync": None}
+    taken, notes = _looked_up(setting, numbers)
+    if taken is None:
+        taken, why = by_rule(setting, numbers)
+        notes += why
+    values |= taken
+    if TOGGLES["graphs"].needs(machine) is None:
+        values["graphs"] = "epoch" if _nodes(setting, values) <= MAX_UNROLLED_NODES \
+            else UNROLLED_STEPS
+    else:
+        notes.append(f"best goes without graphs: {TOGGLES['graphs'].needs(machine)}")
+    return values, notes
+
+
+def _looked_up(setting: Setting, numbers: str) -> tuple[Values | None, list[str]]:
+    """The toggles of the nearest entry of the table, None where there is none that can be used."""
+    try:
+        found = nearest(setting.machine.name, setting.network.layers, setting.batch, numbers)
+    except ConfigError as error:
+        return None, [f"best goes by rule: {error}"]
+    return measured(found, setting.machine) if found else (None, [])
+
+
+def measured(entry: Entry, machine: Machine) -> tuple[Values | None, list[str]]:
+    """The toggles of an entry of the table, None where one of them cannot run here; and why."""
+    sizes = f"{'-'.join(map(str, entry.layers))} at batch {entry.batch}"
+    taken: Values = {}
+    for word in filter(None, entry.toggles.split(",")):
+        name, _, value = word.partition("=")
+        try:
+            toggle = TOGGLES[name]
+            taken[name] = toggle.parse(value if "=" in word else None)
+            reason = toggle.needs(machine)
+        except (KeyError, ConfigError):
+            reason = "is unknown to this version"
+        if reason:
+            return None, [f"best goes by rule: {word}, which was fastest for {sizes}, cannot run "
+                          f"here: it {reason}"]
+    slower = min(entry.others.items(), key=lambda pair: pair[1], default=None)
+    beside = f", {slower[0].replace(',', ' + ') or 'without them'} {slower[1]:.1f}" \
+        if slower else ""
+    words = entry.toggles.replace(",", ", ") or "no further toggle"
+    return taken, [f"best takes {words}: measured on {entry.gpu} for {sizes}: "
+                   f"{entry.us:.1f} us a step{beside}"]
+
+
+def by_rule(setting: Setting, numbers: str) -> tuple[Values, list[str]]:
+    """What is fastest in most networks, for those that nobody has measured."""
+    machine, network = setting.machine, setting.network
+    values: Values = {"fuse": None}
     notes = []
-    if network.depth == 1 and network.layers[-1] <= MAX_FUSED_CLASSES:
+    if numbers in TENSOR_CORES and TOGGLES["mma"].needs(machine) is None:
+        values["mma"] = TOGGLES["mma"].parse(None)
+        notes.append("best takes mma for these numbers: its products take bias, activation and "
+                     "update in")
+        if TOGGLES["pdl"].needs(machine) is None:
+            values["pdl"] = None
+    elif _is_linear(network):
         notes.append("best leaves cublas and cudnn out: the fused two-kernel step of a one-layer "
                      "network is faster than any library call between kernels")
-        nodes = 2 * steps
     else:
         notes.append("best leaves cudnn out: softmax fused with loss and gradient saves a kernel")
-        nodes = (6 * network.depth + 4) * steps
         reason = TOGGLES["cublas"].needs(machine)
         if reason is None:
             values["cublas"] = None
@@ -55,7 +125,15 @@ def best(network: Network, steps: int, machine: Machine) -> tuple[Values, list[s
             notes.append(f"best goes without cublas, which would be faster: {reason}")
     if TOGGLES["graphs"].needs(machine) is None:
         values["streams"] = None
-        values["graphs"] = "epoch" if nodes <= MAX_UNROLLED_NODES else UNROLLED_STEPS
-    else:
-        notes.append(f"best goes without graphs: {TOGGLES['graphs'].needs(machine)}")
     return values, notes
+
+
+def _is_linear(network: Network) -> bool:
+    """Whether `fuse` makes the whole step two kernels."""
+    return network.depth == 1 and network.layers[-1] <= MAX_FUSED_CLASSES
+
+
+def _nodes(setting: Setting, values: Values) -> int:
+    """About as many nodes as an unrolled epoch has."""
+    linear = _is_linear(setting.network) and "fuse" in values and "cublas" not in values
+    return (2 if linear else 6 * setting.network.depth + 4) * setting.steps

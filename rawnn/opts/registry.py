@@ -16,8 +16,8 @@ Rewritten = tuple[Plan, Policy]
 @dataclass(frozen=True)
 class Machine:
     """What toggles need to know of the machine: whether there is a GPU, its compute capability,
-    the CUDA version its driver supports (12090 for 12.9), which packages can be imported and
-    whether the driver can allocate in the order of a stream.
+    the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
+    whether the driver can allocate in the order of a stream, and what the GPU is called.
     `gpu` is None where there is one, else the sentence that says why not."""
 
     gpu: str | None
@@ -25,6 +25,7 @@ class Machine:
     driver: int = 0
     has_package: Callable[[str], bool] = lambda package: False
     memory_pools: bool = True
+    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rawnn.errors import ConfigError, nearest
 from rawnn.network import Network
 from rawnn.opts import presets
+from rawnn.opts.numbers import numbers_of
 from rawnn.opts.registry import TOGGLES, Machine, Rewritten
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
@@ -42,14 +43,15 @@ class Selection:
 
 
 def select(text: str, network: Network, steps: int, machine: Machine, *,
-           lenient: bool = False) -> Selection:
+           batch: int = 1, lenient: bool = False) -> Selection:
     """Resolve "best,-cudnn" or "graphs=epoch,cublas" for a machine.
 
-    `steps` is the number of steps in an epoch. With `lenient`, toggles that mean nothing where
-    there is no GPU are left out and named in the notes; otherwise they are refused. Raises
+    `steps` is the number of steps in an epoch, `batch` the examples in each. With `lenient`,
+    toggles that mean nothing where there is no GPU are left out and named in the notes; otherwise
+    they are refused. What is typed behind a preset wins over what the preset chose. Raises
     ConfigError for an unknown toggle, a bad value, a conflict, or a toggle the machine cannot run.
     """
-    asked, removed, notes = _parse(text, network, steps, machine)
+    asked, removed, notes = _parse(text, presets.Setting(network, batch, steps, machine))
     if machine.gpu is not None:
         _keep_host_toggles(asked, notes, machine, lenient)
     implied = _add_implied(asked, removed)
@@ -65,21 +67,22 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
     return Selection(ordered, frozenset(implied), tuple(notes))
 
 
-def _parse(text: str, network: Network, steps: int, machine: Machine) -> tuple[
-        presets.Values, set[str], list[str]]:
+def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str], list[str]]:
     asked: presets.Values = {}
     removed: set[str] = set()
     notes: list[str] = []
-    preset = ""
-    for word in filter(None, (w.strip() for w in text.split(","))):
+    preset, given = "", set[str]()
+    words = [w for w in (w.strip() for w in text.split(",")) if w]
+    for place, word in enumerate(words):
         name, _, value = word.partition("=")
         if word in presets.PRESETS:
             if asked:
                 notes.append(f"the preset {word} replaces what stands before it: "
                              f"{', '.join(asked)}")
-            asked, why = presets.resolve(word, network, steps, machine)
+            asked, why = presets.resolve(word, setting, numbers_of(words[place + 1 :]))
             notes += why
             removed.clear()
+            given.clear()
             preset = word
         elif word.startswith("-"):
             _known(word[1:])
@@ -94,7 +97,18 @@ def _parse(text: str, network: Network, steps: int, machine: Machine) -> tuple[
             _known(name)
             asked[name] = TOGGLES[name].parse(value if "=" in word else None)
             removed.discard(name)
+            given.add(name)
+            for other in _conflicts(name, asked):
+                if other not in given:  # what is typed wins over what a preset chose
+                    del asked[other]
+                    notes.append(f"{name} replaces {other}, which {preset} takes here")
     return asked, removed, notes
+
+
+def _conflicts(name: str, asked: presets.Values) -> list[str]:
+    """The toggles that exclude `name`, in whichever of the two that is said."""
+    return [other for other in asked
+            if other in TOGGLES[name].conflicts or name in TOGGLES[other].conflicts]
 
 
 def _known(name: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from rawnn.errors import ConfigError
+from rawnn.ptx.cache import default_directory
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"
@@ -41,9 +41,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def user_file() -> Path:
-    """Where the user's own entries are kept: RAWNN_BEST, or a file of the user's cache."""
+    """Where the user's own entries are kept: RAWNN_BEST, or a file beside the kernel cache."""
     given = os.environ.get(ENVIRONMENT)
-    return Path(given) if given else Path(platformdirs.user_cache_dir("rawnn")) / "best.json"
+    return Path(given).expanduser() if given else default_directory().parent / "best.json"
 
 
 def read(path: Path) -> list[Entry]:
@@ -63,7 +63,7 @@ def write(path: Path, entries: Sequence[Entry]) -> None:
 
     lines = ",\n".join(msgspec.json.encode(e).decode() for e in entries)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, f"[\n{lines}\n]\n")
+    write_atomically(path, f"[\n{lines}\n]\n".encode())
 
 
 def remember(path: Path, entry: Entry) -> None:
@@ -91,7 +91,8 @@ def _width(layers: Sequence[int]) -> float:
 
 def nearest(gpu: str, layers: Sequence[int], batch: int, numbers: str) -> Entry | None:
     """The measured entry nearest to a network, of the same GPU and numbers; the user's own before
-    the package's at equal distance. None where none is near."""
+    the package's at equal distance. None where none is near. Raises ConfigError for a broken
+    table."""
     near: list[tuple[float, Entry]] = []
     for path in (user_file(), PACKAGED):
         for entry in read(path):

@@ -1,0 +1,27 @@
+"""The number formats of a run, as one word: what measured toggles are kept and looked up by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NUMBERS = ("tf32", "fp16", "fp16=acc16", "bf16", "sr", "fp8")
+"""The number formats besides float32, as one types them."""
+
+TENSOR_CORES = ("fp16", "fp16=acc16", "bf16", "sr", "fp8")
+"""Those whose products tensor cores take as they are stored."""
+
+
+def numbers_of(words: Iterable[str]) -> str:
+    """The number format that words after --opt ask for, "" for float32; the last of several counts,
+    and `sr`, which stands on bfloat16, before `bf16`."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.removeprefix("-").partition("=")
+        if word.startswith("-"):
+            found.pop(name, None)
+        elif any(name == known.partition("=")[0] for known in NUMBERS):
+            found.pop(name, None)
+            found[name] = f"{name}={value}" if value == "acc16" else name
+    if "sr" in found:
+        found.pop("bf16", None)
+    return list(found.values())[-1] if found else ""

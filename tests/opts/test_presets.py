@@ -1,0 +1,136 @@
+"""`best`: from the table of measured toggles where it has an entry near, else by rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rawnn.network import Network
+from rawnn.opts import TOGGLES, Selection, presets, select
+from rawnn.opts.numbers import NUMBERS, numbers_of
+from rawnn.opts.registry import Machine
+from rawnn.tuning import table
+from rawnn.tuning.table import Entry
+from tests.engine import CAPABLE
+
+DEEP = Network((784, 784, 784, 784, 784, 10), bias=False)
+HOPPER = replace(CAPABLE, name="NVIDIA H200")
+ENTRY = Entry(gpu="NVIDIA H200", layers=DEEP.layers, batch=64, numbers="bf16",
+              toggles="mma=sync,fuse,pdl", us=38.1, others={"cublas": 61.2, "cublas,fuse": 70.0},
+              driver="580", commit="c", date="d")
+
+
+@pytest.fixture(autouse=True)
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of the user's, and nothing in the package's."""
+    monkeypatch.setenv(table.ENVIRONMENT, str(tmp_path / "best.json"))
+    monkeypatch.setattr(table, "PACKAGED", tmp_path / "packaged.json")
+    return tmp_path / "best.json"
+
+
+def chosen(text: str, network: Network = DEEP, batch: int = 64, steps: int = 468,
+           machine: Machine = HOPPER) -> Selection:
+    return select(text, network, steps, machine, batch=batch)
+
+
+@pytest.mark.parametrize(("words", "numbers"), [
+    ("", ""), ("fuse,mma", ""), ("bf16", "bf16"), ("bf16,sr", "sr"), ("sr,bf16", "sr"),
+    ("fp16=acc16,-fuse", "fp16=acc16"), ("fp16=acc32", "fp16"), ("tf32,-tf32", ""),
+    ("bf16,-bf16,tf32", "tf32"), ("fp16=acc16,fp16", "fp16"), ("fp8", "fp8"),
+])
+def test_numbers_are_read_from_the_words(words: str, numbers: str) -> None:
+    assert numbers_of(words.split(",")) == numbers
+
+
+def test_the_numbers_are_toggles_of_their_group() -> None:
+    known = {word.partition("=")[0] for word in NUMBERS}
+    assert {n for n, t in TOGGLES.items() if t.group == "numbers"} <= known | {"batch"}
+
+
+def test_best_takes_what_was_fastest_and_says_so(user: Path) -> None:
+    table.remember(user, ENTRY)
+    found = chosen("best,bf16")
+    assert found.words() == ["preload", "arena", "nosync", "bf16", "mma=sync", "fuse", "pdl",
+                             "graphs=epoch"]
+    assert found.notes[0] == (
+        "best takes mma=sync, fuse, pdl: measured on NVIDIA H200 for 784-784-784-784-784-10 at "
+        "batch 64: 38.1 us a step, cublas 61.2")
+
+
+def test_an_entry_is_for_its_numbers_and_its_gpu_only(user: Path) -> None:
+    table.remember(user, ENTRY)
+    for found in (chosen("best"), chosen("best,tf32"),
+                  chosen("best,bf16", machine=replace(HOPPER, name="NVIDIA H100"))):
+        assert not any("measured" in note for note in found.notes)
+
+
+def test_an_entry_is_taken_for_what_is_near(user: Path) -> None:
+    table.remember(user, ENTRY)
+    near = Network((100, 512, 512, 512, 512, 7))
+    assert any("measured" in n for n in chosen("best,bf16", near, batch=128).notes)
+    assert not any("measured" in n for n in chosen("best,bf16", near, batch=512).notes)
+    assert not any("measured" in n for n in chosen("best,bf16", Network((784, 784, 10))).notes)
+
+
+def test_the_users_table_wins_over_the_packages(user: Path) -> None:
+    table.remember(table.PACKAGED, replace_toggles(ENTRY, "cublas"))
+    assert "cublas" in chosen("best,bf16").values
+    table.remember(user, ENTRY)
+    assert "mma" in chosen("best,bf16").values
+
+
+def replace_toggles(entry: Entry, toggles: str) -> Entry:
+    return Entry(**{**{f: getattr(entry, f) for f in entry.__struct_fields__},
+                    "toggles": toggles})
+
+
+@pytest.mark.parametrize(("toggles", "reason"), [
+    ("pdl", "needs compute capability 9.0"), ("fuse,nonsense", "is unknown to this version"),
+    ("mma=nonsense", "is unknown to this version"),
+])
+def test_what_cannot_run_here_leaves_the_rule(user: Path, toggles: str, reason: str) -> None:
+    table.remember(user, replace_toggles(ENTRY, toggles))
+    found = chosen("best,bf16", machine=replace(HOPPER, compute_capability=(8, 0)))
+    assert found.words() == ["preload", "arena", "nosync", "bf16", "mma=sync", "fuse", "streams",
+                             "graphs=epoch"]
+    assert "best goes by rule" in found.notes[0]
+    assert reason in found.notes[0]
+
+
+def test_a_broken_table_is_a_note(user: Path) -> None:
+    user.write_text("nonsense")
+    found = chosen("best,bf16")
+    assert "mma" in found.values
+    assert "cannot be read" in found.notes[0]
+
+
+def test_the_rule_for_16_bits_is_tensor_cores() -> None:
+    for numbers in ("bf16", "fp16", "fp16=acc16", "sr"):
+        words = chosen(f"best,{numbers}").words()
+        assert words[-4:] == ["fuse", "streams", "pdl", "graphs=epoch"]
+        assert "mma=wgmma" in words
+        assert "cublas" not in words
+    assert "cublas" in chosen("best").values
+    assert "cublas" in chosen("best,tf32").values
+    old = replace(HOPPER, compute_capability=(7, 5))
+    assert chosen("best,bf16", machine=old).words() == [
+        "preload", "arena", "nosync", "bf16", "cublas", "fuse", "streams", "graphs=epoch"]
+
+
+def test_best_never_changes_the_numbers(user: Path) -> None:
+    numbers = {n for n, t in TOGGLES.items() if t.group == "numbers"}
+    for asked in ("", ",bf16", ",tf32", ",sr"):
+        found = chosen("best" + asked)
+        assert set(found.values) & numbers <= {asked[1:], "bf16" if asked == ",sr" else ""}
+
+
+def test_what_is_typed_replaces_what_best_chose(user: Path) -> None:
+    found = chosen("best,bf16,cublas")
+    assert "mma" not in found.values
+    assert "cublas replaces mma, which best takes here" in found.notes
+
+
+def test_a_long_epoch_is_unrolled_by_parts() -> None:
+    assert chosen("best,bf16", steps=100_000).values["graphs"] == presets.UNROLLED_STEPS

@@ -1,0 +1,67 @@
+"""The table of measured toggles: kept whole, looked up by distance."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rawnn.errors import ConfigError
+from rawnn.tuning import table
+from rawnn.tuning.table import Entry
+
+
+def entry(layers: tuple[int, ...] = (784, 128, 10), batch: int = 64, numbers: str = "",
+          toggles: str = "fuse", gpu: str = "G") -> Entry:
+    return Entry(gpu=gpu, layers=layers, batch=batch, numbers=numbers, toggles=toggles, us=1.0,
+                 others={"": 2.0}, driver="d", commit="c", date="t")
+
+
+def test_an_entry_replaces_the_one_of_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "best.json"
+    for toggles in ("fuse", "mma"):
+        for numbers in ("", "bf16"):
+            table.remember(path, entry(numbers=numbers, toggles=toggles))
+    assert [(e.numbers, e.toggles) for e in table.read(path)] == [("", "mma"), ("bf16", "mma")]
+
+
+def test_a_missing_table_is_empty_and_a_broken_one_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    assert table.read(path) == []
+    for content in ("{", "[{}]", "\xff"):
+        path.write_text(content, encoding="latin-1")
+        with pytest.raises(ConfigError, match=r"cannot be read: .*rawnn tune"):
+            table.read(path)
+
+
+def test_the_packaged_table_can_be_read() -> None:
+    for found in table.read(table.PACKAGED):
+        assert found.gpu
+        assert found.us > 0
+
+
+@pytest.mark.parametrize(("layers", "batch", "wanted"), [
+    ((784, 128, 10), 64, 0), ((784, 256, 10), 64, 1), ((100, 128, 3), 64, 0),
+    ((784, 128, 10), 16, 2), ((784, 512, 10), 128, 3), ((784, 128, 128, 10), 64, math.inf),
+])
+def test_distance_counts_factors_of_two(layers: tuple[int, ...], batch: int,
+                                        wanted: float) -> None:
+    assert table.distance(entry(), layers, batch) == wanted
+
+
+def test_the_nearest_entry_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(table.ENVIRONMENT, str(tmp_path / "mine.json"))
+    monkeypatch.setattr(table, "PACKAGED", tmp_path / "packaged.json")
+    assert table.nearest("G", (784, 128, 10), 64, "") is None
+    table.remember(table.PACKAGED, entry(toggles="packaged"))
+    table.remember(table.user_file(), entry((784, 256, 10), toggles="mine"))
+    found = {n: table.nearest("G", (784, n, 10), 64, "") for n in (128, 200, 256, 1024, 2048)}
+    assert {n: e.toggles if e else None for n, e in found.items()} == {
+        128: "packaged", 200: "mine", 256: "mine", 1024: "mine", 2048: None}
+    table.remember(table.user_file(), entry(toggles="mine, too"))
+    nearest = table.nearest("G", (784, 128, 10), 64, "")
+    assert nearest is not None
+    assert nearest.toggles == "mine, too"
+    assert table.nearest("H", (784, 128, 10), 64, "") is None
+    assert table.nearest("G", (784, 128, 10), 64, "bf16") is None
