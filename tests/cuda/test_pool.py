@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rawnn.cuda.allocators import Pool
@@ -156,6 +156,7 @@ actions = st.lists(st.tuples(st.sampled_from("aaffu"), sizes, st.integers(0, 2))
 
 
 @settings(max_examples=150, deadline=None)
+@example([("a", 1024, 1), ("a", 0, 0), ("a", 0, 1), ("f", 0, 0), ("f", 0, 0), ("a", 512, 0)])
 @given(actions)
 def test_any_sequence_keeps_the_blocks_in_order(actions: list[tuple[str, int, int]]) -> None:
     simulation = Simulation()

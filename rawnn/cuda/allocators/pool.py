@@ -83,7 +83,7 @@ class Pool:
             self._misses += 1
             block = self._grow(lane, large, need, purpose)
         if block.nbytes - need >= (LARGE if large else SMALL_UNIT):
-            lane.free[large].add(block.split(need))
+            self._put_back(block.split(need))
             self._splits += 1
         block.need = need
         return block
