@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from rawnn.dtypes import LARGEST
 from rawnn.errors import ConfigError
 from rawnn.opts.registry import Machine
 from rawnn.step.build import CLOCK
@@ -18,14 +20,22 @@ GROWTH = 2000
 """Steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler."""
 
 
-def stored(plan: Plan, values: str, gradients: str = "") -> Plan:
-    """Inputs, hidden activations and weights in the type `values`, gradients of activations in
-    `gradients` (the same unless given). Every weight that a product reads becomes a rounded copy
-    of its float32 master, which the update writes too. Logits, probabilities, losses, biases and
-    the gradients of parameters stay float32."""
-    plan = _typed(plan, _hidden(plan), values)
-    plan = _typed(plan, (t for t in plan.tensors.values() if t.role is Role.GRADIENT
-                         and t.name.startswith(("dz", "da"))), gradients or values)
+HEADROOM = 16
+"""How many times its initial bound a weight may at least grow before its 8-bit copy saturates."""
+
+
+def stored(plan: Plan, values: str, gradients: str = "", between: str = "") -> Plan:
+    """Inputs, hidden activations and weights in the type `values`, gradients of pre-activations in
+    `gradients`, pre-activations and gradients of activations, which no product reads, in `between`
+    (`values` unless given). Every weight that a product reads becomes a rounded copy of its float32
+    master, which the update writes too. Logits, probabilities, losses, biases and the gradients of
+    parameters stay float32."""
+    hidden = list(_hidden(plan))
+    last = [t for t in plan.tensors.values() if t.role is Role.GRADIENT]
+    plan = _typed(plan, (t for t in hidden if t.name[0] != "z"), values)
+    plan = _typed(plan, (t for t in hidden if t.name[0] == "z"), between or values)
+    plan = _typed(plan, (t for t in last if t.name.startswith("dz")), gradients or values)
+    plan = _typed(plan, (t for t in last if t.name.startswith("da")), between or values)
     return with_copies(plan, values)
 
 
@@ -43,20 +53,35 @@ def _typed(plan: Plan, tensors: Iterable[Tensor], dtype: str) -> Plan:
     return plan.with_tensors(*(replace(t, dtype=dtype) for t in tensors))
 
 
+def copy_scale(weight: Tensor, dtype: str) -> float:
+    """What a copy's values are multiplied by: 1, or for a type that saturates the power of two that
+    puts the initial weights into the upper part of its range and leaves them HEADROOM to twice
+    that. Rounding is relative, so it does not matter how close they come."""
+    if dtype not in LARGEST:
+        return 1.0
+    bound = weight.bound or 1 / math.sqrt(weight.shape[-1])
+    return 2.0 ** math.floor(math.log2(LARGEST[dtype] / HEADROOM / bound))
+
+
 def with_copies(plan: Plan, dtype: str) -> Plan:
-    """Give every weight that a product reads a copy of the type `dtype`."""
+    """Give every weight that a product reads a copy of the type `dtype`, times its scale; products
+    take that out again."""
     weights = {op.operands[r] for op in plan.find(kind="matmul") for r in ("a", "b")
                if plan[op.operands[r]].role is Role.PARAMETER}
-    copies = {name: Tensor(f"{name}.{dtype}", plan[name].shape, dtype, Role.COPY, source=name)
+    copies = {name: Tensor(f"{name}.{dtype}", plan[name].shape, dtype, Role.COPY, source=name,
+                           scale=copy_scale(plan[name], dtype))
               for name in sorted(weights)}
 
     def change(op: Op) -> Op:
         if op.kind == "matmul":
-            operands = {r: copies[n].name if r in ("a", "b") and n in copies else n
-                        for r, n in op.operands.items()}
-            return replace(op, operands=operands)
+            read = {r: copies[n] for r, n in op.operands.items() if r in "ab" and n in copies}
+            operands = {r: read[r].name if r in read else n for r, n in op.operands.items()}
+            alpha = op.attributes["alpha"] / math.prod(copy.scale for copy in read.values())
+            return replace(op, operands=operands, attributes={**op.attributes, "alpha": alpha})
         if op.kind in UPDATES and op.operands["w"] in copies:
-            return replace(op, operands={**op.operands, "copy": copies[op.operands["w"]].name})
+            copy = copies[op.operands["w"]]
+            return replace(op, operands={**op.operands, "copy": copy.name},
+                           attributes={**op.attributes, "copy_scale": copy.scale})
         return op
 
     return plan.with_tensors(*copies.values()).map_ops(change)
@@ -102,10 +127,11 @@ def with_loss_scale(plan: Plan) -> Plan:
     return replace(plan, ops=(*plan.ops, last))
 
 
-def computing(plan: Plan, compute: str) -> Plan:
-    """Products whose factors or sums are of the type `compute`."""
-    return plan.map_ops(lambda op: replace(op, attributes={**op.attributes, "compute": compute})
-                        if op.kind == "matmul" else op)
+def computing(plan: Plan, compute: str, layouts: tuple[str, ...] = ("nt", "nn", "tn")) -> Plan:
+    """Products of the given layouts whose factors or sums are of the type `compute`."""
+    return plan.map_ops(
+        lambda op: replace(op, attributes={**op.attributes, "compute": compute})
+        if op.kind == "matmul" and op.attributes["layout"] in layouts else op)
 
 
 def needs_capability(major: int, minor: int, what: str) -> Callable[[Machine], str | None]:
