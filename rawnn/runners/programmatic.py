@@ -54,7 +54,8 @@ def follows_anything(op: Op, plan: Plan, proof: Proof) -> bool:
     of the plan moves it."""
     written = {name for other in plan.ops for name, _ in other.writes}
     return proof.waits and all(
-        plan[name].role in (Role.DATA, Role.CURSOR) and name not in written for name in _early(op, proof)
+        plan[name].role in (Role.DATA, Role.CURSOR) and name not in written
+        for name in _early(op, proof)
     )
 
 

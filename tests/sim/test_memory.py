@@ -26,8 +26,8 @@ def test_what_is_written_is_read(device: Device) -> None:
 def test_reading_memory_never_written_names_operand_kernel_and_allocation(device: Device) -> None:
     z, a = vector(device), vector(device)
     relu(device, z, a).run(0)
-    with pytest.raises(ReadBeforeWrite, match=r"activate<float,float,Relu> \(stream 0x\w+\): operand 'z'.*"
-                                              r"sim/work.py:\d+ \(vector\)"):
+    with pytest.raises(ReadBeforeWrite, match=r"activate<float,float,Relu> \(stream 0x\w+\): "
+                                              r"operand 'z'.*sim/work.py:\d+ \(vector\)"):
         device.stream.synchronize()
 
 
