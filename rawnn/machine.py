@@ -64,7 +64,7 @@ def open_gpu(ordinal: int, notify: Notify) -> Device:
 def machine_of(device: Device) -> Machine:
     """What toggles need to know of an open device."""
     major, minor = (int(part) for part in device.info.cuda.split("."))
-    return Machine(None, device.info.compute_capability, major * 1000 + minor * 10,
+    return Machine(None, device.capability, major * 1000 + minor * 10,
                    device.backend.provides, device.info.memory_pools, device.info.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 
 from rawnn import ptx
 from rawnn.cuda.backend import Backend
-from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, MINIMUM_DRIVER
+from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, MINIMUM_DRIVER
 from rawnn.cuda.errors import CallFailed, check
 from rawnn.cuda.memory import Memory
 from rawnn.cuda.stream import Stream
 from rawnn.dtypes import numpy_dtype
-from rawnn.errors import DeviceError
+from rawnn.errors import ConfigError, DeviceError
 from rawnn.ptx.cache import CubinCache
 from rawnn.ptx.compile import Compiled, compile_source
 from rawnn.ptx.programmatic import Proof
@@ -55,6 +56,25 @@ class Function:
     proof: Proof = field(default_factory=Proof)
 
 
+ASSUMED = "RAWNN_COMPUTE"
+"""Environment variable: a compute capability such as 7.5, for which all kernels are compiled to PTX
+that the driver translates. What older GPUs run can so be run on a newer one."""
+
+
+def assumed_capability(real: tuple[int, int]) -> tuple[int, int] | None:
+    """The compute capability that RAWNN_COMPUTE asks for, None where it is not set. Raises
+    ConfigError for one that is none, or newer than the GPU's `real` one."""
+    text = os.environ.get(ASSUMED, "")
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d{1,2})\.(\d)", text)
+    wanted = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not (7, 5) <= wanted <= real:
+        raise ConfigError(f"{ASSUMED}={text}: give a compute capability from 7.5 to this GPU's "
+                          f"{real[0]}.{real[1]}")
+    return wanted
+
+
 def version_text(number: int) -> str:
     """The driver's 12090 as "12.9"."""
     return f"{number // 1000}.{number % 1000 // 10}"
@@ -83,6 +103,7 @@ class Device:
             opening.callback(self._check, "cuDevicePrimaryCtxRelease", self._handle)
             self._check("cuCtxSetCurrent", self.context)
             self.info = self._describe(ordinal)
+            self._assumed = assumed_capability(self.info.compute_capability)
             self.stream = Stream(self.driver)
             opening.callback(self.stream.close)
             self.memory = Memory(self.driver)
@@ -145,10 +166,17 @@ class Device:
         return self._handle
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability that kernels are made for: this GPU's, or an older one that
+        RAWNN_COMPUTE asks for."""
+        return self._assumed or self.info.compute_capability
+
+    @property
     def arch(self) -> str:
-        """NVRTC's name of this GPU's architecture, such as "sm_90"."""
-        major, minor = self.info.compute_capability
-        return f"sm_{major}{minor}"
+        """NVRTC's name of the architecture that kernels are compiled for, such as "sm_90"; an
+        older one is virtual ("compute_75"), and the driver compiles its PTX for this GPU."""
+        major, minor = self.capability
+        return f"{'compute' if self._assumed else 'sm'}_{major}{minor}"
 
     # -- kernels --------------------------------------------------------------------------------
     def compile(self, file: str, expressions: tuple[str, ...], relocatable: bool = False,
@@ -199,10 +227,11 @@ class Device:
     def _link(self, built: Compiled, name: str) -> bytes:
         """Link relocatable code with the device runtime (cudaGraphSetConditional lives there)."""
         runtime = self.backend.device_runtime()
+        made = LINK_PTX if self._assumed else LINK_CUBIN
         state = self._check("cuLinkCreate", context=name)
         with ExitStack() as linking:
             linking.callback(self._check, "cuLinkDestroy", state, context=name)
-            for kind, data, what in ((LINK_CUBIN, built.cubin, name),
+            for kind, data, what in ((made, built.cubin, name),
                                      (LINK_LIBRARY, runtime, "libcudadevrt.a")):
                 self._check("cuLinkAddData", state, kind, data, what, context=what)
             image: bytes = self._check("cuLinkComplete", state, context=name)

@@ -21,7 +21,7 @@ graph nodes and capture into an existing graph came with 12.3."""
 
 Dim = tuple[int, int, int]
 
-LINK_CUBIN, LINK_LIBRARY = "CUBIN", "LIBRARY"
+LINK_CUBIN, LINK_PTX, LINK_LIBRARY = "CUBIN", "PTX", "LIBRARY"
 
 
 class Driver:
@@ -313,7 +313,7 @@ class Driver:
         return code, state
 
     def cuLinkAddData(self, state: Any, kind: str, image: bytes, name: str) -> tuple[Any, ...]:
-        """`kind` is LINK_CUBIN or LINK_LIBRARY."""
+        """`kind` is LINK_CUBIN, LINK_PTX or LINK_LIBRARY."""
         enum = getattr(self._cu.CUjitInputType, "CU_JIT_INPUT_" + kind)
         result: tuple[Any, ...] = self._cu.cuLinkAddData(
             state, enum, image, len(image), name.encode(), 0, [], []

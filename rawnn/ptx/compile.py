@@ -89,7 +89,8 @@ def compile_source(
     cache: CubinCache | None = None,
     include_paths: Sequence[Path] = (),
 ) -> Compiled:
-    """Compile CUDA C `text` for `arch` ("sm_90") and give the cubin and the kernels' names.
+    """Compile CUDA C `text` for `arch` ("sm_90") and give the cubin and the kernels' names; for a
+    virtual architecture ("compute_75") PTX takes the place of the cubin.
 
     `nvrtc` is the seam or a function that makes it, called only where nothing is cached. `name`
     names the source in messages; where it is the path of a file, quoted includes are looked up
@@ -263,7 +264,10 @@ def _compile(
             )
             for expression in expressions
         }
-        cubin = check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context)
+        if arch.startswith("compute_"):  # a virtual architecture has PTX alone
+            cubin = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context)
+        else:
+            cubin = check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context)
         ptx = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context) if assembly else b""
         return cubin, lowered, log, ptx.decode(errors="replace")
 
@@ -279,7 +283,7 @@ def _explain(
     located = list(_LOCATED.finditer(log))
     lines = [f"{version} cannot compile {name} for {arch}"]
     code, archs = nvrtc.nvrtcGetSupportedArchs()
-    number = re.match(r"sm_(\d+)", arch)
+    number = re.match(r"(?:sm|compute)_(\d+)", arch)
     if not code and number and int(number[1]) not in archs:
         known = ", ".join(f"sm_{entry}" for entry in archs)
         lines[0] += f": it compiles only for {known}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, Dim
+from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, Dim
 from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
@@ -148,7 +148,10 @@ class SimDriver(GraphCalls, MemoryCalls):
         if found is None or not found.loadable:
             raise Refused("CUDA_ERROR_INVALID_IMAGE")
         major, minor = self.simulation.compute_capability
-        if found.arch.rstrip("af") != f"sm_{major}{minor}":
+        kind, _, number = found.arch.rstrip("af").partition("_")
+        runs = int(number) <= 10 * major + minor if kind == "compute" \
+            else number == f"{major}{minor}"
+        if not runs:
             raise Refused("CUDA_ERROR_NO_BINARY_FOR_GPU")
         return 0, self.simulation.create("module", lambda handle: (found, []))[0]
 
@@ -342,10 +345,10 @@ class SimDriver(GraphCalls, MemoryCalls):
     @seam()
     def cuLinkAddData(self, state: Any, kind: str, image: bytes, name: str) -> tuple[Any, ...]:
         inputs: list[Any] = self.simulation.find(state, "linker")
-        if kind not in (LINK_CUBIN, LINK_LIBRARY) or not image:
+        if kind not in (LINK_CUBIN, LINK_PTX, LINK_LIBRARY) or not image:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
-        found = decode(bytes(image)) if kind == LINK_CUBIN else None
-        if kind == LINK_CUBIN and found is None:
+        found = decode(bytes(image)) if kind != LINK_LIBRARY else None
+        if kind != LINK_LIBRARY and found is None:
             raise Refused("CUDA_ERROR_INVALID_IMAGE")
         inputs.append((kind, found))
         return (0,)
@@ -353,7 +356,7 @@ class SimDriver(GraphCalls, MemoryCalls):
     @seam(b"")
     def cuLinkComplete(self, state: Any) -> tuple[Any, bytes]:
         inputs = self.simulation.find(state, "linker")
-        cubins: list[Image] = [image for kind, image in inputs if kind == LINK_CUBIN]
+        cubins: list[Image] = [image for kind, image in inputs if kind != LINK_LIBRARY]
         library = any(kind == LINK_LIBRARY for kind, _ in inputs)
         if len(cubins) != 1 or (cubins[0].needs_device_runtime and not library):
             raise Refused("CUDA_ERROR_INVALID_IMAGE")

@@ -77,6 +77,9 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
 _SLOTS = ("loss", "correct", "rates")
 """Operands of which a step has one element."""
 
+_PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
+"""Template flags that say whether an operand is there."""
+
 _DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, "alpha": 1.0,
              "beta": 0.0, "decay": 0.0}
 """Attributes that references ask for and that a kernel without the parameter does not vary."""
@@ -215,8 +218,15 @@ class Binding:
                  template: Mapping[str, str]) -> dict[str, Any]:
         signature = self._kernel.signature
         found = {p.name: values[p.name] for p in signature.parameters if not p.pointer}
+        found |= {f"itemsize_{p.name}": np.dtype(DTYPES[p.ctype]).itemsize
+                  for p in signature.parameters if p.pointer}
         for name, value in template.items():
             if value in ("true", "false"):
+                operand = _PRESENCE.get(name, "")
+                if operand in values and (value == "true") != bool(values[operand]):
+                    raise SimulationError(
+                        f"{self._kernel.expression}: {name} is {value}, but '{operand}' is "
+                        f"{'given' if values[operand] else 'left out'}")
                 found[name] = value == "true"
                 found[name.lower()] = value == "true"
             elif value.lstrip("-").isdigit():
@@ -229,6 +239,8 @@ class Binding:
                 found["dtype"] = value
         if meaning.layout:
             found["layout"] = meaning.layout
+        found["stored"] = {p.name: p.ctype if p.ctype in LOW_PRECISION else "float32"
+                           for p in signature.parameters if p.pointer}
         return {**_DEFAULTS, **found}
 
     def _make_operands(self, values: dict[str, Any], meaning: Meaning) -> list[_Operand]:
@@ -297,6 +309,9 @@ class Binding:
         for operand in self._operands:
             if operand.window:
                 if step is None:
+                    if not hasattr(arrays, "cursor"):
+                        raise SimulationError(f"{task} asks for the rows of a step, but has no "
+                                              f"cursor")
                     step = int(arrays.cursor[0]) + int(self._attributes.get("offset", 0))
                     if step < 0:
                         raise SimulationError(f"{task}: step {step} lies before the first")
@@ -321,8 +336,9 @@ class Binding:
         try:
             with np.errstate(all="ignore"):
                 self._reference(arrays, self._attributes)
-        except (IndexError, ValueError, AttributeError) as error:
-            # A label out of range, extents that do not fit, an operand that was left out.
+        except (IndexError, ValueError, AttributeError, OverflowError) as error:
+            # A label out of range, extents that do not fit, an operand that was left out, a count
+            # that is none.
             raise SimulationError(f"{task}: its operands do not fit together: {error}") from error
         for stored, array, name in rounding:
             stored[...] = rounded(array, name)

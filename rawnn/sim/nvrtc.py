@@ -108,10 +108,12 @@ class SimNvrtc:
     @seam(b"")
     def nvrtcGetPTX(self, program: Any) -> tuple[Any, bytes]:
         """No kernel is translated: of its code there is only what it does about programmatic
-        edges, as far as its source alone says."""
+        edges, as far as its source alone says; for a virtual architecture, what can be loaded."""
         image = self._program(program).image
         if image is None:
             raise Refused("NVRTC_ERROR_INVALID_PROGRAM")
+        if image.arch.startswith("compute_"):
+            return 0, image.encode()
         lines = [f"// {image.name}, simulated, {image.arch}"]
         for expression, name in image.lowered.items():
             kernel = expression.partition("<")[0].strip()

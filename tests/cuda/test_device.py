@@ -9,9 +9,10 @@ import pytest
 
 from rawnn.cuda.backend import Backend
 from rawnn.cuda.device import Device, padded, version_text
-from rawnn.errors import DeviceError
+from rawnn.errors import ConfigError, DeviceError
 from rawnn.machine import machine_of
 from rawnn.sim import Fault, Faults, Simulation
+from tests.engine import make_work, random_dataset, run_on
 from tests.sim.work import relu, vector
 
 
@@ -175,3 +176,23 @@ def test_padded_puts_an_array_into_the_top_left_of_zeros() -> None:
     assert found.dtype == np.float32
     assert found.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
     assert padded(np.ones((4, 2)).T, (2, 4), "float32").flags.c_contiguous
+
+
+@pytest.mark.parametrize("mode", ["epoch", "while"])
+def test_kernels_of_an_older_architecture_are_compiled_to_ptx(sim, monkeypatch, mode):
+    monkeypatch.setenv("RAWNN_COMPUTE", "7.5")
+    opened = Device(sim.backend())
+    try:
+        assert (opened.capability, opened.arch) == ((7, 5), "compute_75")
+        assert machine_of(opened).compute_capability == (7, 5)
+        work = make_work(f"preload,fuse,graphs={mode}", (29, 7), random_dataset())
+        assert np.isfinite(run_on(opened, work, epochs=1).loss).all()
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("text", ["7", "7.0", "9.1", "hopper"])
+def test_an_architecture_that_cannot_be_assumed_is_refused(sim, monkeypatch, text):
+    monkeypatch.setenv("RAWNN_COMPUTE", text)
+    with pytest.raises(ConfigError, match=f"RAWNN_COMPUTE={text}: give a compute capability"):
+        Device(sim.backend())
