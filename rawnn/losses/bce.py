@@ -22,15 +22,15 @@ def _sigmoid(z: Array) -> Array:
     return np.where(z >= 0, 1 / (1 + e), e / (1 + e))
 
 
-@define("bce", reads=("z", "t", "cursor"), writes=("loss", "workspace"), slotted=("loss",),
-        optional=("workspace",))
+@define("bce", reads=("z", "t", "cursor", "workspace"), writes=("loss", "workspace"),
+        slotted=("loss",), optional=("workspace",))
 def bce(t: SimpleNamespace, a: Attributes) -> None:
     """loss[s] = mean of max(z, 0) - z t + log(1 + exp(-|z|)) over all elements."""
     terms = np.maximum(t.z, 0) - t.z * t.t + np.log1p(np.exp(-np.abs(t.z)))
     t.loss[step_of(t, a)] = terms.mean()
 
 
-@define("bce_accuracy", reads=("z", "t", "cursor"), writes=("correct", "workspace"),
+@define("bce_accuracy", reads=("z", "t", "cursor", "workspace"), writes=("correct", "workspace"),
         slotted=("correct",), optional=("workspace",))
 def bce_accuracy(t: SimpleNamespace, a: Attributes) -> None:
     """correct[s] = how many elements have z > 0 where t > 0.5, and z <= 0 elsewhere."""
@@ -40,10 +40,10 @@ def bce_accuracy(t: SimpleNamespace, a: Attributes) -> None:
 @define("bce_backward", reads=("z", "t", *_SCALING), writes=("dz", "overflow"), optional=_SCALING)
 def bce_backward(t: SimpleNamespace, a: Attributes) -> None:
     """dz = (sigmoid(z) - t) / number of elements."""
-    write_gradient(t, (_sigmoid(t.z) - t.t) * t.z.dtype.type(1.0 / t.z.size))
+    write_gradient(t, a, (_sigmoid(t.z) - t.t) * t.z.dtype.type(1.0 / t.z.size))
 
 
-@define("bce_gradient", reads=("z", "t", "cursor", *_SCALING),
+@define("bce_gradient", reads=("z", "t", "cursor", "workspace", *_SCALING),
         writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
         optional=(*_SCALING, "workspace"))
 def bce_gradient(t: SimpleNamespace, a: Attributes) -> None:

@@ -50,22 +50,23 @@ def softmax(t: SimpleNamespace, a: Attributes) -> None:
     t.p[...] = softmax_of(t.z)
 
 
-@define("cross_entropy", reads=("p", "y", "cursor"), writes=("loss", "workspace"),
+@define("cross_entropy", reads=("p", "y", "cursor", "workspace"), writes=("loss", "workspace"),
         slotted=("loss",), optional=("workspace",))
 def cross_entropy(t: SimpleNamespace, a: Attributes) -> None:
     """loss[s] = mean of -log p[y] over the batch."""
     t.loss[step_of(t, a)] = log_loss(t.p, t.y).mean()
 
 
-@define("accuracy", reads=("p", "y", "cursor"), writes=("correct", "workspace"),
+@define("accuracy", reads=("p", "y", "cursor", "workspace"), writes=("correct", "workspace"),
         slotted=("correct",), optional=("workspace",))
 def accuracy(t: SimpleNamespace, a: Attributes) -> None:
     """correct[s] = how many rows have their largest probability (the first of equals) at y."""
     t.correct[step_of(t, a)] = np.count_nonzero(t.p.argmax(axis=1) == t.y)
 
 
-@define("loss_accuracy", reads=("p", "y", "cursor"), writes=("loss", "correct", "workspace"),
-        slotted=("loss", "correct"), optional=("workspace",))
+@define("loss_accuracy", reads=("p", "y", "cursor", "workspace"),
+        writes=("loss", "correct", "workspace"), slotted=("loss", "correct"),
+        optional=("workspace",))
 def loss_accuracy(t: SimpleNamespace, a: Attributes) -> None:
     """cross_entropy and accuracy in one pass over p."""
     _metrics(t, a, t.p)
@@ -75,26 +76,26 @@ def loss_accuracy(t: SimpleNamespace, a: Attributes) -> None:
         optional=_SCALING)
 def softmax_backward(t: SimpleNamespace, a: Attributes) -> None:
     """dz = (p - onehot(y)) / B, the gradient of the mean cross-entropy."""
-    write_gradient(t, gradient(t.p, t.y))
+    write_gradient(t, a, gradient(t.p, t.y))
 
 
-@define("loss_gradient", reads=("p", "y", "cursor", *_SCALING),
+@define("loss_gradient", reads=("p", "y", "cursor", "workspace", *_SCALING),
         writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
         optional=(*_SCALING, "workspace"))
 def loss_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """loss_accuracy and softmax_backward in one pass over p."""
     _metrics(t, a, t.p)
-    write_gradient(t, gradient(t.p, t.y))
+    write_gradient(t, a, gradient(t.p, t.y))
 
 
-@define("softmax_loss_gradient", reads=("z", "y", "cursor", *_SCALING),
+@define("softmax_loss_gradient", reads=("z", "y", "cursor", "workspace", *_SCALING),
         writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
         optional=(*_SCALING, "workspace"))
 def softmax_loss_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """softmax, loss_accuracy and softmax_backward in one pass over z."""
     p = softmax_of(t.z)
     _metrics(t, a, p)
-    write_gradient(t, gradient(p, t.y))
+    write_gradient(t, a, gradient(p, t.y))
 
 
 def _measure(b: Builder) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _SCALING = ("loss_scale", "overflow")
 
 
-@define("mse", reads=("z", "t", "cursor"), writes=("loss", "workspace"), slotted=("loss",),
-        optional=("workspace",))
+@define("mse", reads=("z", "t", "cursor", "workspace"), writes=("loss", "workspace"),
+        slotted=("loss",), optional=("workspace",))
 def mse(t: SimpleNamespace, a: Attributes) -> None:
     """loss[s] = mean of (z - t)^2 over all elements."""
     t.loss[step_of(t, a)] = np.square(t.z - t.t).mean()
@@ -27,10 +27,10 @@ def mse(t: SimpleNamespace, a: Attributes) -> None:
 @define("mse_backward", reads=("z", "t", *_SCALING), writes=("dz", "overflow"), optional=_SCALING)
 def mse_backward(t: SimpleNamespace, a: Attributes) -> None:
     """dz = 2 (z - t) / number of elements."""
-    write_gradient(t, (t.z - t.t) * t.z.dtype.type(2.0 / t.z.size))
+    write_gradient(t, a, (t.z - t.t) * t.z.dtype.type(2.0 / t.z.size))
 
 
-@define("mse_gradient", reads=("z", "t", "cursor", *_SCALING), 
+@define("mse_gradient", reads=("z", "t", "cursor", "workspace", *_SCALING),
         writes=("dz", "loss", "overflow", "workspace"), slotted=("loss",),
         optional=(*_SCALING, "workspace"))
 def mse_gradient(t: SimpleNamespace, a: Attributes) -> None:

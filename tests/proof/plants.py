@@ -8,7 +8,6 @@ or None where nothing noticed.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,15 +18,23 @@ from unittest import mock
 
 import numpy as np
 
+from rawnn.activations import ACTIVATIONS
 from rawnn.cuda import launch
 from rawnn.cuda.device import Device
+from rawnn.cuda.memory import ALIGNMENT
+from rawnn.cuda.stream import Stream
 from rawnn.errors import RawnnError
-from rawnn.ptx.signature import KernelSignature
+from rawnn.ptx import source_path
+from rawnn.ptx.signature import KernelSignature, parse_kernels
 from rawnn.runners import graphplan, lowering, programs
 from rawnn.runners.base import Work
 from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.kernels import kernel_for
 from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
 from tests.proof.runs import RELEASES, planted_work, train
 from tests.proof.streams import TwoStreamRunner
 
@@ -37,10 +44,12 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plants:
-    """What can be planted, by a description of each, and how many would change nothing."""
+    """What can be planted, by a description of each, and how many would change nothing. A plant in
+    `harmless` may: where it is not noticed, it counts as one of those."""
 
     made: dict[str, Plant]
     skipped: int = 0
+    harmless: frozenset[str] = frozenset()
 
 
 def verdict(simulation: Simulation, run: Callable[[], Found], wanted: Found) -> str | None:
@@ -133,7 +142,18 @@ def edges(work: Work, wanted: Found) -> Plants:
 
 
 def waits(work: Work, wanted: Found) -> Plants:
-    """Each event wait between two streams left out."""
+    """Each event wait between two streams left out: those of the engine, or where it has one
+    stream, those of the plan on two (tests/proof/streams.py)."""
+    if work.policy.streams:
+        count = len(observe(work, Stream, "wait_for"))
+        # An epoch's second fetch waits for what the first has waited for; the first copy from the
+        # host has nothing to wait for.
+        harmless = {f"wait {n}" for n in range(2, count, 2 * work.steps)}
+        if work.train.find(kind="upload"):
+            harmless.add("wait 0")
+        return Plants({f"wait {n}": tampered(work, wanted, at(
+            Stream, "wait_for", n, lambda *arguments: None)) for n in range(count)},
+            harmless=frozenset(harmless))
 
     def run(dropped: int | None) -> tuple[str | None, int]:
         simulation, counted = Simulation(), []
@@ -199,15 +219,20 @@ def _freed(work: Work, number: int) -> str | None:
 
 
 def uninitialised(work: Work, wanted: Found) -> Plants:
-    """Each copy and fill that makes memory ready left out. Metrics are filled with zeros that the
-    epoch overwrites one and all: those fills are skipped."""
+    """Each copy and fill that makes memory ready left out. Of what is filled with zeros only the
+    optimizer's state, counters and the cursor of a stream are counted on: the rest is written
+    before it is read, and its fills are skipped."""
     made: dict[str, Plant] = {}
     skipped = 0
+    tensors = work.train.tensors
     for name in ("to_device", "fill"):
         for number, arguments in enumerate(observe(work, Device, name)):
             purpose = arguments[-1]
-            if name == "fill" and (purpose != "cursor" or work.policy.graph):
-                skipped += 1  # a graph's own launch fills the cursor again
+            role = tensors[purpose].role if purpose in tensors else None
+            counted = role in (Role.STATE, Role.SCRATCH) or (
+                role is Role.CURSOR and not work.policy.graph)  # a graph's launch fills it again
+            if name == "fill" and not counted:
+                skipped += 1
                 continue
             made[f"{name} {number} of {purpose}"] = tampered(
                 work, wanted, at(Device, name, number, lambda *arguments, **named: None))
@@ -256,8 +281,8 @@ def _forgotten(work: Work, wanted: Found, index: int) -> str | None:
 
 
 # -- launches -------------------------------------------------------------------------------------
-def _launches(work: Work) -> list[tuple[int, Any, KernelSignature, dict[str, Any]]]:
-    """(number, op, signature, values) of every binding of a kernel; of ops that recur in later
+def _launches(work: Work) -> list[tuple[int, Op, Plan, KernelSignature, dict[str, Any]]]:
+    """(number, op, plan, signature, values) of every binding of a kernel; of ops that recur in later
     plans with the same values, the first."""
     found, seen = [], set()
     for number, (op, plan, signature, addresses) in enumerate(
@@ -267,7 +292,7 @@ def _launches(work: Work) -> list[tuple[int, Any, KernelSignature, dict[str, Any
         key = (op.name, op.kind, tuple(op.operands.items()), scalars)
         if key not in seen:
             seen.add(key)
-            found.append((number, op, signature, values))
+            found.append((number, op, plan, signature, values))
     return found
 
 
@@ -286,19 +311,38 @@ class _Swapped(launch.Arguments):
         return super().cell(self._other.get(name, name) if name in self._index else name)
 
 
+def _dead(op: Op, signature: KernelSignature, values: dict[str, Any]) -> set[str]:
+    """Arguments that the kernel has no use for in this launch: operands left out and their pitches,
+    the step where there is no cursor, what draws random numbers where none are drawn."""
+    names = {p.name for p in signature.parameters}
+    absent = {p.name for p in signature.parameters if p.pointer and p.name not in op.operands}
+    dead = absent | {f"ld{name}" for name in absent}
+    if "cursor" in absent:
+        dead.add("offset")
+    if "stochastic" in names and not values["stochastic"]:
+        dead |= {"seed", "stream"}
+    return dead
+
+
 def swaps(work: Work, wanted: Found) -> Plants:
     """Every two arguments of one kernel that have the same size and different meaning swapped;
-    those whose values are equal are skipped."""
+    those whose values are equal, or of which the kernel uses neither, are skipped, and offset and
+    stride where the cursor stays at 0 (a batch begins at their product), and a float of 0 with an
+    integer that is not used (a few units of the last place above 0)."""
     made: dict[str, Plant] = {}
     skipped = 0
-    for number, op, signature, values in _launches(work):
+    for number, op, _, signature, values in _launches(work):
+        dead = _dead(op, signature, values)
         for a, b in combinations(signature.parameters, 2):
             if a.size != b.size:
                 continue
             x, y = (struct.pack("=" + launch._code(p), values[p.name]) for p in (a, b))
             varies = "offset" in (a.name, b.name) or (
                 a.pointer and work.policy.allocator != "arena")
-            if x == y and not (varies and not work.policy.graph):
+            product = {a.name, b.name} == {"offset", "stride"} and work.policy.graph in ("", "epoch")
+            tiny = any(p.format == "f" and not values[p.name] and q.name in dead
+                       for p, q in ((a, b), (b, a)))
+            if product or tiny or {a.name, b.name} <= dead or (x == y and not (varies and not work.policy.graph)):
                 skipped += 1
                 continue
             made[f"{op.name}: {a.name} <-> {b.name}"] = tampered(work, wanted, at(
@@ -308,47 +352,80 @@ def swaps(work: Work, wanted: Found) -> Plants:
 
 
 def overruns(work: Work, wanted: Found) -> Plants:
-    """Each kernel given one row, column, example or element of a product too many."""
+    """Each kernel given one row, column, example or element of a product too many, or rows of a
+    batch that lie one further apart. In an arena, what is written too many may land in the padding
+    between tensors, where it harms nothing."""
     made: dict[str, Plant] = {}
+    harmless: set[str] = set()
     right = lowering.kernel_arguments
-    for number, op, signature, _ in _launches(work):
-        for name in ("rows", "cols", "batch", "features", "m", "n", "k", "slices", "steps"):
-            if name not in {p.name for p in signature.parameters}:
+    for number, op, plan, signature, values in _launches(work):
+        extents = {part for shape in kernel_for(op).shapes.values() for extent in shape
+                   for part in extent.lstrip("@").split("*")}
+        for name in (p.name for p in signature.parameters):
+            if name not in {*extents, "steps", "stride"} or not values[name]:
                 continue
 
             def more(*arguments: Any, name: str = name) -> Any:
                 values = right(*arguments)
                 return {**values, name: values[name] + 1}
 
-            made[f"{op.name}: {name} + 1"] = tampered(
-                work, wanted, at(lowering, "kernel_arguments", number, more))
-    return Plants(made)
+            what = f"{op.name}: {name} + 1"
+            made[what] = tampered(work, wanted, at(lowering, "kernel_arguments", number, more))
+            if work.policy.allocator == "arena" and all(
+                    _padding(plan[n]) >= plan[n].ld * plan[n].itemsize for n, _ in op.writes):
+                harmless.add(what)
+    return Plants(made, harmless=frozenset(harmless))
+
+
+def _padding(tensor: Tensor) -> int:
+    """Bytes between the end of a tensor and what lies behind it in an arena."""
+    return -tensor.nbytes % ALIGNMENT
+
+
+FUNCTORS = {a.functor: "Tanh" if a.functor != "Tanh" else "Relu" for a in ACTIVATIONS.values()}
+FUNCTORS |= {"None": "Tanh"}
+"""Another activation in the place of each."""
+TYPES = {"float": "float16", "float16": "float", "bfloat16": "float16", "int": "unsigned char",
+         "unsigned char": "int"}
+"""Another storage type in the place of each, never of the same size and kind."""
+
+
+def _other(word: str) -> str:
+    """Another template argument of the same kind."""
+    flags = {"true": "false", "false": "true"}
+    return {**flags, **FUNCTORS, **TYPES}.get(word) or str(int(word) + 1)
 
 
 def instances(work: Work, wanted: Found) -> Plants:
     """Each kernel replaced by another instance of its template: a flag turned round, a number one
-    larger. ReLU twice is ReLU once: that is skipped."""
+    larger, another activation, another type. Types of operands that the op leaves out and those
+    that sums are kept in change nothing here: they are skipped."""
     made: dict[str, Plant] = {}
     skipped = 0
-    right = Device.function
-    bound = observe(work, lowering.Lowering, "_kernel")
-    for number, (file, expression) in enumerate(observe(work, Device, "function")):
-        op, plan, *_ = bound[number]
-        clamped = "c" in op.operands and any(
-            reader.kind == "relu" for reader in plan.consumers(op.operands["c"]))
-        for found in re.finditer(r"true|false|\b\d+\b", expression):
-            word = found[0]
-            if clamped and word == "false" and found.end() == len(expression) - 1:
+    right, compiled = lowering.Lowering._kernel, Device.function
+    for number, op, _, signature, _ in _launches(work):
+        expression = kernel_for(op).name
+        declared = parse_kernels(source_path(kernel_for(op).source).read_text())[expression]
+        for index, (parameter, word) in enumerate(
+                zip(declared.template_parameters, signature.arguments, strict=True)):
+            if parameter.kind == "typename" and word in TYPES and not any(
+                    p.name in op.operands for p in declared.parameters
+                    if p.pointer and p.ctype == parameter.name):
                 skipped += 1
                 continue
-            other = {"true": "false", "false": "true"}.get(word) or str(int(word) + 1)
-            changed = expression[: found.start()] + other + expression[found.end():]
+            arguments = [*signature.arguments]
+            arguments[index] = _other(word)
+            changed = f"{expression}<{','.join(arguments)}>"
 
-            def wrong(device: Any, file: str, _: str, changed: str = changed) -> Any:
-                return right(device, file, changed)
+            def wrong(*bound: Any, changed: str = changed) -> Any:
+                def other(device: Any, file: str, _: str, *rest: Any) -> Any:
+                    return compiled(device, file, changed, *rest)
 
-            made[f"{number}: {expression} as {changed}"] = tampered(
-                work, wanted, at(Device, "function", number, wrong))
+                with replaced(Device, "function", other):
+                    return right(*bound)
+
+            made[f"{number}: {op.name} as {changed}"] = tampered(
+                work, wanted, at(lowering.Lowering, "_kernel", number, wrong))
     return Plants(made, skipped)
 
 
@@ -372,7 +449,8 @@ def sample(plants: Plants, most: int) -> Plants:
     """At most `most` plants, evenly spread; what is left out counts as not planted."""
     names = list(plants.made)
     stride = -(-len(names) // most)
-    return Plants({name: plants.made[name] for name in names[::stride]}, plants.skipped)
+    return Plants({name: plants.made[name] for name in names[::stride]}, plants.skipped,
+                  plants.harmless)
 
 
 def clean_run(work: Work) -> Found:
@@ -398,7 +476,7 @@ CLASSES: dict[str, Callable[[Work, Found], Plants]] = {
     "wrong grid or block": grids,
 }
 
-PLANS: dict[str, tuple[str, tuple[int, ...]]] = {
+PLANS: dict[str, tuple[Any, ...]] = {
     "baseline": ("none", (8, 4, 3)),
     "arena,nosync": ("arena,nosync", (8, 4, 3)),
     "preload": ("preload", (8, 3)),
@@ -413,18 +491,21 @@ PLANS: dict[str, tuple[str, tuple[int, ...]]] = {
     "seed": ("seed", (8, 4, 3)),
     "best": ("best", (8, 3)),
     "best, two layers": ("best", (8, 4, 3)),
-    "graphs=step": ("graphs=step", (8, 3)),
-    "graphs=2": ("preload,graphs=2", (8, 3)),
-    "graphs=epoch": ("preload,graphs=epoch", (8, 3)),
-    "graphs=while": ("preload,fuse,graphs=while", (8, 4, 3)),
+    "streams": ("arena,nosync,report,streams", (8, 3)),
+    "streams,preload,shuffled": ("preload,arena,nosync,report,streams", (8, 3), "shuffle"),
+    "graphs=step": ("streams,graphs=step", (8, 3)),
+    "graphs=2": ("preload,streams,graphs=2", (8, 3)),
+    "graphs=epoch": ("preload,streams,graphs=epoch", (8, 3)),
+    "graphs=while": ("preload,fuse,streams,graphs=while", (8, 4, 3)),
 }
 
 
 def applies(name: str, work: Work) -> bool:
-    """Waits can be dropped where a plan runs on two streams: one without graphs, in an arena."""
-    return name != "event wait dropped" or (
-        not work.policy.graph and work.policy.allocator == "arena"
-        and work.policy.sync != "step" and work.quiet is work.train)
+    """Waits can be dropped where the engine uses two streams, or the plan can be run on two: one
+    without graphs, in an arena."""
+    policy = work.policy
+    return name != "event wait dropped" or (not policy.graph and (policy.streams or (
+        policy.allocator == "arena" and policy.sync != "step" and work.quiet is work.train)))
 
 
 @dataclass(frozen=True)
@@ -444,6 +525,8 @@ def tally(plan: str) -> dict[str, Tally]:
     for name, plants in CLASSES.items():
         if applies(name, work):
             planted = plants(work, wanted)
-            missed = tuple(what for what, plant in planted.made.items() if plant() is None)
-            found[name] = Tally(len(planted.made), planted.skipped, missed)
+            unseen = {what for what, plant in planted.made.items() if plant() is None}
+            harmless = unseen & planted.harmless
+            found[name] = Tally(len(planted.made) - len(harmless),
+                                planted.skipped + len(harmless), tuple(sorted(unseen - harmless)))
     return found

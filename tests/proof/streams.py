@@ -73,7 +73,7 @@ class TwoStreamRunner(GpuRunner):
 
     dropped: int | None = None
 
-    def _stream(self, plan: Plan) -> TwoStreamProgram:
+    def _steps(self, plan: Plan) -> TwoStreamProgram:
         second = Stream(self._device.driver)
         self._closing.callback(second.close)
         program = TwoStreamProgram(self._lowering, plan, self._addresses, self._host, second,

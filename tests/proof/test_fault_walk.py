@@ -91,35 +91,39 @@ def test_pairs_of_toggles() -> None:
 def apis() -> list[tuple[str, str, str, tuple[int, ...]]]:
     """(library, call, opt, layers) of every call that any run makes; the cheapest run of each."""
     found: dict[str, tuple[str, str, str, tuple[int, ...]]] = {}
-    for opt, layers in (("best", ONE), (EVERYTHING, ONE), ("none", ONE), ("cublas", WIDE)):
+    for opt, layers in (("best", ONE), (EVERYTHING, ONE), ("none", ONE), ("cublas", WIDE),
+                        ("async,pinned,streams,pdl", ONE), ("preload,pdl,graphs", ONE)):
         for library, call in recorded(opt, layers).calls:
             found.setdefault(call, (library, call, opt, layers))
     return list(found.values())
 
 
-API_NAMES = sorted({
-    "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
-    "cuDeviceGetAttribute", "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxRelease", "cuCtxSetCurrent", "cuMemAlloc", "cuMemFree", "cuMemsetD8Async",
-    "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuModuleLoadData", "cuModuleUnload",
-    "cuModuleGetFunction", "cuLaunchKernel", "cuStreamCreate", "cuStreamDestroy",
-    "cuStreamSynchronize", "cuEventCreate", "cuEventDestroy", "cuEventRecord",
-    "cuEventElapsedTime", "cuLinkCreate", "cuLinkAddData", "cuLinkComplete", "cuLinkDestroy",
-    "cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode", "cuGraphAddMemsetNode",
-    "cuGraphAddChildGraphNode", "cuGraphConditionalHandleCreate", "cuGraphAddConditionalNode",
-    "cuGraphGetNodes", "cuGraphGetEdges", "cuStreamBeginCaptureToGraph", "cuStreamGetCaptureInfo",
-    "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphUpload", "cuGraphLaunch",
-    "cuGraphExecDestroy", "nvrtcCreateProgram", "nvrtcAddNameExpression", "nvrtcCompileProgram",
-    "nvrtcGetProgramLog", "nvrtcGetLoweredName", "nvrtcGetCUBIN", "nvrtcDestroyProgram",
-    "cublasLtGetVersion", "cublasLtCreate", "cublasLtDestroy", "cublasLtMatmulDescCreate",
-    "cublasLtMatmulDescSetAttribute", "cublasLtMatmulDescDestroy", "cublasLtMatrixLayoutCreate",
-    "cublasLtMatrixLayoutSetAttribute", "cublasLtMatrixLayoutDestroy",
-    "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceSetAttribute",
-    "cublasLtMatmulPreferenceDestroy", "cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul",
-    "cudnnGetVersion", "cudnnCreate", "cudnnDestroy", "cudnnSetStream",
-    "cudnnCreateTensorDescriptor", "cudnnSetTensor4dDescriptorEx", "cudnnDestroyTensorDescriptor",
-    "cudnnSoftmaxForward",
-})
+API_NAMES = [
+    "cuCtxSetCurrent", "cuDeviceGet", "cuDeviceGetAttribute", "cuDeviceGetCount",
+    "cuDeviceGetDefaultMemPool", "cuDeviceGetName", "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxRetain", "cuDeviceTotalMem", "cuDriverGetVersion", "cuEventCreate",
+    "cuEventDestroy", "cuEventElapsedTime", "cuEventRecord", "cuGraphAddChildGraphNode",
+    "cuGraphAddConditionalNode", "cuGraphAddDependencies", "cuGraphAddKernelNode",
+    "cuGraphAddMemsetNode", "cuGraphConditionalHandleCreate", "cuGraphCreate", "cuGraphDestroy",
+    "cuGraphExecDestroy", "cuGraphGetEdges", "cuGraphGetNodes", "cuGraphInstantiate",
+    "cuGraphLaunch", "cuGraphUpload", "cuInit", "cuLaunchKernel", "cuLaunchKernelEx",
+    "cuLinkAddData", "cuLinkComplete", "cuLinkCreate", "cuLinkDestroy", "cuMemAlloc",
+    "cuMemAllocAsync", "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost", "cuMemHostAlloc",
+    "cuMemPoolGetAttribute", "cuMemPoolSetAttribute", "cuMemPoolTrimTo", "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoDAsync", "cuMemsetD8Async", "cuModuleGetFunction", "cuModuleLoadData",
+    "cuModuleUnload", "cuStreamBeginCaptureToGraph", "cuStreamCreate", "cuStreamDestroy",
+    "cuStreamEndCapture", "cuStreamGetCaptureInfo", "cuStreamSynchronize", "cuStreamWaitEvent",
+    "cublasLtCreate", "cublasLtDestroy", "cublasLtGetVersion", "cublasLtMatmul",
+    "cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute", "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy", "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute", "cudnnCreate", "cudnnCreateTensorDescriptor",
+    "cudnnDestroy", "cudnnDestroyTensorDescriptor", "cudnnGetVersion", "cudnnSetStream",
+    "cudnnSetTensor4dDescriptorEx", "cudnnSoftmaxForward", "nvrtcAddNameExpression",
+    "nvrtcCompileProgram", "nvrtcCreateProgram", "nvrtcDestroyProgram", "nvrtcGetCUBIN",
+    "nvrtcGetLoweredName", "nvrtcGetPTX", "nvrtcGetProgramLog",
+]
 
 
 def test_the_runs_make_the_calls_named_here() -> None:
@@ -182,7 +186,7 @@ NOTICES = {"rawnn: the simulated device computes with NumPy: its times say nothi
 
 def command_line(arguments: list[str], simulation: Simulation) -> int:
     with mock.patch("rawnn.sim.sim_backend", return_value=simulation.backend()), \
-            mock.patch("rawnn.training.load_dataset", return_value=data(5)):
+            mock.patch("rawnn.datasource.load_dataset", return_value=data(5)):
         return rawnn.cli.run(arguments)
 
 

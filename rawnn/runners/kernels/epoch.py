@@ -27,16 +27,15 @@ def _gather(op: Op, plan: Plan) -> list[str]:
 
 
 def _gather_sizes(op: Op, plan: Plan) -> Scalars:
-    x = plan[op.operands["x"]]
-    batch, features = x.shape
+    batch, features = plan[op.operands["x"]].shape
     outputs = plan[op.operands["t"]].shape[1] if "t" in op.operands else 0
-    return {"batch": batch, "features": features, "outputs": outputs,
-            "threads": batch * ceil(features * x.itemsize, 16)}
+    return {"batch": batch, "features": features, "outputs": outputs}
 
 
 register("gather", "naive", KernelImpl(
     "gather.cu", "gather", _gather, _gather_sizes,
-    lambda s: ((ceil(s["threads"], 256), 1, 1), (256, 1, 1)),
+    lambda s: ((ceil(s["batch"] * ceil(s["features"] * s["itemsize_x"], 16), 256), 1, 1),
+               (256, 1, 1)),
     {"images": ("@batch", "features"), "labels": ("@batch",), "targets": ("@batch", "outputs"),
      "order": ("@batch",), "mean": ("features",), "inverse_std": ("features",), "cursor": ("1",),
      "x": ("batch", "features"), "y": ("batch",), "t": ("batch", "outputs")}))

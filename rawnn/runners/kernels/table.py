@@ -54,8 +54,10 @@ class KernelImpl:
         return f"{self.name}<{','.join(arguments)}>" if arguments else self.name
 
     def scalars(self, op: Op, plan: Plan) -> Scalars:
-        """Every number that the kernel or its geometry may ask for."""
-        numbers = {k: v for k, v in op.attributes.items() if isinstance(v, (int, float))}
+        """Every number that the kernel or its geometry may ask for: attributes, sizes, and the bytes
+        of an element of each operand, `itemsize_<operand>`."""
+        numbers: Scalars = {f"itemsize_{r}": plan[n].itemsize for r, n in op.operands.items()}
+        numbers |= {k: v for k, v in op.attributes.items() if isinstance(v, (int, float))}
         return {**numbers, **self.sizes(op, plan)}
 
 
