@@ -20,7 +20,8 @@ _NUMPY: dict[str, Any] = {
 }
 _C_TYPES = {"float32": "float", "int32": "int", "uint8": "unsigned char"}
 
-_LARGEST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
+LARGEST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
+"""The largest number of each type that saturates."""
 
 LOW_PRECISION = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
 """Types that values are rounded to when they are stored; arithmetic is in float32."""
@@ -52,7 +53,14 @@ def rounded(values: NDArray[Any], name: str) -> NDArray[Any]:
 
     The 8-bit types saturate: what lies beyond their largest number becomes that, as on the device.
     """
-    if name in _LARGEST:
-        values = np.clip(values, -_LARGEST[name], _LARGEST[name])
+    if name in LARGEST:
+        values = np.clip(values, -LARGEST[name], LARGEST[name])
     with np.errstate(over="ignore"):
         return values.astype(numpy_dtype(name)).astype(values.dtype)
+
+
+def overflows(values: NDArray[Any], name: str) -> bool:
+    """Whether any of `values` is no number, or too large for the storage type."""
+    if name in LARGEST:
+        return not bool((np.abs(values) <= LARGEST[name]).all())
+    return not bool(np.isfinite(rounded(values, name)).all())

@@ -69,11 +69,12 @@ class Network:
 
     def weight(self, layer: int) -> Tensor:
         """The weight of layer 1..depth, shaped [outputs, inputs] as in torch.nn.Linear."""
-        shape = (self.layers[layer], self.layers[layer - 1])
-        return Tensor(f"fc{layer}.weight", shape, "float32", Role.PARAMETER)
+        name, shape = f"fc{layer}.weight", (self.layers[layer], self.layers[layer - 1])
+        return Tensor(name, shape, "float32", Role.PARAMETER, bound=self.bound(name))
 
     def bias_of(self, layer: int) -> Tensor:
-        return Tensor(f"fc{layer}.bias", (self.layers[layer],), "float32", Role.PARAMETER)
+        name, shape = f"fc{layer}.bias", (self.layers[layer],)
+        return Tensor(name, shape, "float32", Role.PARAMETER, bound=self.bound(name))
 
     def parameters(self) -> list[Tensor]:
         """All parameters, layer by layer, weight first."""

@@ -36,7 +36,7 @@ def rewrite(plan: Plan, shared: int = SHARED_BYTES) -> Plan:
     forward, updates = plan.ops[1 : depth + 1], plan.ops[-depth:]
     sizes = [plan[op.operands["w"]].shape[0] for op in updates]
     width = -(-max(sizes) // 32) * 32
-    slots = max((n for n in range(1, MAX_DEPTH)
+    slots = max((n for n in range(1, max(depth - 2, 1) + 1)
                  if shared_bytes(depth, width, n, sizes[-1]) <= shared), default=0)
     if not (slots and width <= MAX_WIDTH and sizes[-1] <= MAX_CLASSES
             and plan.batch <= MAX_BATCH and _data_fits(plan, gather)
@@ -117,6 +117,6 @@ def _between(batch: int, rows: int, dtype: str, partial: int) -> tuple[Tensor, .
         Tensor("narrow.partial", (partial, batch), "float32", Role.ACTIVATION),
         Tensor("narrow.activations", (rows, batch), dtype, Role.ACTIVATION),
         Tensor("narrow.gradients", (rows, batch), dtype, Role.GRADIENT),
-        Tensor("narrow.row_loss", (batch,), "float32", Role.ACTIVATION),
+        Tensor("narrow.row_p", (batch,), "float32", Role.ACTIVATION),
         Tensor("narrow.row_correct", (batch,), "int32", Role.ACTIVATION),
     )

@@ -55,8 +55,7 @@ def _typed(plan: Plan, tensors: Iterable[Tensor], dtype: str) -> Plan:
 
 def copy_scale(weight: Tensor, dtype: str) -> float:
     """What a copy's values are multiplied by: 1, or for a type that saturates the power of two that
-    puts the initial weights into the upper part of its range and leaves them HEADROOM to twice
-    that. Rounding is relative, so it does not matter how close they come."""
+    puts the initial weights as high into its range as leaves them HEADROOM, or up to twice that."""
     if dtype not in LARGEST:
         return 1.0
     bound = weight.bound or 1 / math.sqrt(weight.shape[-1])
@@ -74,7 +73,7 @@ def with_copies(plan: Plan, dtype: str) -> Plan:
 
     def change(op: Op) -> Op:
         if op.kind == "matmul":
-            read = {r: copies[n] for r, n in op.operands.items() if r in "ab" and n in copies}
+            read = {r: copies[n] for r, n in op.operands.items() if n in copies}
             operands = {r: read[r].name if r in read else n for r, n in op.operands.items()}
             alpha = op.attributes["alpha"] / math.prod(copy.scale for copy in read.values())
             return replace(op, operands=operands, attributes={**op.attributes, "alpha": alpha})

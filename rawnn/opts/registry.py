@@ -3,7 +3,7 @@ made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rawnn.errors import ConfigError
@@ -43,9 +43,11 @@ class Toggle:
     """One optimization.
 
     `apply(plan, policy, value)` returns the plan and the policy rewritten. `needs(machine)`
-    returns why it cannot run on a machine, or None. `host` says whether it means anything where
-    there is no GPU. `settle(value, machine)` is the value that a machine gives to one that leaves
-    it open. `claim` is one line; `source` is where the idea comes from.
+    returns why it cannot run on a machine, or None, and
+    `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
+    `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
+    value that a machine gives to one that leaves it open. `claim` is one line; `source` is where
+    the idea comes from.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Toggle:
     needs_text: str = ""
     implies: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    beside: Callable[[Collection[str], Machine], str | None] = lambda names, machine: None
     host: bool = False
     settle: Callable[[str | int | None, Machine], str | int | None] = \
         lambda value, machine: value

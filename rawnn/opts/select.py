@@ -62,6 +62,8 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
                 raise ConfigError(f"'{name}' and '{other}' exclude each other: leave one out")
         if machine.gpu is None and (reason := toggle.needs(machine)):
             raise ConfigError(f"the toggle '{name}' cannot run here: it {reason}")
+        if machine.gpu is None and (reason := toggle.beside(asked, machine)):
+            raise ConfigError(f"the toggle '{name}' cannot run so: {reason}")
         asked[name] = toggle.settle(asked[name], machine)
     ordered = {name: asked[name] for name in TOGGLES if name in asked}
     return Selection(ordered, frozenset(implied), tuple(notes))

@@ -2,7 +2,7 @@
 //
 //   activate:          a[rows, cols] = act(z)
 //   activate_backward: dz = da * act'(saved)      saved: a of relu and tanh, z of gelu
-//   *overflow = 1 where a dz that was stored is not finite; not looked at where overflow is null
+//   *overflow = 1 where TDZ cannot hold a dz (common.cuh); not looked at where overflow is null
 //
 // template <TZ, TA, ACTIVATION>, <TDA, TS, TDZ, ACTIVATION>: storage types (types.cuh) of the operands
 // in that order, ACTIVATION of activations.cuh. Scalars: rows, cols. In place is allowed (a == z,

@@ -2,13 +2,13 @@
 //
 //   g = dw / loss_scale[0] (+ decay * w, or w -= lr * decay * w first where decoupled)
 //   m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;  t = clock[1] + s + 1
-//   w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps);  copy = round(w)
+//   w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps);  copy = round(w * copy_scale)
 //
 // w, dw, copy, m, v: [rows, cols], each with its own pitch (a vector is one row); m and v are float32
 // and start at 0. What the optional operands mean: updates.cuh.
 // template <TW, TG, TC>: storage types of w, dw and copy. Scalars: rows, cols, lr, decay, beta1,
-// beta2 (double: 1 - beta is what counts), eps, decoupled (bool), offset, stochastic (bool), seed,
-// stream.
+// beta2 (double: 1 - beta is what counts), eps, decoupled (bool), copy_scale, offset, stochastic
+// (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 16 bytes a weight more than sgd.
 #include "updates.cuh"
 
@@ -24,7 +24,7 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
                      const int* __restrict__ cursor, const int* __restrict__ clock,
                      const float* __restrict__ loss_scale, const int* __restrict__ overflow,
                      int rows, int cols, float lr, float decay, double beta1, double beta2,
-                     float eps, bool decoupled, int offset, bool stochastic,
+                     float eps, bool decoupled, float copy_scale, int offset, bool stochastic,
                      unsigned long long seed, unsigned int stream) {
   pdl_wait();
   pdl_trigger();
@@ -40,8 +40,8 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
   float first[N];
   float second[N];
   update_matrix(
-      w, ldw, dw, lddw, copy, ldcopy, vector_aligned<N>(m, ldm) && vector_aligned<N>(v, ldv),
-      loss_scale, rows, cols, how,
+      w, ldw, dw, lddw, copy, ldcopy, copy_scale,
+      vector_aligned<N>(m, ldm) && vector_aligned<N>(v, ldv), loss_scale, rows, cols, how,
       [&](int row, int column, bool whole, int count) {
         load_part<N>(first, at(m, ldm, row, column), whole, count);
         load_part<N>(second, at(v, ldv, row, column), whole, count);

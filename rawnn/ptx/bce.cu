@@ -4,7 +4,7 @@
 //   loss[s]    = mean over rows and columns of max(z, 0) - z t + log(1 + exp(-|z|))
 //   correct[s] = number of elements with (z > 0) == (t > 0.5)       s = *cursor + offset
 //   dz         = (sigmoid(z) - t) / (rows * cols) * loss_scale[0]
-//   loss_scale counts as 1 where it is null; *overflow = 1 where a dz that was stored is not finite.
+//   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TT> (bce, bce_accuracy), <TT, TD>: storage types of t and dz; z [rows, cols] is float32.
 // Scalars: rows, cols; offset but for bce_backward. bce_gradient does all at once, and leaves out what

@@ -92,16 +92,40 @@ __device__ __forceinline__ T* at(T* pointer, int ld, int row, int column) {
   return pointer + static_cast<long long>(row) * ld + column;
 }
 
-// 0 where all values are finite as a T, else NaN; adds up over calls.
+// The largest number of a type that saturates, 0 for the others.
+template <typename T>
+struct Saturates {
+  static constexpr float kLargest = 0.0f;
+};
+template <>
+struct Saturates<float8_e4m3> {
+  static constexpr float kLargest = 448.0f;
+};
+template <>
+struct Saturates<float8_e5m2> {
+  static constexpr float kLargest = 57344.0f;
+};
+
+// 0 where a T can hold the value, else NaN: what is not finite when it is stored, or lies beyond the
+// largest number of a type that saturates. Adds up over calls.
+template <typename T>
+__device__ __forceinline__ float poison(float value) {
+  if constexpr (Saturates<T>::kLargest > 0.0f) {
+    return fabsf(value) <= Saturates<T>::kLargest ? 0.0f : not_a_number();
+  } else {
+    return 0.0f * rounded_to<T>(value);
+  }
+}
+
 template <typename T, int N>
 __device__ __forceinline__ float poison(const float (&values)[N]) {
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum += 0.0f * rounded_to<T>(values[i]);
+  for (int i = 0; i < N; ++i) sum += poison<T>(values[i]);
   return sum;
 }
 
-// Sets the flag by which a step with a number that is not finite is found and left out.
+// Sets the flag by which a step with a number that cannot be stored is found and left out.
 __device__ __forceinline__ void report_overflow(int* overflow, float poison) {
   if (poison != 0.0f) atomicExch(overflow, 1);  // NaN != 0
 }

@@ -5,7 +5,7 @@
 //   correct[s] = number of rows whose first maximum is at y[r]
 //   dz         = (p - onehot(y)) / rows * loss_scale[0]          p: [rows, cols]; y: int32, dense
 //   softmax_loss_gradient starts from z and keeps the probabilities to itself.
-//   loss_scale counts as 1 where it is null; *overflow = 1 where a dz that was stored is not finite.
+//   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TD> of the gradients: storage type of dz; p and z are float32. Scalars: rows, cols, offset.
 // The gradients leave out what is null of loss and correct.
@@ -104,7 +104,7 @@ __device__ __forceinline__ void short_row(const float* __restrict__ row, bool wi
     float sum = 0.0f;  // columns that do not exist hold no gradient
 #pragma unroll
     for (int column = 0; column < 4 * QUADS; ++column) {
-      if (column < cols) sum += 0.0f * rounded_to<TD>(values[column / 4][column % 4]);
+      if (column < cols) sum += poison<TD>(values[column / 4][column % 4]);
     }
     report_overflow(overflow, sum);
   }
@@ -165,9 +165,9 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
     for (int column = lane; column < cols; column += LANES) {
       const float value = row[column];
       const float p = SOFTMAX ? expf(value - largest) * inverse : value;
-      const TD stored = from_float<TD>((p - (column == label ? 1.0f : 0.0f)) * share);
-      gradient[column] = stored;
-      sum += 0.0f * to_float(stored);  // NaN where it is not finite
+      const float slope = (p - (column == label ? 1.0f : 0.0f)) * share;
+      gradient[column] = from_float<TD>(slope);
+      sum += poison<TD>(slope);
     }
     if (overflow != nullptr) report_overflow(overflow, sum);
   }

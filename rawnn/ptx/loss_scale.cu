@@ -1,7 +1,7 @@
 // adjust_scale: dynamic loss scaling, once behind the updates of a step.
 //
 //   loss_scale: float32[2] = {scale, good steps in a row}
-//   overflow: int32[1], not 0 where a gradient of this step was not finite (no update was made)
+//   overflow: int32[1], not 0 where a gradient of this step could not be stored (no update was made)
 //   after an overflow: scale / 2, no good steps; after `growth` good steps in a row: scale * 2, and
 //   counting begins anew. The scale stays in [1, 2^24]. overflow becomes 0.
 //

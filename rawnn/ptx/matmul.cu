@@ -2,7 +2,7 @@
 //
 //   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved)
 //   all row-major, pitches in elements; bias is float32; c is not read where beta == 0;
-//   *overflow = 1 where a c that was stored is not finite; not looked at where overflow is null
+//   *overflow = 1 where TC cannot hold a c (common.cuh); not looked at where overflow is null
 //   nt: a[m, k], b[n, k] (a layer's forward);  nn: a[m, k], b[k, n] (the input gradient);
 //   tn: a[k, m], b[k, n] (the weight gradient).
 //
@@ -27,9 +27,8 @@ __device__ __forceinline__ void finish(TC* c, float sum, float alpha, float beta
   if (beta != 0.0f) result += beta * to_float(*c);
   result = ACTIVATION::apply(result);
   if constexpr (!SLOPE::kIdentity) result = SLOPE::backward(result, to_float(*saved));
-  const TC stored = from_float<TC>(result);
-  *c = stored;
-  if (overflow != nullptr) report_overflow(overflow, 0.0f * to_float(stored));
+  *c = from_float<TC>(result);
+  if (overflow != nullptr) report_overflow(overflow, poison<TC>(result));
 }
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,

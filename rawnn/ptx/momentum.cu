@@ -1,12 +1,12 @@
 // momentum: one step of stochastic gradient descent with momentum, as PyTorch's SGD.
 //
 //   g = dw / loss_scale[0] + decay * w;  v = momentum * v + g;  if nesterov: g += momentum * v,
-//   else g = v;  w -= lr * g;  copy = round(w)
+//   else g = v;  w -= lr * g;  copy = round(w * copy_scale)
 //
 // w, dw, copy, v: [rows, cols], each with its own pitch (a vector is one row); v is float32 and starts
 // at 0. What the optional operands mean: updates.cuh.
 // template <TW, TG, TC>: storage types of w, dw and copy. Scalars: rows, cols, lr, decay, momentum,
-// nesterov (bool), offset, stochastic (bool), seed, stream.
+// nesterov (bool), copy_scale, offset, stochastic (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 8 bytes a weight more than sgd.
 #include "updates.cuh"
 
@@ -16,8 +16,8 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
                          const float* __restrict__ rates, const int* __restrict__ cursor,
                          const int* __restrict__ clock, const float* __restrict__ loss_scale,
                          const int* __restrict__ overflow, int rows, int cols, float lr,
-                         float decay, float momentum, bool nesterov, int offset, bool stochastic,
-                         unsigned long long seed, unsigned int stream) {
+                         float decay, float momentum, bool nesterov, float copy_scale, int offset,
+                         bool stochastic, unsigned long long seed, unsigned int stream) {
   pdl_wait();
   pdl_trigger();
   constexpr int N = update_length<TW>();
@@ -26,7 +26,8 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
   float velocity[N];
   update_matrix(
-      w, ldw, dw, lddw, copy, ldcopy, vector_aligned<N>(v, ldv), loss_scale, rows, cols, how,
+      w, ldw, dw, lddw, copy, ldcopy, copy_scale, vector_aligned<N>(v, ldv), loss_scale, rows, cols,
+      how,
       [&](int row, int column, bool whole, int count) {
         load_part<N>(velocity, at(v, ldv, row, column), whole, count);
       },

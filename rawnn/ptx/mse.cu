@@ -2,7 +2,7 @@
 //
 //   loss[s] = mean over rows and columns of (z - t)^2             s = *cursor + offset
 //   dz      = 2 (z - t) / (rows * cols) * loss_scale[0]
-//   loss_scale counts as 1 where it is null; *overflow = 1 where a dz that was stored is not finite.
+//   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TT> (mse), <TT, TD>: storage types of t and dz; z [rows, cols] is float32. Scalars: rows,
 // cols; offset but for mse_backward. mse_gradient does both at once; the steps that report nothing

@@ -80,32 +80,101 @@ __device__ __forceinline__ void product(float (&sum)[4], const unsigned int (&we
   for (int i = 0; i < 4; ++i) sum[i] += odd[i];
 }
 
-// A warp's 16 rows of one layer's weights on their way to shared memory, zeros around what there is.
+// A warp's 16 rows of one layer's weights on their way to shared memory, with zeros around what there
+// is. A copy of the warp takes 64 bytes of each of 8 rows.
 template <typename T, int WIDTH>
-__device__ __forceinline__ void fetch(T* to, int pitch, const T* weights, int ld, int rows, int cols,
-                                      int first, int lane) {
-  const int row = first + lane / 4;
-  const int col = lane % 4 * 8;
-  T* const target = to + row * pitch + col;
-  const T* const source = weights + row * ld + col;
+__device__ __forceinline__ void fetch(T* to, int pitch, const T* weights, int ld, int rows,
+                                      int cols, int first, int lane) {
+  constexpr int kChunks = WIDTH / 8;
+  constexpr bool kWhole = 32 % kChunks == 0;  // rows: a copy takes 512 bytes in sequence
+  constexpr int kAcross = kWhole ? kChunks : 4;
+  constexpr int kDown = 32 / kAcross;
+  const int row = first + lane / kAcross;
+  const int col = lane % kAcross * 8;
 #pragma unroll
   for (int i = 0; i < WIDTH / 16; ++i) {
-    const int left = row + i % 2 * 8 < rows ? min(max(cols - col - i / 2 * 32, 0), 8) : 0;
+    const int down = kWhole ? i * kDown : i % 2 * kDown;
+    const int right = kWhole ? 0 : i / 2 * 32;
+    const int left = row + down < rows ? min(max(cols - col - right, 0), 8) : 0;
     const int bytes = rows == WIDTH && cols == WIDTH ? 16 : 2 * left;
-    const T* const from = bytes > 0 ? source + i % 2 * 8 * ld + i / 2 * 32 : weights;
-    copy_async(target + i % 2 * 8 * pitch + i / 2 * 32, from, bytes);
+    const T* const from = bytes > 0 ? weights + (row + down) * ld + col + right : weights;
+    copy_async(to + (row + down) * pitch + col + right, from, bytes);
   }
 }
 
+// How often the slot of layer i was filled before it is filled for the way back: with each of the
+// layers i, i + slots, ... on the way there, and with those of them above i but the last on the way back.
+__device__ constexpr int way_back_turn(int layer, int layers, int slots) {
+  const int sharing = (layers - 1 - layer) / slots;  // layers above this one in its slot
+  return (layer / slots + 1 + sharing) + sharing - 1;
+}
+
+// The weights between hidden layers on their way to shared memory, layer i in slot i % SLOTS: warp by
+// warp, 16 rows each, in the order in which the layers are needed; each may take a slot over.
+template <typename T, typename PLAN, int WIDTH, bool WHOLE>
+struct Fetcher {
+  static constexpr bool kBulk = kHasBulk && WHOLE;  // every layer is WIDTH x WIDTH
+  T* slots;
+  unsigned long long* barriers;  // one a slot
+  int first, lane;
+
+  __device__ __forceinline__ T* slot(int layer) const {
+    return slots + layer % PLAN::kSlots * PLAN::kSlot;
+  }
+
+  __device__ __forceinline__ void begin(int thread) const {
+    if constexpr (kBulk) {
+      if (thread == 0) {
+#pragma unroll
+        for (int i = 0; i < PLAN::kResident; ++i) {
+          make_barrier(barriers + i);
+          announce(barriers + i, WIDTH * WIDTH * static_cast<int>(sizeof(T)));
+        }
+      }
+      __syncthreads();
+    }
+  }
+
+  // `again` is false while the slot has not been filled before.
+  __device__ __forceinline__ void fetch_layer(int layer, bool again, const T* weights, int ld,
+                                              int rows, int cols, int thread) const {
+    if constexpr (kBulk) {
+      unsigned long long* const barrier = barriers + layer % PLAN::kSlots;
+      if (again) {
+        before_bulk();
+        if (thread == 0) announce(barrier, WIDTH * WIDTH * static_cast<int>(sizeof(T)));
+      }
+      if (lane < 16) {
+        const int row = first + lane;
+        copy_bulk(slot(layer) + row * PLAN::kPitch, weights + row * ld,
+                  WIDTH * static_cast<int>(sizeof(T)), barrier);
+      }
+    } else {
+      fetch<T, WIDTH>(slot(layer), PLAN::kPitch, weights, ld, rows, cols, first, lane);
+      close_copies();
+    }
+  }
+
+  // `pending`: groups of copies behind this layer's; `turn`: how often the slot was filled before.
+  __device__ __forceinline__ void await_layer(int layer, int pending, int turn) const {
+    if constexpr (kBulk) {
+      await_bulk(barriers + layer % PLAN::kSlots, turn % 2);
+    } else {
+      await_copies(pending);
+    }
+    __syncwarp();
+  }
+};
+
 template <typename T, typename ACTIVATION, typename L, bool ORDERED, int SPLITS, int DEPTH,
           int WIDTH, int SLOTS, int SIZE1, int SIZE2, int SIZE3, int SIZE4, int SIZE5, int SIZE6>
-__global__ void __launch_bounds__(2 * WIDTH)
+__global__ void __launch_bounds__(2 * WIDTH, 1)
     narrow_inner(const int* __restrict__ cursor, int offset, int stride, int batch, int ldpartial,
                  const float* partial, const int* __restrict__ order, const T* c2, const T* c3,
                  int ldc2, int ldc3, const T* c4, const T* c5, int ldc4, int ldc5, const T* c6,
                  int ldc6, int ldactivations, const float* b1, const float* b2, const float* b3,
                  const float* b4, const float* b5, const float* b6, const L* __restrict__ labels,
-                 T* activations, T* gradients, int ldgradients, float* row_loss,
+                 T* activations, T* gradients, int ldgradients, float* row_p,
                  int* row_correct) {
   constexpr int kSizes[] = {SIZE1, SIZE2, SIZE3, SIZE4, SIZE5, SIZE6};
   constexpr int kClasses = kSizes[DEPTH - 1];
@@ -126,9 +195,17 @@ __global__ void __launch_bounds__(2 * WIDTH)
   const int g = lane / 4;
   const int t = lane % 4;
   const int first = 16 * warp;  // of this warp's features
+  const int thread = static_cast<int>(threadIdx.x);
   const int begin = kRows * static_cast<int>(blockIdx.x);
   const int column = begin + 2 * t;  // of the batch rows whose results this lane has
   constexpr int kOwnRows = (kRows + kTiles - 1) / kTiles;  // of the softmax
+
+  __shared__ unsigned long long barriers[Plan::kSlots];
+  constexpr bool kWhole = SIZE1 == WIDTH && (DEPTH < 3 || SIZE2 == WIDTH) &&
+                          (DEPTH < 4 || SIZE3 == WIDTH) && (DEPTH < 5 || SIZE4 == WIDTH) &&
+                          (DEPTH < 6 || SIZE5 == WIDTH);
+  const Fetcher<T, Plan, WIDTH, kWhole> fetcher{elements, barriers, first, lane};
+  fetcher.begin(thread);
 
   // A label takes three loads, one after another, of what no kernel before this one writes. Each is
   // issued where the one that it needs has come by then.
@@ -180,11 +257,10 @@ __global__ void __launch_bounds__(2 * WIDTH)
     const bool exists = biases[DEPTH - 1] != nullptr && c < kClasses;
     head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f;
   }
+  __syncwarp();  // keeps these loads ahead of the weights' in the queue to memory
 #pragma unroll
   for (int i = 0; i < Plan::kResident; ++i) {
-    fetch<T, WIDTH>(elements + i * Plan::kSlot, Plan::kPitch, copies[i], pitches[i], kSizes[i + 1],
-                    kSizes[i], first, lane);
-    close_copies();
+    fetcher.fetch_layer(i, false, copies[i], pitches[i], kSizes[i + 1], kSizes[i], thread);
   }
 #pragma unroll
   for (int tile = 0; tile < Plan::kHeadTiles; ++tile) {  // of the head, the columns this warp reads
@@ -227,16 +303,13 @@ __global__ void __launch_bounds__(2 * WIDTH)
       // Groups of copies: one for each slot, the head's, one for each layer that took over a slot.
       const int reused = min(i, kLayers - Plan::kResident);
       const int group = i < Plan::kResident ? i : i + 1;
-      await_copies(Plan::kResident + reused - group);
-      __syncwarp();
-      T* const slot = elements + i % Plan::kSlots * Plan::kSlot;
-      load_weights<false>(weights, slot, Plan::kPitch, first, lane);
+      fetcher.await_layer(i, Plan::kResident + reused - group, i / Plan::kSlots);
+      load_weights<false>(weights, fetcher.slot(i), Plan::kPitch, first, lane);
       if (i + Plan::kSlots < kLayers) {  // nobody else reads these rows until the way back
         __syncwarp();
         const int next = i + Plan::kSlots;
-        fetch<T, WIDTH>(slot, Plan::kPitch, copies[next], pitches[next], kSizes[next + 1],
-                        kSizes[next], first, lane);
-        close_copies();
+        fetcher.fetch_layer(next, true, copies[next], pitches[next], kSizes[next + 1],
+                            kSizes[next], thread);
       }
       __syncthreads();
     }
@@ -267,8 +340,7 @@ __global__ void __launch_bounds__(2 * WIDTH)
   // Softmax and its gradient: a warp a row, a lane every 32nd class.
   const auto load_way_back = [&] {
     if constexpr (kLayers > 0) {
-      load_weights<true>(weights, elements + (kLayers - 1) % Plan::kSlots * Plan::kSlot,
-                         Plan::kPitch, first, lane);
+      load_weights<true>(weights, fetcher.slot(kLayers - 1), Plan::kPitch, first, lane);
     }
   };
   if (warp >= kRows) load_way_back();
@@ -315,12 +387,12 @@ __global__ void __launch_bounds__(2 * WIDTH)
         const unsigned int at_maximum =
             __ballot_sync(kFullWarp, c < kClasses && value[j] == largest);
         if (at_maximum != 0u) predicted = 32 * j + __ffs(static_cast<int>(at_maximum)) - 1;
-        if (c < kClasses && c == label[i] && exists) row_loss[begin + row] = negative_log(p);
+        if (c < kClasses && c == label[i] && exists) row_p[begin + row] = p;
       }
       if (lane == 0 && exists) {
         // All probabilities are NaN where one score was: the first maximum is then at 0.
         row_correct[begin + row] = (total == total ? predicted : 0) == label[i] ? 1 : 0;
-        if (label[i] < 0 || label[i] >= kClasses) row_loss[begin + row] = not_a_number();
+        if (label[i] < 0 || label[i] >= kClasses) row_p[begin + row] = not_a_number();
       }
     }
   }
@@ -337,9 +409,10 @@ __global__ void __launch_bounds__(2 * WIDTH)
         load_matrices<true>(words, head_gradient + (16 * tile + lane % 16) * kRows);
         multiply<T>(z, head_weights[tile], words[0], words[1]);
       }
-      for (int c = static_cast<int>(threadIdx.x); c < Plan::kHeadRows; c += 2 * WIDTH) {
-        *reinterpret_cast<uint4*>(gradients + ((DEPTH - 1) * WIDTH + c) * ldgradients + begin) =
-            *reinterpret_cast<const uint4*>(head_gradient + c * kRows);
+      if (thread < Plan::kHeadRows) {  // no more than WIDTH
+        *reinterpret_cast<uint4*>(gradients + ((DEPTH - 1) * WIDTH + thread) * ldgradients +
+                                  begin) =
+            *reinterpret_cast<const uint4*>(head_gradient + thread * kRows);
       }
     } else {
       product<kTiles>(z, weights, vectors + i % 2 * Plan::kVector, lane);
@@ -361,26 +434,24 @@ __global__ void __launch_bounds__(2 * WIDTH)
     if (i > 0) {
       const int next = i - 1;  // of the layers between hidden ones
       if (i < DEPTH - 2) {
-        if (next < kLayers - Plan::kSlots) {  // fetched again
-          await_copies(0);
+        if (next < kLayers - Plan::kSlots) {  // fetched again, on the way back for the first time
+          fetcher.await_layer(next, 0, way_back_turn(next, kLayers, Plan::kSlots));
           __syncthreads();
         }
-        load_weights<true>(weights, elements + next % Plan::kSlots * Plan::kSlot, Plan::kPitch,
-                           first, lane);
+        load_weights<true>(weights, fetcher.slot(next), Plan::kPitch, first, lane);
       }
       __syncthreads();
       if (next >= Plan::kSlots) {  // all warps have read its slot
         const int again = next - Plan::kSlots;
-        fetch<T, WIDTH>(elements + again % Plan::kSlots * Plan::kSlot, Plan::kPitch, copies[again],
-                        pitches[again], kSizes[again + 1], kSizes[again], first, lane);
-        close_copies();
+        fetcher.fetch_layer(again, true, copies[again], pitches[again], kSizes[again + 1],
+                            kSizes[again], thread);
       }
     }
   }
 }
 
 template <typename T, bool ORDERED, int SPLITS, int FEATURES, int SIZE1>
-__global__ void __launch_bounds__(32 * kPieceWarps)
+__global__ void __launch_bounds__(32 * kPieceWarps, 1)
     narrow_input(const int* __restrict__ cursor, int offset, int stride,
                  const int* __restrict__ order, const unsigned char* __restrict__ images,
                  int ldimages, int batch, const float* w1, int ldw1, float scale, float* partial,
@@ -406,7 +477,7 @@ __global__ void __launch_bounds__(32 * kPieceWarps)
 // the first layer go on to the next step's product.
 template <typename T, bool ORDERED, int STEPS, int SPLITS, int DEPTH, int WIDTH, int FEATURES,
           int SIZE1, int SIZE2, int SIZE3, int SIZE4, int SIZE5, int SIZE6>
-__global__ void __launch_bounds__(32 * kPieceWarps)
+__global__ void __launch_bounds__(32 * kPieceWarps, 1)
     narrow_update(const int* __restrict__ cursor, int offset, int stride,
                   const int* __restrict__ order, const unsigned char* __restrict__ images,
                   int ldimages, int batch, float* w1, int ldw1, int ldgradients,
@@ -415,7 +486,7 @@ __global__ void __launch_bounds__(32 * kPieceWarps)
                   int ldactivations, const T* activations, float* w2, T* c2, int ldw2, int ldc2,
                   float* b2, float* w3, T* c3, int ldw3, int ldc3, float* b3, float* w4, T* c4,
                   int ldw4, int ldc4, float* b4, float* w5, T* c5, int ldw5, int ldc5, float* b5,
-                  float* w6, T* c6, int ldw6, int ldc6, float* b6, const float* row_loss,
+                  float* w6, T* c6, int ldw6, int ldc6, float* b6, const float* row_p,
                   const int* row_correct, float* loss, int* correct) {
   __shared__ float shared_sums[STEPS > 1 ? kPieceWarps * kPieceRows * kBatchRows : 1];
   constexpr int kSizes[] = {SIZE1, SIZE2, SIZE3, SIZE4, SIZE5, SIZE6};
@@ -513,7 +584,7 @@ __global__ void __launch_bounds__(32 * kPieceWarps)
   if (layer > 0) {
     const int row = mine / across * kPieceRows + g;
     const int begin = mine % across * kPieceCols;
-    const int col = begin + 8 * t;
+    const int col = begin + 4 * t;
     Piece piece;
     piece.load(master, ld, row, col, rows, cols);
     const bool biased = begin == 0 && bias != nullptr;
@@ -523,7 +594,7 @@ __global__ void __launch_bounds__(32 * kPieceWarps)
     for (int part = 0; part < parts; ++part) {
       const int at = kBatchRows * part + 8 * t;
       const T* const input =
-          activations + ((layer - 1) * WIDTH + begin + 4 * g) * ldactivations + at;
+          activations + ((layer - 1) * WIDTH + begin + tile_column(g)) * ldactivations + at;
       unsigned int inputs[4][4];
       gradient.load(gradients + (layer * WIDTH + row) * ldgradients + at, ldgradients,
                     at < ldgradients);
@@ -543,7 +614,7 @@ __global__ void __launch_bounds__(32 * kPieceWarps)
     int right = 0;
 #pragma unroll 1
     for (int row = lane; row < batch; row += 32) {
-      sum += row_loss[row];
+      sum += negative_log(row_p[row]);
       right += row_correct[row];
     }
     sum = warp_sum(sum);

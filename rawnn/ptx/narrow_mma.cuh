@@ -80,4 +80,57 @@ __device__ __forceinline__ void await_copies(int pending) {
   }
 }
 
+// Copies of whole rows by the copy engine, which costs no issue slots of the warps: from sm_90 on.
+#if RAWNN_ARCH >= 900
+constexpr bool kHasBulk = true;
+#define NARROW_ASM(...) asm volatile(__VA_ARGS__)
+#else
+constexpr bool kHasBulk = false;
+#define NARROW_ASM(...) static_cast<void>(0)
+#endif
+
+// A barrier in shared memory that counts the bytes of bulk copies: a phase is over when as many have
+// come as one thread has announced. The first phase has the parity 0.
+__device__ __forceinline__ void make_barrier(unsigned long long* barrier) {
+  [[maybe_unused]] const unsigned int address =
+      static_cast<unsigned int>(__cvta_generic_to_shared(barrier));
+  NARROW_ASM("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address) : "memory");
+  NARROW_ASM("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void announce([[maybe_unused]] unsigned long long* barrier,
+                                         [[maybe_unused]] int bytes) {
+  NARROW_ASM("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(
+                 static_cast<unsigned int>(__cvta_generic_to_shared(barrier))),
+             "r"(bytes)
+             : "memory");
+}
+
+// Copies a multiple of 16 bytes between addresses that are multiples of 16.
+__device__ __forceinline__ void copy_bulk([[maybe_unused]] void* to,
+                                          [[maybe_unused]] const void* from,
+                                          [[maybe_unused]] int bytes,
+                                          [[maybe_unused]] unsigned long long* barrier) {
+  NARROW_ASM(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          static_cast<unsigned int>(__cvta_generic_to_shared(to))),
+      "l"(from), "r"(bytes), "r"(static_cast<unsigned int>(__cvta_generic_to_shared(barrier)))
+      : "memory");
+}
+
+__device__ __forceinline__ void await_bulk([[maybe_unused]] unsigned long long* barrier,
+                                           [[maybe_unused]] int parity) {
+  NARROW_ASM(
+      "{\n\t.reg .pred over;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 over, [%0], %1;\n\t"
+      "@!over bra again;\n\t}" ::"r"(static_cast<unsigned int>(__cvta_generic_to_shared(barrier))),
+      "r"(parity)
+      : "memory");
+}
+
+// Between accesses to shared memory that this thread has made or seen and bulk copies over the same.
+__device__ __forceinline__ void before_bulk() {
+  NARROW_ASM("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 #endif

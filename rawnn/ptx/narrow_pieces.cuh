@@ -1,12 +1,13 @@
 // What narrow_input and narrow_update share: batches of uint8 rows, and weights in pieces of 16 x 32, one
 // a warp, laid out so that no operand of a product passes through shared memory.
 //
-// Lane (g, t) = (lane / 4, lane % 4) holds the columns 8t .. 8t + 7 of rows g and g + 8 of a piece. For
-// the update the piece is the product of gradients [16, batch] and inputs [batch, 32]: four tiles of 8
-// columns, tile i taking the piece's columns 4j + i, and 32 batch rows at a time, the lane bringing rows
-// 8t .. 8t + 7 of each. So a lane's results are the weights it holds, and what it loads are 4
-// neighbouring pixels of 8 rows. For the product of the first layer the piece is the left operand in
-// the same registers: of each 16 columns that a product sums over, the lane has 4t .. 4t + 3.
+// Lane (g, t) = (lane / 4, lane % 4) holds the columns 4t .. 4t + 3 and 16 + 4t .. 16 + 4t + 3 of rows
+// g and g + 8 of a piece, so that four lanes fill whole sectors of memory. For the update the piece is
+// the product of gradients [16, batch] and inputs [batch, 32]: four tiles of 8 columns, column j of
+// tile i being the piece's column 4(j / 2) + 16(j % 2) + i, and 32 batch rows at a time, the lane
+// bringing rows 8t .. 8t + 7 of each. So a lane's results are the weights it holds, and what it loads
+// are 4 neighbouring pixels of 8 rows. For the product of the first layer the piece is the left operand
+// in the same registers: of each 16 columns that a product sums over, the lane has 4t .. 4t + 3.
 #pragma once
 #include "narrow_mma.cuh"
 
@@ -14,6 +15,9 @@ constexpr int kPieceRows = 16;
 constexpr int kPieceCols = 32;
 constexpr int kPieceWarps = 8;  // of a block
 constexpr int kBatchRows = 32;  // of a product's inner dimension
+
+// Which of a piece's columns is column j of the first tile of an update.
+__device__ constexpr int tile_column(int j) { return j / 2 * 4 + j % 2 * 16; }
 
 __device__ constexpr int pieces_across(int cols) { return (cols + kPieceCols - 1) / kPieceCols; }
 __device__ constexpr int pieces_down(int rows) { return (rows + kPieceRows - 1) / kPieceRows; }
@@ -60,8 +64,8 @@ struct Piece {
     for (int i = 0; i < 4; ++i) {
       const int at = row + i / 2 * 8;
       float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (at < rows && col + i % 2 * 4 < cols) {
-        four = *reinterpret_cast<const float4*>(w + at * ld + col + i % 2 * 4);
+      if (at < rows && col + i % 2 * 16 < cols) {
+        four = *reinterpret_cast<const float4*>(w + at * ld + col + i % 2 * 16);
       }
       float* const to = values[i / 2] + i % 2 * 4;
       to[0] = four.x;
@@ -88,16 +92,17 @@ struct Piece {
   __device__ __forceinline__ void store(float* w, int ld, T* copy, int ldcopy, int row, int col,
                                         int rows, int cols) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = row + 8 * half;
-      const float* const v = values[half];
-      float* const to = w + at * ld + col;
-      if (at < rows && col < cols) {
-        *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
-        if (copy != nullptr) store_values(copy + at * ldcopy + col, values[half]);
-      }
-      if (at < rows && col + 4 < cols) {
-        *reinterpret_cast<float4*>(to + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    for (int i = 0; i < 4; ++i) {
+      const int at = row + i / 2 * 8;
+      const int to = col + i % 2 * 16;
+      const float* const from = values[i / 2] + i % 2 * 4;
+      if (at < rows && to < cols) {
+        *reinterpret_cast<float4*>(w + at * ld + to) =
+            make_float4(from[0], from[1], from[2], from[3]);
+        if (copy != nullptr) {
+          *reinterpret_cast<uint2*>(copy + at * ldcopy + to) =
+              make_uint2(pack_pair<T>(from[0], from[1]), pack_pair<T>(from[2], from[3]));
+        }
       }
     }
   }
@@ -181,8 +186,8 @@ struct FirstLayer {
     const int index = block % SPLITS * kPieceWarps + warp;
     working = kPieceCols * index < FEATURES;
     row = block / SPLITS * kPieceRows + g;
-    col = kPieceCols * index + 8 * t;
-    column = kPieceCols * index + 4 * g;
+    col = kPieceCols * index + 4 * t;
+    column = kPieceCols * index + tile_column(g);
   }
 
   // For the update: 8 batch rows of 4 columns.
@@ -217,7 +222,7 @@ struct FirstLayer {
     for (int i = 0; i < 4; ++i) {
       const bool exists = kBatchRows * part + 8 * i + g < rows.batch;
       words[2 * i] = load_pixels(from[i], exists ? present(col, FEATURES) : 0u);
-      words[2 * i + 1] = load_pixels(from[i] + 4, exists ? present(col + 4, FEATURES) : 0u);
+      words[2 * i + 1] = load_pixels(from[i] + 16, exists ? present(col + 16, FEATURES) : 0u);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -234,10 +239,10 @@ struct FirstLayer {
     unsigned int weights[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int at = i / 4 * 4 + i % 4 / 2 * 2;
-      const float* const v = piece.values[i % 2] + at;  // what lies behind the features may be NaN
-      weights[i / 4][i % 4] = pack_pair<T>(col + at < FEATURES ? v[0] : 0.0f,
-                                           col + at + 1 < FEATURES ? v[1] : 0.0f);
+      const int at = col + i / 4 * 16 + i % 4 / 2 * 2;
+      const float* const v = piece.values[i % 2] + i / 4 * 4 + i % 4 / 2 * 2;
+      weights[i / 4][i % 4] = pack_pair<T>(at < FEATURES ? v[0] : 0.0f,  // padding may be NaN
+                                           at + 1 < FEATURES ? v[1] : 0.0f);
     }
     const int parts = (rows.batch + kBatchRows - 1) / kBatchRows;
 #pragma unroll 1

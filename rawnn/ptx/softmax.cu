@@ -3,7 +3,7 @@
 //
 //   softmax:          p[r, :] = exp(z[r, :] - max(z[r, :])) / sum of the same
 //   softmax_backward: dz = (p - onehot(y)) / rows * loss_scale[0]        y: int32, dense
-//   loss_scale counts as 1 where it is null; *overflow = 1 where a dz that was stored is not finite.
+//   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TZ>: storage type of z; <TD>: of dz; p is float32. Scalars: rows, cols. In place is allowed
 // where the two types are one. Used by the layer-by-layer step; `cudnn` replaces softmax, `fuse` both

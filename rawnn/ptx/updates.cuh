@@ -3,7 +3,7 @@
 //
 //   s = *cursor + offset: the step in the epoch.   lr: rates[s] where rates is given, else the scalar
 //   g = dw / loss_scale[0] + decay * w             the whole update is left out if overflow[0] != 0
-//   copy = the new weights, rounded to nearest even
+//   copy = the new weights times copy_scale (a power of two), rounded to nearest even
 //   stochastic: weights stored as bfloat16 are rounded by chance, from the random bits of (seed,
 //   stream, clock[1] + s, element); `element` counts row by row without padding
 //
@@ -113,7 +113,8 @@ __device__ __forceinline__ void store_weights(T* to, const float (&values)[N], b
 template <typename TW, typename TG, typename TC, typename Load, typename Body, typename Store>
 __device__ __forceinline__ void update_matrix(TW* __restrict__ w, int ldw,
                                               const TG* __restrict__ dw, int lddw,
-                                              TC* __restrict__ copy, int ldcopy, bool wide_state,
+                                              TC* __restrict__ copy, int ldcopy,
+                                              float copy_scale, bool wide_state,
                                               const float* __restrict__ loss_scale, int rows,
                                               int cols, const Rounding& how, Load load, Body body,
                                               Store store) {
@@ -133,7 +134,11 @@ __device__ __forceinline__ void update_matrix(TW* __restrict__ w, int ldw,
     const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(cols) +
                                  static_cast<unsigned int>(column);
     store_weights<N>(weights, values, whole, count, how, element);
-    if (copy != nullptr) store_part<N>(at(copy, ldcopy, row, column), values, whole, count);
+    if (copy != nullptr) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] *= copy_scale;
+      store_part<N>(at(copy, ldcopy, row, column), values, whole, count);
+    }
     store(row, column, whole, count);
   });
 }

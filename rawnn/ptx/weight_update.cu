@@ -1,14 +1,14 @@
 // weight_update: a layer's weight gradient and its SGD update in one kernel; the gradient is never
 // stored.
 //
-//   g = dz^T x / loss_scale[0];  w[m, n] -= lr * (g + decay * w);  copy[m, n] = round(w)
+//   g = dz^T x / loss_scale[0];  w[m, n] -= lr * (g + decay * w);  copy[m, n] = round(w * copy_scale)
 //   bias[m] -= lr * (column sums of dz / loss_scale[0] + decay * bias), unless bias is null
 //   dz: [k, m], x: [k, n] (k the batch), each with its own pitch; bias dense float32
 //
 // What the optional operands mean: updates.cuh (copy, rates, cursor, clock, loss_scale, overflow).
 // template <TX, TW, TC, TD, ACC>: storage types of x, w and copy; of dz, TX unless given; ACC is float
 // unless given, or float16 for sums in half precision (compute tf32 is float here). Scalars: m, n, k,
-// lr, decay, offset, stochastic (bool), seed, stream.
+// lr, decay, copy_scale, offset, stochastic (bool), seed, stream.
 // This is the plain form, for every shape and type.
 // Launch: as matmul.cu: blocks of 16 x 16, grid.x covers n and grid.y covers m. The threads of the
 // first column update the bias.
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256)
                   int ldcopy, const float* __restrict__ rates, const int* __restrict__ cursor,
                   const int* __restrict__ clock, const float* __restrict__ loss_scale,
                   const int* __restrict__ overflow, int m, int n, int k, float lr, float decay,
-                  int offset, bool stochastic, unsigned long long seed,
+                  float copy_scale, int offset, bool stochastic, unsigned long long seed,
                   unsigned int stream) {
   pdl_wait();
   pdl_trigger();
@@ -49,6 +49,6 @@ __global__ void __launch_bounds__(256)
   const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(n) +
                                static_cast<unsigned int>(column);
   *weight = round_weight<TW>(after, how, element);
-  if (copy != nullptr) *at(copy, ldcopy, row, column) = from_float<TC>(after);
+  if (copy != nullptr) *at(copy, ldcopy, row, column) = from_float<TC>(after * copy_scale);
   if (biased) bias[row] -= rate * (factor * total + decay * bias[row]);
 }

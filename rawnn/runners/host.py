@@ -142,7 +142,7 @@ class _Program:
                                 list[tuple[NDArray[Any], str]]]] = [
             (op.spec.reference,
              SimpleNamespace(**{role: arrays[name] for role, name in op.operands.items()}),
-             op.attributes,
+             {**op.attributes, "stored": {r: plan[n].dtype for r, n in op.operands.items()}},
              [(arrays[name], plan[name].dtype) for name, _ in op.writes
               if _is_rounded(plan[name], arrays)])
             for op in plan.ops

@@ -30,7 +30,7 @@ def start(train: Plan, network: Network, seed: int) -> Plan:
 def refresh(train: Plan) -> Plan:
     """Makes every copy of a parameter anew from the parameter."""
     return _made("refresh", train, Role.COPY, lambda t: Op(
-        "cast", f"{t.name}.cast", {"source": t.source, "copy": t.name}))
+        "cast", f"{t.name}.cast", {"source": t.source, "copy": t.name}, {"copy_scale": t.scale}))
 
 
 def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:

@@ -1,4 +1,4 @@
-"""Ops of two neighbouring steps that one launch can do: the last of a step and the first of the next.
+"""Ops of two neighbouring steps that one launch can do: the last of one, the first of the next.
 
 A plan of one step has no such pair, so they are joined when a plan is unrolled.
 """

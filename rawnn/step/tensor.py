@@ -45,7 +45,8 @@ class Tensor:
     """A dense vector, or a row-major matrix whose rows are padded to 16 bytes.
 
     `dtype` is a name of rawnn.dtypes. `packed` leaves the padding out. `source` names the
-    parameter that a copy is made from.
+    parameter that a copy is made from, `scale` what its values are multiplied by before they are
+    rounded. `bound` is half the width of the distribution that a parameter is drawn from.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Tensor:
     role: Role
     packed: bool = False
     source: str = ""
+    scale: float = 1.0
+    bound: float = 0.0
 
     @property
     def itemsize(self) -> int:

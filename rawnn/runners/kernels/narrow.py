@@ -90,7 +90,7 @@ _C: dict[str, Shape] = {name.replace("w", "c"): shape for name, shape in _W.item
 _B: dict[str, Shape] = {f"b{i}": (f"SIZE{i}",) for i in _LAYERS}
 _BETWEEN: dict[str, Shape] = {
     "partial": ("SPLITS*SIZE1", "batch"), "activations": ("DEPTH*WIDTH", "batch"),
-    "gradients": ("DEPTH*WIDTH", "batch"), "row_loss": ("batch",), "row_correct": ("batch",)}
+    "gradients": ("DEPTH*WIDTH", "batch"), "row_p": ("batch",), "row_correct": ("batch",)}
 _STEP: dict[str, Shape] = {"cursor": ("1",), "loss": ("@1",), "correct": ("@1",), "rates": ("@1",)}
 
 register("narrow_input", "fused", KernelImpl(

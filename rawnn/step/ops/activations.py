@@ -34,4 +34,4 @@ def activate(t: SimpleNamespace, a: Attributes) -> None:
 def activate_backward(t: SimpleNamespace, a: Attributes) -> None:
     """dz = da * the activation's slope where `saved` is its output or input."""
     np.multiply(t.da, activation(a["activation"]).slope(t.saved), out=t.dz)
-    flag_overflow(t, t.dz)
+    flag_overflow(t, a, "dz")

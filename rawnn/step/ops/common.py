@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.dtypes import overflows
 from rawnn.step.op import Attributes
 
 Array = NDArray[Any]
@@ -31,18 +31,18 @@ def matrix_view(w: Array) -> Array:
     return w.reshape(1, -1) if w.ndim == 1 else w
 
 
-def write_gradient(t: SimpleNamespace, dz: Array) -> None:
+def write_gradient(t: SimpleNamespace, a: Attributes, dz: Array) -> None:
     """Store a loss gradient, scaled where the plan scales losses."""
     if hasattr(t, "loss_scale"):
         dz = dz * t.dz.dtype.type(t.loss_scale[0])
     t.dz[...] = dz
-    flag_overflow(t, t.dz)
+    flag_overflow(t, a, "dz")
 
 
-def flag_overflow(t: SimpleNamespace, values: Array) -> None:
-    """Set `overflow`, where the op has it, if float16 cannot hold a value."""
+def flag_overflow(t: SimpleNamespace, a: Attributes, operand: str) -> None:
+    """Set `overflow`, where the op has it, if the operand's storage type cannot hold a value. What
+    operands are stored in is an attribute that runners add; float32 where they did not."""
     if hasattr(t, "overflow"):
-        limit = float(np.finfo(np.float16).max)
-        # 65520 and more round to infinity; a NaN compares false.
-        if not (np.abs(values) < limit + 16).all():
+        dtype = a.get("stored", {}).get(operand, "float32")
+        if overflows(getattr(t, operand), dtype):
             t.overflow[0] = 1

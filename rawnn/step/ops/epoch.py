@@ -19,8 +19,8 @@ def initialise(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("cast", reads=("source",), writes=("copy",))
 def cast(t: SimpleNamespace, a: Attributes) -> None:
-    """copy = source, rounded to the type of the copy."""
-    t.copy[...] = t.source
+    """copy = source * copy_scale, rounded to the type of the copy."""
+    t.copy[...] = t.source * t.source.dtype.type(a["copy_scale"])
 
 
 @define("shuffle", reads=("clock",), writes=("order",))

@@ -1,11 +1,11 @@
-"""A whole step of a network of narrow layers in three ops, straight from the data set; the last of one
-step and the first of the next can be one (rawnn/step/joining.py).
+"""A whole step of a network of narrow layers in three ops, straight from the data set; the last of
+one step and the first of the next can be one (rawnn/step/joining.py).
 
 Layers 1 to D have the sizes n1 .. nD, none above W = rows of `activations` / D. `activations` and
-`gradients` are [D * W, B]: rows (l - 1) * W on hold layer l, features by batch. `partial` is [S * n1, B]:
-row s * n1 + j is what the s-th share of 256 features adds to pre-activation j of the first layer.
-Values are rounded to the type `dtype` where the kernels store them or multiply them; nothing is in the
-float64 of the oracle.
+`gradients` are [D * W, B]: rows (l - 1) * W on hold layer l, features by batch. `partial` is
+[S * n1, B]: row s * n1 + j is what the s-th share of 256 features adds to pre-activation j of the
+first layer. `row_p` holds the probability of each row's class. Values are rounded to the type
+`dtype` where the kernels store them or multiply them; nothing is in the float64 of the oracle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from rawnn.activations import activation
 from rawnn.dtypes import rounded
-from rawnn.losses.cross_entropy import gradient, log_loss, softmax_of
+from rawnn.losses.cross_entropy import gradient, softmax_of
 from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import Array, batch_rows, step_of
 
@@ -78,7 +78,7 @@ def narrow_input(t: SimpleNamespace, a: Attributes) -> None:
 
 
 @define("narrow_inner", reads=("partial", "labels", "order", "cursor", *_C[1:], *_B),
-        writes=("activations", "gradients", "row_loss", "row_correct"),
+        writes=("activations", "gradients", "row_p", "row_correct"),
         optional=("order", *_C[2:], *_B))
 def narrow_inner(t: SimpleNamespace, a: Attributes) -> None:
     """All layers behind the first, forward and backward, with softmax and loss, row by row."""
@@ -93,7 +93,7 @@ def narrow_inner(t: SimpleNamespace, a: Attributes) -> None:
         z = outputs[-1] @ w.T + _bias(t, layer + 1)
     y = t.labels[batch_rows(t, a, len(z))].astype("int32")
     p = softmax_of(z)
-    t.row_loss[...] = log_loss(p, y)
+    t.row_p[...] = p[np.arange(len(y)), y]
     t.row_correct[...] = p.argmax(axis=1) == y
     dz = _rounded(gradient(p, y), a)
     for layer in range(depth, 0, -1):
@@ -105,14 +105,14 @@ def narrow_inner(t: SimpleNamespace, a: Attributes) -> None:
 
 
 @define("narrow_update",
-        reads=("images", "order", "cursor", "rates", "activations", "gradients", "row_loss",
+        reads=("images", "order", "cursor", "rates", "activations", "gradients", "row_p",
                "row_correct", *_W, *_B),
         writes=(*_W, *_C, *_B, "loss", "correct", "partial"), slotted=("loss", "correct"),
         optional=("order", "rates", "partial", *_W[2:], *_C, *_B))
 def narrow_update(t: SimpleNamespace, a: Attributes) -> None:
-    """SGD on all layers, and the batch's metrics; with `partial`, then the next step's narrow_input."""
+    """SGD on all layers, and the batch's metrics; with `partial`, then the next narrow_input."""
     masters = _given(t, _W)
-    depth, s, rows = len(masters), step_of(t, a), len(t.row_loss)
+    depth, s, rows = len(masters), step_of(t, a), len(t.row_p)
     width, number = len(t.gradients) // depth, masters[0].dtype.type
     lr, decay = number(t.rates[s] if hasattr(t, "rates") else a["lr"]), number(a["decay"])
     below = t.images[batch_rows(t, a, rows)].astype(number)
@@ -126,7 +126,8 @@ def narrow_update(t: SimpleNamespace, a: Attributes) -> None:
             bias = getattr(t, f"b{layer}")
             bias -= lr * (dz.sum(axis=1) + decay * bias)
         below, scale = t.activations[(layer - 1) * width :][: len(w)].T, number(1)
-    t.loss[s] = t.row_loss.mean()
+    tiny = np.finfo(np.float32).tiny  # as in the kernels, whatever the type of p
+    t.loss[s] = -np.log(np.where(t.row_p < tiny, tiny, t.row_p)).mean()
     t.correct[s] = t.row_correct.sum()
     if hasattr(t, "partial"):
         following = {**a, "offset": int(a.get("offset", 0)) + 1}

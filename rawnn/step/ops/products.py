@@ -41,7 +41,7 @@ def matmul(t: SimpleNamespace, a: Attributes) -> None:
         t.c[...] = activation(a["activation"]).function(t.c)
     if a["slope"]:
         t.c *= activation(a["slope"]).slope(t.saved)
-    flag_overflow(t, t.c)
+    flag_overflow(t, a, "c")
 
 
 @define("matmul_slices", reads=("a", "b"), writes=("partial", "workspace"),

@@ -33,7 +33,7 @@ def _global_step(t: SimpleNamespace, a: Attributes) -> int:
 
 
 def _store(t: SimpleNamespace, a: Attributes, w: Array, value: Array) -> None:
-    """Write the parameter and its copy; with `stochastic`, round it up or down at random so that
+    """Write the parameter and its copy, that times `copy_scale`; with `stochastic`, round it up or down at random so that
     the mean is right and small updates are not lost (Gupta et al., 2015)."""
     if a["stochastic"] and w.dtype == np.float32:
         flat = matrix_view(value)
@@ -45,7 +45,7 @@ def _store(t: SimpleNamespace, a: Attributes, w: Array, value: Array) -> None:
         value = (words & np.uint32(0xFFFF0000)).view(np.float32)
     w[...] = value
     if hasattr(t, "copy"):
-        t.copy[...] = w
+        t.copy[...] = w * w.dtype.type(a["copy_scale"])
 
 
 @define("sgd", reads=("w", "dw", *_CONTEXT), writes=("w", "copy"), optional=("copy", *_CONTEXT))

@@ -1,0 +1,135 @@
+"""What fuse makes of a network of narrow layers: which plans it rewrites, that nothing changes in
+what they compute, and that steps are joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.opts import narrow, select
+from rawnn.runners import graphplan
+from rawnn.runners.host import HostRunner
+from rawnn.sim import Race, Simulation
+from rawnn.step.dependencies import dependencies
+from rawnn.step.plan import Plan
+from tests.engine import CAPABLE, make_work, random_dataset, run_on, step_plan, trained
+
+LAYERS = (29, 24, 16, 7)
+DATA = random_dataset(29, 7, 40, 8)
+OPT = "preload,bf16,fuse"
+THREE = ["narrow_input", "narrow_inner", "narrow_update"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no biases": {"network_options": {"bias": False}},
+    "tanh": {"network_options": {"activation": "tanh"}},
+    "shuffled": {"shuffle": True},
+    "scheduled": {"schedule": "cosine"},
+    "decay": {"optimizer": Optimizer(lr=0.1, given={"decay": 0.1})},
+    "a rest": {"partial": True, "batch": 12},
+}
+
+
+def kinds(plan: Plan) -> list[str]:
+    return [op.kind for op in plan.ops]
+
+
+def rewritten(layers: tuple[int, ...], batch: int = 8, opt: str = OPT, **options: Any) -> Plan:
+    network = Network(layers, **options.pop("network_options", {}))
+    plan = step_plan(network, batch, 4 * batch, **options)
+    return select(opt, network, 4, CAPABLE).apply(plan)[0]
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_rewrite_changes_nothing_that_is_computed(options: dict[str, Any]) -> None:
+    work = make_work(OPT, LAYERS, DATA, **options)
+    assert kinds(work.train) == THREE
+    fused = trained(HostRunner(work, "float64"))
+    plain = trained(HostRunner(make_work("preload,bf16", LAYERS, DATA, **options), "float64"))
+    np.testing.assert_allclose(fused.loss, plain.loss, rtol=1e-6)
+    assert (fused.correct == plain.correct).all()
+    for name, value in fused.parameters.items():
+        np.testing.assert_allclose(value, plain.parameters[name], rtol=1e-6, atol=1e-9)
+    assert fused.evaluation == plain.evaluation
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("how", [
+    "", ",graphs=step", ",graphs=3", ",graphs=epoch", ",graphs=while",
+    ",arena,nosync,streams,pdl,graphs=epoch", ",report=2"])
+def test_the_simulated_device_gives_the_hosts_result(how: str, options: dict[str, Any]) -> None:
+    simulation = Simulation(1)
+    device = Device(simulation.backend())
+    found = run_on(device, make_work(OPT + how, LAYERS, DATA, **options))
+    device.close()
+    simulation.assert_clean()
+    wanted = trained(HostRunner(make_work(OPT, LAYERS, DATA, **options)))
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, value in found.parameters.items():
+        np.testing.assert_array_equal(value, wanted.parameters[name])
+
+
+def test_steps_are_joined_into_two_launches_each() -> None:
+    plan = make_work(OPT, LAYERS, DATA).train.unrolled(4)
+    assert kinds(plan) == ["narrow_input", *THREE[1:] * 4]
+    assert ["partial" in op.operands for op in plan.find(kind="narrow_update")] == \
+        [True, True, True, False]
+    assert [op.offset for op in plan.ops] == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    edges = dependencies(plan.ops)
+    assert edges == [(), *((i,) for i in range(8))]
+
+
+def test_a_missing_edge_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    opt = f"{OPT},graphs=epoch,streams"
+    edges = dependencies(make_work(opt, LAYERS, DATA).train.unrolled(5).ops)
+    for edge in [(b, after) for after, found in enumerate(edges) for b in found]:
+        monkeypatch.setattr(graphplan, "dependencies", lambda ops, edge=edge: [
+            tuple(i for i in found if (i, index) != edge)
+            for index, found in enumerate(dependencies(ops))
+        ])
+        device = Device(Simulation().backend())
+        with pytest.raises(Race, match="nothing orders the two"):
+            run_on(device, make_work(opt, LAYERS, DATA), epochs=1)
+
+
+@pytest.mark.parametrize(("layers", "options"), [
+    ((29, 7), {}),  # one layer has kernels of its own
+    ((29, 8, 8, 8, 8, 8, 8, 7), {}),  # too deep
+    ((29, 257, 7), {}),
+    ((29, 16, 65), {}),  # too many classes
+    ((29, 16, 7), {"batch": 129}),
+    ((29, 16, 7), {"opt": "preload,fuse"}),  # float32 weights
+    ((29, 16, 7), {"opt": "preload,fp16,fuse"}),  # a loss scale
+    ((29, 16, 7), {"opt": "preload,sr,fuse"}),
+    ((29, 16, 7), {"opt": "bf16,fuse"}),  # batches from the host
+    ((29, 16, 7), {"opt": "preload,bf16,cublas,fuse"}),
+    ((29, 16, 7), {"opt": "preload,bf16,cudnn,fuse"}),
+    ((29, 16, 7), {"network_options": {"activation": "gelu"}}),
+    ((29, 16, 7), {"network_options": {"loss": "mse"}}),
+    ((29, 16, 7), {"optimizer": Optimizer("adam")}),
+    ((29, 16, 7), {"optimizer": Optimizer(given={"momentum": 0.9})}),
+    ((29, 16, 7), {"form": {"normalised": True}}),
+    ((29, 16, 7), {"form": {"inputs": "float32"}}),
+])
+def test_other_plans_are_left_alone(layers: tuple[int, ...], options: dict[str, Any]) -> None:
+    assert not set(kinds(rewritten(layers, **options))) & set(THREE)
+
+
+def test_what_a_block_holds_decides_how_wide_a_network_may_be() -> None:
+    wide = rewritten((784, 256, 256, 256, 10), opt="preload,bf16")
+    narrower = rewritten((784, 160, 160, 160, 10))
+    assert kinds(narrower) == THREE
+    assert narrower.ops[1].attributes["SLOTS"] == 1
+    fused = rewritten((784, 256, 256, 256, 10))
+    assert kinds(fused)[0] == "gather"
+    assert kinds(narrow.rewrite(fused, 227 << 10)) == THREE
+    assert kinds(wide)[0] == "gather"
+
+
+def test_as_many_layers_as_fit_stay_in_shared_memory() -> None:
+    plan = rewritten((784, 128, 128, 128, 10))
+    assert plan.ops[1].attributes["SLOTS"] == 2
