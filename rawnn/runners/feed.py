@@ -32,9 +32,10 @@ def form_of(data: Dataset, part: str, first: int = 0) -> Form:
     )
 
 
-def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0) -> Array:
+def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
+             writable: bool = False) -> Array:
     """What a tensor of the data set holds. HOST tensors are ready to be copied: normalised, in
-    their own type."""
+    their own type; with `writable` they share no memory with the data set."""
     kind = tensor.name.removeprefix("host_")
     if kind == "mean" and data.normalisation.mean is not None:
         return data.normalisation.mean
@@ -46,7 +47,10 @@ def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0) -> Array:
     array = array[first:]
     if tensor.name == "host_images":
         array = data.normalisation.apply(array)
-    return np.asarray(array, numpy_dtype(tensor.dtype)) if tensor.name != kind else array
+    if tensor.name == kind:
+        return array
+    dtype = numpy_dtype(tensor.dtype)
+    return np.array(array, dtype) if writable else np.asarray(array, dtype)
 
 
 def resident(data: Dataset, tensors: Mapping[str, Tensor], part: str, first: int,

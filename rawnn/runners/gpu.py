@@ -176,7 +176,7 @@ class GpuRunner:
                 array = contents(self._work.data, tensor, part, first)
                 self._fill(tensor, addresses[name], array)
             elif tensor.role is Role.HOST:
-                array = contents(self._work.data, tensor, part, first)
+                array = contents(self._work.data, tensor, part, first, self._work.shuffles_host)
                 laid_out = padded(array, tensor.padded_shape, tensor.dtype)
                 host[name] = self._pinned.copy_of(laid_out, name) \
                     if self._work.policy.pinned else laid_out

@@ -72,7 +72,8 @@ class HostRunner:
             if part == "test" and tensor.role in (Role.PARAMETER, Role.COPY):
                 arrays[name] = self._arrays[name]
             elif tensor.role in (Role.DATA, Role.HOST):
-                array = contents(data, tensor, part, first)
+                array = contents(data, tensor, part, first,
+                                 tensor.role is Role.HOST and self._work.shuffles_host)
                 arrays[name] = array.astype(self._dtype) if tensor.role is Role.HOST \
                     and tensor.floating else array
             else:
