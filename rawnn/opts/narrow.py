@@ -1,9 +1,9 @@
 """The part of `fuse` for networks of narrow layers: a step in two dependent launches.
 
 Between a launch that holds the first layer's weights and one that does everything behind it, a
-16-bit step of 784-128-128-128-10 takes two hand-overs where one kernel a product takes nine. Only
-what the plan does not need for anything else is rewritten, so that other losses, optimizers and
-number formats keep the plain path.
+16-bit step of 784-128-128-128-10 takes two hand-overs where one kernel a product takes nine. The
+kernels multiply on tensor cores, so they take the place of products that `mma` has taken. Other
+losses, optimizers and number formats keep one kernel a product.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ def _data_fits(plan: Plan, gather: Op) -> bool:
 
 
 def _layer_fits(plan: Plan, forward: Op, update: Op) -> bool:
-    """A 16-bit product with 32-bit sums, and plain SGD on a float32 master."""
+    """A 16-bit product by our tensor-core kernels with 32-bit sums, and plain SGD on a float32
+    master."""
     a, operands = update.attributes, update.operands
-    return forward.impl != "cublas" and forward.attributes["compute"] == "float32" \
+    return forward.impl in ("mma", "wgmma") and forward.attributes["compute"] == "float32" \
         and a["compute"] == "float32" and not a["stochastic"] \
         and set(operands) <= {"dz", "x", "w", "bias", "copy", "rates", "cursor"} \
         and "copy" in operands and plan[operands["w"]].dtype == "float32" \

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 SHAPES = [((29, 24, 16, 7), 8), ((784, 128, 128, 128, 10), 32), ((99, 150, 131, 160, 20), 45),
           ((300, 64, 33), 67), ((64, 32, 32, 32, 32, 32, 10), 16)]
-OPT = "preload,arena,nosync,bf16,fuse"
+OPT = "preload,arena,nosync,bf16,mma,fuse"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.engine import CAPABLE, make_work, random_dataset, run_on, step_plan, 
 
 LAYERS = (29, 24, 16, 7)
 DATA = random_dataset(29, 7, 40, 8)
-OPT = "preload,bf16,fuse"
+OPT = "preload,bf16,mma,fuse"
 THREE = ["narrow_input", "narrow_inner", "narrow_update"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -102,12 +102,13 @@ def test_a_missing_edge_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     ((29, 257, 7), {}),
     ((29, 16, 65), {}),  # too many classes
     ((29, 16, 7), {"batch": 129}),
-    ((29, 16, 7), {"opt": "preload,fuse"}),  # float32 weights
-    ((29, 16, 7), {"opt": "preload,fp16,fuse"}),  # a loss scale
-    ((29, 16, 7), {"opt": "preload,sr,fuse"}),
-    ((29, 16, 7), {"opt": "bf16,fuse"}),  # batches from the host
+    ((29, 16, 7), {"opt": "preload,mma,fuse"}),  # float32 weights
+    ((29, 16, 7), {"opt": "preload,fp16,mma,fuse"}),  # a loss scale
+    ((29, 16, 7), {"opt": "preload,sr,mma,fuse"}),
+    ((29, 16, 7), {"opt": "bf16,mma,fuse"}),  # batches from the host
     ((29, 16, 7), {"opt": "preload,bf16,cublas,fuse"}),
-    ((29, 16, 7), {"opt": "preload,bf16,cudnn,fuse"}),
+    ((29, 16, 7), {"opt": "preload,bf16,fuse"}),  # runs on GPUs without such tensor cores too
+    ((29, 16, 7), {"opt": "preload,bf16,mma,cudnn,fuse"}),
     ((29, 16, 7), {"network_options": {"activation": "gelu"}}),
     ((29, 16, 7), {"network_options": {"loss": "mse"}}),
     ((29, 16, 7), {"optimizer": Optimizer("adam")}),
