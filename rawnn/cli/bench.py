@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
@@ -22,11 +25,14 @@ from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LadderResult, read_ladder
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
+from rawnn.bench.workloads import WorkloadsResult, run_workloads
 from rawnn.cli.options import check_output, make_config
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.errors import RawnnError
+from rawnn.machine import open_device
 from rawnn.result import write_atomically
+from rawnn.workloads import WORKLOADS
 
 
 @click.group()
@@ -86,6 +92,82 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
     if failed:
         raise RawnnError(f"{len(failed)} of {len(result.rungs)} rungs failed ({', '.join(failed)});"
                          f" the reasons stand below the table")
+
+
+@bench.command()
+@click.option("--n", "count", type=click.IntRange(1), default=30, show_default=True,
+              help="How many runs are drawn.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
+              help="Seed of the first run; each has the next. A run follows from its seed alone.")
+@click.option("--work", type=click.FloatRange(1), metavar="N",
+              help="Multiply-adds of a step at most, which bound the time that NumPy takes to "
+                   "check it (5e8; on a simulated device 2e5).")
+@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
+              help="Where to run (auto).")
+@click.option("--json", "json_file", metavar="FILE", help="Keep what was found as JSON.")
+def random(count: int, seed: int, work: float | None, device: str, json_file: str | None) -> None:
+    """Train random networks with random toggles, and check each run against NumPy.
+
+    Losses and parameters must come as near to a run in float64 as NumPy does that rounds the same
+    numbers. Exits with 1 if a run is wrong or fails; one that does not fit into memory is said.
+    """
+    from rawnn.bench.random import Outcome, run_random
+    from rawnn.bench.specification import SMALL, Limits
+
+    check_output("--json", json_file)
+    opened = open_device(Config(device=device).device, _say)
+    found: list[Outcome] = []
+    try:
+        limits = SMALL if device == "sim" else Limits()
+        limits = replace(limits, work=work or limits.work)
+        for outcome in run_random(opened, limits, seed, count):
+            click.echo(str(outcome))
+            found.append(outcome)
+    finally:
+        if opened.device:
+            with suppress(RawnnError):  # a run that failed may have broken the context
+                opened.device.close()
+        if json_file:
+            write_atomically(json_file, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    wrong = [str(outcome.seed) for outcome in found if outcome.verdict in ("wrong", "failed")]
+    if len(found) < count:
+        click.echo(f"the device cannot be used any more: {count - len(found)} runs are left")
+    if wrong:
+        raise RawnnError(f"{len(wrong)} of {len(found)} runs are not right (seeds "
+                         f"{', '.join(wrong)}); --n 1 --seed N repeats one")
+
+
+@bench.command()
+@click.option("--workload", "names", multiple=True, metavar="NAME",
+              help="A built-in workload; several may be given (all of them).")
+@click.option("--opt", "sets", multiple=True, metavar="TOGGLES",
+              help="A set of toggles to measure each with; several may be given (best, the "
+                   "workload's own, and best,sr where its weights are in 16 bits).")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True,
+              help="Runs of each, with a seed of its own each time.")
+@click.option("--epochs", type=click.IntRange(1), help="Passes over the data (the workload's).")
+@click.option("--dataset", default="mnist", show_default=True, metavar="NAME",
+              help="mnist or synthetic.")
+@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
+@click.option("--json", "json_file", metavar="FILE",
+              help="Keep everything as JSON; written after every set.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+def workloads(names: tuple[str, ...], sets: tuple[str, ...], repeats: int, epochs: int | None,
+              dataset: str, device: str, json_file: str | None, markdown_file: str | None) -> None:
+    """Measure the built-in workloads: time a step, accuracy and device memory."""
+    _check_outputs(json_file, markdown_file, None)
+
+    def keep(result: WorkloadsResult) -> None:
+        if json_file:
+            result.write_json(json_file)
+        click.echo("  ".join(result.measurements[-1].cells()))
+
+    result = run_workloads(names or tuple(WORKLOADS), sets, repeats, epochs, device, dataset,
+                           notify=_say, on_result=keep)
+    for text in result.provenance():
+        click.echo(text)
+    if markdown_file:
+        write_atomically(markdown_file, result.markdown().encode())
 
 
 @bench.command()

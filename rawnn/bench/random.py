@@ -1,0 +1,198 @@
+"""Random training runs on a device, each compared with NumPy on the host.
+
+The truth are the same steps in float64, without the number format. The host's distance from it, in
+float32 and with everything rounded that the number format stores, says how much rounding costs this
+very run. The device adds up in other orders, and rounds the other way where a value lies between
+two. Where what is stored is rounded to less than float32, it must be as near to the host as two
+independent roundings are; otherwise it must be as near to the truth as the host is, within a factor
+that allows for longer chains of sums. To both comes a floor of some units of the last place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.bench.specification import EPOCHS, Limits, Specification, draw
+from rawnn.cuda.errors import CallFailed
+from rawnn.data import Dataset
+from rawnn.errors import OutOfMemory, RawnnError
+from rawnn.machine import Opened
+from rawnn.network import Parameters
+from rawnn.runners.base import Runner, Work
+from rawnn.runners.host import HostRunner
+
+SLACK = 8.0
+STORED_SLACK = 2.0
+"""How much of rounding's cost the device may be off by: from the truth, and from the host."""
+FLOOR = 4.0
+"""Units of rounding that two orders of a sum may always differ by, times the square root of its
+length where sums are rounded to that unit."""
+
+MISJUDGED = 0.5
+"""Answers, times the square root of all, that may fall either way, times the slack."""
+
+_UNIT = {"": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "fp16=acc16": 2.0**-11,
+         "bf16": 2.0**-9, "sr": 2.0**-8, "fp8": 2.0**-4}
+"""Half the distance of two neighbours at 1; of stochastic rounding, the whole."""
+_ARITHMETIC = ("tf32", "fp16=acc16")
+"""Formats of the arithmetic, which references on the host do not imitate: what float32 costs there
+is multiplied by how much coarser they are."""
+_SUMS = ("", "fp16=acc16")
+"""Formats in which sums are rounded as well as what is stored."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run: "right", "wrong", "failed" or "memory" (it did not fit). `us` is the time
+    of a step in microseconds (on a device by its clock), `used` the largest share of a tolerance
+    that was used up. As text it is one line, and another where there is a reason."""
+
+    seed: int
+    specification: str
+    verdict: str
+    reason: str = ""
+    us: float = math.nan
+    used: float = 0.0
+
+    def __str__(self) -> str:
+        time = "" if math.isnan(self.us) else f"{self.us:.1f} us a step"
+        share = f"{self.used:.2f}" if self.verdict in ("right", "wrong") else ""
+        line = f"{self.seed:>6}  {self.verdict:<6}  {time:>18}  {share:>5}  {self.specification}"
+        return f"{line}\n        {self.reason}" if self.reason else line
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a run of a few epochs left behind."""
+
+    losses: NDArray[np.float64]
+    correct: int
+    test_loss: float
+    parameters: Parameters
+    skipped: bool
+
+
+def run_random(opened: Opened, limits: Limits, seed: int, count: int) -> Iterator[Outcome]:
+    """Draw and check `count` runs, of the seeds from `seed` on. Ends early where the device has
+    failed in a way that it cannot be used after."""
+    for number in range(seed, seed + count):
+        outcome, usable = check_run(draw(number, limits, opened.machine), opened)
+        yield outcome
+        if not usable:
+            return
+
+
+def check_run(spec: Specification, opened: Opened) -> tuple[Outcome, bool]:
+    """Train on the device and on the host and compare; and whether the device is usable after."""
+    name = str(spec)
+    try:
+        data = spec.data()
+        device = _on_device(spec, data, opened)
+    except OutOfMemory as error:
+        return Outcome(seed=spec.seed, specification=name, verdict="memory",
+                       reason=str(error)), True
+    except RawnnError as error:
+        return Outcome(seed=spec.seed, specification=name, verdict="failed",
+                       reason=str(error)), not isinstance(error, CallFailed)
+    found, us = device
+    machine = opened.machine
+    plain, true = (spec.work(opt, data, machine) for opt in (spec.opt("preload"), "preload"))
+    host, _ = _trained(HostRunner(plain), plain)
+    exact, _ = _trained(HostRunner(true, "float64"), true)
+    used, reason = _compared(spec, found, host, exact)
+    return Outcome(seed=spec.seed, specification=name, verdict="wrong" if used > 1 else "right",
+                   reason=reason if used > 1 else "", us=us, used=used), True
+
+
+def _on_device(spec: Specification, data: Dataset, opened: Opened) -> tuple[_Found, float]:
+    """What the run left, and microseconds of a step in its last epoch."""
+    work = spec.work(spec.opt(), data, opened.machine)
+    if opened.device is None:
+        return _trained(HostRunner(work), work)
+    from rawnn.runners.gpu import GpuRunner
+
+    return _trained(GpuRunner(opened.device, work), work)
+
+
+def _trained(runner: Runner, work: Work) -> tuple[_Found, float]:
+    """Train some epochs, the last of them measured."""
+    try:
+        scale = _loss_scale(work)
+        if "loss_scale" in work.state:
+            runner.load({"loss_scale": np.array([scale, 0], np.float32)})
+        losses, correct = np.zeros(0), 0
+        for epoch in range(EPOCHS):
+            measured = epoch + 1 == EPOCHS or work.policy.report == 1
+            with np.errstate(all="ignore"):  # infinities are values here
+                runner.epoch(measured)
+            if measured:
+                loss, right = runner.metrics()
+                losses = np.append(losses, loss.astype(np.float64))
+                correct = int(right.sum())
+        us = runner.epoch_milliseconds()[-1] / work.updates * 1e3
+        parameters = runner.parameters()
+        kept = runner.state().get("loss_scale")
+        return _Found(losses, correct, runner.evaluate().loss, parameters,
+                      kept is not None and float(kept[0]) < scale), us
+    finally:
+        runner.close()
+
+
+def _loss_scale(work: Work) -> float:
+    """A power of two that brings gradients of the mean loss to the order of 1: high enough for
+    float16, low enough that no step overflows."""
+    outputs = 1 if work.network.loss == "cross_entropy" else work.network.outputs
+    return 2.0 ** min(math.floor(math.log2(work.train.batch * outputs)), 15)
+
+
+def _compared(spec: Specification, found: _Found, host: _Found,
+              exact: _Found) -> tuple[float, str]:
+    """The largest share of a tolerance that was used up, and what by."""
+    unit = _UNIT[spec.numbers]
+    coarser = unit / _UNIT[""] if spec.numbers in _ARITHMETIC else 1.0
+    slack, other = (SLACK * coarser, exact) if spec.numbers in ("", *_ARITHMETIC) else \
+        (STORED_SLACK, host)
+    longest = max(*spec.network.layers, spec.batch)
+    floor = FLOOR * unit * (math.sqrt(longest) if spec.numbers in _SUMS else FLOOR)
+    shares: list[tuple[float, str]] = []
+
+    def compare(what: str, distance: float, cost: float, size: float) -> None:
+        allowed = slack * cost + floor * size
+        share = distance / allowed if allowed else math.inf if distance else 0.0
+        if math.isfinite(size):
+            shares.append((math.inf if math.isnan(share) else share,
+                           f"{what} is off by {distance / size if size else distance:.2g}, the "
+                           f"host by {cost / size if size else cost:.2g}"))
+
+    start = spec.network.initial(spec.seed)
+    sizes, costs, distances = {}, {}, {}
+    for name, array in exact.parameters.items():
+        moved = np.linalg.norm(array.astype(np.float64) - start[name])
+        sizes[name] = float(max(moved, 1e-6 * np.linalg.norm(start[name])))
+        costs[name] = _distance(host.parameters[name], array)
+        distances[name] = _distance(found.parameters[name], other.parameters[name])
+    usual = float(np.median([costs[n] / sizes[n] for n in sizes if sizes[n]] or [0.0]))
+    for name, size in sizes.items():
+        compare(f"the change of {name}", distances[name], max(costs[name], usual * size), size)
+    last = slice(-len(found.losses), None)  # with `report` not every epoch is measured
+    compare("the loss", float(np.abs(found.losses - other.losses[last]).max()),
+            float(np.abs(host.losses[last] - exact.losses[last]).max()),
+            float(np.abs(exact.losses[last]).max()))
+    compare("the test loss", abs(found.test_loss - other.test_loss),
+            abs(host.test_loss - exact.test_loss), abs(exact.test_loss))
+    if spec.network.init != "zeros" and exact.correct:  # else all outputs are alike
+        cost = abs(host.correct - exact.correct) + MISJUDGED * math.sqrt(exact.correct)
+        compare("the count of right answers", abs(found.correct - other.correct), cost,
+                exact.correct)
+    if found.skipped != host.skipped:
+        shares.append((math.inf, "steps were skipped for an overflow, but not on both"))
+    return max(shares)
+
+
+def _distance(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(a.astype(np.float64) - b))

@@ -1,0 +1,228 @@
+"""Random specifications: a network, data, an optimizer, number formats and toggles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rawnn.data import Dataset
+from rawnn.data.normalise import Normalisation
+from rawnn.errors import ConfigError
+from rawnn.network import INITIALISERS, Network
+from rawnn.optimizers import Optimizer
+from rawnn.opts import TOGGLES, select
+from rawnn.opts.numbers import NUMBERS
+from rawnn.opts.registry import Machine, Toggle
+from rawnn.runners.base import Work, prepare
+from rawnn.step.recipe import Recipe
+
+EPOCHS = 2
+
+Generator = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What specifications are drawn from: sizes of layers and batches, and multiply-adds a step
+    that are not exceeded, which bound the time that the host needs."""
+
+    widths: tuple[int, int] = (16, 1024)
+    batch: int = 4096
+    work: float = 5e8
+
+
+SMALL = Limits((2, 40), 33, 2e5)
+"""For simulated devices."""
+
+_PRESETS = ("none", "seed", "best", "best,-fuse", "best,-graphs", "best,-streams")
+_VALUES = {"graphs": ("auto", "step", "2", "epoch", "while"), "report": ("2",),
+           "mma": ("auto", "sync")}
+"""What is drawn of toggles that take a value."""
+
+
+@dataclass(frozen=True)
+class Specification:
+    """A training run, all of which follows from `seed`, the limits and the machine. `words` are its
+    toggles without the number format `numbers`."""
+
+    seed: int
+    network: Network
+    batch: int
+    examples: int
+    tests: int
+    optimizer: Optimizer
+    schedule: str
+    shuffle: bool
+    partial: bool
+    inputs: str
+    normalised: bool
+    autoencoder: bool
+    numbers: str
+    words: tuple[str, ...] = field(default=())
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.batch, self.optimizer, self.schedule, self.shuffle, self.partial,
+                      self.seed, EPOCHS)
+
+    def opt(self, *words: str) -> str:
+        """`words` and the number format as after --opt."""
+        return ",".join([*(words or self.words), *filter(None, [self.numbers])])
+
+    def work(self, opt: str, data: Dataset, machine: Machine) -> Work:
+        """The run made ready. Raises ConfigError for toggles that do not go together."""
+        recipe = self.recipe
+        selection = select(opt, self.network, recipe.steps(self.examples), machine,
+                           batch=self.batch)
+        return prepare(self.network, data, selection, recipe, evaluation_batch=256)
+
+    def data(self) -> Dataset:
+        """Examples with a faint pattern, and the answers that the loss compares with."""
+        generator = np.random.default_rng([self.seed, 1])
+        network = self.network
+        features, outputs, count = network.layers[0], network.outputs, self.examples + self.tests
+        labels = generator.integers(0, outputs, count)
+        patterns = generator.integers(0, 256, (outputs, features))
+        images = (patterns[labels] + generator.integers(0, 256, (count, features))) // 2
+        x = images.astype(np.uint8) if self.inputs == "uint8" else \
+            (images / 255).astype(self.inputs)
+        cut = self.examples
+        found = Dataset("random", x[:cut], None, x[cut:], None, 0, (features,), "a generator", True)
+        if self.normalised:
+            found = replace(found, normalisation=Normalisation.of("learned", found.train_images))
+        if self.autoencoder:
+            return found.reconstructing()
+        if network.answers.answers == "labels":
+            y = labels.astype(np.uint8 if outputs <= 256 else np.int32)
+            return replace(found, train_labels=y[:cut], test_labels=y[cut:], classes=outputs)
+        values = generator.normal(size=(count, outputs))
+        t = (values > 0 if network.loss == "bce" else values).astype(np.float32)
+        return replace(found, train_targets=t[:cut], test_targets=t[cut:])
+
+    def __str__(self) -> str:
+        network = self.network
+        words = [str(network), network.activation if network.depth > 1 else "", network.loss,
+                 network.init, "" if network.bias else "no bias", f"batch {self.batch}",
+                 f"{self.examples} examples", self.inputs, "normalised" if self.normalised else "",
+                 "autoencoder" if self.autoencoder else "", str(self.optimizer),
+                 "" if self.schedule == "constant" else self.schedule,
+                 "shuffled" if self.shuffle else "", "partial" if self.partial else "",
+                 f"--opt {self.opt() or 'none'}"]
+        return ", ".join(filter(None, words))
+
+
+def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
+    """The specification of a seed. What it asks for can be run on `machine`."""
+    generator = np.random.default_rng([seed, 0])
+    loss = _one(generator, ("cross_entropy", "cross_entropy", "mse", "bce"))
+    layers, batch = _sizes(generator, limits)
+    autoencoder = loss == "mse" and generator.random() < 0.3
+    if autoencoder:
+        layers = (*layers[:-1], layers[0])
+    elif loss == "cross_entropy" and generator.random() < 0.7:
+        layers = (*layers[:-1], int(generator.integers(2, min(33, limits.widths[1]))))
+    batch = _within(layers, batch, limits.work)
+    network = Network(
+        layers, bias=generator.random() < 0.7, activation=_one(generator, ("relu", "tanh", "gelu")),
+        loss=loss, init=_one(generator, tuple(INITIALISERS) if len(layers) < 3 else
+                             tuple(name for name in INITIALISERS if name != "zeros")))
+    steps, rest = int(generator.integers(1, 5)), int(generator.integers(0, batch))
+    spec = Specification(
+        seed, network, batch, batch * steps + rest, int(generator.integers(1, 600)),
+        _optimizer(generator),
+        _one(generator, ("constant", "constant", "cosine", "step:1:0.5", "warmup:1,cosine")),
+        shuffle=generator.random() < 0.4, partial=generator.random() < 0.5,
+        inputs=_one(generator, ("uint8", "uint8", "float32", "float16")),
+        normalised=generator.random() < 0.3, autoencoder=autoencoder,
+        numbers=_one(generator, _numbers(machine)))
+    return _with_toggles(generator, spec, machine)
+
+
+def _one(generator: Generator, choices: tuple[str, ...]) -> str:
+    return choices[int(generator.integers(len(choices)))]
+
+
+def _log_uniform(generator: Generator, low: int, high: int) -> int:
+    return round(math.exp(generator.uniform(math.log(low), math.log(high))))
+
+
+def _sizes(generator: Generator, limits: Limits) -> tuple[tuple[int, ...], int]:
+    """Sizes of up to six layers and a batch, half of them all multiples of 16: what vectors and
+    tensor cores like, and what they must be told of."""
+    depth = int(generator.integers(1, 7))
+    sizes = [_log_uniform(generator, *limits.widths) for _ in range(depth + 1)]
+    batch = _log_uniform(generator, 1, limits.batch)
+    if generator.random() < 0.5 and limits.widths[1] >= 16:
+        sizes = [-(-n // 16) * 16 for n in sizes]
+        batch = -(-batch // 16) * 16
+    return tuple(min(n, limits.widths[1]) for n in sizes), min(batch, limits.batch)
+
+
+def _within(layers: tuple[int, ...], batch: int, work: float) -> int:
+    weights = sum(a * b for a, b in pairwise(layers))
+    most = max(int(work / (3 * weights)), 1)
+    return batch if batch <= most else most // 16 * 16 or most
+
+
+def _optimizer(generator: Generator) -> Optimizer:
+    name = _one(generator, ("sgd", "sgd", "adam", "adamw"))
+    settings = {"decay": 0.01} if generator.random() < 0.3 else {}
+    if name != "sgd":
+        return Optimizer(name, 1e-3, settings)
+    if generator.random() < 0.5:
+        return Optimizer(name, 0.1, settings)
+    nesterov = {"nesterov": 1.0} if generator.random() < 0.5 else {}
+    return Optimizer(name, 0.05, {**settings, "momentum": 0.9, **nesterov})
+
+
+def _numbers(machine: Machine) -> tuple[str, ...]:
+    """Number formats that the machine can run; float32 as often as all others together."""
+    there = tuple(word for word in NUMBERS if _runs(word.partition("=")[0], machine))
+    return ("",) * max(len(there), 1) + there
+
+
+def _runs(name: str, machine: Machine) -> bool:
+    toggle = TOGGLES.get(name)
+    if toggle is None or (machine.gpu is not None and not toggle.host):
+        return False
+    return machine.gpu is not None or toggle.needs(machine) is None
+
+
+def _with_toggles(generator: Generator, spec: Specification, machine: Machine) -> Specification:
+    """A preset, or toggles drawn one by one, each kept where it goes with those before it."""
+    if generator.random() < 0.3:
+        preset = _one(generator, _PRESETS if machine.gpu is None else ("none", "best"))
+        if _accepted(replace(spec, words=(preset,)), machine):
+            return replace(spec, words=(preset,))
+    share = generator.uniform(0.1, 0.7)
+    for index in generator.permutation(len(TOGGLES)):
+        toggle = list(TOGGLES.values())[index]
+        word = _spelled(generator, toggle)
+        wider = replace(spec, words=(*spec.words, word))
+        if generator.random() < share and toggle.group != "numbers" \
+                and _runs(toggle.name, machine) and word and _accepted(wider, machine):
+            spec = wider
+    return spec
+
+
+def _spelled(generator: Generator, toggle: Toggle) -> str:
+    """The toggle with a value; nothing where it must have one that nobody can guess."""
+    if toggle.name in _VALUES:
+        return f"{toggle.name}={_one(generator, _VALUES[toggle.name])}"
+    if toggle.parameter is not None and toggle.parameter.default is None:
+        return ""
+    return toggle.name
+
+
+def _accepted(spec: Specification, machine: Machine) -> bool:
+    """Whether the toggles go together: a graph that repeats cannot take batches from the host."""
+    try:
+        selection = select(spec.opt(), spec.network, 1, machine, batch=spec.batch)
+    except ConfigError:
+        return False
+    values: dict[str, Any] = selection.values
+    return "preload" in values or values.get("graphs") not in ("while", 2)
