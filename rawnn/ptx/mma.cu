@@ -13,7 +13,7 @@
 // Every sum has one order, whatever runs beside it: results repeat bit for bit.
 //
 // Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of 32 * WM * WN * WK threads, clusters of
-// CLUSTER along x (more than 1: sm_90), max(STAGES * (BM + BN) * 128, WK * BM * (BN + 8) * 4) bytes of
+// CLUSTER along x (more than 1: sm_90), max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of
 // dynamic shared memory. CLUSTER is 1 in mma_update.
 // Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
@@ -34,11 +34,12 @@ template <typename TILE, bool DEEP_A, bool DEEP_B, typename SUM, bool BIAS, type
 __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b, int ldb, int m,
                                               int n, int k, EPILOGUE epilogue) {
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
-  using PanelA = Panel<TA, TILE::kM, DEEP_A>;
-  using PanelB = Panel<TB, TILE::kN, DEEP_B>;
+  constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
+  constexpr int kSteps = TILE::kBytes / 32;
+  using PanelA = Panel<TA, TILE::kM, DEEP_A, kDepth>;
+  using PanelB = Panel<TB, TILE::kN, DEEP_B, kDepth>;
   constexpr int kBlocksM = TILE::kM / TILE::kWarpsM / 16;
   constexpr int kBlocksN = TILE::kN / TILE::kWarpsN / 16;
-  constexpr int kDepth = PanelA::kDepth;
   constexpr int kStages = TILE::kStages;
   constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
   constexpr int kOwnSteps = kSteps / TILE::kWarpsK;
@@ -79,17 +80,13 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   Block<float> bias[kBlocksM] = {};
   const bool sums_bias = BIAS && blockIdx.x == 0 && warp_n == 0;
   int slot = 0;
+#pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
     wait_for_copies<kStages - 2>();
     __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
-    const int ahead = slot == 0 ? kStages - 1 : slot - 1;
-    if (stage + kStages - 1 < stages) {
-      load_a.load(shared + ahead * kTile);
-      load_b.load(shared + ahead * kTile + PanelA::kBytes);
-    }
-    commit_copies();
     const unsigned int tile_a = shared + slot * kTile;
     const unsigned int tile_b = tile_a + PanelA::kBytes;
+    const int ahead = slot == 0 ? kStages - 1 : slot - 1;
 #pragma unroll
     for (int step = 0; step < kOwnSteps; ++step) {
       unsigned int left[kBlocksM][4];
@@ -98,6 +95,13 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
       for (int i = 0; i < kBlocksM; ++i) fragments_a.load(left[i], tile_a, i, step);
 #pragma unroll
       for (int j = 0; j < kBlocksN; ++j) fragments_b.load(right[j], tile_b, j, step);
+      if (step == 0) {  // while the first fragments are on their way
+        if (stage + kStages - 1 < stages) {
+          load_a.load(shared + ahead * kTile);
+          load_b.load(shared + ahead * kTile + PanelA::kBytes);
+        }
+        commit_copies();
+      }
 #pragma unroll
       for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
@@ -153,12 +157,12 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, bool ALIGNED>
+          int CLUSTER, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -166,12 +170,12 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, bool ALIGNED>
+          int CLUSTER, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -179,30 +183,30 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, bool ALIGNED>
+          int CLUSTER, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
                const int* __restrict__ cursor, const int* __restrict__ clock,
                const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-               int rows, int cols, float lr, float decay, int offset, bool stochastic,
-               unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
+               int rows, int cols, float lr, float decay, float copy_scale, int offset,
+               bool stochastic, unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
   const UpdateEpilogue<TW, TC> epilogue{
-      w,      ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock,  loss_scale, overflow, rows,   cols, lr,    decay,
-      offset, {stochastic, seed, stream, 0}, 1.0f, false};
+      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      copy_scale, offset, {stochastic, seed, stream, 0}, 1.0f, false};
   block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

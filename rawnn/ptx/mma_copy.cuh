@@ -2,22 +2,22 @@
 // extent: shared by mma.cu, wgmma.cu and tiled.cu.
 //
 // An operand is contiguous along the inner dimension (nt's a and b, nn's a: "deep") or along its own
-// extent (nn's b, tn's a and b: "wide"). A stage of the pipeline holds 128 bytes of the inner
-// dimension of it: 128 bytes a row of a deep operand, 128 / sizeof(T) rows of a wide one, cut into
-// panels of at most 128 bytes. Inside a panel the 16-byte chunks of a row are permuted by a key of the
-// row, so that the rows a warp reads at once lie in different banks.
+// extent (nn's b, tn's a and b: "wide"). A stage of the pipeline holds a part of the inner dimension of
+// it: so many bytes a row of a deep operand, so many rows of a wide one, cut into panels whose rows
+// have at most 128 bytes. Inside a panel the 16-byte chunks of a row are permuted by a key of the row,
+// so that the rows a warp reads at once lie in different banks.
 #pragma once
 #include "common.cuh"
 #include "types.cuh"
 
-constexpr int kStageBytes = 128;  // of the inner dimension
-constexpr int kChunkBytes = 16;   // of one copy
+constexpr int kChunkBytes = 16;  // of one copy
 
 // A block's tile of the result: BM x BN, computed by WM x WN warps side by side and WK that share
 // the inner dimension of each stage; STAGES tiles of the operands in flight; CLUSTER blocks that cut
-// the inner dimension among them and add up their parts. ALIGNED says that the rows of both operands
-// begin at multiples of 16 bytes; otherwise they are copied element by element.
-template <int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER = 1, bool ALIGNED = true>
+// the inner dimension among them and add up their parts. BYTES of the inner dimension are a stage.
+// ALIGNED says that the rows of both operands begin at multiples of 16 bytes; otherwise they are
+// copied element by element.
+template <int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
 struct Tile {
   static constexpr int kM = BM;
   static constexpr int kN = BN;
@@ -26,6 +26,7 @@ struct Tile {
   static constexpr int kWarpsK = WK;
   static constexpr int kStages = STAGES;
   static constexpr int kCluster = CLUSTER;
+  static constexpr int kBytes = BYTES;
   static constexpr bool kAligned = ALIGNED;
   static constexpr int kThreads = 32 * WM * WN * WK;
 };
@@ -33,8 +34,7 @@ struct Tile {
 // Where the elements of one operand's tile lie in shared memory: EXTENT is the tile's BM or BN, DEPTH
 // elements of the inner dimension are a stage, and STRIDE rows lie between those that neighbouring
 // lanes read at once from a deep tile.
-template <typename T, int EXTENT, bool DEEP,
-          int DEPTH = kStageBytes / static_cast<int>(sizeof(T)), int STRIDE = 1>
+template <typename T, int EXTENT, bool DEEP, int DEPTH, int STRIDE = 1>
 struct Panel {
   using Element = T;
   static constexpr bool kDeep = DEEP;
@@ -48,7 +48,6 @@ struct Panel {
   static constexpr int kPanelBytes = kRows * kRowBytes;
   static constexpr int kBytes = kPanels * kPanelBytes;
   static_assert(kWidth % kRowBytes == 0 && kRowBytes % kChunkBytes == 0, "whole panels and chunks");
-  static_assert(!DEEP || kPanels == 1, "a deep tile is one panel");
 
   // The permutation of a row's chunks. Wide rows of 4-byte elements are read 4 rows by 2 chunks at
   // once, wide rows of bytes at the rows 0, 1, 4, 5, 8, 9, ...; all others at 8 rows in sequence.
@@ -177,7 +176,8 @@ struct Loader {
 
   const T* source[kPasses];  // of this thread's copies in the next stage
   long long advance;         // elements from stage to stage
-  int row, chunk;            // in the tile, of its first copy
+  int row, chunk;            // in its panel, of its first copy
+  int inner;                 // deep: elements of a stage ahead of its copies
   int exist;                 // not ALIGNED, wide: elements of its chunks that exist
   int rows;                  // not ALIGNED, deep: rows of the tile that exist
   int depth;                 // elements of the inner dimension left
@@ -189,6 +189,7 @@ struct Loader {
     const int across = thread % kAcross;
     row = thread / kAcross;
     chunk = across % PANEL::kChunks;
+    inner = PANEL::kDeep ? across * kPerChunk : 0;
     to = across / PANEL::kChunks * PANEL::kPanelBytes + PANEL::offset(row, chunk);
     depth = end - begin;
     rows = extent - first;
@@ -197,7 +198,7 @@ struct Loader {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         const int last = min(first + row + pass * kRowStep, extent - 1);
-        source[pass] = matrix + static_cast<long long>(last) * ld + begin + across * kPerChunk;
+        source[pass] = matrix + static_cast<long long>(last) * ld + begin + inner;
       }
     } else {
       advance = static_cast<long long>(ld) * PANEL::kDepth;
@@ -212,7 +213,8 @@ struct Loader {
 
   // Fills the tile at `tile` with the next stage, which has at least one element.
   __device__ __forceinline__ void load(unsigned int tile) {
-    if (ALIGNED && depth >= PANEL::kDepth) {
+    // Few copies are as fast with their number of elements as without.
+    if (ALIGNED && kPasses > 2 && depth >= PANEL::kDepth) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         if (inside(pass)) copy_chunk(target(tile, pass), source[pass]);
@@ -239,7 +241,7 @@ struct Loader {
   __device__ __forceinline__ int count(int pass) const {
     const int at = row + pass * kRowStep;
     if constexpr (PANEL::kDeep) {
-      return ALIGNED || at < rows ? of_chunk(depth - chunk * kPerChunk) : 0;
+      return ALIGNED || at < rows ? of_chunk(depth - inner) : 0;
     } else {
       return at >= depth ? 0 : ALIGNED ? kPerChunk : of_chunk(exist);
     }

@@ -1,11 +1,13 @@
 // What becomes of a product's sums: shared by mma.cu, wgmma.cu and tiled.cu.
 //
 //   ProductEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved)
-//   UpdateEpilogue:  w -= lr * (sum / loss_scale + decay * w), a rounded copy of it, and the bias
+//   UpdateEpilogue:  w -= lr * (sum / loss_scale + decay * w), copy = round(w * copy_scale), and the
+//                    bias
 //
 // The sums come four neighbouring columns at a time, in an order in which the threads of a warp
 // touch whole rows. An epilogue is asked to `begin` where memory may be read, then to `fetch` what it
-// reads, so that these reads can be under way during the product, and then to `store`.
+// reads, so that these reads can be under way during the product, and then to `store`. WHOLE says that
+// either all four columns exist or none, and that they can be accessed at once, as `whole` finds out.
 #pragma once
 #include "activations.cuh"
 #include "common.cuh"
@@ -31,26 +33,29 @@ struct ProductEpilogue {
 
   __device__ __forceinline__ void begin() {}
 
+  __device__ __forceinline__ bool whole() const {
+    return n % 4 == 0 && vector_aligned<4>(c, ldc) && vector_aligned<4>(bias, 0) &&
+           (SLOPE::kIdentity || vector_aligned<4>(saved, ldsaved));
+  }
+
+  template <bool WHOLE>
   __device__ __forceinline__ Fetched fetch(int row, int column) const {
     Fetched found{};
     const int count = row < m ? n - column : 0;
-    const bool whole = count >= 4;
-    if (beta != 0.0f) {
-      load_part<4>(found.c, at(c, ldc, row, column), whole && vector_aligned<4>(c, ldc), count);
-    }
-    if (bias != nullptr) {
-      load_part<4>(found.bias, bias + column, whole && vector_aligned<4>(bias, 0), count);
-    }
+    if (WHOLE && count <= 0) return found;
+    if (beta != 0.0f) load_part<4>(found.c, at(c, ldc, row, column), WHOLE, count);
+    if (bias != nullptr) load_part<4>(found.bias, bias + column, WHOLE, count);
     if constexpr (!SLOPE::kIdentity) {
-      load_part<4>(found.saved, at(saved, ldsaved, row, column),
-                   whole && vector_aligned<4>(saved, ldsaved), count);
+      load_part<4>(found.saved, at(saved, ldsaved, row, column), WHOLE, count);
     }
     return found;
   }
 
+  template <bool WHOLE>
   __device__ __forceinline__ void store(int row, int column, const float (&sums)[4],
                                         const Fetched& found) const {
     const int count = row < m ? n - column : 0;
+    if (WHOLE && count <= 0) return;
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -58,10 +63,10 @@ struct ProductEpilogue {
       if (beta != 0.0f) values[i] += beta * found.c[i];
       values[i] = SLOPE::backward(ACTIVATION::apply(values[i]), found.saved[i]);
     }
-    store_part<4>(at(c, ldc, row, column), values, count >= 4 && vector_aligned<4>(c, ldc), count);
+    store_part<4>(at(c, ldc, row, column), values, WHOLE, count);
     if (overflow != nullptr) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) values[i] = i < count ? values[i] : 0.0f;
+      for (int i = 0; i < 4; ++i) values[i] = WHOLE || i < count ? values[i] : 0.0f;
       report_overflow(overflow, poison<TC>(values));
     }
   }
@@ -83,6 +88,7 @@ struct UpdateEpilogue {
   int m, n;
   float lr;  // until begin() of every step, then of this one
   float decay;
+  float copy_scale;
   int offset;
   Rounding how;
   float factor;  // takes the loss scale out of the gradient
@@ -99,30 +105,39 @@ struct UpdateEpilogue {
     how = rounding(how.stochastic, how.seed, how.stream, cursor, offset, clock);
   }
 
+  __device__ __forceinline__ bool whole() const {
+    return n % 4 == 0 && vector_aligned<4>(w, ldw) && vector_aligned<4>(copy, ldcopy);
+  }
+
+  template <bool WHOLE>
   __device__ __forceinline__ Fetched fetch(int row, int column) const {
     Fetched found{};
     const int count = row < m ? n - column : 0;
-    load_part<4>(found.w, at(w, ldw, row, column), count >= 4 && vector_aligned<4>(w, ldw), count);
+    if (WHOLE && count <= 0) return found;
+    load_part<4>(found.w, at(w, ldw, row, column), WHOLE, count);
     return found;
   }
 
+  template <bool WHOLE>
   __device__ __forceinline__ void store(int row, int column, const float (&sums)[4],
                                         const Fetched& found) const {
-    if (skip) return;
     const int count = row < m ? n - column : 0;
+    if (skip || (WHOLE && count <= 0)) return;
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       values[i] = found.w[i] - lr * (factor * sums[i] + decay * found.w[i]);
     }
     if (copy != nullptr) {
-      store_part<4>(at(copy, ldcopy, row, column), values,
-                    count >= 4 && vector_aligned<4>(copy, ldcopy), count);
+      float scaled[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scaled[i] = values[i] * copy_scale;
+      store_part<4>(at(copy, ldcopy, row, column), scaled, WHOLE, count);
     }
     if constexpr (RoundsByChance<TW>::kPossible) {
       if (how.stochastic) round_by_chance(values, row, column);
     }
-    store_part<4>(at(w, ldw, row, column), values, count >= 4 && vector_aligned<4>(w, ldw), count);
+    store_part<4>(at(w, ldw, row, column), values, WHOLE, count);
   }
 
   __device__ __forceinline__ void store_bias(int row, float sum) const {

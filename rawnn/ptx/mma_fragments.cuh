@@ -4,8 +4,6 @@
 #pragma once
 #include "mma_copy.cuh"
 
-constexpr int kSteps = kStageBytes / 32;  // in a stage
-
 __device__ __forceinline__ void load_matrices(unsigned int (&words)[4], unsigned int address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -53,7 +51,8 @@ struct Fragments {
     if constexpr (PANEL::kDeep) {
       // Matrices in the order of the registers: a's second is 8 rows down, b's 16 bytes on.
       const int row = first + (LEFT ? low : high) * 8 + eight;
-      base = PANEL::offset(row, (LEFT ? high : low) ^ (2 * step));
+      base = step / 4 * PANEL::kPanelBytes +
+             PANEL::offset(row, (LEFT ? high : low) ^ (2 * (step % 4)));
     } else if constexpr (kSize == 4) {
       const int place = first + lane / 4;
       base = at(step * 8 + lane % 4, place * 4 / 16) + place % 4 * 4;
@@ -66,11 +65,13 @@ struct Fragments {
     }
   }
 
-  // The words of block `block` at `step` steps behind the first, both known when compiling.
+  // The words of block `block` at `step` steps behind the first, both known when compiling; a warp's
+  // steps are 1, 2, 4 or all of a stage.
   __device__ __forceinline__ void load(unsigned int (&words)[4], unsigned int tile, int block,
                                        int step) const {
     if constexpr (PANEL::kDeep) {
-      load_matrices(words, tile + block * 16 * PANEL::kRowBytes + (base ^ (step * 32)));
+      load_matrices(words, tile + block * 16 * PANEL::kRowBytes +
+                               step / 4 * PANEL::kPanelBytes + (base ^ (step % 4 * 32)));
       round(words);
     } else {
       const int bytes = block * 16 * kSize;

@@ -103,8 +103,9 @@ struct Sums {
   }
 };
 
-// What the epilogue reads from memory, for all of a thread's passes, where it is little enough to
-// wait in registers while the product is computed.
+// A block's epilogue. Where the result is whole quads, what it reads from memory is fetched while the
+// product is computed, if that is little enough to wait in registers. Otherwise it works element by
+// element, in a loop: less code.
 template <typename TILE, typename EPILOGUE>
 struct Finish {
   using Fetched = typename EPILOGUE::Fetched;
@@ -114,17 +115,19 @@ struct Finish {
   const EPILOGUE& epilogue;
   const Sums<TILE> sums;
   const int m0, n0, thread;
+  const bool whole;
   Fetched fetched[kEarly ? kPasses : 1];
 
   // (m0, n0): the tile's place in the result.
   __device__ __forceinline__ Finish(const EPILOGUE& with, int row, int column, int index)
-      : epilogue(with), m0(row), n0(column), thread(index) {
-    if constexpr (kEarly) {
+      : epilogue(with), m0(row), n0(column), thread(index),
+        whole(with.whole()) {
+    if (kEarly && whole) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         if (sums.inside(pass, thread)) {
-          fetched[pass] = epilogue.fetch(m0 + sums.row(pass, thread),
-                                         n0 + sums.column(pass, thread));
+          fetched[pass] = epilogue.template fetch<true>(m0 + sums.row(pass, thread),
+                                                        n0 + sums.column(pass, thread));
         }
       }
     }
@@ -133,17 +136,33 @@ struct Finish {
   // `parts` is written by all threads; all of them call this.
   __device__ __forceinline__ void operator()(const float* parts) {
     sums.ready();
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      if (!sums.inside(pass, thread)) break;
-      const int row = sums.row(pass, thread);
-      const int column = sums.column(pass, thread);
-      float values[4];
-      sums.add_up(values, parts, row, column);
-      epilogue.store(m0 + row, n0 + column, values,
-                     kEarly ? fetched[kEarly ? pass : 0] : epilogue.fetch(m0 + row, n0 + column));
+    if (whole) {
+#pragma unroll(kEarly ? kPasses : 4)
+      for (int pass = 0; pass < kPasses; ++pass) {
+        if (sums.inside(pass, thread)) finish<true>(parts, pass);
+      }
+    } else {
+#pragma unroll 1
+      for (int pass = 0; pass < kPasses; ++pass) {
+        if (sums.inside(pass, thread)) finish<false>(parts, pass);
+      }
     }
     sums.done();
+  }
+
+ private:
+  template <bool WHOLE>
+  __device__ __forceinline__ void finish(const float* parts, int pass) {
+    const int row = sums.row(pass, thread);
+    const int column = sums.column(pass, thread);
+    float values[4];
+    sums.add_up(values, parts, row, column);
+    if constexpr (WHOLE && kEarly) {
+      epilogue.template store<true>(m0 + row, n0 + column, values, fetched[pass]);
+    } else {
+      epilogue.template store<WHOLE>(m0 + row, n0 + column, values,
+                                     epilogue.template fetch<WHOLE>(m0 + row, n0 + column));
+    }
   }
 };
 

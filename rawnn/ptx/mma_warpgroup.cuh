@@ -41,7 +41,8 @@ template <typename PANEL>
 __device__ __forceinline__ unsigned long long operand(unsigned int tile, int first, int step) {
   static_assert(PANEL::kRowBytes == 128, "rows of 128 bytes");
   if constexpr (PANEL::kDeep) {
-    return descriptor(tile + first * 128 + step * 32, 16, 1024, true);
+    const unsigned int panel = step / 4 * PANEL::kPanelBytes;
+    return descriptor(tile + panel + first * 128 + step % 4 * 32, 16, 1024, true);
   } else {
     const unsigned int panel = first * PANEL::kSize / 128 * PANEL::kPanelBytes;
     return descriptor(tile + panel + step * (32 / PANEL::kSize) * 128, PANEL::kPanelBytes, 1024,

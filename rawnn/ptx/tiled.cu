@@ -144,6 +144,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   }
 
   if constexpr (TILE::kWarpsK == 1) {
+    const bool whole = epilogue.whole();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = m0 + i / 4 * kSpanM + down * 4 + i % 4;
@@ -153,7 +154,13 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
         float four[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
-        epilogue.store(row, column, four, epilogue.fetch(row, column));
+        if (whole) {
+          epilogue.template store<true>(row, column, four,
+                                        epilogue.template fetch<true>(row, column));
+        } else {
+          epilogue.template store<false>(row, column, four,
+                                         epilogue.template fetch<false>(row, column));
+        }
       }
       if constexpr (BIAS) {
         if (blockIdx.x == 0 && across == 0) epilogue.store_bias(row, bias[i]);
@@ -191,7 +198,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
     tiled_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -203,7 +210,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
     tiled_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -215,7 +222,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
     tiled_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -228,12 +235,12 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
                  int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
                  const int* __restrict__ cursor, const int* __restrict__ clock,
                  const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-                 int rows, int cols, float lr, float decay, int offset, bool stochastic,
-                 unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, ALIGNED>;
+                 int rows, int cols, float lr, float decay, float copy_scale, int offset,
+                 bool stochastic, unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
   const UpdateEpilogue<TW, TC> epilogue{
-      w,      ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock,  loss_scale, overflow, rows,   cols, lr,    decay,
-      offset, {stochastic, seed, stream, 0}, 1.0f, false};
+      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      copy_scale, offset, {stochastic, seed, stream, 0}, 1.0f, false};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

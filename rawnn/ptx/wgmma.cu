@@ -25,8 +25,10 @@
 // side by side, `bias` the rows of a added up.
 template <typename TILE, bool DEEP_A, bool DEEP_B, typename TA, typename TB>
 struct Warpgroup {
-  using PanelA = Panel<TA, TILE::kM, DEEP_A>;
-  using PanelB = Panel<TB, TILE::kN, DEEP_B>;
+  static constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
+  static constexpr int kSteps = TILE::kBytes / 32;
+  using PanelA = Panel<TA, TILE::kM, DEEP_A, kDepth>;
+  using PanelB = Panel<TB, TILE::kN, DEEP_B, kDepth>;
   using LoaderA = Loader<PanelA, TILE::kThreads, TILE::kAligned>;
   using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned>;
   static constexpr int kColumns = TILE::kN / TILE::kWarpsN;
@@ -95,7 +97,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   Group group;
   group.row0 = warp / 4 / TILE::kWarpsN * 64;
   group.column0 = warp / 4 % TILE::kWarpsN * Group::kColumns;
-  constexpr int kDepth = Group::PanelA::kDepth;
+  constexpr int kDepth = Group::kDepth;
   const Share<TILE> share((k + kDepth - 1) / kDepth);
   const int stages = share.stages;
   typename Group::LoaderA load_a(a, lda, m0, m, share.begin * kDepth, k, thread);
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
     wgmma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
     wgmma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
     wgmma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
              const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -193,12 +195,12 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
                  int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
                  const int* __restrict__ cursor, const int* __restrict__ clock,
                  const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-                 int rows, int cols, float lr, float decay, int offset, bool stochastic,
-                 unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, ALIGNED>;
+                 int rows, int cols, float lr, float decay, float copy_scale, int offset,
+                 bool stochastic, unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const UpdateEpilogue<TW, TC> epilogue{
-      w,      ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock,  loss_scale, overflow, rows,   cols, lr,    decay,
-      offset, {stochastic, seed, stream, 0}, 1.0f, false};
+      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
+      clock, loss_scale, overflow, rows,   cols, lr,    decay,
+      copy_scale, offset, {stochastic, seed, stream, 0}, 1.0f, false};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

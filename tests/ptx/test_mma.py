@@ -32,16 +32,16 @@ ARCHITECTURES = {"tiled": ("sm_75", "sm_80", "sm_90", "sm_120"),
                  "mma": ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
                  "wgmma": ("sm_90a",)}
 FP8 = (
-    "mma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,1,4,1,true>",
-    "mma_nn<float8_e5m2,float8_e4m3,float8_e5m2,false,None,Relu,float8_e4m3,float,64,64,2,2,1,4,1,"
+    "mma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,1,4,1,128,true>",
+    "mma_nn<float8_e5m2,float8_e4m3,float8_e5m2,false,None,Relu,float8_e4m3,float,64,64,2,2,1,4,1,128,"
     "true>",
-    "mma_update<float8_e5m2,float8_e4m3,float,float8_e4m3,true,float,64,64,2,2,1,2,1,true>",
+    "mma_update<float8_e5m2,float8_e4m3,float,float8_e4m3,true,float,64,64,2,2,1,2,1,128,true>",
 )
 FP8_WGMMA = (
     "wgmma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,128,128,8,1,1,5,1,true>",
 )
 CLUSTERS = (
-    "mma_nt<bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,float,64,32,4,2,1,5,4,true>",
+    "mma_nt<bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,float,64,32,4,2,1,5,4,128,true>",
 )
 
 
@@ -174,9 +174,10 @@ def test_tiles_fit_every_product(layout: str, size: int) -> None:
 def _check_mma(tile: Tile) -> None:
     assert tile.bm % (16 * tile.wm) == 0
     assert tile.bn % (16 * tile.wn) == 0
-    assert 4 % tile.wk == 0
+    assert tile.bytes in (128, 256, 512)
+    assert tile.bytes // 32 % tile.wk == 0
     assert tile.stages >= 2
-    assert tile.stages * (tile.bm + tile.bn) * 128 <= 99 << 10  # what sm_86 and sm_89 have
+    assert tile.stages * (tile.bm + tile.bn) * tile.bytes <= 99 << 10  # what sm_86 and sm_89 have
     assert tile.wk * tile.bm * (tile.bn + 8) * 4 <= 99 << 10
 
 
@@ -186,7 +187,7 @@ def _check_wgmma(tile: Tile) -> None:
     assert tile.bn // tile.wn in (64, 128, 256)
     assert tile.wk == 1
     assert tile.stages >= 3
-    assert tile.stages * (tile.bm + tile.bn) * 128 + 1024 <= 227 << 10
+    assert tile.stages * (tile.bm + tile.bn) * tile.bytes + 1024 <= 227 << 10
     assert tile.bm * (tile.bn + 8) * 4 <= 227 << 10
 
 

@@ -6,48 +6,47 @@ from __future__ import annotations
 from rawnn.runners.kernels.table import Scalars
 from rawnn.runners.kernels.tiles import Product, Tile, blocks, register_family, sums_bytes
 
-STAGE = 128
-"""Bytes of the inner dimension in a stage (kStageBytes)."""
-
-
 def choose(p: Product) -> Tile:
     """Small tiles, and warps that share the inner dimension, where larger ones would leave most of
     a GPU without work. H200: 64 x 784 x 784 in bfloat16 takes 3.4 us in 100 tiles of 16 x 32 and
     8.5 us in 13 tiles of 64 x 64; 4096 cubed 338 us in tiles of 128 x 128 and 470 us in those."""
-    stages = -(-p.k * p.size // STAGE)
+    length = p.k * p.size
     if blocks(p, 128, 128) >= 200:
-        return Tile(128, 128, 2, 4, 1, 3)
+        return Tile(128, 128, 2, 4, 1, 3, bytes=128)
     if blocks(p, 64, 128) >= 200 and p.size > 1:
-        return Tile(64, 128, 2, 2, 1, 4)
-    if p.layout == "tn" and stages <= 2:
-        return Tile(32, 64, 2, 2, 1, 2)
+        return Tile(64, 128, 2, 2, 1, 4, bytes=128)
+    if p.layout == "tn" and length <= 256:
+        return Tile(32, 64, 2, 2, 1, 2, bytes=128)
     if blocks(p, 64, 64) >= 100:
-        return Tile(64, 64, 2, 2, 1, min(max(stages, 2), 4))
+        return Tile(64, 64, 2, 2, 1, 4, bytes=128)
     if blocks(p, 32, 32) >= 100:
-        return Tile(32, 32, 1, 1, 4, 6)
-    return Tile(16, 32, 1, 1, 4, min(max(stages, 2), 6))
+        return Tile(32, 32, 1, 1, 4, 4, bytes=256)
+    if length <= 256:
+        return Tile(16, 32, 1, 1, 4, 2, bytes=128)
+    return Tile(16, 32, 1, 1, 4, 4, bytes=256)
 
 
 def _shared(s: Scalars) -> int:
-    return max(int(s["STAGES"] * STAGE * (s["BM"] + s["BN"])), sums_bytes(s))
+    return max(int(s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"])), sums_bytes(s))
 
 
-register_family("mma", "mma.cu", choose, _shared, sums=True, clusters=True)
+register_family("mma", "mma.cu", choose, _shared, sums=True)
 
 
 def choose_wgmma(p: Product) -> Tile:
     """As many rows and columns a tile as leave every multiprocessor one."""
     if blocks(p, 256, 128) >= 100:
-        return Tile(256, 128, 16, 1, 1, 4)
+        return Tile(256, 128, 16, 1, 1, 4, bytes=128)
     if blocks(p, 128, 128) >= 200:
-        return Tile(128, 128, 8, 1, 1, 5)
-    if blocks(p, 64, 128) >= 100:
-        return Tile(64, 128, 4, 1, 1, 4)
-    return Tile(64, 64, 4, 1, 1, 4)
+        return Tile(128, 128, 8, 1, 1, 3, bytes=128)
+    if blocks(p, 64, 128) >= 200:
+        return Tile(64, 128, 4, 1, 1, 4, bytes=128)
+    return Tile(64, 64, 4, 1, 1, 6, bytes=128)
 
 
 def _shared_wgmma(s: Scalars) -> int:
-    return max(int(s["STAGES"] * STAGE * (s["BM"] + s["BN"])) + 1024, sums_bytes(s))
+    return max(int(s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"])) + 1024, sums_bytes(s))
 
 
-register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False, clusters=True)
+register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
+                fixed=("BYTES",))

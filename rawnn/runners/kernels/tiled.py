@@ -25,4 +25,5 @@ def _shared(s: Scalars) -> int:
     return max(stages, sums_bytes(s) if s["WK"] > 1 else 0)
 
 
-register_family("tiled", "tiled.cu", choose, _shared, sums=False, clusters=False)
+register_family("tiled", "tiled.cu", choose, _shared, sums=False,
+                fixed=("CLUSTER", "BYTES"))

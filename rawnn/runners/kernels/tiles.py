@@ -28,7 +28,8 @@ from rawnn.step.plan import Plan
 @dataclass(frozen=True)
 class Tile:
     """`bm` x `bn` elements of the result by `wm` x `wn` warps side by side, times `wk` that share
-    the inner dimension of each of `stages`; `cluster` blocks cut the inner dimension among them."""
+    the inner dimension of each of `stages`, `bytes` of an operand's row long (0: as the family has
+    it); `cluster` blocks cut the inner dimension among them."""
 
     bm: int
     bn: int
@@ -37,11 +38,12 @@ class Tile:
     wk: int
     stages: int
     cluster: int = 1
+    bytes: int = 0
 
     def scalars(self) -> Scalars:
         """The template parameters by name."""
         return {"BM": self.bm, "BN": self.bn, "WM": self.wm, "WN": self.wn, "WK": self.wk,
-                "STAGES": self.stages, "CLUSTER": self.cluster}
+                "STAGES": self.stages, "CLUSTER": self.cluster, "BYTES": self.bytes}
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def _aligned(op: Op, plan: Plan) -> bool:
 
 def _geometry(s: Scalars) -> Geometry:
     rows, cols = (s["rows"], s["cols"]) if "rows" in s else (s["m"], s["n"])
-    grid = ceil(cols, int(s["BN"])) * int(s["CLUSTER"]), ceil(rows, int(s["BM"])), 1
+    grid = ceil(cols, int(s["BN"])) * int(s.get("CLUSTER", 1)), ceil(rows, int(s["BM"])), 1
     return grid, (32 * int(s["WM"]) * int(s["WN"]) * int(s["WK"]), 1, 1)
 
 
@@ -109,12 +111,12 @@ def _flag(value: bool) -> str:
 
 
 def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Scalars], int], *,
-                    sums: bool, clusters: bool) -> None:
+                    sums: bool, fixed: tuple[str, ...] = ()) -> None:
     """Add the kernels <source>_nt, _nn, _tn and _update of `source` as `impl`.
 
     `choose` picks the tile, `shared` gives bytes of dynamic shared memory (the scalars have the
     tile's parameters and, as SIZE_A and SIZE_B, bytes of the operands' elements); `sums` says that
-    the type of the sums is a template parameter, `clusters` that the cluster is.
+    the type of the sums is a template parameter, `fixed` which of the tile's are not.
     """
     name = source.removesuffix(".cu")
 
@@ -125,7 +127,7 @@ def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Sc
 
     def last(op: Op, plan: Plan) -> list[str]:
         found = choose(product_of(op, plan)).scalars()
-        numbers = [str(v) for k, v in found.items() if clusters or k != "CLUSTER"]
+        numbers = [str(v) for k, v in found.items() if k not in fixed]
         kind = ["float16" if op.attributes["compute"] == "float16" else "float"] if sums else []
         return [*kind, *numbers, _flag(_aligned(op, plan))]
 
