@@ -1,5 +1,5 @@
-"""The arithmetic of tiled.cu on the host, where it is built without asynchronous copies: products of
-every layout, ragged extents, rows that are not aligned, and what the epilogues add."""
+"""The arithmetic of tiled.cu on the host, where it is built without asynchronous copies: products
+of every layout, ragged extents, rows that are not aligned, and what the epilogues add."""
 
 from __future__ import annotations
 

@@ -1,0 +1,179 @@
+"""Products by our own kernels on a GPU, against NumPy: what the table of kernels launches for
+ragged and large shapes, for every family and type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import rawnn
+from rawnn.activations import activation
+from rawnn.cuda.device import padded
+from rawnn.dtypes import numpy_dtype
+from rawnn.errors import DeviceError
+from rawnn.lab.arrays import default_device
+from rawnn.runners.lowering import Lowering
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = ((64, 784, 784), (1, 1, 1), (33, 65, 17), (128, 10, 100), (130, 129, 131), (520, 392, 300))
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3": 2.0**-4,
+        "float8_e5m2": 2.0**-3}
+"""Half a unit of the last place."""
+NEEDS = {"tiled": (7, 5), "mma": (8, 0), "wgmma": (9, 0)}
+
+
+@pytest.fixture(scope="module")
+def lowering() -> Iterator[Lowering]:
+    try:
+        device = default_device()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    with closing(Lowering(device)) as made:
+        yield made
+
+
+def needs(lowering: Lowering, impl: str, *types: str) -> None:
+    least = (8, 9) if impl != "tiled" and any(t.startswith("float8") for t in types) \
+        else NEEDS[impl]
+    have = lowering.device.info.compute_capability
+    if have < least or (impl == "wgmma" and have != (9, 0)):
+        pytest.skip(f"{impl} of {', '.join(types)} does not run on compute capability {have}")
+
+
+def drawn(rng: np.random.Generator, tensor: Tensor) -> NDArray[Any]:
+    values = rng.uniform(-1, 1, tensor.shape).astype(np.float32)
+    return values.astype(numpy_dtype(tensor.dtype))
+
+
+def run(lowering: Lowering, op: Op, tensors: dict[str, Tensor],
+        values: dict[str, NDArray[Any]], read: tuple[str, ...]) -> list[NDArray[Any]]:
+    """Launch the op once on `values`, with NaN in every padding; gives back `read` as float64."""
+    plan = Plan("test", tensors, (op,), 1)
+    lowering.compile([plan])
+    arrays = {}
+    for name, tensor in tensors.items():
+        whole = padded(values[name], tensor.padded_shape, tensor.dtype).copy()
+        whole[..., tensor.shape[-1]:] = np.nan
+        arrays[name] = rawnn.array(whole)
+    addresses = {name: array.address for name, array in arrays.items()}
+    for command in lowering.commands(op, plan, addresses, {}):
+        command.run(0)
+    lowering.device.stream.synchronize(op.name)
+    found = []
+    for name in read:
+        whole = arrays[name].numpy()
+        inside = whole[..., : tensors[name].shape[-1]]
+        outside = whole[..., tensors[name].shape[-1]:].astype(np.float64)
+        assert np.isnan(outside).all(), f"{name}: its padding was written"
+        found.append(inside.astype(np.float64))
+    return found
+
+
+@pytest.mark.parametrize(("impl", "types", "compute"), [
+    ("tiled", ("float32", "float32", "float32"), "float32"),
+    ("tiled", ("float8_e4m3", "bfloat16", "float16"), "float32"),
+    ("mma", ("float32", "float32", "float32"), "tf32"),
+    ("mma", ("bfloat16", "bfloat16", "bfloat16"), "float32"),
+    ("mma", ("float16", "float16", "float32"), "float16"),
+    ("mma", ("float8_e5m2", "float8_e4m3", "bfloat16"), "float32"),
+    ("wgmma", ("bfloat16", "bfloat16", "bfloat16"), "float32"),
+    ("wgmma", ("float16", "float16", "float32"), "float32"),
+    ("wgmma", ("float8_e4m3", "float8_e4m3", "float32"), "float32"),
+])
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+def test_products(lowering: Lowering, impl: str, types: tuple[str, str, str], compute: str,
+                  layout: str) -> None:
+    needs(lowering, impl, *types)
+    if impl == "wgmma" and types[0].startswith("float8") and layout != "nt":
+        pytest.skip("wgmma takes 8-bit operands only along the inner dimension")
+    rng = np.random.default_rng(5)
+    for m, n, k in SHAPES:
+        tensors = {
+            "a": Tensor("a", (k, m) if layout == "tn" else (m, k), types[0], Role.BATCH),
+            "b": Tensor("b", (n, k) if layout == "nt" else (k, n), types[1], Role.BATCH),
+            "c": Tensor("c", (m, n), types[2], Role.BATCH, packed=m == 33),
+            "bias": Tensor("bias", (n,), "float32", Role.BATCH),
+            "saved": Tensor("saved", (m, n), "bfloat16", Role.BATCH),
+        }
+        forward = layout == "nt"
+        attributes = {"layout": layout, "m": m, "n": n, "k": k, "alpha": 0.5, "beta": 0.0,
+                      "bias": forward, "activation": "relu" if forward else "",
+                      "slope": "tanh" if layout == "nn" else "", "compute": compute}
+        operands = {name: name for name in ("a", "b", "c")}
+        operands |= {"bias": "bias"} if forward else {}
+        operands |= {"saved": "saved"} if layout == "nn" else {}
+        tensors = {name: t for name, t in tensors.items() if name in operands}
+        values = {name: drawn(rng, t) for name, t in tensors.items()}
+        (c,) = run(lowering, Op("matmul", "product", operands, attributes, impl), tensors, values,
+                   ("c",))
+        left, right = (values[r].astype(np.float64) for r in ("a", "b"))
+        left = left.T if layout == "tn" else left
+        right = right.T if layout == "nt" else right
+        expected = 0.5 * (left @ right)
+        size = 0.5 * (np.abs(left) @ np.abs(right)) + 1
+        if forward:
+            expected = np.maximum(expected + values["bias"], 0)
+        if layout == "nn":
+            expected *= activation("tanh").slope(values["saved"].astype(np.float64))
+        # tf32 rounds both factors to 11 bits; wgmma keeps about 14 bits of sums of 8-bit products.
+        rounding = {"tf32": 2.0**-10, "float16": 2.0**-6}.get(compute, 2.0**-18)
+        if impl == "wgmma" and types[0].startswith("float8"):
+            rounding = 2.0**-12
+        bound = rounding * size + UNIT[types[2]] * np.abs(expected) + 1e-6
+        assert (np.abs(c - expected) <= bound).all(), (m, n, k, np.abs(c - expected).max())
+
+
+@pytest.mark.parametrize(("impl", "operand", "weight", "compute"), [
+    ("tiled", "float32", "float32", "float32"), ("mma", "float32", "float32", "tf32"),
+    ("mma", "bfloat16", "float32", "float32"), ("mma", "bfloat16", "bfloat16", "float32"),
+    ("wgmma", "bfloat16", "float32", "float32"),
+])
+def test_updates(lowering: Lowering, impl: str, operand: str, weight: str, compute: str) -> None:
+    needs(lowering, impl, operand)
+    rng, lr, decay = np.random.default_rng(6), 0.125, 0.25
+    for rows, cols, batch in SHAPES:
+        tensors = {
+            "dz": Tensor("dz", (batch, rows), operand, Role.BATCH),
+            "x": Tensor("x", (batch, cols), operand, Role.BATCH),
+            "w": Tensor("w", (rows, cols), weight, Role.PARAMETER),
+            "copy": Tensor("copy", (rows, cols), "bfloat16", Role.COPY),
+            "bias": Tensor("bias", (rows,), "float32", Role.PARAMETER),
+        }
+        values = {name: drawn(rng, t) for name, t in tensors.items()}
+        attributes = {"lr": lr, "decay": decay, "copy_scale": 2.0, "offset": 0, "compute": compute,
+                      "stochastic": False, "seed": 0, "stream": 0}
+        w, copy, bias = run(lowering, Op("weight_update", "update", {n: n for n in tensors},
+                                         attributes, impl), tensors, values, ("w", "copy", "bias"))
+        exact = {name: v.astype(np.float64) for name, v in values.items()}
+        expected = exact["w"] * (1 - lr * decay) - lr * (exact["dz"].T @ exact["x"])
+        size = np.abs(exact["dz"]).T @ np.abs(exact["x"]) + 1
+        rounding = lr * (2.0**-10 if compute == "tf32" else 2.0**-18) * size
+        assert (np.abs(w - expected) <= rounding + UNIT[weight] * np.abs(expected) + 1e-6).all()
+        assert (np.abs(copy - 2 * expected)
+                <= 2 * rounding + 2.0**-8 * np.abs(2 * expected) + 1e-6).all()
+        change = exact["dz"].sum(axis=0)
+        error = np.abs(bias - (exact["bias"] * (1 - lr * decay) - lr * change))
+        assert (error <= rounding.max() + 1e-6).all()
+
+
+def test_results_repeat_bit_for_bit(lowering: Lowering) -> None:
+    needs(lowering, "mma", "bfloat16")
+    rng = np.random.default_rng(7)
+    shapes = {"a": (64, 784), "b": (784, 784), "c": (64, 784)}
+    tensors = {n: Tensor(n, s, "float32" if n == "c" else "bfloat16", Role.BATCH)
+               for n, s in shapes.items()}
+    values = {name: drawn(rng, t) for name, t in tensors.items()}
+    op = Op("matmul", "product", {n: n for n in tensors},
+            {"layout": "nt", "m": 64, "n": 784, "k": 784, "alpha": 1.0, "beta": 0.0, "bias": False,
+             "activation": "", "slope": "", "compute": "float32"}, "mma")
+    first, *others = (run(lowering, op, tensors, values, ("c",))[0] for _ in range(10))
+    assert all(np.array_equal(first, other) for other in others)
