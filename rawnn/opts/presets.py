@@ -107,18 +107,27 @@ def by_rule(setting: Setting, numbers: str) -> tuple[Values, list[str]]:
     machine, network = setting.machine, setting.network
     values: Values = {"fuse": None}
     notes = []
-    if numbers in TENSOR_CORES and TOGGLES["mma"].needs(machine) is None:
+
+    def refused(name: str) -> str | None:
+        numeric = numbers.partition("=")[0]
+        return TOGGLES[name].needs(machine) or (
+            TOGGLES[numeric].beside((name,), machine) if numeric else None)
+
+    if numbers in TENSOR_CORES and refused("mma") is None:
         values["mma"] = TOGGLES["mma"].parse(None)
         notes.append("best takes mma for these numbers: its products take bias, activation and "
                      "update in")
         if TOGGLES["pdl"].needs(machine) is None:
             values["pdl"] = None
+    elif numbers == "fp8":
+        values["tiled"] = None
+        notes.append(f"best takes tiled for these numbers: {refused('mma')}")
     elif _is_linear(network):
         notes.append("best leaves cublas and cudnn out: the fused two-kernel step of a one-layer "
                      "network is faster than any library call between kernels")
     else:
         notes.append("best leaves cudnn out: softmax fused with loss and gradient saves a kernel")
-        reason = TOGGLES["cublas"].needs(machine)
+        reason = refused("cublas")
         if reason is None:
             values["cublas"] = None
         else:

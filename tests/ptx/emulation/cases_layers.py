@@ -95,15 +95,19 @@ def check_broken_activation(emulator: Emulator, rng: np.random.Generator) -> Non
                       cols=2)
         assert np.isnan(out[0, 0]), "a diverged run must be seen"
         assert out[0, 1] <= 0
-    for value, flag in ((65504.0, 0), (70000.0, 1), (np.nan, 1), (np.inf, 1)):
+    for kind, value, flag in (
+        ("float16", 65504.0, 0), ("float16", 70000.0, 1), ("float16", np.nan, 1),
+        ("float16", np.inf, 1), ("float8_e5m2", 57344.0, 0), ("float8_e5m2", -57345.0, 1),
+        ("float8_e5m2", np.nan, 1), ("float8_e5m2", np.inf, 1),
+    ):  # fmt: skip
         da = np.full((3, 5), 1.0, np.float32)
         da[1, 4] = value
-        dz, overflow = np.zeros((3, 5), np.float16), np.zeros(1, np.int32)
+        dz, overflow = np.zeros((3, 5), DTYPES[kind]), np.zeros(1, np.int32)
         emulator.call(
-            "activate_backward<float,bfloat16,float16,Relu>", (1,), (32,), da=da, dz=dz,
+            f"activate_backward<float,bfloat16,{kind},Relu>", (1,), (32,), da=da, dz=dz,
             saved=np.ones((3, 5), ml_dtypes.bfloat16), overflow=overflow, rows=3, cols=5,
         )  # fmt: skip
-        assert overflow[0] == flag, value
+        assert overflow[0] == flag, (kind, value)
 
 
 def edges(kind: str) -> np.ndarray:
@@ -129,14 +133,14 @@ def check_casts(emulator: Emulator, rng: np.random.Generator) -> None:
         small = bits.view(dtype).reshape(1, -1)
         got = np.empty(small.shape, np.float32)
         emulator.call(f"cast<{kind},float>", (2,), (32,), source=small, copy=got, rows=1,
-                      cols=small.size)
+                      cols=small.size, copy_scale=1.0)
         assert np.array_equal(got, small.astype(np.float32), equal_nan=True), kind
         values = edges(kind).reshape(1, -1)
         if emulator.host_threads:
             values = values[:, :1000]
         rounded = np.empty(values.shape, dtype)
         emulator.call(f"cast<float,{kind}>", (2,), (32,), source=values, copy=rounded, rows=1,
-                      cols=values.size)
+                      cols=values.size, copy_scale=1.0)
         within = values
         if dtype.itemsize == 1:  # saturates, infinities too
             largest = float(ml_dtypes.finfo(dtype).max)
@@ -155,6 +159,8 @@ def check_cast(emulator: Emulator, rng: np.random.Generator) -> None:
         for rows, cols, pad in itertools.product((1, 5), (1, 8, 31), (0, 1, 8)):
             source = filled(rng.standard_normal((rows, cols)), pad, source_type)
             copy = pitched(rows, cols, pad, copy_type)
-            emulator.call(expression, (1,), (32,), source=source, copy=copy, rows=rows, cols=cols)
-            assert np.array_equal(f64(copy), f64(source.astype(np.float32).astype(copy_type)))
+            emulator.call(expression, (1,), (32,), source=source, copy=copy, rows=rows, cols=cols,
+                          copy_scale=16.0)
+            scaled = 16 * source.astype(np.float32)
+            assert np.array_equal(f64(copy), f64(scaled.astype(copy_type)))
             padding_untouched(copy)

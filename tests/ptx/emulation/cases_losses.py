@@ -75,8 +75,8 @@ def check_loss(emulator: Emulator, rng: np.random.Generator) -> None:
         rows64 = -np.log(exact[np.arange(rows), y])
         spread = EPS * 64 + 4 * EPS * math.sqrt(cols)  # exp of a rounded difference below 64
         for (blocks, wanted), kind in zip(
-            ((1, 1), (1, 50), (1, 128), (3, 64)), ("float", "float16", "float", "bfloat16"),
-            strict=True,
+            ((1, 1), (1, 50), (1, 128), (3, 64), (1, 32)),
+            ("float", "float16", "float", "bfloat16", "float8_e5m2"), strict=True,
         ):  # fmt: skip
             if emulator.host_threads and wanted == 128:
                 continue
@@ -113,6 +113,23 @@ def check_loss(emulator: Emulator, rng: np.random.Generator) -> None:
                         assert written["overflow"][0] == 0
             if common["workspace"] is not None:
                 assert common["workspace"][0] == 0, "the ticket must be ready for the next launch"
+
+
+def check_loss_overflow(emulator: Emulator, rng: np.random.Generator) -> None:
+    """A gradient beyond what its type holds sets the flag, where that type saturates as well."""
+    for kind, largest in (("float16", 65504.0), ("float8_e5m2", 57344.0)):
+        for cols, by, over in itertools.product((2, 64), ("loss", "softmax_loss"), (-32, 32)):
+            cursor, loss, correct = metrics()
+            source, value = ("p", 1 / cols) if by == "loss" else ("z", 0.0)
+            values = np.full((1, cols), value, np.float32)
+            scaled = scaling()
+            scaled["loss_scale"][0] = (largest + over) * cols / (cols - 1)  # dz is p - 1 times that
+            emulator.call(
+                f"{by}_gradient<{kind}>", (1,), (32,), **{source: values}, y=np.zeros(1, np.int32),
+                cursor=cursor, offset=2, dz=pitched(1, cols, 0, DTYPES[kind]), loss=loss,
+                correct=correct, rows=1, cols=cols, **scaled,
+            )  # fmt: skip
+            assert scaled["overflow"][0] == int(over > 0), (kind, cols, by)
 
 
 def check_gradient_alone(emulator: Emulator, rng: np.random.Generator) -> None:

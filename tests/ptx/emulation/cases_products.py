@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+import ml_dtypes
 import numpy as np
 from emulated_arrays import (
     DTYPES,
@@ -43,7 +44,8 @@ def check_matmul(emulator: Emulator, rng: np.random.Generator) -> None:
         biased = kind == "nt" and names[3] == "true"
         activation = functors.pop(0) if kind == "nt" else "None"
         slope = functors[0] if functors else "None"
-        ts = DTYPES[names[6]] if kind == "nt" and len(names) > 6 else tc
+        saved_at = {"nt": 6, "nn": 4, "tn": 9}[kind]
+        ts = DTYPES[names[saved_at]] if len(names) > saved_at else tc
         half = names[-1] == "float16" and len(names) == {"nt": 8, "nn": 6, "tn": 4}[kind]
         for (m, n, k), pad in itertools.product(shapes, (0, 2)):
             scale = 1 / np.sqrt(k)  # keeps half sums and 8-bit inputs in their range
@@ -76,17 +78,22 @@ def check_matmul(emulator: Emulator, rng: np.random.Generator) -> None:
 
 
 def check_matmul_overflow(emulator: Emulator, rng: np.random.Generator) -> None:
-    """A result beyond float16's range sets the flag, and nothing else does."""
-    kernel = "matmul_nn<float16,float16,float16,Tanh>"
-    for large in (False, True):
-        a = filled(np.full((5, 3), 200.0), 0, np.float16)
-        b = filled(np.full((3, 4), 200.0 if large else 2.0), 0, np.float16)
-        saved, c = filled(np.zeros((5, 4)), 0, np.float16), pitched(5, 4, 0, np.float16)
-        overflow = np.zeros(1, np.int32)
-        emulator.call(kernel, (1, 1), (8, 8), a=a, b=b, c=c, saved=saved, overflow=overflow, m=5,
-                      n=4, k=3, alpha=1.0)
-        assert overflow[0] == int(large)
-        assert np.isinf(f64(c)).all() == large
+    """A result beyond its type's range sets the flag, and nothing else does."""
+    for slope, *names in (("Tanh", "float16", "float16", "float16", "float16"),
+                          ("Relu", "float8_e5m2", "float8_e4m3", "float8_e5m2", "float8_e4m3")):
+        ta, tb, tc, ts = (DTYPES[name] for name in names)
+        kernel = f"matmul_nn<{','.join(names[:3])},{slope}" + \
+            (f",{names[3]}>" if ts is not tc else ">")
+        largest = float(ml_dtypes.finfo(tc).max)
+        for large in (False, True):
+            a = filled(np.full((5, 3), 192.0), 0, ta)
+            b = filled(np.full((3, 4), 192.0 if large else 2.0), 0, tb)
+            saved, c = filled(np.full((5, 4), 0.5), 0, ts), pitched(5, 4, 0, tc)
+            overflow = np.zeros(1, np.int32)
+            emulator.call(kernel, (1, 1), (8, 8), a=a, b=b, c=c, saved=saved, overflow=overflow,
+                          m=5, n=4, k=3, alpha=1.0)
+            assert overflow[0] == int(large)
+            assert (f64(c) >= largest).all() == large, "infinite, or the largest there is"
 
 
 def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
@@ -112,7 +119,7 @@ def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
             side = 8 if emulator.host_threads else 16
             emulator.call(
                 expression, (-(-n // side), -(-m // side)), (side, side), dz=dz, x=x, w=w, m=m,
-                n=n, k=k, lr=9.0 if scaled else lr, decay=decay, **optional,
+                n=n, k=k, lr=9.0 if scaled else lr, decay=decay, copy_scale=8.0, **optional,
             )  # fmt: skip
             size = lr * factor * (np.abs(f64(dz)).T @ np.abs(f64(x)))
             bound = product_bound(size, k, half) + 4 * sum_bound(np.abs(before), 1)
@@ -120,7 +127,7 @@ def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
             close(w, expected, bound)
             padding_untouched(w, copy)
             if scaled:
-                close(copy, expected, bound)
+                close(copy, 8 * expected, 8 * bound)
                 size = lr * factor * np.abs(f64(dz)).sum(axis=0)
                 close(bias, bias_before * (1 - lr * decay) - lr * factor * f64(dz).sum(axis=0),
                       sum_bound(size, k) + 4 * sum_bound(np.abs(bias_before), 1))

@@ -15,6 +15,7 @@ from rawnn.random import rounding_bits
 
 Step = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], dict[str, float]], np.ndarray]
 CLOCK, CURSOR, OFFSET = 40, 1, 2  # t = 43 counts from 0
+COPY_SCALE = 8.0
 
 
 def sgd64(w: np.ndarray, g: np.ndarray, state: dict[str, np.ndarray],
@@ -71,7 +72,8 @@ def optimizer(name: str, emulator: Emulator, rng: np.random.Generator) -> None:
         first = 0 if pad else CLOCK
         clock = np.array([7, first], np.int32)
         common = {"w": w, "dw": dw, "rows": rows, "cols": cols, "clock": clock,
-                  "cursor": np.array([CURSOR], np.int32), "offset": OFFSET, **state, **numbers}
+                  "cursor": np.array([CURSOR], np.int32), "offset": OFFSET, "copy_scale": COPY_SCALE,
+                  **state, **numbers}
         if pad:  # with everything that an update can have
             common |= {"copy": copy, "lr": 9.0, "overflow": np.zeros(1, np.int32),
                        "rates": np.array([9, 9, 9, 0.125], np.float32),
@@ -91,7 +93,7 @@ def optimizer(name: str, emulator: Emulator, rng: np.random.Generator) -> None:
             padding_untouched(array)
         padding_untouched(w, copy)
         if pad:
-            close(copy, expected, bound)
+            close(copy, COPY_SCALE * expected, COPY_SCALE * bound)
             left_alone = {operand: f64(array) for operand, array in {"w": w, **state}.items()}
             emulator.call(expression, (3,), (32,), **{**common, "overflow": np.ones(1, np.int32)})
             for operand, array in {"w": w, **state}.items():

@@ -32,6 +32,7 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
         "matmul_nn<float,float,float,Relu>",
         "matmul_nn<bfloat16,bfloat16,bfloat16,Gelu>",
         "matmul_nn<float16,float16,float16,Tanh>",
+        "matmul_nn<float8_e5m2,float8_e4m3,float8_e5m2,Relu,float8_e4m3>",
         "matmul_tn<float,float,float>",
         "matmul_tn<bfloat16,bfloat16,float>",
         "matmul_tn<float16,float16,float16,float16>",
@@ -63,6 +64,7 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
             ("activate", "float16,float16"), ("activate_backward", "float,float,float"),
             ("activate_backward", "float,bfloat16,float16"),
             ("activate_backward", "bfloat16,bfloat16,bfloat16"),
+            ("activate_backward", "float,bfloat16,float8_e5m2"),
         )
     ),
     "softmax": (
@@ -72,7 +74,7 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "loss": (
         "cross_entropy", "accuracy", "loss_accuracy",
         *(f"{name}<{kind}>" for name in ("loss_gradient", "softmax_loss_gradient")
-          for kind in ("float", "float16", "bfloat16")),
+          for kind in ("float", "float16", "bfloat16", "float8_e5m2")),
     ),
     "mse": (
         "mse<float>", "mse<bfloat16>", "mse_backward<float,float16>", "mse_gradient<float,float>",

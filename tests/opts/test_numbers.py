@@ -1,0 +1,314 @@
+"""The number toggles: what is stored in which type, scales, overflow, and what they cost in
+accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.dtypes import FLOATS, overflows, rounded
+from rawnn.errors import ConfigError
+from rawnn.network import INITIALISERS, Network
+from rawnn.opts import batch, select
+from rawnn.opts.precision import HEADROOM
+from rawnn.opts.registry import Machine
+from rawnn.optimizers import Optimizer
+from rawnn.runners.host import HostRunner
+from rawnn.sim import Simulation
+from rawnn.step import around
+from rawnn.step.ops.common import flag_overflow
+from rawnn.step.plan import Plan
+from rawnn.step.recipe import Recipe
+from rawnn.step.tensor import Role
+from tests.engine import (
+    CAPABLE,
+    dataset_for,
+    make_work,
+    measuring_plan,
+    random_dataset,
+    run_on,
+    step_plan,
+    trained,
+)
+from tests.step.execution import arrays_of, epoch
+
+BATCH, STEPS = 3, 4
+DEEP = Network((12, 18, 7, 10))
+NUMBERS = ("tf32", "fp16", "fp16=acc16", "bf16", "sr", "fp8")
+EMULATED = ("fp16", "bf16", "sr", "fp8")
+"""Those that the host emulates: it rounds what is stored, not the factors or sums of a product."""
+
+
+def plan_of(opt: str, network: Network = DEEP, machine: Machine = CAPABLE) -> Plan:
+    plan = step_plan(network, BATCH, BATCH * STEPS)
+    return select(opt, network, STEPS, machine).apply(plan)[0].check()
+
+
+def types(plan: Plan) -> dict[str, str]:
+    return {name: t.dtype for name, t in plan.tensors.items()
+            if t.floating and t.role not in (Role.METRIC, Role.STATE, Role.HOST)}
+
+
+def expected_types(inputs: str, between: str, gradients: str, masters: str, copies: str) -> dict:
+    found = {"x": inputs, "z3": "float32", "p": "float32", "dz3": gradients}
+    for layer in (1, 2, 3):
+        weight = f"fc{layer}.weight"
+        found |= {weight: masters, f"fc{layer}.bias": "float32", f"dw{layer}": "float32",
+                  f"db{layer}": "float32"} | ({f"{weight}.{copies}": copies} if copies else {})
+    for layer in (1, 2):
+        found |= {f"z{layer}": between, f"a{layer}": inputs, f"da{layer}": between,
+                  f"dz{layer}": gradients}
+    return found
+
+
+@pytest.mark.parametrize(("opt", "wanted"), [
+    ("tf32", ("float32",) * 4 + ("",)),
+    ("fp16", ("float16",) * 3 + ("float32", "float16")),
+    ("bf16", ("bfloat16",) * 3 + ("float32", "bfloat16")),
+    ("sr", ("bfloat16",) * 4 + ("",)),
+    ("fp8", ("float8_e4m3", "bfloat16", "float8_e5m2", "float32", "float8_e4m3")),
+])
+def test_what_is_stored_in_which_type(opt: str, wanted: tuple[str, ...]) -> None:
+    assert types(plan_of(f"preload,{opt}")) == expected_types(*wanted)
+    host = plan_of(opt)
+    assert host["host_images"].dtype == wanted[0]
+
+
+@pytest.mark.parametrize("opt", NUMBERS)
+def test_products_read_copies_that_updates_write(opt: str) -> None:
+    for text in (f"preload,{opt}", f"preload,{opt},fuse", f"{opt},mma,fuse"):
+        plan = plan_of(text)
+        copies = {t.name for t in plan.tensors.values() if t.role is Role.COPY}
+        read = {n for op in plan.find(kind="matmul") for r, n in op.operands.items() if r in "ab"}
+        assert copies <= read
+        assert copies == {op.operands["copy"] for op in plan.ops if "copy" in op.operands}
+        if copies:
+            assert not any(plan[n].role is Role.PARAMETER for n in read)
+
+
+def test_acc16_sums_products_in_half_precision_but_for_weight_gradients() -> None:
+    found = {(op.attributes["layout"], op.attributes["compute"])
+             for op in plan_of("fp16=acc16").find(kind="matmul")}
+    assert found == {("nt", "float16"), ("nn", "float16"), ("tn", "float32")}
+    assert {op.attributes["compute"] for op in plan_of("tf32").find(kind="matmul")} == {"tf32"}
+
+
+# -- scales of copies ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 10, 128, 784, 1000, 4096, 8192])
+@pytest.mark.parametrize("init", INITIALISERS)
+def test_an_8_bit_copy_leaves_a_weight_room_to_grow(init: str, width: int) -> None:
+    network = Network((width, 16, 10), init=init)
+    plan = plan_of("preload,fp8", network)
+    for layer in (1, 2):
+        weight = network.weight(layer)
+        copy = plan[f"{weight.name}.float8_e4m3"]
+        bound = network.bound(weight.name) or 1 / np.sqrt(weight.shape[1])  # zeros will grow
+        assert HEADROOM <= 448 / (bound * copy.scale) < 2 * HEADROOM + 1e-9
+        assert np.log2(copy.scale) % 1 == 0, "a power of two costs no accuracy"
+
+
+def test_whatever_makes_or_reads_a_copy_knows_its_scale() -> None:
+    train = plan_of("preload,fp8,fuse")
+    scales = {t.name: t.scale for t in train.tensors.values() if t.role is Role.COPY}
+    assert len(scales) == 3
+    assert all(scale > 1 for scale in scales.values())
+    test = select("preload,fp8,fuse", DEEP, STEPS, CAPABLE).apply(
+        measuring_plan(DEEP, BATCH, BATCH * STEPS))[0]
+    for plan in (train, test):
+        for op in plan.find(kind="matmul"):
+            read = [scales[n] for r, n in op.operands.items() if r in "ab" and n in scales]
+            assert op.attributes["alpha"] * np.prod(read) == 1.0
+    for op in train.find(kind="weight_update"):
+        assert op.attributes["copy_scale"] == scales[op.operands["copy"]]
+    for op in around.refresh(train).ops:
+        assert op.attributes["copy_scale"] == scales[op.operands["copy"]]
+    for op in plan_of("bf16").find(kind="sgd"):
+        assert op.attributes["copy_scale"] == 1.0
+
+
+@pytest.mark.parametrize("opt", ["preload,fp8", "preload,fp8,fuse", "preload,fp16,fuse"])
+@pytest.mark.parametrize("optimizer", [Optimizer(lr=0.5), Optimizer("adamw", 0.01),
+                                       Optimizer("sgd", 0.1, {"momentum": 0.9})], ids=str)
+def test_scales_change_nothing_where_nothing_is_rounded(opt: str, optimizer: Optimizer) -> None:
+    """In float64 copies and loss scale cancel but for the last bits."""
+    data, initial = random_dataset(12, 10, BATCH * STEPS, 1), DEEP.initial(0)
+    plain = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=optimizer)
+    plan = select(opt, DEEP, STEPS, CAPABLE).apply(plain)[0]
+    found = []
+    for chosen in (plain, plan):
+        arrays = arrays_of(chosen, data, initial)
+        for tensor in chosen.tensors.values():
+            if tensor.role is Role.COPY:
+                arrays[tensor.name][...] = arrays[tensor.source] * tensor.scale
+        if "loss_scale" in arrays:
+            arrays["loss_scale"][...] = 1024, 0
+        epoch(chosen, arrays, STEPS)
+        found.append(arrays)
+    for name in (*initial, "loss"):
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=0, atol=1e-12,
+                                   err_msg=name)
+
+
+# -- overflow --------------------------------------------------------------------------------------
+
+EDGES = [("float16", 65519.0, 65520.0), ("bfloat16", 3.389e38, 3.4e38),
+         ("float8_e5m2", 57344.0, 57344.01), ("float8_e4m3", 448.0, 448.01),
+         ("float32", 3.4e38, np.inf)]
+
+
+@pytest.mark.parametrize(("dtype", "held", "beyond"), EDGES)
+def test_overflow_is_what_a_type_cannot_hold(dtype: str, held: float, beyond: float) -> None:
+    for value, wanted in ((held, 0), (-held, 0), (beyond, 1), (-beyond, 1), (np.nan, 1)):
+        values = np.array([1.0, value])
+        assert overflows(values, dtype) == bool(wanted)
+        state = SimpleNamespace(dz=values, overflow=np.zeros(1, np.int32))
+        flag_overflow(state, {"stored": {"dz": dtype}}, "dz")
+        assert state.overflow[0] == wanted
+    assert not np.isfinite(rounded(np.array([np.nan]), dtype)).all()
+    if dtype.startswith("float8"):
+        largest = float(ml_dtypes.finfo(
+            ml_dtypes.float8_e5m2 if dtype.endswith("5m2") else ml_dtypes.float8_e4m3fn).max)
+        np.testing.assert_array_equal(rounded(np.array([np.inf, -1e30, beyond]), dtype),
+                                      [largest, -largest, largest])
+
+
+def test_every_type_rounds_to_its_nearest_even_neighbour() -> None:
+    assert rounded(np.array([17.0, 19.0, 18.0, 2.0**-10, 3 * 2.0**-10]), "float8_e4m3").tolist() \
+        == [16, 20, 18, 0, 2.0**-8]
+    assert rounded(np.array([9.0, 11.0, 2.0**-17, 3 * 2.0**-17]), "float8_e5m2").tolist() \
+        == [8, 12, 0, 2.0**-15]
+    values = np.random.default_rng(0).normal(size=500)
+    for name in FLOATS:
+        once = rounded(values, name)
+        np.testing.assert_array_equal(rounded(once, name), once)
+
+
+@pytest.mark.parametrize("opt", ["preload,fp16", "preload,fp8", "preload,fp8,fuse"])
+def test_a_step_that_overflows_changes_nothing_but_the_scale(opt: str) -> None:
+    """At a batch of 1 the first loss scale, 65536, is beyond what a gradient's type can hold."""
+    def run(first: float) -> tuple[HostRunner, dict[str, np.ndarray], float]:
+        data = random_dataset(12, 10, 1, 8)
+        images = np.zeros_like(data.train_images)
+        runner = HostRunner(make_work(opt, (12, 10), replace(data, train_images=images), batch=1))
+        before = runner.parameters()
+        runner.load({"loss_scale": np.array([first, 0], np.float32)})
+        runner.epoch(True)
+        return runner, before, float(runner.state()["loss_scale"][0])
+
+    runner, before, scale = run(2.0**17)  # p - 1 is about -0.9
+    assert scale == 2.0**16
+    for name, value in runner.parameters().items():
+        np.testing.assert_array_equal(value, before[name])
+    runner, before, scale = run(2.0**14)
+    assert scale == 2.0**14
+    assert (runner.parameters()["fc1.bias"] != before["fc1.bias"]).any()
+
+
+# -- where they run --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("opt", "capability", "reason"), [
+    ("fp8,cublas", (9, 0), "'fp8' cannot run so: cuBLASLt .* use mma"),
+    ("fp8,mma", (8, 0), r"'fp8' cannot run so: .* from compute capability 8.9 on, .* has 8.0; use"),
+    ("fp8,bf16", (9, 0), "exclude each other"), ("fp8,sr", (9, 0), "exclude each other"),
+    ("fp16,tf32", (9, 0), "exclude each other"),
+    ("tf32", (7, 5), "tensor cores for tf32, from compute capability 8.0 on; this GPU has 7.5"),
+])
+def test_refusals_say_what_to_do(opt: str, capability: tuple[int, int], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        plan_of(opt, machine=replace(CAPABLE, compute_capability=capability))
+
+
+@pytest.mark.parametrize(("opt", "capability"), [
+    ("fp8", (7, 5)), ("fp8,tiled,fuse", (7, 5)), ("fp8,mma", (8, 9)), ("bf16", (7, 5)),
+    ("fp16=acc16", (7, 5)), ("fp8,tiled", (8, 0))])
+def test_old_gpus_convert_what_their_tensor_cores_lack(opt: str,
+                                                       capability: tuple[int, int]) -> None:
+    plan_of(opt, machine=replace(CAPABLE, compute_capability=capability))
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (12, 0)])
+@pytest.mark.parametrize("opt", ["best,fp8", "best,bf16"])
+def test_best_beside_a_number_format_can_run(opt: str, capability: tuple[int, int]) -> None:
+    machine = replace(CAPABLE, compute_capability=capability, name="a GPU")
+    selection = select(opt, DEEP, STEPS, machine)
+    assert ("mma" in selection.values) == (capability >= ((8, 9) if "fp8" in opt else (8, 0)))
+
+
+# -- what they compute -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"activation": "gelu"}, {"activation": "tanh", "bias": False}, {"loss": "mse"}], ids=str)
+@pytest.mark.parametrize("opt", ["preload,fp8", "fp8,fuse", "preload,fp8,fuse,mma,graphs=epoch",
+                                 "preload,fp16,tiled", "preload,sr,fuse"])
+def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict) -> None:
+    """Bit for bit, rows of 29, 18 and 10 elements being padded to 16 bytes."""
+    layers = (29, 18, 10)
+    data = dataset_for(Network(layers, **options), 32, 8)
+    for optimizer in (Optimizer(lr=0.1), Optimizer("adam", 0.01)):
+        work = {"batch": 8, "optimizer": optimizer, "network_options": options}
+        simulation = Simulation(0)
+        device = Device(simulation.backend())
+        found = run_on(device, make_work(opt, layers, data, **work))
+        device.close()
+        simulation.assert_clean()
+        wanted = trained(HostRunner(make_work(opt, layers, data, **work)))
+        np.testing.assert_array_equal(found.loss, wanted.loss)
+        for name, array in wanted.parameters.items():
+            np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
+
+
+def digits(examples: int, seed: int) -> SimpleNamespace:
+    """Ten patterns of 64 pixels under as much noise: a hundred or so updates tell them apart."""
+    return random_dataset(64, 10, examples, 400, seed)
+
+
+@pytest.mark.parametrize("opt", EMULATED)
+@pytest.mark.parametrize("layers", [(64, 10), (64, 48, 48, 10)])
+def test_fewer_bits_learn_as_much(opt: str, layers: tuple[int, ...]) -> None:
+    """Loss and accuracy on examples never seen stay as near to float32's as another seed does."""
+    data, found = digits(1200, 3), {}
+    for text in ("preload", f"preload,{opt}"):
+        runs = [trained(HostRunner(make_work(text, layers, data, batch=16, lr=0.1, seed=seed)), 2)
+                for seed in range(3)]
+        found[text] = np.array([[r.evaluation.accuracy, r.evaluation.loss] for r in runs])
+    plain, low = found["preload"], found[f"preload,{opt}"]
+    spread = np.ptp(plain, axis=0) + (0.01, 0.02)
+    assert (np.abs(low.mean(axis=0) - plain.mean(axis=0)) < spread).all(), found
+    assert low[:, 0].min() > 0.5
+
+
+# -- batch -----------------------------------------------------------------------------------------
+
+
+def test_another_batch_is_another_recipe() -> None:
+    recipe, words = batch.chosen(512, Recipe(128), 60_000, 0, lambda r: 0)
+    assert recipe == Recipe(512)
+    assert words.startswith("batch 512 makes 117 step(s) an epoch in place of 468")
+    with pytest.raises(ConfigError, match="larger than the training set"):
+        batch.chosen(60_001, Recipe(128), 60_000, 0, lambda r: 0)
+
+
+def test_the_largest_batch_is_found_by_bisection() -> None:
+    asked = []
+
+    def needed(recipe: Recipe) -> int:
+        asked.append(recipe.batch)
+        return 1000 + 10 * recipe.batch
+
+    recipe, _ = batch.chosen("max", Recipe(128), 60_000, 100_000, needed)
+    assert recipe.batch == (batch.SHARE * 100_000 - 1000) // 10
+    assert len(asked) < 20
+    assert batch.chosen("max", Recipe(8), 50, 100_000, needed)[0].batch == 50
+    with pytest.raises(ConfigError, match="not even one example"):
+        batch.chosen("max", Recipe(8), 50, 500, needed)
+    with pytest.raises(ConfigError, match="on the host: give batch=N"):
+        batch.chosen("max", Recipe(8), 50, 0, needed)
