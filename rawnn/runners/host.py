@@ -150,12 +150,15 @@ class _Program:
         ]
 
     def run(self, steps: range) -> None:
-        for step in steps:
-            self._cursor[0] = step
-            for reference, operands, attributes, low in self._calls:
-                reference(operands, attributes)
-                for array, dtype in low:
-                    array[...] = rounded(array, dtype)
+        # Infinities and NaNs are values here, as they are on a GPU: of a loss scale that is too
+        # large, or of a run that diverged.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for step in steps:
+                self._cursor[0] = step
+                for reference, operands, attributes, low in self._calls:
+                    reference(operands, attributes)
+                    for array, dtype in low:
+                        array[...] = rounded(array, dtype)
 
 
 def _is_rounded(tensor: Tensor, arrays: Arrays) -> bool:

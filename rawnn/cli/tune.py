@@ -1,0 +1,135 @@
+"""`rawnn tune`: find out what is fastest for a network on this GPU, and remember it for `best`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from rawnn.cli.options import config_options, make_config
+from rawnn.config import Config
+from rawnn.data import Dataset
+from rawnn.datasource import named
+from rawnn.errors import ConfigError, DataError, DeviceError
+from rawnn.machine import open_device
+from rawnn.opts.numbers import numbers_of
+from rawnn.result import environment
+from rawnn.tuning.search import Measured, Search, Task, fits
+from rawnn.tuning.table import PACKAGED, Entry, read, remember, user_file
+
+
+@click.command()
+@config_options
+@click.option("--table", "table_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="Remember what was found there, not in the user's own table.")
+@click.option("--show", is_flag=True, help="Print what is remembered, and measure nothing.")
+def tune(config_file: str | None, table_file: Path | None, show: bool, **options: Any) -> None:
+    """Measure sets of toggles in real training, and remember the fastest for `--opt best`.
+
+    The options are those of the run that shall be fast: layers, batch, optimizer and, behind --opt,
+    the number format (bf16, tf32, ...), which is never changed. Ctrl-C keeps what was found.
+    """
+    if show:
+        for path in [table_file] if table_file else [user_file(), PACKAGED]:
+            _show(path)
+        return
+    config = make_config(config_file, options)
+    numbers = numbers_of(word.strip() for word in config.opt.split(","))
+    opened = open_device(config.device, _say)
+    if opened.device is None:
+        raise DeviceError(f"tune measures on a GPU: {opened.machine.gpu}")
+    try:
+        task = Task.of(config.network(), config.recipe(), numbers, _data(config), opened.machine)
+        search = Search(opened.device, task, _tell)
+        interrupted = False
+        try:
+            search.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        if search.fastest():
+            entry = _entry(search, task, opened.device.info.driver)
+            path = table_file or user_file()
+            _report(search, entry)
+            remember(path, entry)
+            click.echo(f"remembered in {path}")
+    finally:
+        with suppress(DeviceError):
+            opened.device.close()
+    if interrupted:
+        raise click.Abort()
+    if not search.fastest():
+        raise ConfigError("no set of toggles could be measured: "
+                          + next(m.refusal for m in search.found.values()))
+
+
+def _data(config: Config) -> Dataset | None:
+    """The data set that the options name, if it fits the network; else None, for noise."""
+    try:
+        data = named(config, _say)
+    except DataError as error:
+        _say(f"tuning with noise: {error}")
+        return None
+    data = data.reconstructing() if config.autoencoder else data
+    return data if fits(config.network(), data) else None
+
+
+def _entry(search: Search, task: Task, driver: str) -> Entry:
+    here = environment("cuda", None, {})
+    best = search.fastest()[0]
+    return Entry(gpu=task.machine.name, layers=task.network.layers, batch=task.recipe.batch,
+                 numbers=task.numbers, toggles=best.toggles, us=round(best.us, 2),
+                 others=search.others(), driver=driver, commit=here.commit, date=here.date)
+
+
+def _say(message: str) -> None:
+    click.echo(f"rawnn: {message}", err=True)
+
+
+def _tell(found: Measured) -> None:
+    if found.us:
+        _say(f"{found.us:9.1f} us a step  {found.toggles or 'no toggle'}")
+
+
+def _console() -> Console:
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=160)
+
+
+def _report(search: Search, entry: Entry) -> None:
+    """All that was tried, the fastest first, then what could not run."""
+    table = Table(title=f"{entry.gpu}: {_what(entry)}, us a step by the device's clock")
+    for heading, justify in (("toggles", "left"), ("us", "right"), ("min-max", "right"),
+                             ("", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for m in search.fastest():
+        table.add_row(m.toggles or "none", f"{m.us:.1f}", f"{m.low:.1f}-{m.high:.1f}", "")
+    for m in search.found.values():
+        if m.refusal:
+            table.add_row(m.toggles, "", "", m.refusal.splitlines()[0])
+    _console().print(table)
+    same = sum(m.same_as is not None for m in search.found.values())
+    if same:
+        click.echo(f"{same} more sets make a plan that was measured already")
+
+
+def _what(entry: Entry) -> str:
+    return f"{'-'.join(map(str, entry.layers))} at batch {entry.batch}, " \
+           f"{entry.numbers or 'float32'}"
+
+
+def _show(path: Path) -> None:
+    entries = read(path)
+    if not entries:
+        click.echo(f"{path}: nothing is remembered")
+        return
+    table = Table(title=str(path))
+    for heading in ("GPU", "network", "fastest", "us", "others", "measured"):
+        table.add_column(heading, justify="right" if heading == "us" else "left")
+    for e in entries:
+        others = "; ".join(f"{words or 'none'} {us:.1f}" for words, us in e.others.items())
+        table.add_row(e.gpu, _what(e), e.toggles or "none", f"{e.us:.1f}", others, e.date[:10])
+    _console().print(table)

@@ -1,0 +1,251 @@
+"""The search for the fastest toggles of a network on this GPU, each set measured in real training.
+
+From what `best` takes by rule, every way of computing products is measured with every way of how an
+op follows the one ahead. From the fastest, one choice after another is varied (those two, whether
+ops are fused, every other kernel toggle), the fastest is kept, and so on until nothing is faster.
+The fastest sets are then measured again, in turns, so that a GPU that speeds up or slows down
+meanwhile does so for all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.data import Dataset
+from rawnn.errors import RawnnError
+from rawnn.network import Network
+from rawnn.opts import TOGGLES, presets, select
+from rawnn.opts.registry import Machine
+from rawnn.runners.base import Work, prepare
+from rawnn.runners.gpu import GpuRunner
+from rawnn.step.recipe import Recipe
+
+PRODUCTS = ("", "tiled", "mma", "mma=sync", "cublas")
+FOLLOWING = ("", "streams", "pdl", "streams,pdl")
+FUSION = ("", "fuse")
+
+MEASURED_MS = 60.0
+"""Device time of a measurement at least: a GPU at work for less may not have reached its clocks."""
+LEAST_EPOCHS = 5
+MOST_EPOCHS = 400
+STEPS = 100
+"""Steps of a measured epoch at most, all in one graph."""
+STEP_WORK = 5e12
+"""Floating-point operations of an epoch from which on it has fewer steps."""
+HOPELESS = 3.0
+"""A set that takes so many times as long as the fastest in a first epoch is not measured again."""
+FINALISTS = 4
+ROUNDS = 3
+"""How many of the fastest sets are measured again, and how often."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A set of toggles and what came of it: microseconds a step, of the median epoch and of the
+    fastest and the slowest; or why it cannot run; or which set makes the same plan."""
+
+    toggles: str
+    us: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    refusal: str = ""
+    same_as: str | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is tuned: a network with a batch, an optimizer and a number format ("" for float32), on
+    data of its form."""
+
+    network: Network
+    recipe: Recipe
+    numbers: str
+    data: Dataset
+    machine: Machine
+
+    @classmethod
+    def of(cls, network: Network, recipe: Recipe, numbers: str, data: Dataset | None,
+           machine: Machine) -> Task:
+        """Steps enough to be measured, of `data` or else of noise."""
+        weights = sum(t.shape[0] * t.shape[-1] for t in network.parameters())
+        steps = int(min(max(STEP_WORK / (6.0 * weights * recipe.batch), 5), STEPS))
+        count = steps * recipe.batch
+        data = shortened(data, count) if data is not None else noise(network, count)
+        return cls(network, replace(recipe, partial=False), numbers, data, machine)
+
+    def work(self, toggles: str) -> Work:
+        """The training of these toggles, made ready. Raises ConfigError where they do not go."""
+        graphs = ["graphs=epoch"] if TOGGLES["graphs"].needs(self.machine) is None else []
+        words = ["preload", "arena", "nosync", *toggles.split(","), self.numbers, *graphs]
+        steps = self.recipe.steps(len(self.data.train_images))
+        selection = select(",".join(filter(None, words)), self.network, steps, self.machine,
+                           batch=self.recipe.batch)
+        return prepare(self.network, self.data, selection, self.recipe, evaluation_batch=16)
+
+
+def shortened(data: Dataset, count: int) -> Dataset:
+    """The first `count` examples, repeated where there are fewer, and a few to test with."""
+    places = np.arange(count) % len(data.train_images)
+
+    def some(part: str) -> dict[str, Any]:
+        arrays = {f"{kind}_{part}": getattr(data, f"{kind}_{part}") for kind in ("train", "test")}
+        return {name: array if array is None else array[places if "train" in name else slice(16)]
+                for name, array in arrays.items()}
+
+    return replace(data, resident={}, notes=(), **some("images"), **some("labels"),
+                   **some("targets"))
+
+
+def noise(network: Network, count: int) -> Dataset:
+    """Pixels without meaning, with answers of the form that the network's loss compares with."""
+    generator = np.random.default_rng(0)
+    features, outputs = network.layers[0], network.outputs
+    x = generator.integers(0, 256, (count + 16, features), np.uint8)
+    made = Dataset("noise", x[:count], None, x[count:], None, 0, (features,), "a generator", True)
+    if network.answers.answers == "labels":
+        y = generator.integers(0, outputs, count + 16, np.int32)
+        return replace(made, train_labels=y[:count], test_labels=y[count:], classes=outputs)
+    t = generator.integers(0, 2, (count + 16, outputs)).astype(np.float32)
+    return replace(made, train_targets=t[:count], test_targets=t[count:])
+
+
+class Search:
+    """Measures sets of toggles, each once; `found` has all of them in the order of asking."""
+
+    def __init__(self, device: Device, task: Task,
+                 tell: Callable[[Measured], None] = lambda found: None) -> None:
+        self._device, self._task, self._tell = device, task, tell
+        self.found: dict[str, Measured] = {}
+        self._plans: dict[tuple[str, str], str] = {}
+
+    def run(self) -> None:
+        """Search, then measure the fastest again. What was found stays where it is interrupted."""
+        machine, recipe = self._task.machine, self._task.recipe
+        setting = presets.Setting(self._task.network, recipe.batch, STEPS, machine)
+        rule, _ = presets.by_rule(setting, self._task.numbers)
+        start = spelled(name if value in (None, TOGGLES[name].parse(None)) else f"{name}={value}"
+                        for name, value in rule.items())
+        self.measure(start)
+        varied = axes(machine)
+        for products in varied[0]:
+            for following in varied[1]:
+                self.measure(changed(changed(start, FOLLOWING, following), PRODUCTS, products))
+        now = self.fastest()[0].toggles if self.fastest() else start
+        before = None
+        while before != now:
+            before = now
+            for choices in varied:
+                for choice in choices:
+                    self.measure(changed(now, choices, choice))
+                now = self.fastest()[0].toggles if self.fastest() else now
+        self._finish()
+
+    def measure(self, toggles: str) -> None:
+        """Measure a set that was not measured before, unless its plan was."""
+        if toggles in self.found:
+            return
+        self.found[toggles] = self._measured(toggles)
+        self._tell(self.found[toggles])
+
+    def _measured(self, toggles: str) -> Measured:
+        try:
+            work = self._task.work(toggles)
+            key = (str(work.train), str(work.policy))
+            if key in self._plans:
+                return Measured(toggles, same_as=self._plans[key])
+            self._plans[key] = toggles
+            times = self._times(work)
+        except CallFailed:
+            raise  # the device may not be usable after it
+        except RawnnError as error:
+            return Measured(toggles, refusal=str(error))
+        return Measured(toggles, statistics.median(times), min(times), max(times))
+
+    def _times(self, work: Work) -> list[float]:
+        """Microseconds of a step in each of several epochs, behind one to warm up."""
+        runner = GpuRunner(self._device, work)
+        try:
+            runner.epoch(True)
+            first = runner.epoch_milliseconds()[-1]
+            fastest = min((m.us for m in self.fastest()), default=0.0)
+            if fastest and first * 1e3 / work.steps > HOPELESS * fastest:
+                return [first * 1e3 / work.steps]
+            epochs = int(min(max(MEASURED_MS / max(first, 1e-3), LEAST_EPOCHS), MOST_EPOCHS))
+            for _ in range(epochs):
+                runner.epoch(True)
+            return [ms * 1e3 / work.steps for ms in runner.epoch_milliseconds()[1:]]
+        finally:
+            runner.close()
+
+    def fastest(self) -> list[Measured]:
+        """What could be measured, the fastest first."""
+        return sorted((m for m in self.found.values() if m.us), key=lambda m: m.us)
+
+    def _finish(self) -> None:
+        """Measure the fastest sets again in turns: the median of each counts."""
+        best = self.fastest()[:FINALISTS]
+        times: dict[str, list[float]] = {m.toggles: [] for m in best}
+        for _ in range(ROUNDS):
+            for toggles, found in times.items():
+                found.append(statistics.median(self._times(self._task.work(toggles))))
+        for m in best:
+            low, high = min(times[m.toggles]), max(times[m.toggles])
+            self.found[m.toggles] = replace(m, us=statistics.median(times[m.toggles]), low=low,
+                                            high=high)
+
+    def others(self) -> dict[str, float]:
+        """Of every other way of computing products than the fastest set's, its fastest set."""
+        best, *rest = self.fastest()
+        others: dict[str, Measured] = {}
+        for m in rest:
+            way = products_of(m.toggles)
+            if way != products_of(best.toggles):
+                others.setdefault(way, m)
+        return {m.toggles: round(m.us, 2) for m in others.values()}
+
+
+def axes(machine: Machine) -> list[tuple[str, ...]]:
+    """What is varied: of each tuple one is chosen. Toggles that cannot run here are left out."""
+    named = {word.partition("=")[0] for group in (PRODUCTS, FUSION) for word in group}
+    others = [("", name) for name, t in TOGGLES.items()
+              if t.group == "kernels" and name not in {*named, "tune"}]
+    wanted = [PRODUCTS, FOLLOWING, FUSION, *others]
+    return [tuple(c for c in choices if _runs(c, machine)) for choices in wanted]
+
+
+def _runs(choice: str, machine: Machine) -> bool:
+    toggles = [TOGGLES[word.partition("=")[0]] for word in choice.split(",") if word]
+    return all(t.needs(machine) is None for t in toggles)
+
+
+def changed(toggles: str, choices: Sequence[str], choice: str) -> str:
+    """The set with another of `choices`."""
+    gone = {word.partition("=")[0] for group in choices for word in group.split(",")}
+    kept = [word for word in toggles.split(",") if word.partition("=")[0] not in gone]
+    return spelled([*kept, *choice.split(",")])
+
+
+def spelled(words: Iterable[str]) -> str:
+    """Toggles in the registry's order, as they are typed."""
+    order = list(TOGGLES)
+    return ",".join(sorted(filter(None, words), key=lambda w: order.index(w.partition("=")[0])))
+
+
+def products_of(toggles: str) -> str:
+    """Who computes products in a set: one of PRODUCTS."""
+    return next((word for word in toggles.split(",") if word in PRODUCTS), "")
+
+
+def fits(network: Network, data: Dataset) -> bool:
+    """Whether the data set has the network's inputs and answers."""
+    labelled = network.answers.answers == "labels"
+    return data.features == network.layers[0] and data.outputs <= network.outputs \
+        and (data.train_labels is not None) == labelled
+

@@ -1,0 +1,69 @@
+"""`rawnn tune`: what it prints, remembers and shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rawnn.tuning import search, table
+from tests.cli.conftest import Rawnn
+
+SMALL = ("tune", "--device", "sim", "--layers", "20-16-5", "--batch", "8", "--dataset",
+         "synthetic")
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(table.ENVIRONMENT, str(tmp_path / "mine.json"))
+    monkeypatch.setattr(search, "STEPS", 3)
+    monkeypatch.setattr(search, "MEASURED_MS", 0.1)
+    return tmp_path / "mine.json"
+
+
+def test_the_fastest_set_is_remembered_and_then_taken(rawnn: Rawnn, mine: Path) -> None:
+    done = rawnn(*SMALL, "--opt", "best,bf16")
+    assert done.status == 0, done.err
+    assert "20-16-5 at batch 8, bf16" in done.out
+    assert f"remembered in {mine}" in done.out
+    assert "more sets make a plan that was measured already" in done.out
+    entry, = table.read(mine)
+    assert (entry.layers, entry.batch, entry.numbers) == ((20, 16, 5), 8, "bf16")
+    assert entry.toggles
+    assert entry.others
+    shown = rawnn("tune", "--show")
+    assert "20-16-5 at batch 8, bf16" in shown.out
+    assert entry.toggles in shown.out
+    assert f"{table.PACKAGED}" in shown.out
+
+
+def test_a_table_can_be_named(rawnn: Rawnn, mine: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    done = rawnn(*SMALL, "--table", str(other))
+    assert done.status == 0, done.err
+    assert not mine.exists()
+    assert table.read(other)[0].numbers == ""
+    shown = rawnn("tune", "--show", "--table", str(other))
+    assert "float32" in shown.out
+    assert "nothing is remembered" in rawnn("tune", "--show", "--table", str(mine)).out
+
+
+def test_ctrl_c_keeps_what_was_found(rawnn: Rawnn, mine: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = search.Search.measure
+
+    def measure(self: search.Search, toggles: str) -> None:
+        if len(self.found) == 2:
+            raise KeyboardInterrupt
+        measured(self, toggles)
+
+    monkeypatch.setattr(search.Search, "measure", measure)
+    done = rawnn(*SMALL)
+    assert done.status == 130
+    assert len(table.read(mine)) == 1
+
+
+def test_there_is_nothing_to_tune_on_the_host(rawnn: Rawnn) -> None:
+    done = rawnn("tune", "--device", "host")
+    assert done.status == 1
+    assert "tune measures on a GPU" in done.err

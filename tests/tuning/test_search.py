@@ -1,0 +1,142 @@
+"""The search among sets of toggles: which are tried, what counts, what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.errors import MissingLibrary
+from rawnn.machine import machine_of
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.opts import TOGGLES
+from rawnn.opts.registry import Machine
+from rawnn.runners.base import Work
+from rawnn.step.recipe import Recipe
+from rawnn.tuning import search
+from rawnn.tuning.search import Search, Task, axes, changed, fits, noise, shortened, spelled
+from tests.engine import CAPABLE, dataset_for
+
+NETWORK = Network((20, 16, 5))
+
+
+@pytest.fixture
+def task(device: Device, monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.setattr(search, "STEPS", 4)
+    monkeypatch.setattr(search, "MEASURED_MS", 0.1)
+    return Task.of(NETWORK, Recipe(8, Optimizer()), "bf16", None, machine_of(device))
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float]) -> None:
+    """Times by toggle in place of measured ones; a negative one cannot run."""
+
+    def times(self: Search, work: Work) -> list[float]:
+        words = self._task_words  # type: ignore[attr-defined]
+        total = 100.0 + sum(cost.get(word, 0.0) for word in words.split(","))
+        if any(cost.get(word, 0.0) < -1000 for word in words.split(",")):
+            raise MissingLibrary("not installed")
+        return [total - 1, total, total + 2]
+
+    work = Task.work
+
+    def remembered(self: Task, toggles: str) -> Work:
+        Search._task_words = toggles  # type: ignore[attr-defined]
+        return work(self, toggles)
+
+    monkeypatch.setattr(Task, "work", remembered)
+    monkeypatch.setattr(Search, "_times", times)
+
+
+def test_sets_are_spelled_in_the_order_of_the_registry() -> None:
+    assert spelled(["pdl", "fuse", "", "mma=sync"]) == "mma=sync,fuse,pdl"
+    assert changed("mma=sync,fuse,pdl", search.PRODUCTS, "cublas") == "cublas,fuse,pdl"
+    assert changed("cublas,fuse", search.FOLLOWING, "streams,pdl") == "cublas,fuse,streams,pdl"
+    assert changed("cublas,fuse,streams,pdl", search.FOLLOWING, "") == "cublas,fuse"
+    assert changed("fuse", search.FUSION, "") == ""
+
+
+def test_what_cannot_run_here_is_not_varied() -> None:
+    old = Machine(None, (7, 5), 13000, lambda package: False)
+    assert axes(old)[:3] == [("", "tiled"), ("", "streams"), ("", "fuse")]
+    wanted = axes(CAPABLE)
+    assert wanted[:3] == [search.PRODUCTS, search.FOLLOWING, search.FUSION]
+    varied = {word for choices in wanted for choice in choices for word in choice.split(",")}
+    kernels = {n for n, t in TOGGLES.items() if t.group == "kernels"}
+    assert kernels - {"tune"} <= varied
+
+
+@pytest.mark.parametrize(("cost", "best"), [
+    ({"fuse": -10, "pdl": -5, "streams": 3, "cublas": 20}, "fuse,pdl"),
+    ({"fuse": -10, "cublas": -20, "pdl": 3, "cudnn": -2, "streams": 1}, "cublas,cudnn,fuse"),
+    ({"fuse": 10, "mma": -20, "pdl": 3, "cudnn": 5, "streams": -1}, "mma,streams"),
+    ({"fuse": -9, "mma": -20, "mma=sync": -9999, "cublas": -9999, "pdl": 2, "streams": 2},
+     "mma,fuse"),
+])
+def test_the_fastest_set_is_found(device: Device, task: Task, monkeypatch: pytest.MonkeyPatch,
+                                  cost: dict[str, float], best: str) -> None:
+    planted(monkeypatch, cost)
+    found = Search(device, task)
+    found.run()
+    fastest = found.fastest()[0]
+    kept = {word for word in fastest.toggles.split(",") if word in cost or word in best}
+    assert kept == set(best.split(","))
+    assert fastest.low <= fastest.us <= fastest.high
+    refused = [m for m in found.found.values() if m.refusal]
+    assert bool(refused) == (-9999 in cost.values())
+    assert all(search.products_of(words) != search.products_of(fastest.toggles)
+               for words in found.others())
+
+
+def test_training_is_measured_and_the_device_left_clean(device: Device, task: Task) -> None:
+    told = []
+    found = Search(device, task, told.append)
+    found.run()
+    assert [m.toggles for m in told] == list(found.found)
+    assert all(m.us > 0 for m in found.fastest())
+    assert any(m.same_as is not None for m in found.found.values())  # mma=sync, where auto is it
+
+
+def test_what_was_found_outlives_an_interruption(device: Device, task: Task,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(found: search.Measured) -> None:
+        if len(tuned.found) == 3:
+            raise KeyboardInterrupt
+
+    tuned = Search(device, task, tell)
+    with pytest.raises(KeyboardInterrupt):
+        tuned.run()
+    assert len(tuned.fastest()) >= 1
+
+
+def test_a_hopeless_set_is_measured_once(device: Device, task: Task,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = Search(device, task)
+    tuned.found["x"] = search.Measured("x", us=1e-6)
+    assert len(tuned._times(task.work("fuse"))) == 1
+
+
+def test_data_are_as_long_as_a_measurement_needs() -> None:
+    data = dataset_for(NETWORK, 30, 20)
+    longer = shortened(data, 70)
+    assert len(longer.train_images) == 70
+    assert longer.train_labels is not None
+    assert data.train_labels is not None
+    assert np.array_equal(longer.train_labels[30:60], data.train_labels)
+    assert len(longer.test_images) == 16
+    for loss in ("cross_entropy", "mse", "bce"):
+        network = replace(NETWORK, loss=loss)
+        made = noise(network, 50)
+        assert fits(network, made)
+        assert not fits(Network((21, 5)), made)
+    assert not fits(replace(NETWORK, loss="mse"), data)
+
+
+def test_large_networks_take_fewer_steps() -> None:
+    steps = [len(Task.of(Network((n, n, n)), Recipe(64), "", None, CAPABLE).data.train_images) // 64
+             for n in (16, 2048)]
+    assert steps == [search.STEPS, search.STEPS]
+    big = Task.of(Network((512, 8192, 8192)), Recipe(256), "", None, CAPABLE)
+    assert 5 <= big.recipe.steps(len(big.data.train_images)) < search.STEPS
