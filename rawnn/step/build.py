@@ -15,8 +15,8 @@ CLOCK = Tensor("clock", (2,), "int32", Role.STATE)
 """Epochs and steps done since training began."""
 
 ONE_BLOCK_ELEMENTS = 4096
-"""Outputs of a batch up to which one block measures it. One block against several on an H200: 12.8 and
-6.3 us for 128 x 128, 15.3 and 5.6 us for 4096 x 10."""
+"""Outputs of a batch up to which one block measures it. One block against several on an H200: 12.8
+and 6.3 us for 128 x 128, 15.3 and 5.6 us for 4096 x 10."""
 METRIC_WORKSPACE = 1025
 """Words: a count of blocks, and two sums of each of up to 512."""
 

@@ -14,10 +14,10 @@ from rawnn.cuda.device import Device
 from rawnn.dtypes import FLOATS, overflows, rounded
 from rawnn.errors import ConfigError
 from rawnn.network import INITIALISERS, Network
+from rawnn.optimizers import Optimizer
 from rawnn.opts import batch, select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
-from rawnn.optimizers import Optimizer
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Simulation
 from rawnn.step import around
@@ -281,7 +281,7 @@ def test_fewer_bits_learn_as_much(opt: str, layers: tuple[int, ...]) -> None:
                 for seed in range(3)]
         found[text] = np.array([[r.evaluation.accuracy, r.evaluation.loss] for r in runs])
     plain, low = found["preload"], found[f"preload,{opt}"]
-    spread = np.ptp(plain, axis=0) + (0.01, 0.02)
+    spread = np.ptp(plain, axis=0) + np.array([0.01, 0.02])
     assert (np.abs(low.mean(axis=0) - plain.mean(axis=0)) < spread).all(), found
     assert low[:, 0].min() > 0.5
 

@@ -33,8 +33,8 @@ def _global_step(t: SimpleNamespace, a: Attributes) -> int:
 
 
 def _store(t: SimpleNamespace, a: Attributes, w: Array, value: Array) -> None:
-    """Write the parameter and its copy, that times `copy_scale`; with `stochastic`, round it up or down at random so that
-    the mean is right and small updates are not lost (Gupta et al., 2015)."""
+    """Write the parameter, and its copy times `copy_scale`; with `stochastic`, round it up or down
+    at random so that the mean is right and small updates are not lost (Gupta et al., 2015)."""
     if a["stochastic"] and w.dtype == np.float32:
         flat = matrix_view(value)
         bits = random.rounding_bits(a["seed"], a["stream"], _global_step(t, a),

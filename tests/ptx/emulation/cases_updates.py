@@ -72,8 +72,8 @@ def optimizer(name: str, emulator: Emulator, rng: np.random.Generator) -> None:
         first = 0 if pad else CLOCK
         clock = np.array([7, first], np.int32)
         common = {"w": w, "dw": dw, "rows": rows, "cols": cols, "clock": clock,
-                  "cursor": np.array([CURSOR], np.int32), "offset": OFFSET, "copy_scale": COPY_SCALE,
-                  **state, **numbers}
+                  "cursor": np.array([CURSOR], np.int32), "offset": OFFSET,
+                  "copy_scale": COPY_SCALE, **state, **numbers}
         if pad:  # with everything that an update can have
             common |= {"copy": copy, "lr": 9.0, "overflow": np.zeros(1, np.int32),
                        "rates": np.array([9, 9, 9, 0.125], np.float32),
