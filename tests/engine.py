@@ -1,4 +1,4 @@
-"""What tests of the engine share: small data sets, works made ready, ops filled with numbers."""
+"""What tests of the engine share: small data sets, plans, works made ready and run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.cuda.device import Device, padded
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.data.normalise import PIXEL_SCALE
 from rawnn.network import Network
@@ -18,12 +18,9 @@ from rawnn.opts.registry import Machine
 from rawnn.runners.base import Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from rawnn.runners.lowering import Lowering
 from rawnn.step.build import evaluation_step, training_step
-from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
-from rawnn.step.tensor import Role
 
 CAPABLE = Machine(None, (9, 0), 13000, lambda package: True)
 """A machine on which every toggle can run."""
@@ -127,73 +124,3 @@ def run_on(device: Device, work: Work, epochs: int = 2) -> SimpleNamespace:
         return trained(runner, epochs)
     finally:
         runner.close()
-
-
-def fill_operands(op: Op, plan: Plan, seed: int) -> dict[str, np.ndarray]:
-    """Random valid values for every tensor that an op touches, float64 where it is a float."""
-    generator = np.random.default_rng(seed)
-    values: dict[str, np.ndarray] = {}
-    classes = max((plan[n].shape[-1] for n in plan.tensors if n in ("p", "dz1")), default=10)
-    for role, name in op.operands.items():
-        tensor = plan[name]
-        if tensor.role is Role.CURSOR:
-            values[name] = np.array([1], np.int32)
-        elif role in ("y", "labels") or name == "host_labels":
-            last = [t for t in plan.tensors.values() if t.name.endswith(".bias")][-1].shape[0]
-            values[name] = generator.integers(0, last, tensor.shape).astype(tensor.dtype)
-        elif tensor.dtype == "uint8":
-            values[name] = generator.integers(0, 256, tensor.shape).astype(np.uint8)
-        elif tensor.dtype == "int32":
-            values[name] = generator.integers(0, classes, tensor.shape).astype(np.int32)
-        elif role == "p":
-            raw = np.exp(generator.normal(size=tensor.shape))
-            values[name] = raw / raw.sum(axis=1, keepdims=True)
-        else:
-            values[name] = generator.normal(size=tensor.shape)
-        if tensor.dtype == "float32":  # both sides start from the same float32 numbers
-            values[name] = values[name].astype(np.float32).astype(np.float64)
-    return values
-
-
-def op_error(device: Device, lowering: Lowering, op: Op, plan: Plan, seed: int = 0) -> float:
-    """Run one op on the device and with its float64 reference; returns the largest relative error
-    ||device - reference|| / ||reference|| over what it writes. Outputs start as NaN."""
-    values = fill_operands(op, plan, seed)
-    read = {name for name, _ in op.reads}
-    written = [name for name, _ in op.writes if not name.endswith(".workspace")]
-    addresses: dict[str, int] = {}
-    host: dict[str, np.ndarray] = {}
-    for name, value in values.items():
-        tensor = plan[name]
-        start = value
-        if name in written and name not in read:
-            start = np.full_like(value, np.nan if tensor.dtype == "float32" else 111)
-        laid_out = padded(start, tensor.padded_shape, tensor.dtype)
-        if tensor.role is Role.HOST:
-            host[name] = laid_out
-        else:
-            addresses[name] = device.memory.allocate(tensor.nbytes, name).address
-            device.to_device(addresses[name], laid_out, name)
-    lowering.compile([plan])
-    for command in lowering.commands(op, plan, addresses, host):
-        command.run(op.offset)
-    operands = {role: values[name].copy() for role, name in op.operands.items()}
-    if op.kind == "upload":  # the host gives the copies their step; the reference has the cursor
-        operands["cursor"] = np.array([0], np.int32)
-    op.spec.reference(SimpleNamespace(**operands), op.attributes)
-    worst = 0.0
-    roles = {name: role for role, name in op.operands.items()}
-    for name in written:
-        tensor = plan[name]
-        found = np.zeros(tensor.padded_shape, tensor.dtype)
-        device.to_host(found, addresses[name], name)
-        found = found[tuple(slice(n) for n in tensor.shape)]
-        wanted = operands[roles[name]]
-        if tensor.role is Role.METRIC:  # only the element of this step is written
-            step = 1 + op.offset
-            found, wanted = found[step : step + 1], wanted[step : step + 1]
-        assert np.isfinite(found).all(), f"{op.name} left {name} unwritten"
-        scale = np.linalg.norm(wanted) or 1.0
-        worst = max(worst, float(np.linalg.norm(found - wanted) / scale))
-    device.memory.free_all()
-    return worst

@@ -282,8 +282,8 @@ def _forgotten(work: Work, wanted: Found, index: int) -> str | None:
 
 # -- launches -------------------------------------------------------------------------------------
 def _launches(work: Work) -> list[tuple[int, Op, Plan, KernelSignature, dict[str, Any]]]:
-    """(number, op, plan, signature, values) of every binding of a kernel; of ops that recur in later
-    plans with the same values, the first."""
+    """(number, op, plan, signature, values) of every binding of a kernel; of ops that recur in
+    later plans with the same values, the first."""
     found, seen = [], set()
     for number, (op, plan, signature, addresses) in enumerate(
             observe(work, lowering, "kernel_arguments")):
@@ -316,7 +316,7 @@ def _dead(op: Op, signature: KernelSignature, values: dict[str, Any]) -> set[str
     the step where there is no cursor, what draws random numbers where none are drawn."""
     names = {p.name for p in signature.parameters}
     absent = {p.name for p in signature.parameters if p.pointer and p.name not in op.operands}
-    dead = absent | {f"ld{name}" for name in absent}
+    dead = absent | {f"ld{name}" for name in absent} | {f"{name}_scale" for name in absent}
     if "cursor" in absent:
         dead.add("offset")
     if "stochastic" in names and not values["stochastic"]:
@@ -330,19 +330,20 @@ def swaps(work: Work, wanted: Found) -> Plants:
     stride where the cursor stays at 0 (a batch begins at their product), and a float of 0 with an
     integer that is not used (a few units of the last place above 0)."""
     made: dict[str, Plant] = {}
-    skipped = 0
+    skipped, policy = 0, work.policy
     for number, op, _, signature, values in _launches(work):
         dead = _dead(op, signature, values)
         for a, b in combinations(signature.parameters, 2):
             if a.size != b.size:
                 continue
             x, y = (struct.pack("=" + launch._code(p), values[p.name]) for p in (a, b))
-            varies = "offset" in (a.name, b.name) or (
-                a.pointer and work.policy.allocator != "arena")
-            product = {a.name, b.name} == {"offset", "stride"} and work.policy.graph in ("", "epoch")
+            pair = {a.name, b.name}
+            varies = not policy.graph and (
+                "offset" in pair or (a.pointer and policy.allocator != "arena"))
+            product = pair == {"offset", "stride"} and policy.graph in ("", "epoch")
             tiny = any(p.format == "f" and not values[p.name] and q.name in dead
                        for p, q in ((a, b), (b, a)))
-            if product or tiny or {a.name, b.name} <= dead or (x == y and not (varies and not work.policy.graph)):
+            if product or tiny or pair <= dead or (x == y and not varies):
                 skipped += 1
                 continue
             made[f"{op.name}: {a.name} <-> {b.name}"] = tampered(work, wanted, at(

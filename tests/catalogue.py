@@ -1,0 +1,189 @@
+"""What the engine can be asked for, made from the registries: sets of toggles, networks, and every
+op that a plan of theirs has, each way of running it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import combinations
+from typing import Any
+
+from rawnn.activations import ACTIVATIONS
+from rawnn.errors import ConfigError
+from rawnn.losses import LOSSES
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.opts import TOGGLES, select
+from rawnn.opts.registry import Machine
+from rawnn.runners.graphplan import graph_plans
+from rawnn.runners.kernels import kernel_for
+from rawnn.step import around
+from rawnn.step.build import evaluation_step, training_step
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.step.recipe import Recipe
+from tests.engine import CAPABLE, VALUES, form_for
+
+LIBRARIES = ("cublas", "cudnn")
+
+
+def forms(name: str) -> list[str]:
+    """Every way to write a toggle: bare where that means something, and with each of its words (a
+    count being one that tests can afford)."""
+    parameter = TOGGLES[name].parameter
+    if parameter is None:
+        return [name]
+    words = [w for w in parameter.form.split("|") if w not in ("max", "auto")]
+    return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words]
+
+
+def legal(words: tuple[str, ...], network: Network | None = None,
+          machine: Machine = CAPABLE) -> bool:
+    """Whether the toggles go together."""
+    try:
+        select(",".join(words), network or Network((8, 4)), 4, machine)
+    except ConfigError:
+        return False
+    return True
+
+
+def sets_of(group: str, machine: Machine = CAPABLE, without: tuple[str, ...] = ()) -> list[str]:
+    """Every set of toggles of a group that go together, each with every form of its value; the
+    empty one is ""."""
+    names = [n for n, t in TOGGLES.items() if t.group == group and n not in without]
+    words = [word for name in names for word in forms(name)]
+    found = []
+    for size in range(len(names) + 1):
+        for chosen in combinations(words, size):
+            bare = [word.partition("=")[0] for word in chosen]
+            if len(set(bare)) == size and legal(chosen, machine=machine):
+                found.append(",".join(chosen))
+    return found
+
+
+def numbers(machine: Machine = CAPABLE) -> list[str]:
+    """Sets of number formats ("batch" is none); those with sr and its implied bf16 once."""
+    found = sets_of("numbers", machine, ("batch",))
+    return [text for text in found if "bf16,sr" not in text]
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A network with its training and the form of its data."""
+
+    layers: tuple[int, ...]
+    batch: int
+    network: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    form: dict[str, Any] = field(default_factory=dict)
+
+    def plans(self, opt: str, machine: Machine = CAPABLE) -> Iterator[Plan]:
+        """Every plan of a run; none where the toggles do not go together."""
+        network, recipe, examples, step, rest, evaluate = self._baseline
+        steps = recipe.steps(examples)
+        try:
+            selection = select(opt, network, steps, machine)
+            train, policy = selection.apply(step)
+        except ConfigError:
+            return
+        yield from [g.plan for g in graph_plans(train, policy, steps)] if policy.graph else [train]
+        yield train.without_metrics()
+        if recipe.rest(examples):
+            yield selection.apply(rest)[0].apart("rest.")
+        yield selection.apply(evaluate)[0]
+        yield around.start(train, network, 0)
+        yield around.refresh(train)
+        yield around.begin(train, recipe, examples)
+        yield around.end(train, steps)
+
+    @cached_property
+    def _baseline(self) -> tuple[Network, Recipe, int, Plan, Plan, Plan]:
+        network = Network(self.layers, **self.network)
+        recipe = Recipe(self.batch, partial=True, **self.recipe)
+        form = form_for(network, 3 * self.batch + max(self.batch // 2, 1), **self.form)
+        return (network, recipe, form.examples, training_step(network, recipe, form),
+                training_step(network, recipe, form, rest=bool(recipe.rest(form.examples))),
+                evaluation_step(network, self.batch, form))
+
+
+RAGGED, ALIGNED, ONE = ((29, 18, 7), 13), ((64, 32, 16), 32), ((29, 7), 8)
+LONG, MANY, TINY = ((784, 10), 128), ((64, 48), 128), ((1, 2), 1)
+
+LARGE = Variant((32, 1024, 512), 128)
+"""Products that are worth wgmma."""
+
+SHAPES = [Variant(*shape) for shape in (RAGGED, ALIGNED, ONE, LONG, MANY, TINY)]
+"""Rows that are and are not multiples of 16 bytes, a long sum, and more outputs than one block
+measures."""
+
+VARIANTS = [
+    *(Variant(*RAGGED, {"activation": name}) for name in ACTIVATIONS),
+    *(Variant(*shape, {"loss": name}) for name in LOSSES for shape in (RAGGED, MANY)),
+    Variant(*RAGGED, {"bias": False}),
+    *(Variant(layers, batch, {}, {"optimizer": Optimizer(name, 0.1, given)})
+      for layers, batch in (RAGGED, ONE) for name, given in (
+          ("sgd", {"decay": 0.1}), ("sgd", {"momentum": 0.9, "nesterov": 1.0}), ("adam", {}),
+          ("adamw", {}))),
+    *(Variant(layers, batch, {}, {"schedule": text, "shuffle": True, "epochs": 2})
+      for layers, batch in (RAGGED, ONE) for text in ("cosine", "step:1:0.5", "warmup:1")),
+    *(Variant(*RAGGED, {}, {}, form) for form in (
+        {"normalised": True}, {"labels": "int32"}, {"inputs": "float32", "scale": 1.0},
+        {"inputs": "float16", "scale": 1.0, "normalised": True})),
+    Variant((29, 7, 29), 13, {"loss": "mse"}, {}, {"reconstruct": True, "targets": 0}),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op of a plan, and by what toggles it came about."""
+
+    op: Op
+    plan: Plan
+    opt: str
+
+    def __str__(self) -> str:
+        return f"{self.op} (with {self.opt or 'none'})"
+
+
+def key_of(op: Op) -> tuple[str, str]:
+    """The op's entry in the table of kernels."""
+    kind = f"matmul {op.attributes['layout']}" if op.kind == "matmul" else op.kind
+    return kind, op.impl
+
+
+@cache
+def cases(machine: Machine = CAPABLE) -> dict[tuple[str, str], list[Case]]:
+    """By entry of the table of kernels: each op with each instance, set of operands and shape."""
+    found: dict[tuple[Any, ...], Case] = {}
+    kernels = [text for text in sets_of("kernels", machine) if text.count(",") < 2]
+    plain = [text for text in kernels if "," not in text or text.endswith(",fuse")]
+    for number in numbers(machine):
+        for chosen, variants in ((kernels, SHAPES), (plain, VARIANTS)):
+            for kernel in chosen:
+                opt = ",".join(filter(None, ("preload", number, kernel)))
+                for variant in variants:
+                    _collect(found, variant, opt, machine)
+        _collect(found, LARGE, f"preload,{number},mma,fuse", machine)
+        _collect(found, LARGE, f"preload,{number},mma", machine)
+    for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
+        for variant in SHAPES:
+            _collect(found, variant, opt, machine)
+    grouped: dict[tuple[str, str], list[Case]] = {}
+    for case in found.values():
+        grouped.setdefault(key_of(case.op), []).append(case)
+    return grouped
+
+
+def _collect(found: dict[tuple[Any, ...], Case], variant: Variant, opt: str,
+             machine: Machine) -> None:
+    for plan in variant.plans(opt, machine):
+        for op in plan.ops:
+            if op.kind == "upload" or op.impl in LIBRARIES:
+                what: object = tuple(sorted((k, str(v)) for k, v in op.attributes.items()
+                                            if k not in ("offset", "stride", "seed", "stream")))
+            else:
+                what = kernel_for(op).expression(op, plan)
+            tensors = tuple((role, plan[name].shape, plan[name].dtype, plan[name].packed)
+                            for role, name in sorted(op.operands.items()))
+            found.setdefault((op.kind, op.impl, what, tensors), Case(op, plan, opt))

@@ -1,0 +1,52 @@
+"""Every op and implementation of the table of kernels on a GPU, in every type, with every set of
+operands and at shapes that are and are not aligned, against its reference in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.errors import DeviceError
+from rawnn.machine import machine_of, open_gpu
+from rawnn.runners.kernels import KERNELS
+from rawnn.runners.lowering import Lowering
+from tests.catalogue import cases
+from tests.ops import outcomes
+from tests.runners.test_ops import ALONE, OTHERS
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    try:
+        opened = open_gpu(0, print)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("key", [*ALONE, *OTHERS], ids="/".join)
+def test_every_instance_of_every_op_matches_its_reference(
+    device: Device, key: tuple[str, str]
+) -> None:
+    found = cases(machine_of(device)).get(key)
+    if not found:
+        pytest.skip("no set of toggles that this machine runs leads to it")
+    lowering = Lowering(device)
+    wrong = []
+    try:
+        if key in KERNELS:  # all instances of a kernel in one compilation
+            expressions = {KERNELS[key].expression(case.op, case.plan): None for case in found}
+            device.compile(KERNELS[key].source, tuple(expressions))
+        for case in found:
+            for index in range(2):
+                for got in outcomes(device, lowering, case.op, case.plan, index):
+                    if not got.error <= got.tolerance:
+                        wrong.append(f"{got.tensor}: {got.error:.2e} > {got.tolerance:.2e}: {case}")
+    finally:
+        lowering.close()
+    assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong[:20])

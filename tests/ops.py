@@ -1,0 +1,195 @@
+"""One op on a device against its reference in float64.
+
+Inputs are drawn at random and rounded to their storage types, so that both sides start from the
+same numbers. What the op writes begins as NaN (or 111), so that an element left out is seen. How
+far the device may be off is in tests/tolerances.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from rawnn.cuda.device import Device, padded
+from rawnn.dtypes import numpy_dtype, rounded
+from rawnn.runners.lowering import Lowering
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
+from tests import tolerances
+
+STEP = 1
+"""Where the cursor stands: metrics and rates have an element for it, the data a batch."""
+
+Values = dict[str, np.ndarray]
+
+_EIGHT_BITS = ("float8_e4m3", "float8_e5m2")
+
+
+def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
+    """Random valid values for every tensor that an op touches, float64 where it is a float."""
+    generator = np.random.default_rng(seed)
+    classes = [t.shape[0] for n, t in plan.tensors.items() if n.endswith(".weight")][-1:] or [10]
+    values: Values = {}
+    for role, name in op.operands.items():
+        tensor = plan[name]
+        drawn = np.asarray(_draw(op, role, tensor, classes[0], generator))
+        if tensor.floating:
+            drawn = rounded(drawn.astype(np.float32), tensor.dtype).astype(np.float64)
+        values[name] = drawn.astype(np.float64 if tensor.floating else tensor.dtype)
+    if op.kind.startswith("narrow"):
+        _clear_behind_layers(op, plan, values)
+    return values
+
+
+def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.Generator) -> Any:
+    """What an operand may hold."""
+    shape, normal = tensor.shape, generator.normal
+    if role in ("p", "row_p"):
+        raw = np.exp(normal(size=shape))
+        return raw / raw.sum(axis=-1, keepdims=True)
+    if role in ("t", "targets") and op.kind.startswith("bce"):
+        return generator.integers(0, 2, shape)
+    if role == "order":
+        return generator.permutation(shape[0])
+    if role in ("y", "labels", "row_correct"):
+        return generator.integers(0, 2 if role == "row_correct" else classes, shape)
+    fixed = {"cursor": [STEP], "clock": [2, 7], "loss_scale": [1024.0, 3.0], "overflow": [0]}
+    if role in fixed:
+        return fixed[role]
+    if role == "workspace":
+        return np.zeros(shape)
+    if role in ("rates", "inverse_std"):
+        return generator.uniform(0.05, 0.2, shape)
+    if role == "saved":  # outputs of tanh lie between -1 and 1
+        return np.tanh(normal(size=shape))
+    if role == "v" and op.kind == "adam":
+        return np.square(normal(size=shape))
+    if not tensor.floating:
+        return generator.integers(0, 256, shape)
+    if role in ("w", "source") and op.attributes.get("copy_scale", 1.0) != 1.0:
+        return normal(size=shape) * 16 / op.attributes["copy_scale"]  # saturates nothing
+    if role == "dz":  # a mean over the batch: so small that no update is far from its weights
+        return normal(size=shape) / max(shape[0], 1)
+    return normal(size=shape)
+
+
+def _clear_behind_layers(op: Op, plan: Plan, values: Values) -> None:
+    """Kernels of narrow networks leave zeros where a layer is narrower than the widest."""
+    part = "c" if op.kind == "narrow_inner" else "w"
+    sizes = [plan[n].shape[0] for r, n in sorted(op.operands.items())
+             if r[0] == part and r[1:].isdigit()]
+    for role in ("activations", "gradients"):
+        if role in op.operands and part == "w":
+            width = plan[op.operands[role]].shape[0] // len(sizes)
+            for layer, size in enumerate(sizes):
+                values[op.operands[role]][layer * width + size : (layer + 1) * width] = 0
+
+
+def length_of(op: Op, plan: Plan) -> int:
+    """How many terms an element of the result is the sum of."""
+    def shape(role: str) -> tuple[int, ...]:
+        return plan[op.operands[role]].shape
+
+    if op.kind in ("matmul", "matmul_slices"):
+        return int(op.attributes["k"])
+    if op.kind == "weight_update" or op.kind.startswith("bias"):
+        return shape("dz")[0] if "dz" in op.operands else 1
+    if op.kind in ("slices_sgd", "linear_update"):
+        return plan.batch
+    if op.kind == "linear_forward":
+        return shape("w")[1]
+    if op.kind.startswith("narrow"):
+        return max(max(plan[n].shape) for n in op.operands.values() if plan[n].role in (
+            Role.PARAMETER, Role.COPY))
+    if "loss" in op.operands or "z" in op.operands:  # a mean over the batch, a sum over a row
+        return prod(shape("z") if "z" in op.operands else shape("p"))
+    return 1
+
+
+def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
+    """How far the norm of what an op writes into `tensor` may be off, relative."""
+    compute = str(op.attributes.get("compute", "float32"))
+    roles = ("dz", "x") if op.kind == "weight_update" else ("a", "b")
+    factors = {plan[op.operands[r]].dtype for r in roles if r in op.operands}
+    sums: str | float = "float16" if compute == "float16" else "float32"
+    if op.impl in ("mma", "wgmma") and factors <= set(_EIGHT_BITS):
+        sums = tolerances.TENSOR_CORE_8_BIT
+    bound = tolerances.of_op(tensor.dtype, length_of(op, plan), compute, sums,
+                             bool(op.attributes.get("stochastic")))
+    if op.kind.startswith("narrow"):  # each layer's values are rounded on the way
+        bound += 4 * tolerances.UNIT[str(op.attributes["dtype"])]
+    return bound
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an op left in a tensor: its relative error, and how large it may be."""
+
+    tensor: str
+    error: float
+    tolerance: float
+
+
+def outcomes(device: Device, lowering: Lowering, op: Op, plan: Plan,
+             seed: int = 0) -> Iterator[Outcome]:
+    """Run one op on the device and with its float64 reference; yields the relative error
+    ||device - reference|| / ||reference|| of everything that it writes."""
+    values = fill_operands(op, plan, seed)
+    read = {name for name, _ in op.reads}
+    written = [name for name, _ in op.writes if not name.endswith(".workspace")]
+    addresses: dict[str, int] = {}
+    host: Values = {}
+    starts: Values = {}
+    lowering.compile([replace(plan, ops=(op,))])
+    for name, value in values.items():
+        tensor = plan[name]
+        starts[name] = value
+        if name in written and name not in read:
+            starts[name] = np.full_like(value, np.nan if tensor.floating else 111)
+        laid_out = padded(starts[name].astype(numpy_dtype(tensor.dtype)), tensor.padded_shape,
+                          tensor.dtype)
+        if tensor.role is Role.HOST:
+            host[name] = laid_out
+        else:
+            addresses[name] = device.memory.allocate(tensor.nbytes, name).address
+            device.to_device(addresses[name], laid_out, name)
+    for command in lowering.commands(op, plan, addresses, host):
+        command.run(op.offset)
+    operands = {role: starts[name].copy() for role, name in op.operands.items()}
+    if op.kind == "upload":  # the host gives the copies their step; the reference has the cursor
+        operands["cursor"] = np.array([0], np.int32)
+    stored = {role: plan[name].dtype for role, name in op.operands.items()}
+    with np.errstate(all="ignore"):
+        op.spec.reference(SimpleNamespace(**operands), {**op.attributes, "stored": stored})
+    roles = {name: role for role, name in op.operands.items()}
+    for name in written:
+        tensor = plan[name]
+        raw = np.zeros(tensor.padded_shape, numpy_dtype(tensor.dtype))
+        device.to_host(raw, addresses[name], name)
+        found = raw[tuple(slice(n) for n in tensor.shape)].astype(np.float64)
+        wanted = operands[roles[name]].astype(np.float64)
+        if tensor.role is Role.METRIC:  # only the element of this step is written
+            here = slice(STEP + op.offset, STEP + op.offset + 1)
+            found, wanted = found[here], wanted[here]
+        defined = np.isfinite(wanted)  # narrow_inner leaves rows out that nothing reads
+        found, wanted = found[defined], wanted[defined]
+        assert found.size
+        assert np.isfinite(found).all(), f"{op.name} left {name} unwritten"
+        scale = np.linalg.norm(wanted) or 1.0
+        yield Outcome(name, float(np.linalg.norm(found - wanted) / scale),
+                      tolerance_of(op, plan, tensor))
+    device.memory.free_all()
+
+
+def check_op(device: Device, lowering: Lowering, op: Op, plan: Plan, seed: int = 0) -> None:
+    """Fail where something that the op writes is farther off than it may be."""
+    for outcome in outcomes(device, lowering, op, plan, seed):
+        assert outcome.error <= outcome.tolerance, (
+            f"{op}: {outcome.tensor} is off by {outcome.error:.2e}, of which "
+            f"{outcome.tolerance:.2e} are allowed")

@@ -1,0 +1,40 @@
+"""Every op and implementation of the table of kernels on the simulated GPU, in every type, with
+every set of operands and at shapes that are and are not aligned: packing, extents, geometry, and
+that all is written. tests/gpu/test_ops.py does the same on hardware."""
+
+from __future__ import annotations
+
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.runners.kernels import KERNELS
+from rawnn.runners.lowering import Lowering
+from rawnn.sim import Simulation
+from tests.catalogue import cases
+from tests.ops import check_op
+
+OTHERS = [("matmul nt", "cublas"), ("matmul nn", "cublas"), ("matmul tn", "cublas"),
+          ("matmul_slices", "cublas"), ("softmax", "cudnn"), ("upload", "memcpy")]
+
+
+ALONE = [key for key in KERNELS if key != ("advance", "while")]
+"""The op in the body of a WHILE node sets that node's condition: it runs in the tests of graphs."""
+
+
+@pytest.mark.parametrize("key", [*ALONE, *OTHERS], ids="/".join)
+def test_every_instance_of_every_op_matches_its_reference(key: tuple[str, str]) -> None:
+    found = cases()[key]
+    assert found
+    device = Device(Simulation().backend())
+    lowering = Lowering(device)
+    for index, case in enumerate(found):
+        try:
+            check_op(device, lowering, case.op, case.plan, index)
+        except Exception as error:
+            raise AssertionError(str(case)) from error
+    lowering.close()
+    device.close()
+
+
+def test_nothing_else_runs_an_op() -> None:
+    assert set(cases()) == {*KERNELS, *OTHERS}
