@@ -14,8 +14,9 @@ from rawnn.step.plan import Plan
 VALUES = ("auto", "sync", "wgmma")
 HOPPER = (9, 0)
 
-LEAST_WGMMA = 1 << 26
-"""Multiplications (m n k) from which a product is faster by wgmma than by mma.sync."""
+LEAST_WGMMA = 1 << 29
+"""Multiplications (m n k) from which a product is faster by wgmma: 512 x 1024 x 1024, 5.6 us against
+6.5 us on an H200; 256 x 1024 x 1024 takes 5.4 us by wgmma and 4.6 us by mma.sync."""
 
 
 def fits(plan: Plan, op: Op) -> bool:
@@ -25,7 +26,7 @@ def fits(plan: Plan, op: Op) -> bool:
     if op.attributes["compute"] == "float16":
         return types == {"float16"}
     if types == {"float32"}:
-        return op.attributes["compute"] == "tf32"
+        return bool(op.attributes["compute"] == "tf32")
     sizes = {itemsize(name) for name in types}
     return sizes == {1} or (sizes == {2} and len(types) == 1)
 

@@ -135,7 +135,7 @@ struct UpdateEpilogue {
       store_part<4>(at(copy, ldcopy, row, column), scaled, WHOLE, count);
     }
     if constexpr (RoundsByChance<TW>::kPossible) {
-      if (how.stochastic) round_by_chance(values, row, column);
+      if (how.stochastic) round_by_chance<WHOLE>(values, row, column);
     }
     store_part<4>(at(w, ldw, row, column), values, WHOLE, count);
   }
@@ -147,10 +147,11 @@ struct UpdateEpilogue {
 
  private:
   // Values become bfloat16s, still kept as floats. Elements count row by row without padding.
+  template <bool WHOLE>
   __device__ __forceinline__ void round_by_chance(float (&values)[4], int row, int column) const {
     const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(n) +
                                  static_cast<unsigned int>(column);
-    if (element % 4u == 0u) {
+    if (WHOLE || element % 4u == 0u) {  // whole quads: rows are multiples of 4 long
       const Words words = rounding_group(how.seed, how.stream, how.step, element / 8u);
       const unsigned int low = element % 8u == 0u ? words.word[0] : words.word[2];
       const unsigned int high = element % 8u == 0u ? words.word[1] : words.word[3];

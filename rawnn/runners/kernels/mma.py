@@ -8,23 +8,27 @@ from rawnn.runners.kernels.tiles import Product, Tile, blocks, register_family, 
 
 
 def choose(p: Product) -> Tile:
-    """Small tiles, and warps that share the inner dimension, where larger ones would leave most of
-    a GPU without work. H200: 64 x 784 x 784 in bfloat16 takes 3.4 us in 100 tiles of 16 x 32 and
-    8.5 us in 13 tiles of 64 x 64; 4096 cubed 338 us in tiles of 128 x 128 and 470 us in those."""
-    length = p.k * p.size
+    """The largest tile of which there are enough to fill a GPU; small ones have warps that share
+    the inner dimension. H200: 64 x 784 x 784 in bfloat16 takes 2.9 us in 100 tiles of 16 x 32 and
+    8.5 us in 13 tiles of 64 x 64; 1024 cubed 10 us in tiles of 64 x 64 and 16 us in tiles of
+    128 x 128; 4096 cubed 470 us and 340 us."""
     if blocks(p, 128, 128) >= 200:
         return Tile(128, 128, 2, 4, 1, 3, bytes=128)
     if blocks(p, 64, 128) >= 200 and p.size > 1:
         return Tile(64, 128, 2, 2, 1, 4, bytes=128)
-    if p.layout == "tn" and length <= 256:
+    if p.k * p.size <= 256 and blocks(p, 32, 64) >= 100:
         return Tile(32, 64, 2, 2, 1, 2, bytes=128)
     if blocks(p, 64, 64) >= 100:
-        return Tile(64, 64, 2, 2, 1, 4, bytes=128)
-    if blocks(p, 32, 32) >= 100:
+        return Tile(64, 64, 2, 2, 1, 3, bytes=256)
+    if blocks(p, 32, 64) >= 100:
+        return Tile(32, 64, 2, 2, 2, 4, bytes=256)
+    if blocks(p, 32, 32) >= 60:
         return Tile(32, 32, 1, 1, 4, 4, bytes=256)
-    if length <= 256:
+    if p.k * p.size <= 256:
         return Tile(16, 32, 1, 1, 4, 2, bytes=128)
-    return Tile(16, 32, 1, 1, 4, 4, bytes=256)
+    if p.layout == "nn" and p.size == 2:
+        return Tile(16, 32, 1, 1, 4, 6, bytes=128)
+    return Tile(16, 32, 1, 1, 8, 4, bytes=256)
 
 
 def _shared(s: Scalars) -> int:
@@ -38,10 +42,10 @@ def choose_wgmma(p: Product) -> Tile:
     """As many rows and columns a tile as leave every multiprocessor one."""
     if blocks(p, 256, 128) >= 100:
         return Tile(256, 128, 16, 1, 1, 4, bytes=128)
-    if blocks(p, 128, 128) >= 200:
-        return Tile(128, 128, 8, 1, 1, 3, bytes=128)
+    if blocks(p, 128, 128) >= 100:
+        return Tile(128, 128, 8, 1, 1, 5, bytes=128)
     if blocks(p, 64, 128) >= 200:
-        return Tile(64, 128, 4, 1, 1, 4, bytes=128)
+        return Tile(64, 128, 4, 1, 1, 6, bytes=128)
     return Tile(64, 64, 4, 1, 1, 6, bytes=128)
 
 
