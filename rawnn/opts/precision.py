@@ -107,7 +107,7 @@ def without_masters(plan: Plan) -> Plan:
 
 def with_loss_scale(plan: Plan) -> Plan:
     """Dynamic loss scaling: the loss gradient is multiplied by a scale that every update divides
-    by; a step in which a stored gradient is not finite changes nothing but the scale."""
+    by; a step with a gradient that its type cannot hold changes nothing but the scale."""
     if not any(op.kind in UPDATES for op in plan.ops):
         return plan
     state = (Tensor("loss_scale", (2,), "float32", Role.STATE),

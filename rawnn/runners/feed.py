@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rawnn import random
 from rawnn.data import Dataset
-from rawnn.dtypes import numpy_dtype
+from rawnn.dtypes import LARGEST, numpy_dtype, rounded
 from rawnn.errors import ConfigError
 from rawnn.step.recipe import Form
 from rawnn.step.tensor import ROW_ALIGNMENT, Role, Tensor
@@ -47,6 +47,8 @@ def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
     array = array[first:]
     if tensor.name == "host_images":
         array = data.normalisation.apply(array)
+        if tensor.dtype in LARGEST:  # which NumPy's conversion would make NaN
+            array = rounded(array, tensor.dtype)
     if tensor.name == kind:
         return array
     dtype = numpy_dtype(tensor.dtype)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from rawnn.cuda.device import Device
+from rawnn.data import Dataset
 from rawnn.dtypes import FLOATS, overflows, rounded
 from rawnn.errors import ConfigError
 from rawnn.network import INITIALISERS, Network
@@ -54,7 +56,8 @@ def types(plan: Plan) -> dict[str, str]:
             if t.floating and t.role not in (Role.METRIC, Role.STATE, Role.HOST)}
 
 
-def expected_types(inputs: str, between: str, gradients: str, masters: str, copies: str) -> dict:
+def expected_types(inputs: str, between: str, gradients: str, masters: str,
+                   copies: str) -> dict[str, str]:
     found = {"x": inputs, "z3": "float32", "p": "float32", "dz3": gradients}
     for layer in (1, 2, 3):
         weight = f"fc{layer}.weight"
@@ -190,6 +193,18 @@ def test_every_type_rounds_to_its_nearest_even_neighbour() -> None:
         np.testing.assert_array_equal(rounded(once, name), once)
 
 
+@pytest.mark.parametrize("opt", ["fp16", "fp8", "fp8,fuse", "fp16,mma,fuse", "fp8,tiled,fuse"])
+def test_whatever_stores_a_low_precision_gradient_sees_its_overflow(opt: str) -> None:
+    plan = plan_of(opt)
+    stored = [op for op in plan.ops for role, name in op.operands.items()
+              if name in ("dz1", "dz2", "dz3") and name in {n for n, _ in op.writes}]
+    assert len(stored) == 3
+    assert all(op.operands["overflow"] == "overflow" for op in stored)
+    assert plan.ops[-1].kind == "adjust_scale"
+    assert all("overflow" in op.operands and "loss_scale" in op.operands for op in plan.ops
+               if op.kind in ("sgd", "bias_sgd", "weight_update"))
+
+
 @pytest.mark.parametrize("opt", ["preload,fp16", "preload,fp8", "preload,fp8,fuse"])
 def test_a_step_that_overflows_changes_nothing_but_the_scale(opt: str) -> None:
     """At a batch of 1 the first loss scale, 65536, is beyond what a gradient's type can hold."""
@@ -249,12 +264,12 @@ def test_best_beside_a_number_format_can_run(opt: str, capability: tuple[int, in
     {}, {"activation": "gelu"}, {"activation": "tanh", "bias": False}, {"loss": "mse"}], ids=str)
 @pytest.mark.parametrize("opt", ["preload,fp8", "fp8,fuse", "preload,fp8,fuse,mma,graphs=epoch",
                                  "preload,fp16,tiled", "preload,sr,fuse"])
-def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict) -> None:
+def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict[str, Any]) -> None:
     """Bit for bit, rows of 29, 18 and 10 elements being padded to 16 bytes."""
     layers = (29, 18, 10)
     data = dataset_for(Network(layers, **options), 32, 8)
     for optimizer in (Optimizer(lr=0.1), Optimizer("adam", 0.01)):
-        work = {"batch": 8, "optimizer": optimizer, "network_options": options}
+        work: dict[str, Any] = {"batch": 8, "optimizer": optimizer, "network_options": options}
         simulation = Simulation(0)
         device = Device(simulation.backend())
         found = run_on(device, make_work(opt, layers, data, **work))
@@ -266,7 +281,21 @@ def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict) 
             np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
 
 
-def digits(examples: int, seed: int) -> SimpleNamespace:
+@pytest.mark.parametrize("opt", ["fp8", "preload,fp8,fuse"])
+def test_inputs_beyond_8_bits_saturate(opt: str) -> None:
+    data = random_dataset(29, 10, 32, 8)
+    large = [a.astype(np.float32) * 2000 - 200_000 for a in (data.train_images, data.test_images)]
+    data = replace(data, train_images=large[0], test_images=large[1])
+    assert np.abs(data.normalisation.apply(large[0])).max() > 448
+    device = Device(Simulation(0).backend())
+    found = run_on(device, make_work(opt, (29, 10), data, lr=1e-9))
+    device.close()
+    wanted = trained(HostRunner(make_work(opt, (29, 10), data, lr=1e-9)))
+    assert np.isfinite(wanted.loss).all()
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+
+
+def digits(examples: int, seed: int) -> Dataset:
     """Ten patterns of 64 pixels under as much noise: a hundred or so updates tell them apart."""
     return random_dataset(64, 10, examples, 400, seed)
 

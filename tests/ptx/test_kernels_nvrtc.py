@@ -43,7 +43,7 @@ INSTANCES = {
         *(f"matmul_nn<{t},Relu>" for t in PRODUCTS),
         *(f"matmul_nn<float,float,float,{s}>" for s in ("None", "Tanh", "Gelu")),
         *(f"matmul_tn<{t}>" for t in PRODUCTS),
-        "matmul_nn<bfloat16,bfloat16,bfloat16,Relu,float8_e4m3>",
+        "matmul_nn<float8_e5m2,float8_e4m3,float8_e5m2,Relu,float8_e4m3>",
         "matmul_nt<float16,float16,float16,true,Relu,None,float16,float16>",
         "matmul_nn<float16,float16,float16,Relu,float16,float16>",
         "matmul_tn<float16,float16,float16,float16>",
@@ -56,26 +56,27 @@ INSTANCES = {
         "weight_update<float16,float,float16,float16,float16>",
     ],
     "bias": [
-        f"{n}<{t}>" for n in ("bias_add", "bias_grad", "bias_sgd") for t in ("float", *HALVES)
+        *(f"{n}<{t}>" for n in ("bias_add", "bias_grad", "bias_sgd") for t in ("float", *HALVES)),
+        "bias_grad<float8_e5m2>", "bias_sgd<float8_e5m2>",
     ],
     "activation": [
         f"{name}<{types},{activation}>"
         for activation in ACTIVATIONS
         for name, types in (
             *(("activate", f"{t},{t}") for t in ("float", "bfloat16")),
-            ("activate", "float,float16"),
+            ("activate", "float,float16"), ("activate", "bfloat16,float8_e4m3"),
             *(("activate_backward", f"{t},{t},{t}") for t in ("float", "float16")),
-            ("activate_backward", "float,float8_e4m3,float8_e5m2"),
+            ("activate_backward", "bfloat16,float8_e4m3,float8_e5m2"),
         )
     ],
     "softmax": [
         *(f"softmax<{t}>" for t in ("float", *HALVES)),
-        *(f"softmax_backward<{t}>" for t in ("float", *HALVES)),
+        *(f"softmax_backward<{t}>" for t in ("float", *HALVES, "float8_e5m2")),
     ],
     "loss": [
         "cross_entropy", "accuracy", "loss_accuracy",
         *(f"{n}<{t}>" for n in ("loss_gradient", "softmax_loss_gradient")
-          for t in ("float", "bfloat16")),
+          for t in ("float", "bfloat16", "float8_e5m2")),
     ],
     "mse": [
         "mse<float>", "mse<bfloat16>",
