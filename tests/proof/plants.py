@@ -311,12 +311,14 @@ class _Swapped(launch.Arguments):
         return super().cell(self._other.get(name, name) if name in self._index else name)
 
 
-def _dead(op: Op, signature: KernelSignature, values: dict[str, Any]) -> set[str]:
-    """Arguments that the kernel has no use for in this launch: operands left out and their pitches,
-    the step where there is no cursor, what draws random numbers where none are drawn."""
+def _dead(op: Op, plan: Plan, signature: KernelSignature, values: dict[str, Any]) -> set[str]:
+    """Arguments that the kernel has no use for in this launch: operands left out with their pitches
+    and scales, the pitch of a vector, the step where there is no cursor, what draws random numbers
+    where none are drawn."""
     names = {p.name for p in signature.parameters}
     absent = {p.name for p in signature.parameters if p.pointer and p.name not in op.operands}
     dead = absent | {f"ld{name}" for name in absent} | {f"{name}_scale" for name in absent}
+    dead |= {f"ld{role}" for role, name in op.operands.items() if len(plan[name].shape) == 1}
     if "cursor" in absent:
         dead.add("offset")
     if "stochastic" in names and not values["stochastic"]:
@@ -331,8 +333,8 @@ def swaps(work: Work, wanted: Found) -> Plants:
     integer that is not used (a few units of the last place above 0)."""
     made: dict[str, Plant] = {}
     skipped, policy = 0, work.policy
-    for number, op, _, signature, values in _launches(work):
-        dead = _dead(op, signature, values)
+    for number, op, plan, signature, values in _launches(work):
+        dead = _dead(op, plan, signature, values)
         for a, b in combinations(signature.parameters, 2):
             if a.size != b.size:
                 continue

@@ -25,7 +25,8 @@ def kinds(plan: Plan) -> list[str]:
 def test_the_baseline_step_is_one_op_for_each_thing_done(plan: Plan) -> None:
     assert kinds(plan) == [
         "upload", "matmul", "bias_add", "activate", "matmul", "bias_add", "softmax",
-        "cross_entropy", "accuracy", "softmax_backward", "matmul", "bias_grad", "matmul", "activate_backward",
+        "cross_entropy", "accuracy", "softmax_backward", "matmul", "bias_grad", "matmul",
+        "activate_backward",
         "matmul", "bias_grad", "sgd", "sgd", "sgd", "sgd",
     ]
     assert {op.impl for op in plan.ops[1:]} == {"naive"}
