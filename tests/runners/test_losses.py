@@ -1,0 +1,108 @@
+"""Networks with every loss: partial batches, shuffled or not, uploaded or gathered, fused or not,
+with epochs that are not measured. The simulated GPU against the host in float64, and every kind of
+graph against the stream, bit for bit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.losses import LOSSES
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.runners.base import Runner, Work
+from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.host import HostRunner
+from rawnn.sim import Simulation
+from tests.engine import GRAPHS, dataset_for, make_work
+from tests.tolerances import RUN
+
+LAYERS, BATCH, EXAMPLES = (13, 9, 6, 5), 6, 28
+ORDERS = [{}, {"shuffle": True}, {"partial": True}, {"shuffle": True, "partial": True}]
+WAYS = ("nosync", "nosync,fuse", "arena,nosync,cublas,fuse", "preload,nosync",
+        "preload,arena,nosync,fuse", "preload,arena,nosync,cudnn,fuse", "preload,tiled,fuse")
+
+
+def work_of(opt: str, loss: str, options: dict[str, Any]) -> Work:
+    network = Network(LAYERS, loss=loss, activation="tanh")
+    return make_work(f"{opt},report=2", LAYERS, dataset_for(network, EXAMPLES, 11), batch=BATCH,
+                     network_options={"loss": loss, "activation": "tanh"}, seed=2, epochs=3,
+                     **options)
+
+
+def outcome(runner: Runner) -> SimpleNamespace:
+    """Three epochs, the middle one unmeasured."""
+    losses, correct = [], []
+    for measured in (True, False, True):
+        runner.epoch(measured)
+        if measured:
+            found = runner.metrics()
+            losses.append(found[0].copy())
+            correct.append(found[1].copy())
+    return SimpleNamespace(loss=losses, correct=correct, evaluation=runner.evaluate(),
+                           parameters=runner.parameters())
+
+
+def on_host(loss: str, options: dict[str, Any]) -> SimpleNamespace:
+    runner = HostRunner(work_of("", loss, options), "float64")
+    found = outcome(runner)
+    runner.close()
+    return found
+
+
+def simulated(opt: str, loss: str, options: dict[str, Any], seed: int = 0) -> SimpleNamespace:
+    simulation = Simulation(seed)
+    device = Device(simulation.backend())
+    runner = GpuRunner(device, work_of(opt, loss, options))
+    try:
+        return outcome(runner)
+    finally:
+        runner.close()
+        device.close()
+        simulation.assert_clean()
+
+
+@pytest.mark.parametrize("options", ORDERS, ids=lambda o: "+".join(o) or "plain")
+@pytest.mark.parametrize("opt", WAYS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gpu_agrees_with_the_host(loss: str, opt: str, options: dict[str, Any]) -> None:
+    found, wanted = simulated(opt, loss, options), on_host(loss, options)
+    steps = EXAMPLES // BATCH + bool(options.get("partial"))
+    assert [len(part) for part in found.loss] == [steps, steps]
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=RUN, atol=RUN)
+    np.testing.assert_array_equal(found.correct, wanted.correct)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found.parameters[name], array, rtol=0, atol=RUN, err_msg=name)
+    assert found.evaluation.loss == pytest.approx(wanted.evaluation.loss, rel=RUN)
+    assert found.evaluation.accuracy == pytest.approx(wanted.evaluation.accuracy, nan_ok=True)
+
+
+@pytest.mark.parametrize("base", ["preload,arena,nosync", "preload,arena,nosync,fuse,streams"])
+@pytest.mark.parametrize("mode", GRAPHS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_graphs_equal_the_stream_bit_for_bit(loss: str, mode: str, base: str) -> None:
+    options = {"shuffle": True, "partial": True, "schedule": "warmup:1,cosine",
+               "optimizer": Optimizer("adam", 0.05)}
+    same(simulated(f"{base},graphs={mode}", loss, options), simulated(base, loss, options))
+
+
+@pytest.mark.parametrize("mode", ["step", "epoch"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_graphs_of_uploaded_batches_equal_the_stream_bit_for_bit(loss: str, mode: str) -> None:
+    options = {"shuffle": True, "partial": True}
+    same(simulated(f"graphs={mode},fuse", loss, options),
+         simulated("arena,nosync,fuse", loss, options))
+
+
+def same(found: SimpleNamespace, wanted: SimpleNamespace) -> None:
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    np.testing.assert_array_equal(found.correct, wanted.correct)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
+    np.testing.assert_array_equal(  # an accuracy may be NaN
+        [found.evaluation.loss, found.evaluation.accuracy],
+        [wanted.evaluation.loss, wanted.evaluation.accuracy])
