@@ -23,8 +23,8 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 
 def beside(names: Collection[str], machine: Machine) -> str | None:
     if "cublas" in names:
-        return "cuBLASLt multiplies 8-bit floats only where both lie along the inner dimension, " \
-               "which is one product of a layer's three; use mma in its place"
+        return "on Ada and Hopper cuBLASLt multiplies 8-bit floats only where both lie along the " \
+               "inner dimension, one product of a layer's three; use mma in its place"
     if "mma" in names and machine.compute_capability < TENSOR_CORES:
         have = ".".join(map(str, machine.compute_capability))
         return f"tensor cores multiply 8-bit floats from compute capability 8.9 on, and this GPU " \
