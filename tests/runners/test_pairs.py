@@ -1,0 +1,101 @@
+"""Every two toggles of the registry, and every toggle in every kind of graph, on the simulated GPU:
+they compute what the host computes, or are refused in one sentence, whichever is typed first."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.errors import ConfigError
+from rawnn.network import Network
+from rawnn.opts import TOGGLES, Selection, select
+from rawnn.runners.host import HostRunner
+from rawnn.sim import Simulation
+from tests.catalogue import forms
+from tests.engine import CAPABLE, GRAPHS, make_work, random_dataset, run_on, trained
+from tests.tolerances import of_run
+
+LAYERS, BATCH = (29, 18, 7), 8
+DATA = random_dataset(train=44, test=15)
+"""Five whole batches and a partial one."""
+
+WORDS = [word for name in TOGGLES for word in forms(name)]
+PAIRS = [pair for pair in combinations(WORDS, 2)
+         if pair[0].partition("=")[0] != pair[1].partition("=")[0]]
+IN_GRAPHS = [f"preload,graphs={mode}" for mode in GRAPHS]
+NUMBERS = [name for name, toggle in TOGGLES.items() if toggle.group == "numbers"]
+
+
+def selected(text: str) -> Selection:
+    return select(text, Network(LAYERS), 5, CAPABLE)
+
+
+@cache
+def on_host(number: str) -> tuple[SimpleNamespace, float]:
+    """The baseline with one number format on the host, and how far a run may be from it."""
+    work = make_work(number, LAYERS, DATA, BATCH, partial=True, shuffle=True)
+    runner = HostRunner(work, "float32" if number else "float64")
+    found = trained(runner)
+    runner.close()
+    types = {t.dtype for t in work.train.tensors.values() if t.floating}
+    return found, of_run(types) if number else of_run(())
+
+
+def check(text: str) -> None:
+    """Run the toggles and compare; they are known to go together."""
+    words = selected(text).words()
+    number = ",".join(w for w in words if w.partition("=")[0] in NUMBERS and "batch" not in w)
+    wanted, tolerance = on_host(number)
+    work = make_work(text, LAYERS, DATA, BATCH, partial=True, shuffle=True)
+    simulation = Simulation()
+    device = Device(simulation.backend())
+    found = run_on(device, work)
+    device.close()
+    simulation.assert_clean()
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=tolerance, atol=tolerance,
+                               err_msg=text)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found.parameters[name], array, rtol=0, atol=tolerance,
+                                   err_msg=f"{name} with {text}")
+
+
+def refusal(text: str) -> str:
+    """Why the toggles do not go together; "" where they do."""
+    try:
+        make_work(text, LAYERS, DATA, BATCH)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("first", WORDS)
+def test_every_two_toggles(first: str) -> None:
+    for pair in (pair for pair in PAIRS if pair[0] == first):
+        here, there = ",".join(pair), ",".join(reversed(pair))
+        assert bool(refusal(here)) == bool(refusal(there)), here
+        if not refusal(here):
+            assert selected(here).values == selected(there).values
+            check(here)
+
+
+@pytest.mark.parametrize("graph", IN_GRAPHS)
+@pytest.mark.parametrize("word", [w for w in WORDS if not w.startswith("graphs")])
+def test_every_toggle_in_every_graph(word: str, graph: str) -> None:
+    text = f"{graph},{word}"
+    if not refusal(text):
+        check(text)
+
+
+def test_most_pairs_go_together() -> None:
+    """A refusal is for two that exclude each other, not for two that nobody thought of."""
+    refused = {pair: why for pair in PAIRS if (why := refusal(",".join(pair)))}
+    for (first, second), why in refused.items():
+        names = {word.partition("=")[0] for word in (first, second)}
+        assert names & set(why.replace("'", " ").replace(",", " ").replace("=", " ").split()), why
+    assert len(refused) < len(PAIRS) / 3
