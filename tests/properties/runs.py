@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 from types import SimpleNamespace
 
 from hypothesis import strategies as st
@@ -12,22 +11,34 @@ from rawnn.cuda.device import Device
 from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.optimizers import Optimizer
-from rawnn.opts import select
+from rawnn.opts import TOGGLES, select
 from rawnn.runners.base import Runner, Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Simulation
 from rawnn.step.recipe import Recipe
+from tests.catalogue import forms, legal
 from tests.engine import CAPABLE, random_dataset
 
-TOGGLES = ("preload", "arena", "nosync", "report=2", "cublas", "cudnn", "fuse")
-SUBSETS = [",".join(c) for n in range(len(TOGGLES) + 1) for c in combinations(TOGGLES, n)]
 MODES = ("graphs=step", "graphs=1", "graphs=2", "graphs=3", "graphs=epoch", "graphs=while")
+
+
+@st.composite
+def toggles(draw: st.DrawFn, without: tuple[str, ...] = ()) -> str:
+    """A set of toggles of the registry that go together, but for graphs and those of `without`;
+    what excludes one that was drawn before is left out."""
+    chosen: list[str] = []
+    for name in draw(st.lists(st.sampled_from(sorted(TOGGLES)), unique=True, max_size=8)):
+        word = draw(st.sampled_from(forms(name)))
+        if name not in (*without, "graphs") and legal((*chosen, word)):
+            chosen.append(word)
+    return ",".join(chosen)
 
 
 @dataclass(frozen=True)
 class Case:
-    """`rest` examples are left over from the last whole batch; `tests` are in the test set."""
+    """`rest` examples are left over from the last whole batch; `tests` are in the test set; with
+    `shuffled` the order is new in each epoch, with `partial` the rest makes a step of its own."""
 
     layers: tuple[int, ...]
     batch: int
@@ -35,6 +46,8 @@ class Case:
     rest: int
     tests: int
     seed: int
+    shuffled: bool
+    partial: bool
 
     def work(self, opt: str, lr: float = 0.1) -> Work:
         """Raises ConfigError for toggles that do not go together."""
@@ -42,7 +55,8 @@ class Case:
         data = random_dataset(self.layers[0], self.layers[-1], examples, self.tests, self.seed)
         network = Network(self.layers)
         selection = select(opt, network, self.steps, CAPABLE)
-        recipe = Recipe(self.batch, Optimizer(lr=lr), seed=self.seed)
+        recipe = Recipe(self.batch, Optimizer(lr=lr), seed=self.seed, shuffle=self.shuffled,
+                        partial=self.partial)
         return prepare(network, data, selection, recipe, evaluation_batch=4)
 
 
@@ -55,7 +69,8 @@ def cases(draw: st.DrawFn) -> Case:
     layers = (features, *draw(st.lists(width, min_size=1, max_size=6)))
     batch = draw(st.integers(1, 17))
     return Case(layers, batch, draw(st.integers(1, 4)), draw(st.integers(0, batch - 1)),
-                draw(st.integers(1, 9)), draw(st.integers(0, 10_000)))
+                draw(st.integers(1, 9)), draw(st.integers(0, 10_000)), draw(st.booleans()),
+                draw(st.booleans()))
 
 
 def outcome(runner: Runner) -> SimpleNamespace:
