@@ -20,6 +20,7 @@ class Policy:
     pdl         whether kernels begin before those ahead have ended
     graph       "" runs launch by launch; "step", "epoch" or "while" as a CUDA graph, "unroll"
                 as one of `graph_steps` steps
+    tune        whether launches are configured as measured, not by rule
     """
 
     sync: Literal["step", "report"] = "step"
@@ -30,3 +31,4 @@ class Policy:
     pdl: bool = False
     graph: Literal["", "step", "unroll", "epoch", "while"] = ""
     graph_steps: int = 1
+    tune: bool = False

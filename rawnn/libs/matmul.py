@@ -46,10 +46,10 @@ class MatmulPlan:
     bias ("": the same); sums are float32, with float32 factors rounded as `compute` says (float32,
     tf32, float16, bfloat16), or float16 throughout where it says half.
 
-    The algorithm is the heuristic's first answer, never a timed choice, so that the same shape
-    gives the same algorithm, and the same bits, on the same GPU and library; cuBLASLt's split-k
-    reductions run in a fixed order. `split_k=False` leaves out algorithms that split k over
-    blocks and add up afterwards. With `slices` > 1 (a divisor of k), c is [slices * m, n] and
+    The algorithm is the heuristic's answer number `choice`, the first by default, so that the same
+    shape and choice give the same algorithm, and the same bits, on the same GPU and library;
+    cuBLASLt's split-k reductions run in a fixed order. `split_k=False` leaves out algorithms that
+    split k over blocks and add up afterwards. With `slices` > 1 (a divisor of k), c is [slices * m, n] and
     holds a partial product for each slice of k, which the caller adds up: one strided batch
     spreads a small product over the GPU. `alignment` is what the operands' addresses are
     multiples of, in bytes.
@@ -67,7 +67,7 @@ class MatmulPlan:
         lda: int, ldb: int, ldc: int, dtype: str = "float32", output: str = "",
         compute: str = "float32", alpha: float = 1.0, beta: float = 0.0, bias: bool = False,
         relu: bool = False, split_k: bool = True, slices: int = 1,
-        workspace_limit: int = WORKSPACE_LIMIT, alignment: int = POINTER_ALIGNMENT,
+        choice: int = 0, workspace_limit: int = WORKSPACE_LIMIT, alignment: int = POINTER_ALIGNMENT,
     ) -> None:
         a_transposed, b_transposed = _known("matrix layout", layout, _TRANSPOSED)
         data_type, itemsize = _known("matrix type", dtype, _DTYPES)
@@ -127,7 +127,8 @@ class MatmulPlan:
             for operand, row in (("A", ldb * itemsize), ("B", lda * itemsize),
                                  ("C", ldc * output_size), ("D", ldc * output_size)):
                 preferences[f"MIN_ALIGNMENT_{operand}_BYTES"] = _row_alignment(row, alignment)
-            algo, self.workspace_bytes = self._choose(handle, desc, lt_a, lt_b, lt_c, preferences)
+            algo, self.workspace_bytes = self._choose(handle, desc, lt_a, lt_b, lt_c, preferences,
+                                                             choice)
 
             # Host memory that the library reads at each product: kept alive by the plan.
             self._algo = (ctypes.c_uint64 * 8).from_buffer_copy(algo)
@@ -142,9 +143,10 @@ class MatmulPlan:
             self._made = made.pop_all()
 
     def _choose(
-        self, handle: int, desc: int, lt_a: int, lt_b: int, lt_c: int, preferences: dict[str, int]
+        self, handle: int, desc: int, lt_a: int, lt_b: int, lt_c: int, preferences: dict[str, int],
+        choice: int,
     ) -> tuple[bytes, int]:
-        """(algorithm, its workspace in bytes): the heuristic's first answer."""
+        """(algorithm, its workspace in bytes): the heuristic's answer number `choice`."""
         with ExitStack() as made:
             preference = self._make(
                 made, "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceDestroy"
@@ -152,7 +154,7 @@ class MatmulPlan:
             for name, value in preferences.items():
                 self._set("cublasLtMatmulPreferenceSetAttribute", preference, name, value)
             result = self._api.cublasLtMatmulAlgoGetHeuristic(
-                handle, desc, lt_a, lt_b, lt_c, lt_c, preference, 1
+                handle, desc, lt_a, lt_b, lt_c, lt_c, preference, choice + 1
             )
             answers, said = [], ""
             if result[0] == NOT_SUPPORTED:
@@ -170,7 +172,9 @@ class MatmulPlan:
                 f"multiples of 16 bytes, allow more workspace or a k-split, or run without the "
                 f"'cublas' toggle{said}"
             )
-        return answers[0].algo, answers[0].workspace_bytes
+        if choice >= len(answers) or answers[choice].state:
+            raise DeviceError(f"cuBLASLt has no {choice + 1} algorithms for {self.description}")
+        return answers[choice].algo, answers[choice].workspace_bytes
 
     def _make(self, made: ExitStack, create: str, destroy: str, *arguments: Any) -> int:
         """Create a descriptor that `made` destroys."""

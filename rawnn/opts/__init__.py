@@ -23,10 +23,11 @@ from rawnn.opts import cudnn as _cudnn  # isort: skip
 from rawnn.opts import fuse as _fuse  # isort: skip
 from rawnn.opts import streams as _streams  # isort: skip
 from rawnn.opts import pdl as _pdl  # isort: skip
+from rawnn.opts import tune as _tune  # isort: skip
 from rawnn.opts import graphs as _graphs  # isort: skip
 from rawnn.opts.registry import TOGGLES, Toggle
 from rawnn.opts.select import Selection, select
 
 __all__ = ["TOGGLES", "Selection", "Toggle", "select"]
 del _arena, _batch, _bf16, _cublas, _cudnn, _fp16, _fp8, _fuse, _graphs, _mma, _nosync, _pdl
-del _pinned, _pool, _preload, _report, _sr, _stream_ordered, _streams, _tf32, _tiled
+del _pinned, _pool, _preload, _report, _sr, _stream_ordered, _streams, _tf32, _tiled, _tune

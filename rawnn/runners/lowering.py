@@ -128,7 +128,8 @@ class Lowering:
     def _shape(op: Op, plan: Plan) -> dict[str, Any]:
         """MatmulPlan's words for an op."""
         a = op.attributes
-        shape = {k: a[k] for k in ("layout", "m", "n", "k", "alpha", "beta", "bias", "slices")
+        shape = {k: a[k] for k in ("layout", "m", "n", "k", "alpha", "beta", "bias", "slices",
+                                    "choice")
                  if k in a}
         output = plan[op.operands["c" if op.kind == "matmul" else "partial"]]
         return {**shape, "relu": a.get("activation") == "relu", "compute": a["compute"],

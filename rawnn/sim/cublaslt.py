@@ -181,7 +181,8 @@ class SimCublasLt:
         self, handle: int, desc: int, a: int, b: int, c: int, d: int, preference: int,
         requested: int,
     ) -> tuple[int, list[Heuristic]]:
-        """One answer. From k = 512 on it wants a workspace where the preference allows one."""
+        """One answer, which from k = 512 on wants a workspace where the preference allows one; then
+        there is a second that does without."""
         self._handle(handle)
         m, n, k = self._extents(desc, (a, b, c, d))
         wishes = self._find(preference, "preference")
@@ -190,7 +191,9 @@ class SimCublasLt:
         workspace = _WORKSPACE if split and allowed >= _WORKSPACE else 0
         if requested < 1:
             raise Refused(_INVALID)
-        return 0, [Heuristic(_ALGO.pack(_MAGIC, m, n, k, workspace), workspace, 0, 0.5)]
+        answers = [workspace, 0] if workspace else [0]
+        return 0, [Heuristic(_ALGO.pack(_MAGIC, m, n, k, needed), needed, 0, 0.5)
+                   for needed in answers[:requested]]
 
     @seam()
     def cublasLtMatmul(

@@ -50,7 +50,7 @@ Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 @dataclass(frozen=True)
 class Meaning:
     """What a kernel computes. `attributes` are added to the scalar arguments for the reference;
-    `geometry`, where given, is the only grid and block allowed."""
+    `geometry`, where given, is the only grid and block allowed, in any of its `variants`."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -59,6 +59,7 @@ class Meaning:
     optional: tuple[str, ...] = ()
     layout: str = ""
     geometry: Callable[[Scalars], Any] | None = None
+    variants: Callable[[Scalars], int] = lambda scalars: 1
 
 
 _registered: dict[str, Meaning] = {}
@@ -94,7 +95,7 @@ def _by_name() -> dict[tuple[str, str], Meaning]:
         spec = OPS[kind]
         found[impl.source, impl.name] = Meaning(
             spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, layout,
-            impl.geometry,
+            impl.geometry, impl.variants,
         )
     return found
 
@@ -142,10 +143,10 @@ class Kernel:
         bound = self._bound.get(raw)
         if bound is None:
             bound = self._bound[raw] = self._bind(raw)
-        if bound.geometry is not None and (grid, block) != bound.geometry:
+        if bound.geometries and (grid, block) not in bound.geometries:
             raise SimulationError(
                 f"{self.expression} is launched with grid {grid} and block {block}, but its work "
-                f"asks for grid {bound.geometry[0]} and block {bound.geometry[1]}"
+                f"asks for " + " or ".join(f"grid {g} and block {b}" for g, b in bound.geometries)
             )
         return bound
 
@@ -202,17 +203,21 @@ class Binding:
         self._kernel, self._memory, self._launcher = kernel, memory, launcher
         self._reference = meaning.reference
         self._attributes = self._scalars(values, meaning, template)
-        self.geometry = self._geometry(meaning)
+        self.geometries = self._geometries(meaning)
         self._operands = self._make_operands(values, meaning)
         self._generation = -1
         self._end = self._attributes.get("end") if "handle" in self._attributes else None
 
-    def _geometry(self, meaning: Meaning) -> Any:
-        """The grid and block that the arguments ask for; None where only the plan knows them."""
+    def _geometries(self, meaning: Meaning) -> list[Any]:
+        """Every grid and block that the arguments ask for; none where only the plan knows them."""
+        if meaning.geometry is None:
+            return []
         try:
-            return meaning.geometry(self._attributes) if meaning.geometry else None
+            count = meaning.variants(self._attributes)
+            found = [meaning.geometry({**self._attributes, "choice": n}) for n in range(count)]
         except KeyError:
-            return None
+            return []
+        return list(dict.fromkeys(found))
 
     def _scalars(self, values: dict[str, Any], meaning: Meaning,
                  template: Mapping[str, str]) -> dict[str, Any]:

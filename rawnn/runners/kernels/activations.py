@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from rawnn.runners.kernels.table import KernelImpl, elements, matrix, register, typed
+from collections.abc import Callable
+
+from rawnn.runners.kernels.table import (
+    Forms,
+    Geometry,
+    KernelImpl,
+    Scalars,
+    elements,
+    matrix,
+    register,
+    typed,
+)
 
 _MATRIX = ("rows", "cols")
 
 
-def _columns(s: dict[str, int | float]) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    return (int(s["cols"]), 1, 1), (128, 1, 1)
+def _block_a_column(threads: int) -> Callable[[Scalars], Geometry]:
+    return lambda s: ((int(s["cols"]), 1, 1), (threads, 1, 1))
+
+
+_columns = Forms(tuple(map(_block_a_column, (128, 32, 64, 256))))
 
 
 register("bias_add", "naive", KernelImpl(

@@ -35,7 +35,16 @@ def _shared(s: Scalars) -> int:
     return max(int(s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"])), sums_bytes(s))
 
 
-register_family("mma", "mma.cu", choose, _shared, sums=True)
+OTHERS = (
+    Tile(16, 32, 1, 1, 4, 4, bytes=256), Tile(16, 32, 1, 1, 4, 2, bytes=128),
+    Tile(16, 64, 1, 2, 4, 4, bytes=128), Tile(32, 32, 1, 1, 4, 4, bytes=256),
+    Tile(32, 32, 2, 1, 4, 4, bytes=128), Tile(32, 64, 2, 2, 1, 2, bytes=128),
+    Tile(32, 64, 1, 2, 4, 3, bytes=256), Tile(64, 64, 2, 2, 1, 4, bytes=128),
+    Tile(64, 128, 2, 2, 1, 4, bytes=128), Tile(128, 128, 2, 4, 1, 3, bytes=128),
+)
+"""What `tune` tries besides."""
+
+register_family("mma", "mma.cu", choose, _shared, sums=True, others=OTHERS)
 
 
 def choose_wgmma(p: Product) -> Tile:
@@ -53,5 +62,11 @@ def _shared_wgmma(s: Scalars) -> int:
     return max(int(s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"])) + 1024, sums_bytes(s))
 
 
+WGMMA_OTHERS = (
+    Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 4, bytes=128),
+    Tile(128, 64, 8, 1, 1, 4, bytes=128), Tile(128, 128, 8, 1, 1, 4, bytes=128),
+    Tile(256, 128, 16, 1, 1, 4, bytes=128),
+)
+
 register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
-                fixed=("BYTES",))
+                fixed=("BYTES",), others=WGMMA_OTHERS)

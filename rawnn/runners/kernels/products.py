@@ -6,8 +6,8 @@ from rawnn.activations import functor
 from rawnn.runners.kernels.table import (
     KernelImpl,
     Shape,
-    ceil,
     elements,
+    in_blocks,
     no_sizes,
     register,
     typed,
@@ -15,6 +15,9 @@ from rawnn.runners.kernels.table import (
 )
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+
+BLOCKS = ((16, 16), (32, 8), (32, 4), (64, 4), (8, 8), (8, 32))
+"""Columns and rows of the blocks that the plain products run in, the usual ones first."""
 
 SHAPES: dict[str, dict[str, Shape]] = {
     "nt": {"a": ("m", "k"), "b": ("n", "k"), "bias": ("n",), "c": ("m", "n"), "saved": ("m", "n"),
@@ -44,7 +47,7 @@ def accumulator(op: Op) -> str:
 for _layout, _shapes in SHAPES.items():
     register(f"matmul {_layout}", "naive", KernelImpl(
         "matmul.cu", f"matmul_{_layout}", _template, no_sizes,
-        lambda s: ((ceil(s["n"], 16), ceil(s["m"], 16), 1), (16, 16, 1)), _shapes))
+        in_blocks(*BLOCKS), _shapes))
 
 register("sum_slices", "naive", KernelImpl(
     "slices.cu", "sum_slices", typed("partial", "c", flags=("bias",), functors=("activation",)),

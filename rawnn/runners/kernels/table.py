@@ -29,14 +29,27 @@ gives: rows that `order` picks from."""
 
 
 @dataclass(frozen=True)
+class Forms:
+    """A geometry in several forms, of which the scalar `choice` picks one; the first is the usual
+    one. Only for kernels that run in any of them."""
+
+    forms: tuple[Callable[[Scalars], Geometry], ...]
+
+    def __call__(self, s: Scalars) -> Geometry:
+        return self.forms[int(s.get("choice", 0))](s)
+
+
+@dataclass(frozen=True)
 class KernelImpl:
     """How one (kind, impl) is launched.
 
     `name` is the kernel's, `template(op, plan)` its template arguments; `sizes(op, plan)` gives the
     parameters that are neither operands, leading dimensions nor attributes of the op, and what else
-    the geometry depends on; `geometry(scalars)` the grid and block from all of them; `shapes` the extents of
-    every operand, which the simulated device and the tests go by. `shared(scalars)` are bytes of
-    dynamic shared memory, `cluster` blocks of a cluster along x.
+    the geometry depends on; `geometry(scalars)` the grid and block from all of them; `shapes` the
+    extents of every operand, which the simulated device and tests go by. `shared(scalars)` are bytes of
+    dynamic shared memory, `cluster` blocks of a cluster along x. `choices(scalars)` is the number
+    of variants of a launch, of which the op's attribute `choice` picks one, 0 by default; none are
+    given where they are the forms of the geometry.
     """
 
     source: str
@@ -47,6 +60,13 @@ class KernelImpl:
     shapes: Mapping[str, Shape]
     shared: Callable[[Scalars], int] = lambda s: 0
     cluster: Callable[[Scalars], int] = lambda s: 1
+    choices: Callable[[Scalars], int] | None = None
+
+    def variants(self, scalars: Scalars) -> int:
+        """How many variants of a launch there are; 1 where there is nothing to choose."""
+        if self.choices is not None:
+            return self.choices(scalars)
+        return len(self.geometry.forms) if isinstance(self.geometry, Forms) else 1
 
     def expression(self, op: Op, plan: Plan) -> str:
         """The instance that runs the op, such as "matmul_tn<float,float,float>"."""
@@ -54,8 +74,8 @@ class KernelImpl:
         return f"{self.name}<{','.join(arguments)}>" if arguments else self.name
 
     def scalars(self, op: Op, plan: Plan) -> Scalars:
-        """Every number that the kernel or its geometry may ask for: attributes, sizes, and the bytes
-        of an element of each operand, `itemsize_<operand>`."""
+        """Every number that the kernel or its geometry may ask for: attributes, sizes, and the
+        bytes of an element of each operand, `itemsize_<operand>`."""
         numbers: Scalars = {f"itemsize_{r}": plan[n].itemsize for r, n in op.operands.items()}
         numbers |= {k: v for k, v in op.attributes.items() if isinstance(v, (int, float))}
         return {**numbers, **self.sizes(op, plan)}
@@ -147,7 +167,23 @@ def matrix(operand: str) -> Callable[[Op, Plan], Scalars]:
     return sizes
 
 
-def elements(threads: int = 256, each: int = 1) -> Callable[[Scalars], Geometry]:
-    """One dimension over rows * cols, `each` elements a thread."""
-    return lambda s: ((max(ceil(s["rows"] * s["cols"], threads * each), 1), 1, 1),
-                      (threads, 1, 1))
+THREADS = (64, 128, 256, 512)
+"""Threads of a block that elementwise kernels are tried with."""
+
+
+def elements(threads: int = 256, each: int = 1) -> Forms:
+    """One dimension over rows * cols, `each` elements a thread, in blocks of `threads`."""
+
+    def form(size: int) -> Callable[[Scalars], Geometry]:
+        return lambda s: ((max(ceil(s["rows"] * s["cols"], size * each), 1), 1, 1), (size, 1, 1))
+
+    return Forms(tuple(form(n) for n in (threads, *(n for n in THREADS if n != threads))))
+
+
+def in_blocks(*shapes: tuple[int, int]) -> Forms:
+    """A thread for every element of an m x n result, in blocks of columns x rows."""
+
+    def form(x: int, y: int) -> Callable[[Scalars], Geometry]:
+        return lambda s: ((ceil(s["n"], x), ceil(s["m"], y), 1), (x, y, 1))
+
+    return Forms(tuple(form(x, y) for x, y in shapes))

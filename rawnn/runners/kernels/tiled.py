@@ -25,5 +25,11 @@ def _shared(s: Scalars) -> int:
     return max(stages, sums_bytes(s) if s["WK"] > 1 else 0)
 
 
+OTHERS = (
+    Tile(16, 32, 1, 1, 8, 4), Tile(16, 32, 1, 1, 4, 3), Tile(32, 32, 2, 1, 4, 3),
+    Tile(32, 64, 2, 1, 2, 3), Tile(64, 64, 2, 1, 1, 3), Tile(64, 64, 4, 2, 1, 2),
+)
+"""What `tune` tries besides."""
+
 register_family("tiled", "tiled.cu", choose, _shared, sums=False,
-                fixed=("CLUSTER", "BYTES"))
+                fixed=("CLUSTER", "BYTES"), others=OTHERS)

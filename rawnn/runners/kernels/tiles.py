@@ -6,7 +6,7 @@ are template parameters of the kernels (Tile in ptx/mma_copy.cuh), which carry t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rawnn.activations import functor
@@ -111,22 +111,31 @@ def _flag(value: bool) -> str:
 
 
 def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Scalars], int], *,
-                    sums: bool, fixed: tuple[str, ...] = ()) -> None:
+                    sums: bool, fixed: tuple[str, ...] = (),
+                    others: Sequence[Tile] = ()) -> None:
     """Add the kernels <source>_nt, _nn, _tn and _update of `source` as `impl`.
 
     `choose` picks the tile, `shared` gives bytes of dynamic shared memory (the scalars have the
     tile's parameters and, as SIZE_A and SIZE_B, bytes of the operands' elements); `sums` says that
-    the type of the sums is a template parameter, `fixed` which of the tile's are not.
+    the type of the sums is a template parameter, `fixed` which of the tile's are not. `others` are
+    the tiles that an op's `choice` picks from, counted from 1 on.
     """
     name = source.removesuffix(".cu")
 
+    def chosen(op: Op, plan: Plan) -> Tile:
+        choice = int(op.attributes.get("choice", 0))
+        return others[choice - 1] if choice else choose(product_of(op, plan))
+
+    def choices(s: Scalars) -> int:
+        return 1 + len(others)
+
     def tile(op: Op, plan: Plan) -> Scalars:
         sizes = (itemsize(plan[operand].dtype) for operand in operands_of(op))
-        return {**choose(product_of(op, plan)).scalars(),
+        return {**chosen(op, plan).scalars(),
                 **dict(zip(("SIZE_A", "SIZE_B"), sizes, strict=True))}
 
     def last(op: Op, plan: Plan) -> list[str]:
-        found = choose(product_of(op, plan)).scalars()
+        found = chosen(op, plan).scalars()
         numbers = [str(v) for k, v in found.items() if k not in fixed]
         kind = ["float16" if op.attributes["compute"] == "float16" else "float"] if sums else []
         return [*kind, *numbers, _flag(_aligned(op, plan))]
@@ -151,9 +160,11 @@ def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Sc
 
     for layout, shapes in _SHAPES.items():
         register(f"matmul {layout}", impl, KernelImpl(
-            source, f"{name}_{layout}", product, tile, _geometry, shapes, shared, cluster))
+            source, f"{name}_{layout}", product, tile, _geometry, shapes, shared, cluster,
+            choices))
     register("weight_update", impl, KernelImpl(
-        source, f"{name}_update", update, update_sizes, _geometry, _UPDATE_SHAPES, shared, cluster))
+        source, f"{name}_update", update, update_sizes, _geometry, _UPDATE_SHAPES, shared, cluster,
+        choices))
 
 
 def blocks(product: Product, bm: int, bn: int) -> int:

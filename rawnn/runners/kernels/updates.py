@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rawnn.runners.kernels.products import accumulator
+from rawnn.runners.kernels.products import BLOCKS, accumulator
 from rawnn.runners.kernels.table import (
-    Geometry,
     KernelImpl,
     Scalars,
     Shape,
-    ceil,
     elements,
+    in_blocks,
     matrix,
     register,
     typed,
@@ -25,7 +24,7 @@ CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",)
 
 
 def _update(name: str, source: str, *state: str) -> None:
-    shapes = {operand: _MATRIX for operand in ("w", "dw", "copy", *state)}
+    shapes = dict.fromkeys(("w", "dw", "copy", *state), _MATRIX)
     register(name, "naive", KernelImpl(
         source, name, typed("w", "dw", "copy"), matrix("w"), elements(),
         {**shapes, **CONTEXT}))
@@ -48,14 +47,10 @@ WEIGHT_UPDATE_SHAPES: dict[str, Shape] = {
 }
 
 
-def _tiles(s: Scalars) -> Geometry:
-    return (ceil(s["n"], 16), ceil(s["m"], 16), 1), (16, 16, 1)
-
-
 register("weight_update", "naive", KernelImpl(
     "weight_update.cu", "weight_update",
     lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
-    _tiles, WEIGHT_UPDATE_SHAPES))
+    in_blocks(*BLOCKS), WEIGHT_UPDATE_SHAPES))
 register("cast", "naive", KernelImpl(
     "cast.cu", "cast", typed("source", "copy"), matrix("copy"), elements(),
     {"source": _MATRIX, "copy": _MATRIX}))

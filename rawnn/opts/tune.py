@@ -1,0 +1,26 @@
+"""`tune`: kernels are launched in the form that was fastest in the step itself.
+
+Where nothing is remembered of this GPU, driver and source, the variants of every launch are
+measured before training (rawnn/tuning/launches.py); the next run only reads what was found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return plan, replace(policy, tune=True)
+
+
+register(Toggle(
+    "tune",
+    claim="tiles, blocks and library algorithms of every op as measured in the real step, once per "
+          "GPU, driver and shape",
+    source="ATLAS (Whaley and Dongarra, 1998); torch.backends.cudnn.benchmark",
+    group="kernels", apply=apply,
+))
