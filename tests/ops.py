@@ -28,7 +28,7 @@ STEP = 1
 
 Values = dict[str, np.ndarray]
 
-_EIGHT_BITS = ("float8_e4m3", "float8_e5m2")
+_EIGHT_BITS = {"float8_e4m3", "float8_e5m2"}
 
 
 def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
@@ -118,8 +118,10 @@ def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
     roles = ("dz", "x") if op.kind == "weight_update" else ("a", "b")
     factors = {plan[op.operands[r]].dtype for r in roles if r in op.operands}
     sums: str | float = "float16" if compute == "float16" else "float32"
-    if op.impl in ("mma", "wgmma") and factors <= set(_EIGHT_BITS):
-        sums = tolerances.TENSOR_CORE_8_BIT
+    library = op.impl == "cublas" and (compute == "tf32" or factors != {"float32"})
+    if op.impl in ("mma", "wgmma") or library or op.kind.startswith("narrow"):
+        sums = tolerances.UNIT["float16"] if sums == "float16" else \
+            tolerances.TENSOR_CORE_8_BIT if factors & _EIGHT_BITS else tolerances.TENSOR_CORE
     bound = tolerances.of_op(tensor.dtype, length_of(op, plan), compute, sums,
                              bool(op.attributes.get("stochastic")))
     if op.kind.startswith("narrow"):  # each layer's values are rounded on the way

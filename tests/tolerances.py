@@ -8,7 +8,8 @@ types first, so that what is left are these parts, which add up:
 - *sums*: adding up n terms of random sign, the k-th partial sum is of the order of sqrt(k) terms
   and is rounded by a random part of UNIT; the errors add up as sqrt(1 + 2 + ... + n) ~ n / sqrt(2),
   while the sum is of the order of sqrt(n): sqrt(n / 2) * UNIT of the type of the sums. Sums in
-  another order, in several parts, are nearer. `SUMS_MARGIN` covers terms that are not that random.
+  another order, in several parts, are nearer. Tensor cores cut off what they do not keep, always
+  towards zero, so that errors do not cancel: `TENSOR_CORE` is their unit.
 - *factors*: tensor cores round float32 factors to tf32, 10 bits of mantissa, some by cutting off
   the rest: 2^-10 of each factor at most. 16-bit and 8-bit factors are taken as they are.
 - *functions*: exp, log, tanh, erf and pow of the GPU are off by some units of the last place of
@@ -30,6 +31,8 @@ SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float8_e4m3": 2.0**-6,
             "float8_e5m2": 2.0**-14, "float32": 2.0**-126}
 """The smallest normal number of each type: below it the error is UNIT times this."""
 
+TENSOR_CORE = 4 * 2.0**-24
+"""Unit of the sums of tensor cores in float32: twice that of rounding, and twice for the bias."""
 TENSOR_CORE_8_BIT = 2.0**-13
 """Unit of the sums of 8-bit products: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3
 technical report, 2024, section 3.3.2)."""
@@ -37,7 +40,6 @@ technical report, 2024, section 3.3.2)."""
 FACTOR = {"float32": 0.0, "float16": 0.0, "tf32": 2.0**-10}
 """Largest relative error of a factor, by what a product computes in."""
 
-SUMS_MARGIN = 4.0
 FUNCTIONS = 16 * 2.0**-24
 
 RUN = 1e-5
@@ -58,17 +60,21 @@ def of_op(stored: str, length: int = 1, compute: str = "float32", sums: str | fl
     products; `sums` is the type (or the unit) that they are added in."""
     unit = UNIT[sums] if isinstance(sums, str) else sums
     return (UNIT[stored] * (2 if stochastic else 1) + FUNCTIONS + 2 * FACTOR[compute]
-            + SUMS_MARGIN * math.sqrt(length / 2) * unit)
+            + math.sqrt(length / 2) * unit)
 
 
 def table() -> str:
     """The table of docs/testing.md: tolerances of one op by storage type and length of its sums."""
     lengths = (1, 128, 784, 4096)
-    rows = [("float32", "float32", "float32", ""), ("float32", "tf32", "float32", ", tf32"),
-            ("float16", "float32", "float32", ""), ("float16", "float16", "float16", ", sums too"),
-            ("bfloat16", "float32", "float32", ""), ("float8_e4m3", "float32", "float32", ""),
-            ("float8_e5m2", "float32", "float32", "")]
-    lines = ["| stored in | " + " | ".join(f"{n} terms" for n in lengths) + " |",
+    rows: list[tuple[str, str, str | float, str]] = [
+        ("float32", "float32", "float32", ""),
+        ("float32", "float32", TENSOR_CORE, ", tensor cores"),
+        ("float32", "tf32", TENSOR_CORE, ", tf32"),
+        ("float32", "float32", TENSOR_CORE_8_BIT, ", tensor cores, 8-bit factors"),
+        ("float16", "float32", "float32", ""), ("float16", "float16", "float16", ", sums too"),
+        ("bfloat16", "float32", "float32", ""), ("float8_e4m3", "float32", "float32", ""),
+        ("float8_e5m2", "float32", "float32", "")]
+    lines = ["| stored in | " + " | ".join(f"sums of {n}" for n in lengths) + " |",
              "|---" + "|---:" * len(lengths) + "|"]
     for stored, compute, sums, word in rows:
         cells = [f"{of_op(stored, n, compute, sums):.1e}" for n in lengths]

@@ -10,6 +10,7 @@ from rawnn.opts.registry import TOGGLES
 from rawnn.runners import graphplan
 from rawnn.sim import Race, Simulation
 from rawnn.step.dependencies import dependencies
+from tests import tolerances
 from tests.proof.runs import planted_work, train
 from tests.proof.table import DOCUMENT
 
@@ -30,6 +31,12 @@ def test_a_call_made_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(BLOCKS[1], "docs/testing.md", "exec"), {"__name__": "failing"})
     said = capsys.readouterr().out
     assert "cuStreamCreate failed with CUDA_ERROR_ECC_UNCORRECTABLE [214]" in said
+
+
+def test_the_table_of_tolerances_is_that_of_the_tests() -> None:
+    shown = re.search(r"tolerances: begin -->\n(.*?)\n<!-- tol", DOCUMENT.read_text(), re.DOTALL)
+    assert shown is not None
+    assert shown[1] == tolerances.table()
 
 
 def words(text: str) -> list[str]:
