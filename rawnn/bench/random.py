@@ -34,6 +34,9 @@ FLOOR = 4.0
 """Units of rounding that two orders of a sum may always differ by, times the square root of its
 length where sums are rounded to that unit."""
 
+NORMALISED = 3.0
+"""As many times that for optimizers that divide by the gradient's size: what is nearly 0 and
+rounded to the other sign moves a parameter as far as any other gradient does."""
 MISJUDGED = 0.5
 """Answers, times the square root of all, that may fall either way, times the slack."""
 
@@ -116,6 +119,8 @@ def _on_device(spec: Specification, data: Dataset, opened: Opened) -> tuple[_Fou
         return _trained(HostRunner(work), work)
     from rawnn.runners.gpu import GpuRunner
 
+    if spec.forms:
+        work = spec.in_other_forms(work)
     return _trained(GpuRunner(opened.device, work), work)
 
 
@@ -157,6 +162,8 @@ def _compared(spec: Specification, found: _Found, host: _Found,
     coarser = unit / _UNIT[""] if spec.numbers in _ARITHMETIC else 1.0
     slack, other = (SLACK * coarser, exact) if spec.numbers in ("", *_ARITHMETIC) else \
         (STORED_SLACK, host)
+    if spec.optimizer.name != "sgd":
+        slack *= NORMALISED
     longest = max(*spec.network.layers, spec.batch)
     floor = FLOOR * unit * (math.sqrt(longest) if spec.numbers in _SUMS else FLOOR)
     shares: list[tuple[float, str]] = []

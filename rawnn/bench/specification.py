@@ -19,6 +19,7 @@ from rawnn.opts.numbers import NUMBERS
 from rawnn.opts.registry import Machine, Toggle
 from rawnn.runners.base import Work, prepare
 from rawnn.step.recipe import Recipe
+from rawnn.tuning.choices import applied, key_of, variants
 
 EPOCHS = 2
 
@@ -47,7 +48,8 @@ _VALUES = {"graphs": ("auto", "step", "2", "epoch", "while"), "report": ("2",),
 @dataclass(frozen=True)
 class Specification:
     """A training run, all of which follows from `seed`, the limits and the machine. `words` are its
-    toggles without the number format `numbers`."""
+    toggles without the number format `numbers`; with `forms` launches take other tiles and blocks
+    than by rule."""
 
     seed: int
     network: Network
@@ -62,6 +64,7 @@ class Specification:
     normalised: bool
     autoencoder: bool
     numbers: str
+    forms: bool = False
     words: tuple[str, ...] = field(default=())
 
     @property
@@ -79,6 +82,16 @@ class Specification:
         selection = select(opt, self.network, recipe.steps(self.examples), machine,
                            batch=self.batch)
         return prepare(self.network, data, selection, recipe, evaluation_batch=256)
+
+    def in_other_forms(self, work: Work) -> Work:
+        """About half of the launches as `tune` might choose them; the libraries' stay."""
+        generator = np.random.default_rng([self.seed, 2])
+        plan, choices = work.train, {}
+        for op in plan.ops:
+            others = variants(op, plan) if op.impl != "cublas" else []
+            if others and generator.random() < 0.5:
+                choices[key_of(op, plan)] = others[int(generator.integers(len(others)))]
+        return applied(work, choices)
 
     def data(self) -> Dataset:
         """Examples with a faint pattern, and the answers that the loss compares with."""
@@ -111,7 +124,7 @@ class Specification:
                  "autoencoder" if self.autoencoder else "", str(self.optimizer),
                  "" if self.schedule == "constant" else self.schedule,
                  "shuffled" if self.shuffle else "", "partial" if self.partial else "",
-                 f"--opt {self.opt() or 'none'}"]
+                 "other forms" if self.forms else "", f"--opt {self.opt() or 'none'}"]
         return ", ".join(filter(None, words))
 
 
@@ -138,7 +151,8 @@ def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
         shuffle=generator.random() < 0.4, partial=generator.random() < 0.5,
         inputs=_one(generator, ("uint8", "uint8", "float32", "float16")),
         normalised=generator.random() < 0.3, autoencoder=autoencoder,
-        numbers=_one(generator, _numbers(machine)))
+        numbers=_one(generator, _numbers(machine)),
+        forms=machine.gpu is None and generator.random() < 0.3)
     return _with_toggles(generator, spec, machine)
 
 
@@ -201,6 +215,8 @@ def _with_toggles(generator: Generator, spec: Specification, machine: Machine) -
     share = generator.uniform(0.1, 0.7)
     for index in generator.permutation(len(TOGGLES)):
         toggle = list(TOGGLES.values())[index]
+        if toggle.name == "tune":  # measures for a while; `forms` stands for what it may choose
+            continue
         word = _spelled(generator, toggle)
         wider = replace(spec, words=(*spec.words, word))
         if generator.random() < share and toggle.group != "numbers" \

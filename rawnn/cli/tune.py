@@ -18,6 +18,8 @@ from rawnn.errors import ConfigError, DataError, DeviceError
 from rawnn.machine import open_device
 from rawnn.opts.numbers import numbers_of
 from rawnn.result import environment
+from rawnn.tuning.choices import remembered
+from rawnn.tuning.launches import described
 from rawnn.tuning.search import Measured, Search, Task, fits
 from rawnn.tuning.table import PACKAGED, Entry, read, remember, user_file
 
@@ -36,6 +38,8 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
     if show:
         for path in [table_file] if table_file else [user_file(), PACKAGED]:
             _show(path)
+        if table_file is None:
+            _show_launches()
         return
     config = make_config(config_file, options)
     numbers = numbers_of(word.strip() for word in config.opt.split(","))
@@ -133,3 +137,12 @@ def _show(path: Path) -> None:
         others = "; ".join(f"{words or 'none'} {us:.1f}" for words, us in e.others.items())
         table.add_row(e.gpu, _what(e), e.toggles or "none", f"{e.us:.1f}", others, e.date[:10])
     _console().print(table)
+
+
+def _show_launches() -> None:
+    """What the toggle `tune` found, file by file; of ops that go by rule only how many."""
+    for path, choices in remembered().items():
+        click.echo(f"\n{path}: {len(choices)} launches measured")
+        for key, found in choices.items():
+            if found.changes:
+                click.echo(f"  {described(key, found)}")

@@ -160,6 +160,10 @@ class Device:
             memory_pools=bool(attribute("MEMORY_POOLS_SUPPORTED")),
         )
 
+    def notify(self, message: str) -> None:
+        """Tell the user of something done on this device."""
+        self._notify(message)
+
     @property
     def handle(self) -> Any:
         """What the driver's calls take for this device."""

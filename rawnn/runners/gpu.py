@@ -44,6 +44,10 @@ class GpuRunner:
     """
 
     def __init__(self, device: Device, work: Work) -> None:
+        if work.policy.tune:
+            from rawnn.tuning.launches import tuned
+
+            work = tuned(device, work)
         self._device, self._work = device, work
         self._closing = ExitStack()
         self._events: list[tuple[Event, Event]] = []
@@ -99,6 +103,17 @@ class GpuRunner:
         program = GraphProgram(self._lowering, graphs, self._addresses, self._host, label)
         self._closing.callback(program.close)
         return program
+
+    def trial(self, plan: Plan, steps: int) -> Program:
+        """A program of `steps` steps of another plan of the same tensors, for the caller to time
+        and to close. It trains this runner's parameters on."""
+        policy = self._work.policy
+        if not policy.graph:
+            self._lowering.compile([plan])
+            return make_program(self._lowering, plan, self._addresses, self._host, self._allocator)
+        graphs = graph_plans(plan, policy, steps)
+        self._lowering.compile([g.plan for g in graphs])
+        return GraphProgram(self._lowering, graphs, self._addresses, self._host, "trial")
 
     def _make_allocator(self) -> Allocator | None:
         """What gives temporaries memory at each use; None where they are placed once."""
@@ -302,6 +317,10 @@ class GpuRunner:
             "compile_ms": self._device.compile_ms,
             "libraries": dict(self._lowering.libraries),
         }
+        if self._work.policy.tune:
+            from rawnn.tuning.choices import chosen
+
+            facts["choices"] = chosen(self._work.train)
         if self._allocator is not None:
             statistics = self._allocator.statistics()
             facts["memory"] = {**asdict(statistics), "fragmentation": statistics.fragmentation}

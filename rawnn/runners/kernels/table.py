@@ -46,10 +46,10 @@ class KernelImpl:
     `name` is the kernel's, `template(op, plan)` its template arguments; `sizes(op, plan)` gives the
     parameters that are neither operands, leading dimensions nor attributes of the op, and what else
     the geometry depends on; `geometry(scalars)` the grid and block from all of them; `shapes` the
-    extents of every operand, which the simulated device and tests go by. `shared(scalars)` are bytes of
-    dynamic shared memory, `cluster` blocks of a cluster along x. `choices(scalars)` is the number
-    of variants of a launch, of which the op's attribute `choice` picks one, 0 by default; none are
-    given where they are the forms of the geometry.
+    extents of every operand, which the simulated device and tests go by. `shared(scalars)` are the
+    bytes of dynamic shared memory, `cluster` blocks of a cluster along x. `choices(scalars)` is the
+    number of variants of a launch, of which the op's attribute `choice` picks one, 0 by default;
+    None where they are the forms of the geometry.
     """
 
     source: str
@@ -167,7 +167,7 @@ def matrix(operand: str) -> Callable[[Op, Plan], Scalars]:
     return sizes
 
 
-THREADS = (64, 128, 256, 512)
+THREADS = (64, 128, 256)
 """Threads of a block that elementwise kernels are tried with."""
 
 

@@ -1,0 +1,148 @@
+"""The toggle `tune`: variants are timed in the step, kept where they are faster beyond doubt, and
+read the next time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.errors import DeviceError
+from rawnn.network import Network
+from rawnn.runners.base import Work
+from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.programs import Program
+from rawnn.sim import Simulation
+from rawnn.step.plan import Plan
+from rawnn.tuning import choices, launches
+from rawnn.tuning.choices import chosen, key_of, with_choices
+from rawnn.tuning.launches import tuned
+from tests.engine import dataset_for, make_work, run_on
+
+NETWORK = Network((24, 16, 5))
+OPTS = ("tune,arena", "tune", "tune,pool,streams", "tune,preload,fuse,graphs=epoch",
+        "tune,graphs=step", "tune,preload,graphs=while", "tune,preload,cublas,fuse,graphs=2",
+        "tune,preload,mma,bf16,fuse,streams,pdl,graphs=epoch")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(launches, "SAMPLE_MS", 0.0)
+    monkeypatch.setattr(launches, "STEPS", 2)
+    return tmp_path
+
+
+def work_of(opt: str) -> Work:
+    return make_work(opt, NETWORK.layers, dataset_for(NETWORK, 24, 8))
+
+
+class Clock:
+    """Samples that follow from the variants of a plan: `cost(choices)` in place of measuring."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[str, dict[int, float]],
+                 noise: float = 0.0) -> None:
+        self.costs, self.noise, self.samples = costs, noise, 0
+        trial = GpuRunner.trial
+
+        def made(runner: GpuRunner, plan: Plan, steps: int) -> Program:
+            cost = self.cost(plan)
+            program = trial(runner, plan, steps)
+            program.cost = cost  # type: ignore[attr-defined]
+            return program
+
+        monkeypatch.setattr(GpuRunner, "trial", made)
+        monkeypatch.setattr(launches._Trial, "_sample", lambda _, program: self.sample(program))
+
+    def cost(self, plan: Plan) -> float:
+        picked = {name: changes["choice"] for name, changes in chosen(plan).items()}
+        if any(self.costs.get(n, {}).get(c, 0) is None for n, c in picked.items()):
+            raise DeviceError("too much shared memory")
+        return 50.0 + sum(self.costs.get(n, {}).get(c, 0.0) for n, c in picked.items())
+
+    def sample(self, program: Program) -> float:
+        self.samples += 1
+        return program.cost + self.noise * (self.samples % 7)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("opt", OPTS)
+def test_what_is_chosen_trains_the_same(device: Device, sim: Simulation, opt: str) -> None:
+    """On a device that knows one order of sums: before, measuring, and reading what was found."""
+    without = run_on(device, work_of(opt.removeprefix("tune").lstrip(",") or "none"))
+    measured = run_on(device, work_of(opt))
+    read = run_on(device, work_of(opt))
+    for found in (measured, read):
+        assert (found.loss == without.loss).all()
+        for name, array in without.parameters.items():
+            assert (found.parameters[name] == array).all()
+
+
+def test_the_fastest_variants_are_kept_and_remembered(
+        device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(device, "_notify", said.append)
+    clock = Clock(monkeypatch, {"fc1.forward": {1: -3, 2: -8, 3: -5}, "fc2.forward": {2: 4},
+                                "fc2.weight_grad": {4: -1}, "relu1": {1: None}})  # type: ignore[dict-item]
+    work = work_of("tune,preload,graphs=epoch")
+    found = chosen(tuned(device, work).train)
+    assert found == {"fc1.forward": {"choice": 2}, "fc2.weight_grad": {"choice": 4}}
+    assert "us a step, 50.0 before" in said[0]
+    assert len(said) == 3
+    assert said[1].startswith("tune: matmul/naive nt")
+    assert "choice 2, 42.0 us a step, 50.0 before" in said[1]
+    samples = clock.samples
+    assert chosen(tuned(device, work).train) == found
+    assert clock.samples == samples  # nothing was measured again
+    runner = GpuRunner(device, work)
+    assert runner.describe()["choices"] == found
+    runner.close()
+
+
+def test_noise_is_no_gain(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, {"fc1.forward": {1: -1.0, 2: -1.5}, "fc2.forward": {1: -30.0}}, noise=2.0)
+    found = chosen(tuned(device, work_of("tune,preload")).train)
+    assert found == {"fc2.forward": {"choice": 1}}
+
+
+def test_an_interruption_keeps_what_was_found(device: Device, cache: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, {"gather": {1: -3}, "fc1.forward": {1: -3}})
+    work = work_of("tune,preload,graphs=epoch")
+    sample = clock.sample
+
+    def interrupted(program: Program) -> float:
+        if clock.samples > 80:
+            raise KeyboardInterrupt
+        return sample(program)
+
+    monkeypatch.setattr(clock, "sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(device, work)
+    kept = choices.read(choices.file_of(device.info), lambda message: None)
+    assert key_of(work.train.find(kind="matmul")[0], work.train) in kept
+    assert len(kept) < len({key_of(op, work.train) for op in work.train.ops})
+    monkeypatch.setattr(clock, "sample", sample)
+    assert "fc1.forward" in chosen(tuned(device, work).train)
+
+
+def test_a_broken_file_is_measured_anew(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(device, "_notify", said.append)
+    Clock(monkeypatch, {"fc1.forward": {1: -3}})
+    path = choices.file_of(device.info)
+    path.parent.mkdir()
+    path.write_text("nonsense")
+    assert "fc1.forward" in chosen(tuned(device, work_of("tune,preload")).train)
+    assert "measured anew" in said[0]
+
+
+def test_all_plans_of_a_run_are_changed() -> None:
+    work = make_work("preload,fuse,report=2", NETWORK.layers, dataset_for(NETWORK, 27, 8),
+                     partial=True)
+    key = key_of(work.train.find(kind="matmul")[0], work.train)
+    changed = choices.applied(work, {key: {"choice": 1}})
+    assert chosen(changed.train) == chosen(changed.quiet) == {"fc1.forward": {"choice": 1}}
+    assert chosen(with_choices(work.train, {})) == {}
+    assert changed.rest is not None
+    assert chosen(changed.rest) == {}  # a smaller batch is another shape
