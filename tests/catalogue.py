@@ -166,8 +166,9 @@ def cases(machine: Machine = CAPABLE) -> dict[tuple[str, str], list[Case]]:
                 for variant in variants:
                     _collect(found, variant, opt, machine)
         with mock.patch("rawnn.opts.mma.LEAST_WGMMA", WORTH_WGMMA):
-            _collect(found, LARGE, f"preload,{number},mma,fuse", machine)
-            _collect(found, LARGE, f"preload,{number},mma", machine)
+            for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
+                opt = ",".join(filter(None, ("preload", number, kernel)))
+                _collect(found, LARGE, opt, machine)
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)

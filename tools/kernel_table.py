@@ -8,9 +8,9 @@
 Spills depend on the compiler, so the table has those of every major version of NVRTC: write it with
 NVRTC 13 first and with NVRTC 12 last, whose registers are the ones shown.
 
-Needs NVRTC and no GPU. Which template instances there are is asked of the engine: every
-combination of toggles is applied to networks of one and two layers, and each kernel that an op of
-the resulting plans is lowered to is an instance.
+Needs NVRTC and no GPU. Which template instances there are is asked of the engine:
+tests/catalogue.py applies the toggles to networks, and each kernel that an op of the resulting
+plans is lowered to is an instance.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,33 +31,29 @@ sys.path.insert(0, str(ROOT))
 from rawnn import ptx  # noqa: E402
 from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
-from rawnn.errors import ConfigError  # noqa: E402
-from rawnn.network import Network  # noqa: E402
-from rawnn.opts import TOGGLES, select  # noqa: E402
 from rawnn.opts.fuse import MAX_FUSED_CLASSES  # noqa: E402
-from rawnn.opts.registry import Machine, Toggle  # noqa: E402
+from rawnn.opts.registry import Machine  # noqa: E402
 from rawnn.ptx.compile import compile_source  # noqa: E402
 from rawnn.ptx.resources import SM_LIMITS, occupancy, resource_usage, spills  # noqa: E402
-from rawnn.runners.graphplan import graph_plans  # noqa: E402
-from rawnn.runners.kernels import kernel_for  # noqa: E402
-from rawnn.step.build import evaluation_step, training_step  # noqa: E402
+from rawnn.runners.kernels import KERNELS, kernel_for  # noqa: E402
+from tests.catalogue import Case, Variant, cases, key_of, legal  # noqa: E402
 
 TABLE = ROOT / "docs" / "kernels.md"
 ARCHITECTURES = tuple(SM_LIMITS)
-BATCH, EXAMPLES, FEATURES = 128, 60_000, 784
-LIBRARIES = ("cublas", "cudnn")
+BATCH, FEATURES = 128, 784
 RELOCATABLE = ("while.cu",)
 CHUNK = 8
-CAPABLE = Machine(None, (9, 0), 13000, lambda package: True)
 
 
 @dataclass(frozen=True, order=True)
 class Instance:
-    """A template instance of a kernel, with the largest block (threads) it is launched with."""
+    """A template instance of a kernel, with the largest block (threads) and dynamic shared memory
+    (bytes) that it is launched with."""
 
     source: str
     expression: str
     threads: int
+    dynamic: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,66 +78,66 @@ INTRODUCTION = """\
 Made by `python tools/kernel_table.py` with NVRTC {version}; not edited by hand. CI compiles every
 kernel again and fails when one is missing here or spills more registers than this table says.
 
-The list of template instances comes from the engine: every combination of toggles on networks of
-one and two layers, and the fused one-layer step for every number of classes it can have. *threads*
-is the block it is launched with at batch {batch} and {features} features. A cell of an architecture
-gives the registers per thread and, in brackets, the occupancy: the share of a multiprocessor's
-warps that can be resident with that block. *spills* are bytes stored + loaded per thread, by
-architecture and compiler (0: none with NVRTC 12 and 13). No kernel uses dynamic shared memory.
-`advance_while` is measured before it is linked with the CUDA device runtime."""
+The list of template instances comes from the engine: sets of number and kernel toggles on networks
+with every activation, loss and optimizer, at shapes that are and are not aligned
+(`tests/catalogue.py`), and the fused one-layer step for every number of classes it can have.
+*threads* is the largest block it is launched with there, *shared* the static shared memory of a
+block, plus the largest dynamic one. A cell of an architecture gives the registers per thread and,
+in brackets, the occupancy: the share of a multiprocessor's warps that can be resident with that
+block; "-" where no toggle leads to the kernel. *spills* are bytes stored + loaded per thread, by
+architecture and compiler (0: none with NVRTC 12 and 13). `advance_while` is measured before it is
+linked with the CUDA device runtime."""
+
+
+@cache
+def _launched() -> dict[Instance, tuple[Case, ...]]:
+    """Every template instance the engine can ask for, with the ops that it runs."""
+    several = [case for group in cases().values() for case in group]
+    for count in range(1, MAX_FUSED_CLASSES + 1):  # of a fused one-layer step
+        plan = next(Variant((FEATURES, count), BATCH).plans("preload,fuse"))
+        several += [Case(op, plan, "preload,fuse") for op in plan.ops]
+    found: dict[tuple[str, str], list[Case]] = {}
+    for case in several:
+        if key_of(case.op) in KERNELS:
+            impl = kernel_for(case.op)
+            found.setdefault((impl.source, impl.expression(case.op, case.plan)), []).append(case)
+    return {_instance(*key, group): tuple(group) for key, group in found.items()}
+
+
+def _instance(source: str, expression: str, group: list[Case]) -> Instance:
+    threads = dynamic = 0
+    for case in group:
+        impl = kernel_for(case.op)
+        scalars = impl.scalars(case.op, case.plan)
+        _, (x, y, z) = impl.geometry(scalars)
+        threads, dynamic = max(threads, x * y * z), max(dynamic, impl.shared(scalars))
+    return Instance(source, expression, threads, dynamic)
 
 
 def instances() -> list[Instance]:
     """Every template instance the engine can ask for, in the order of the table."""
-    threads: dict[tuple[str, str], int] = {}
-    for opt in _combinations():
-        for layers in ((FEATURES, 10), (FEATURES, 128, 10)):
-            _collect(opt, layers, threads)
-    for count in range(1, MAX_FUSED_CLASSES + 1):  # of a fused one-layer step
-        _collect("preload,fuse", (FEATURES, count), threads)
-    return sorted(
-        (Instance(source, expression, n) for (source, expression), n in threads.items()),
-        key=lambda i: (i.source, [int(p) if p.isdigit() else p
-                                  for p in re.split(r"(\d+)", i.expression)]))
+    return sorted(_launched(), key=lambda i: (
+        i.source, [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", i.expression)]))
 
 
-def _combinations() -> Iterator[str]:
-    """Every set of toggles, each with every form of its value (a count being 2)."""
-    for words in itertools.product(*(_forms(toggle) for toggle in TOGGLES.values())):
-        yield ",".join(filter(None, words)) or "none"
+def runs_on(instance: Instance, arch: str) -> bool:
+    """Whether a GPU of the architecture can be asked for the instance."""
+    machine = Machine(None, (int(arch[3:-1]), int(arch[-1])), 13000, lambda package: True)
+    return any(_legal(case.opt, machine.compute_capability) for case in _launched()[instance])
 
 
-def _forms(toggle: Toggle) -> list[str]:
-    if toggle.parameter is None:
-        return ["", toggle.name]
-    return ["", *(f"{toggle.name}={2 if form == 'N' else form}"
-                  for form in toggle.parameter.form.split("|"))]
-
-
-def _collect(opt: str, layers: tuple[int, ...], threads: dict[tuple[str, str], int]) -> None:
-    network, steps = Network(layers), 2
-    for build in (training_step(network, BATCH, EXAMPLES, 0.1),
-                  evaluation_step(network, BATCH, EXAMPLES)):
-        try:
-            plan, policy = select(opt, network, steps, CAPABLE).apply(build)
-        except ConfigError:  # a combination that no run can have
-            continue
-        plans = [g.plan for g in graph_plans(plan, policy, steps)] if policy.graph else [plan]
-        for part in plans:
-            for op in part.ops:
-                if op.kind == "upload" or op.impl in LIBRARIES:
-                    continue
-                impl = kernel_for(op)
-                _, (x, y, z) = impl.geometry(impl.scalars(op, part))
-                key = impl.source, impl.expression(op, part)
-                threads[key] = max(threads.get(key, 0), x * y * z)
+@cache
+def _legal(opt: str, capability: tuple[int, int]) -> bool:
+    return legal(tuple(opt.split(",")),
+                 machine=Machine(None, capability, 13000, lambda package: True))
 
 
 def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
     """Compile the instances of one source for `arch`; what each uses, by expression."""
     expressions = [i.expression for i in wanted]
+    target = arch + "a" if source in ptx.ARCHITECTURE_SPECIFIC else arch
     built = compile_source(
-        Nvrtc, ptx.source_path(source).read_text(), name=source, arch=arch,
+        Nvrtc, ptx.source_path(source).read_text(), name=source, arch=target,
         expressions=expressions, relocatable=source in RELOCATABLE,
         options=("--ptxas-options=-v",))
     usage, spilled = resource_usage(built.cubin), spills(built.log)
@@ -150,7 +146,7 @@ def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
         name = built.lowered[instance.expression]
         used = usage[name]
         fits = occupancy(arch, threads=instance.threads, registers=used.registers,
-                         shared=used.shared)
+                         shared=used.shared + instance.dynamic)
         rows[instance.expression] = Row(used.registers, used.shared, spilled[name],
                                         fits.fraction)
     return rows
@@ -168,9 +164,11 @@ def measure_all(wanted: list[Instance], archs: list[str]) -> Measured:
     jobs = []
     for source, group in itertools.groupby(wanted, key=lambda i: i.source):
         several = list(group)
-        # Sources with many instances are cut up, so that no process is left with all of them.
-        jobs += [(source, several[at : at + CHUNK], arch)
-                 for arch in archs for at in range(0, len(several), CHUNK)]
+        for arch in archs:
+            possible = [i for i in several if runs_on(i, arch)]
+            # Sources with many instances are cut up, so that no process is left with all of them.
+            jobs += [(source, possible[at : at + CHUNK], arch)
+                     for at in range(0, len(possible), CHUNK)]
     found: Measured = {instance: {} for instance in wanted}
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for (_, part, arch), rows in zip(jobs, pool.map(measure, *zip(*jobs, strict=True)),
@@ -191,11 +189,11 @@ def render(found: Measured, version: tuple[int, int], before: str = "") -> str:
     """docs/kernels.md; the spills by other major versions of NVRTC are kept from `before`."""
     major, minor = version
     known = read_table(before)
-    archs = list(next(iter(found.values())))
+    archs = [arch for arch in ARCHITECTURES if any(arch in rows for rows in found.values())]
     lines = [INTRODUCTION.format(version=f"{major}.{minor}", batch=BATCH, features=FEATURES)]
     for source, group in itertools.groupby(found, key=lambda i: i.source):
         lines += [f"\n## {source}\n",
-                  f"| kernel | threads | static shared (B) | spills | {' | '.join(archs)} |",
+                  f"| kernel | threads | shared (B) | spills | {' | '.join(archs)} |",
                   "|---" + "|---:" * (3 + len(archs)) + "|"]
         for instance in group:
             rows = found[instance]
@@ -203,7 +201,9 @@ def render(found: Measured, version: tuple[int, int], before: str = "") -> str:
                        if key[0] != major}
             spilled |= {(major, arch): row.spilled for arch, row in rows.items()}
             shared = "/".join(str(n) for n in sorted({row.shared for row in rows.values()}))
-            cells = [f"{row.registers} ({row.occupancy:.0%})" for row in rows.values()]
+            shared += f" + {instance.dynamic}" if instance.dynamic else ""
+            cells = [f"{rows[arch].registers} ({rows[arch].occupancy:.0%})" if arch in rows else "-"
+                     for arch in archs]
             lines.append(f"| `{instance.expression}` | {instance.threads} | {shared} | "
                          f"{spill_cell(spilled)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
