@@ -27,7 +27,7 @@ from rawnn.runners.base import Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.step.recipe import Recipe
 
-PRODUCTS = ("", "tiled", "mma", "mma=sync", "cublas")
+PRODUCTS = ("mma", "cublas", "mma=sync", "tiled", "")
 FOLLOWING = ("", "streams", "pdl", "streams,pdl")
 FUSION = ("", "fuse")
 

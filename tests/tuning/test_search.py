@@ -60,7 +60,7 @@ def test_sets_are_spelled_in_the_order_of_the_registry() -> None:
 
 def test_what_cannot_run_here_is_not_varied() -> None:
     old = Machine(None, (7, 5), 13000, lambda package: False)
-    assert axes(old)[:3] == [("", "tiled"), ("", "streams"), ("", "fuse")]
+    assert axes(old)[:3] == [("tiled", ""), ("", "streams"), ("", "fuse")]
     wanted = axes(CAPABLE)
     assert wanted[:3] == [search.PRODUCTS, search.FOLLOWING, search.FUSION]
     varied = {word for choices in wanted for choice in choices for word in choice.split(",")}
