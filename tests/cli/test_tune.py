@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.tuning import search, table
+from rawnn.cuda.device import DeviceInfo
+from rawnn.tuning import choices, search, table
+from rawnn.tuning.choices import Found
 from tests.cli.conftest import Rawnn
 
 SMALL = ("tune", "--device", "sim", "--layers", "20-16-5", "--batch", "8", "--dataset",
@@ -61,6 +63,17 @@ def test_ctrl_c_keeps_what_was_found(rawnn: Rawnn, mine: Path,
     done = rawnn(*SMALL)
     assert done.status == 130
     assert len(table.read(mine)) == 1
+
+
+def test_the_launches_that_the_toggle_found_are_shown(rawnn: Rawnn,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    info = DeviceInfo("NVIDIA H200", 0, (9, 0), 132, 1, "13.0", "580.1", "13.0")
+    found = {"matmul/mma nt a": Found({"choice": 2}, 40.25, 38.0), "tick/naive": Found({}, 40, 40)}
+    choices.write(choices.file_of(info), info, found, lambda message: None)
+    shown = rawnn("tune", "--show").out
+    assert "2 launches measured" in shown
+    assert "matmul/mma nt a: choice 2, 38.0 us a step, 40.2 before" in shown
+    assert "tick" not in shown
 
 
 def test_there_is_nothing_to_tune_on_the_host(rawnn: Rawnn) -> None:

@@ -29,6 +29,7 @@ OPTS = ("tune,arena", "tune", "tune,pool,streams", "tune,preload,fuse,graphs=epo
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RAWNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(launches, "has_a_clock", lambda device: True)
     monkeypatch.setattr(launches, "SAMPLE_MS", 0.0)
     monkeypatch.setattr(launches, "STEPS", 2)
     return tmp_path
@@ -36,6 +37,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def work_of(opt: str) -> Work:
     return make_work(opt, NETWORK.layers, dataset_for(NETWORK, 24, 8))
+
+
+def test_a_simulated_device_goes_by_rule(device: Device, cache: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    work = work_of("tune,preload,graphs=epoch")
+    assert tuned(device, work) is work
+    assert not choices.file_of(device.info).exists()
 
 
 class Clock:
