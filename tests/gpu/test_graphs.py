@@ -53,7 +53,7 @@ def device() -> Device:
         found = default_device()
     except DeviceError as error:
         pytest.skip(str(error))
-    if found.info.compute_capability < (9, 0):
+    if found.capability < (9, 0):
         pytest.skip("programmatic edges need compute capability 9.0")
     return found
 

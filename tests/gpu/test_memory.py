@@ -69,7 +69,7 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture
 def hopper(device: Device) -> Device:
-    if device.info.compute_capability < (9, 0):
+    if device.capability < (9, 0):
         pytest.skip("needs compute capability 9.0")
     names = ("late", "clustered", "roomy")
     if ("gpu.cu", "late", True) not in device._functions:

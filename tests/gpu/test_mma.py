@@ -44,7 +44,7 @@ def lowering() -> Iterator[Lowering]:
 def needs(lowering: Lowering, impl: str, *types: str) -> None:
     least = (8, 9) if impl != "tiled" and any(t.startswith("float8") for t in types) \
         else NEEDS[impl]
-    have = lowering.device.info.compute_capability
+    have = lowering.device.capability
     if have < least or (impl == "wgmma" and have != (9, 0)):
         pytest.skip(f"{impl} of {', '.join(types)} does not run on compute capability {have}")
 

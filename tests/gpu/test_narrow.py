@@ -29,7 +29,7 @@ def device() -> Iterator[Device]:
         opened = open_gpu(0, print)
     except DeviceError as error:
         pytest.skip(str(error))
-    if opened.info.compute_capability < (8, 0):
+    if opened.capability < (8, 0):
         pytest.skip("bfloat16 products need compute capability 8.0")
     yield opened
     opened.close()
@@ -82,7 +82,7 @@ def test_options_stay_beside_the_hosts(
 def test_every_way_of_running_gives_the_same_bits(
     device: Device, machine: Machine, layers: tuple[int, ...], batch: int, how: str
 ) -> None:
-    if "pdl" in how and device.info.compute_capability < (9, 0):
+    if "pdl" in how and device.capability < (9, 0):
         pytest.skip("pdl needs compute capability 9.0")
     stream = run_on(device, work(OPT, layers, batch, machine))
     found = run_on(device, work(f"{OPT},{how}", layers, batch, machine))
