@@ -99,9 +99,10 @@ def check_run(spec: Specification, opened: Opened) -> tuple[Outcome, bool]:
     except OutOfMemory as error:
         return Outcome(seed=spec.seed, specification=name, verdict="memory",
                        reason=str(error)), True
-    except RawnnError as error:
+    except Exception as error:  # whatever it is, it is what was looked for; the next run goes on
+        said = str(error) if isinstance(error, RawnnError) else f"{type(error).__name__}: {error}"
         return Outcome(seed=spec.seed, specification=name, verdict="failed",
-                       reason=str(error)), not isinstance(error, CallFailed)
+                       reason=said), not isinstance(error, CallFailed) or _answers(opened)
     found, us = device
     machine = opened.machine
     plain, true = (spec.work(opt, data, machine) for opt in (spec.opt("preload"), "preload"))
@@ -110,6 +111,16 @@ def check_run(spec: Specification, opened: Opened) -> tuple[Outcome, bool]:
     used, reason = _compared(spec, found, host, exact)
     return Outcome(seed=spec.seed, specification=name, verdict="wrong" if used > 1 else "right",
                    reason=reason if used > 1 else "", us=us, used=used), True
+
+
+def _answers(opened: Opened) -> bool:
+    """Whether the device can still be used: some failures break its context for good."""
+    try:
+        if opened.device is not None:
+            opened.device.stream.synchronize("a run that failed")
+    except CallFailed:
+        return False
+    return True
 
 
 def _on_device(spec: Specification, data: Dataset, opened: Opened) -> tuple[_Found, float]:

@@ -33,7 +33,7 @@ class Limits:
 
     widths: tuple[int, int] = (16, 1024)
     batch: int = 4096
-    work: float = 5e8
+    work: float = 2e9
 
 
 SMALL = Limits((2, 40), 33, 2e5)
@@ -136,7 +136,7 @@ def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
     autoencoder = loss == "mse" and generator.random() < 0.3
     if autoencoder:
         layers = (*layers[:-1], layers[0])
-    elif loss == "cross_entropy" and generator.random() < 0.7:
+    elif loss == "cross_entropy" and generator.random() < 0.6:
         layers = (*layers[:-1], int(generator.integers(2, min(33, limits.widths[1]))))
     batch = _within(layers, batch, limits.work)
     network = Network(
@@ -166,10 +166,13 @@ def _log_uniform(generator: Generator, low: int, high: int) -> int:
 
 def _sizes(generator: Generator, limits: Limits) -> tuple[tuple[int, ...], int]:
     """Sizes of up to six layers and a batch, half of them all multiples of 16: what vectors and
-    tensor cores like, and what they must be told of."""
-    depth = int(generator.integers(1, 7))
-    sizes = [_log_uniform(generator, *limits.widths) for _ in range(depth + 1)]
-    batch = _log_uniform(generator, 1, limits.batch)
+    tensor cores like, and what they must be told of. One in ten is large and shallow, for what is
+    done differently from some size on."""
+    depth, smallest, least = int(generator.integers(1, 7)), limits.widths[0], 1
+    if generator.random() < 0.1:
+        depth, smallest, least = 1 + depth % 2, limits.widths[1] // 2, limits.batch // 2
+    sizes = [_log_uniform(generator, smallest, limits.widths[1]) for _ in range(depth + 1)]
+    batch = _log_uniform(generator, least, limits.batch)
     if generator.random() < 0.5 and limits.widths[1] >= 16:
         sizes = [-(-n // 16) * 16 for n in sizes]
         batch = -(-batch // 16) * 16

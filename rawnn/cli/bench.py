@@ -101,7 +101,7 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
               help="Seed of the first run; each has the next. A run follows from its seed alone.")
 @click.option("--work", type=click.FloatRange(1), metavar="N",
               help="Multiply-adds of a step at most, which bound the time that NumPy takes to "
-                   "check it (5e8; on a simulated device 2e5).")
+                   "check it (2e9; on a simulated device 2e5).")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
               help="Where to run (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep what was found as JSON.")

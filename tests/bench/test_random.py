@@ -50,7 +50,7 @@ def test_specifications_keep_to_their_limits_and_vary() -> None:
         assert 1 <= spec.batch <= 4096
         assert 2 <= len(layers) <= 7
         assert max(layers) <= 1024
-        assert 3 * weights * spec.batch <= 5e8
+        assert 3 * weights * spec.batch <= 2e9
         assert spec.recipe.steps(spec.examples) >= 1
     seen = {name for spec in specs for name in (
         spec.network.loss, spec.network.activation, spec.network.init, spec.optimizer.name,
@@ -140,15 +140,19 @@ def test_a_skipped_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_failures_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[RawnnError] = [OutOfMemory("no room"), ConfigError("no such thing"),
+                                CallFailed("cuGraphInstantiate", 1, "INVALID", "", "epoch"),
                                 CallFailed("cuLaunchKernel", 700, "ILLEGAL", "", "fc1")]
+    answers = iter([True, False])
 
     def fails(*arguments: Any) -> Any:
         raise errors.pop(0)
 
     monkeypatch.setattr(random, "_on_device", fails)
+    monkeypatch.setattr(random, "_answers", lambda opened: next(answers))
     found = list(run_random(Opened(None, HOST, 0.0), SMALL, 5, 9))
-    assert [(o.seed, o.verdict) for o in found] == [(5, "memory"), (6, "failed"), (7, "failed")]
-    assert "cuLaunchKernel" in str(found[2]).splitlines()[1]
+    assert [(o.seed, o.verdict) for o in found] == [
+        (5, "memory"), (6, "failed"), (7, "failed"), (8, "failed")]
+    assert "cuLaunchKernel" in str(found[3]).splitlines()[1]
 
 
 def test_the_command_prints_a_line_a_run_and_keeps_them(tmp_path: Path) -> None:
