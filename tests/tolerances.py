@@ -6,9 +6,9 @@ types first, so that what is left are these parts, which add up:
 - *storage*: the result is rounded once, to half a unit of its last place: `UNIT[type]` at most
   (twice that where it is rounded stochastically).
 - *sums*: adding up n terms of random sign, the k-th partial sum is of the order of sqrt(k) terms
-  and is rounded by a random part of UNIT; the errors add up as sqrt(1 + 2 + ... + n) ~ n / sqrt(2),
-  while the sum is of the order of sqrt(n): sqrt(n / 2) * UNIT of the type of the sums. Sums in
-  another order, in several parts, are nearer. Tensor cores cut off what they do not keep, always
+  and is rounded by up to UNIT; the errors add up as sqrt(1 + 2 + ... + n) < n, while the sum is of
+  the order of sqrt(n): sqrt(n) * UNIT of the type of the sums. Sums in another order, in several
+  parts, are nearer. Tensor cores cut off what they do not keep, always
   towards zero, so that errors do not cancel: `TENSOR_CORE` is their unit.
 - *factors*: tensor cores round float32 factors to tf32, 10 bits of mantissa, some by cutting off
   the rest: 2^-10 of each factor at most. 16-bit and 8-bit factors are taken as they are.
@@ -60,7 +60,7 @@ def of_op(stored: str, length: int = 1, compute: str = "float32", sums: str | fl
     products; `sums` is the type (or the unit) that they are added in."""
     unit = UNIT[sums] if isinstance(sums, str) else sums
     return (UNIT[stored] * (2 if stochastic else 1) + FUNCTIONS + 2 * FACTOR[compute]
-            + math.sqrt(length / 2) * unit)
+            + math.sqrt(length) * unit)
 
 
 def table() -> str:

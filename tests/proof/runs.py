@@ -13,6 +13,7 @@ from unittest import mock
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.errors import CompileError, OutOfMemory, RawnnError
+from rawnn.ptx import compile
 from rawnn.ptx.signature import parse_kernels
 from rawnn.runners.base import Work
 from rawnn.runners.gpu import GpuRunner
@@ -27,9 +28,14 @@ SEED = 11
 
 @contextmanager
 def cheap_devices() -> Iterator[None]:
-    """Remember what a kernel's source declares, and let products ask for less scratch memory."""
+    """Remember what a kernel's source declares and includes, and let products ask for less scratch
+    memory."""
     remembered = functools.cache(parse_kernels)
+    includes = functools.cache(compile._read_includes)
     with ExitStack() as patches:
+        patches.enter_context(mock.patch(
+            "rawnn.ptx.compile._read_includes",
+            lambda text, name, paths: includes(text, name, tuple(paths))))
         for module in ("rawnn.cuda.device", "rawnn.sim.driver", "rawnn.sim.image"):
             patches.enter_context(mock.patch(f"{module}.parse_kernels", remembered))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
