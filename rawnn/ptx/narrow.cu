@@ -1,5 +1,46 @@
-// narrow_input, narrow_inner, narrow_update: a training step of a network of narrow layers (2 to 6 of
-// them, none wider than 256) in two dependent launches, straight from the uint8 data set.
+// narrow_input, narrow_inner, narrow_update: a training step of a network of narrow layers in two
+// dependent launches, straight from the uint8 data set.
+//
+//   s = *cursor + offset; batch row r is example s*stride + r of images [N, FEATURES], where
+//   ORDERED example order[s*stride + r]; x = images * scale; DEPTH layers (2 .. 6), layer l with
+//   SIZEl outputs, none wider than WIDTH, a multiple of 32 up to 256
+//   narrow_input:  partial[i*SIZE1 + j, r] = what features 256i .. 256i + 255 add to x w1^T [r, j]
+//   narrow_inner:  a1 = ACTIVATION(sum of partial over the SPLITS shares + b1), al likewise from
+//                  a(l-1) and cl; p = softmax of the last layer; activations = a1 .., gradients =
+//                  dz1 .. for the mean cross-entropy with labels; row_p[r] = p[r, label], NaN where
+//                  that is no class; row_correct[r] = 1 where the first maximum is at it, else 0
+//   narrow_update: w -= rate * (gradient^T input + decay * w) and c = w, rounded, for every layer,
+//                  b -= rate * (row sums of the gradient + decay * b), rate = rates[s] or lr;
+//                  loss[s] = mean of -log row_p, correct[s] = sum of row_correct;
+//                  with STEPS = 2 then narrow_input of step s + 1, on the new weights
+//
+// T, float16 or bfloat16: the copies c1 .. c6, activations and gradients [DEPTH*WIDTH, batch], rows
+// (l - 1)*WIDTH on being layer l. Masters w1 .. w6, biases b1 .. b6 and partial are float; labels
+// uint8 or int32; rates float [steps]. Pixels enter products as the integers they are, exact in
+// both types, and sums are scaled. Rows of images are padded to 4 bytes, all others to 16; what
+// padding holds does not matter, and that of activations, gradients, weights and copies may be
+// written.
+// Null pointers: order unless ORDERED, rates, c1 in narrow_update, partial there with STEPS = 1,
+// biases, and all of the layers behind DEPTH. ACTIVATION's slope must follow from its output.
+//
+// Used by `fuse` with `mma` (rawnn/opts/narrow.py), which also joins a step's narrow_update with
+// the next one's narrow_input. Sums meet in a fixed order: results repeat bit for bit.
+// Launch: narrow_inner ceil(batch / 8) blocks of 2 * WIDTH threads with Inner::kBytes of dynamic
+// shared memory (shared_bytes of rawnn.step.ops.narrow), for SLOTS layers' weights at a time; the
+// others blocks of 256 threads, SPLITS = ceil(FEATURES / 256) of them for each 16 outputs of the
+// first layer; narrow_update one more for each 8 pieces of 16 x 32 of the other layers' weights and
+// a warp for the metrics.
+// Limit: latency. A step of 784-128-128-128-10 at batch 32 in bfloat16 takes 8.4 us on an H200 (4.7
+// in narrow_inner and 3.7 in narrow_update, each with its launch), 6.1 us with programmatic edges:
+// cursor, order, pixels and first-layer masters are then fetched while narrow_inner runs. Batch 64
+// takes 10.8 and 8.4 us. Beyond the launches (0.65 us each) narrow_inner needs 3.4 us: 1.7 until
+// the weights and the first layer's sums are there, 0.25 for each layer forward, 0.5 for the
+// softmax, 0.2 for each layer backward; narrow_update 1.35 us: 0.35 until the gradients are there,
+// 0.3 for stores, 0.45 for the product and the sum over 8 warps.
+// What it was worth: several blocks for 16 outputs of the first layer 6.7 us; sizes as template
+// arguments, addresses without branches and biases loaded ahead 1.2 us; stores in whole sectors,
+// sums ahead of weights in the queue to memory, bulk copies (0.25 alone) and -log p left to
+// narrow_update 1.6 us together.
 #include "activations.cuh"
 #include "common.cuh"
 #include "narrow_pieces.cuh"
@@ -80,8 +121,8 @@ __device__ __forceinline__ void product(float (&sum)[4], const unsigned int (&we
   for (int i = 0; i < 4; ++i) sum[i] += odd[i];
 }
 
-// A warp's 16 rows of one layer's weights on their way to shared memory, with zeros around what there
-// is. A copy of the warp takes 64 bytes of each of 8 rows.
+// A warp's 16 rows of one layer's weights on their way to shared memory, with zeros around what
+// there is. A copy of the warp takes 64 bytes of each of 8 rows.
 template <typename T, int WIDTH>
 __device__ __forceinline__ void fetch(T* to, int pitch, const T* weights, int ld, int rows,
                                       int cols, int first, int lane) {
@@ -103,14 +144,15 @@ __device__ __forceinline__ void fetch(T* to, int pitch, const T* weights, int ld
 }
 
 // How often the slot of layer i was filled before it is filled for the way back: with each of the
-// layers i, i + slots, ... on the way there, and with those of them above i but the last on the way back.
+// layers i, i + slots, ... on the way there, and with those of them above i but the last on the way
+// back.
 __device__ constexpr int way_back_turn(int layer, int layers, int slots) {
   const int sharing = (layers - 1 - layer) / slots;  // layers above this one in its slot
   return (layer / slots + 1 + sharing) + sharing - 1;
 }
 
-// The weights between hidden layers on their way to shared memory, layer i in slot i % SLOTS: warp by
-// warp, 16 rows each, in the order in which the layers are needed; each may take a slot over.
+// The weights between hidden layers on their way to shared memory, layer i in slot i % SLOTS: warp
+// by warp, 16 rows each, in the order in which the layers are needed; each may take a slot over.
 template <typename T, typename PLAN, int WIDTH, bool WHOLE>
 struct Fetcher {
   static constexpr bool kBulk = kHasBulk && WHOLE;  // every layer is WIDTH x WIDTH
@@ -230,7 +272,8 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
   pdl_wait();
   pdl_trigger();
 
-  // The first layer: what narrow_input or narrow_update left, a part for each share of the features.
+  // The first layer: what narrow_input or narrow_update left, a part for each share of the
+  // features.
   float2 parts[SPLITS][2];
 #pragma unroll
   for (int i = 0; i < 2 * SPLITS; ++i) {
@@ -472,9 +515,9 @@ __global__ void __launch_bounds__(32 * kPieceWarps, 1)
   layer.product(sums, inputs, rows, block, thread, scale, partial, ldpartial);
 }
 
-// The blocks of a launch hold pieces of the first layer, 16 rows of it SPLITS blocks, then pieces of
-// the other layers; the warp behind the last piece sums up the metrics. With STEPS = 2 the blocks of
-// the first layer go on to the next step's product.
+// The blocks of a launch hold pieces of the first layer, 16 rows of it SPLITS blocks, then pieces
+// of the other layers; the warp behind the last piece sums up the metrics. With STEPS = 2 the
+// blocks of the first layer go on to the next step's product.
 template <typename T, bool ORDERED, int STEPS, int SPLITS, int DEPTH, int WIDTH, int FEATURES,
           int SIZE1, int SIZE2, int SIZE3, int SIZE4, int SIZE5, int SIZE6>
 __global__ void __launch_bounds__(32 * kPieceWarps, 1)
@@ -527,14 +570,14 @@ __global__ void __launch_bounds__(32 * kPieceWarps, 1)
     if (rates != nullptr) rate = rates[step];
     pdl_wait();
     pdl_trigger();
-    gradient.load(from, ldgradients, 8 * t < ldgradients);
+    gradient.load(from, ldgradients, batch - 8 * t);
     if constexpr (!kProgrammatic) load_inputs();
     if (layer.working) {
 #pragma unroll 1
       for (int part = 0; part < parts; ++part) {
         if (part > 0) {
           const int at = kBatchRows * part;
-          gradient.load(from + at, ldgradients, at + 8 * t < ldgradients);
+          gradient.load(from + at, ldgradients, batch - at - 8 * t);
           layer.load_down(inputs, now, part);
         }
         gradient.add_to(bias_sums);
@@ -597,10 +640,10 @@ __global__ void __launch_bounds__(32 * kPieceWarps, 1)
           activations + ((layer - 1) * WIDTH + begin + tile_column(g)) * ldactivations + at;
       unsigned int inputs[4][4];
       gradient.load(gradients + (layer * WIDTH + row) * ldgradients + at, ldgradients,
-                    at < ldgradients);
+                    batch - at);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        load_eight(inputs[i], input + i * ldactivations, at < ldactivations);
+        load_eight(inputs[i], input + i * ldactivations, batch - at);
       }
       gradient.add_to(bias_sums);
 #pragma unroll

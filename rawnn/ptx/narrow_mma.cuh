@@ -2,10 +2,10 @@
 // of fragments, asynchronous copies. A host build (tests/ptx/emulation) defines
 // NARROW_HOST_COLLECTIVES and brings its own.
 //
-// Fragments are those of mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"), with g = lane / 4
-// and t = lane % 4. A [16, 16]: words 0..3 hold (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8) and
-// their right neighbours. B [16, 8]: words 0, 1 hold (2t, g), (2t + 8, g) and their lower neighbours.
-// C [16, 8]: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// Fragments are those of mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"), with g = lane
+// / 4 and t = lane % 4. A [16, 16]: words 0..3 hold (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t +
+// 8) and their right neighbours. B [16, 8]: words 0, 1 hold (2t, g), (2t + 8, g) and their lower
+// neighbours. C [16, 8]: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 #pragma once
 #include "types.cuh"
 
@@ -68,8 +68,8 @@ __device__ __forceinline__ void close_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most `pending` groups of this thread's copies are under way; `pending` must be known
-// when the code around it is unrolled.
+// Waits until at most `pending` groups of this thread's copies are under way; `pending` must be
+// known when the code around it is unrolled.
 __device__ __forceinline__ void await_copies(int pending) {
   switch (pending) {
     case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
@@ -89,8 +89,8 @@ constexpr bool kHasBulk = false;
 #define NARROW_ASM(...) static_cast<void>(0)
 #endif
 
-// A barrier in shared memory that counts the bytes of bulk copies: a phase is over when as many have
-// come as one thread has announced. The first phase has the parity 0.
+// A barrier in shared memory that counts the bytes of bulk copies: a phase is over when as many
+// have come as one thread has announced. The first phase has the parity 0.
 __device__ __forceinline__ void make_barrier(unsigned long long* barrier) {
   [[maybe_unused]] const unsigned int address =
       static_cast<unsigned int>(__cvta_generic_to_shared(barrier));
@@ -112,8 +112,8 @@ __device__ __forceinline__ void copy_bulk([[maybe_unused]] void* to,
                                           [[maybe_unused]] int bytes,
                                           [[maybe_unused]] unsigned long long* barrier) {
   NARROW_ASM(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          static_cast<unsigned int>(__cvta_generic_to_shared(to))),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(static_cast<unsigned int>(__cvta_generic_to_shared(to))),
       "l"(from), "r"(bytes), "r"(static_cast<unsigned int>(__cvta_generic_to_shared(barrier)))
       : "memory");
 }
@@ -128,7 +128,8 @@ __device__ __forceinline__ void await_bulk([[maybe_unused]] unsigned long long* 
       : "memory");
 }
 
-// Between accesses to shared memory that this thread has made or seen and bulk copies over the same.
+// Between accesses to shared memory that this thread has made or seen and bulk copies over the
+// same.
 __device__ __forceinline__ void before_bulk() {
   NARROW_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }

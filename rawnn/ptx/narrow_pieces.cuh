@@ -1,13 +1,14 @@
-// What narrow_input and narrow_update share: batches of uint8 rows, and weights in pieces of 16 x 32, one
-// a warp, laid out so that no operand of a product passes through shared memory.
+// What narrow_input and narrow_update share: batches of uint8 rows, and weights in pieces of 16 x
+// 32, one a warp, laid out so that no operand of a product passes through shared memory.
 //
-// Lane (g, t) = (lane / 4, lane % 4) holds the columns 4t .. 4t + 3 and 16 + 4t .. 16 + 4t + 3 of rows
-// g and g + 8 of a piece, so that four lanes fill whole sectors of memory. For the update the piece is
-// the product of gradients [16, batch] and inputs [batch, 32]: four tiles of 8 columns, column j of
-// tile i being the piece's column 4(j / 2) + 16(j % 2) + i, and 32 batch rows at a time, the lane
-// bringing rows 8t .. 8t + 7 of each. So a lane's results are the weights it holds, and what it loads
-// are 4 neighbouring pixels of 8 rows. For the product of the first layer the piece is the left operand
-// in the same registers: of each 16 columns that a product sums over, the lane has 4t .. 4t + 3.
+// Lane (g, t) = (lane / 4, lane % 4) holds the columns 4t .. 4t + 3 and 16 + 4t .. 16 + 4t + 3 of
+// rows g and g + 8 of a piece, so that four lanes fill whole sectors of memory. For the update the
+// piece is the product of gradients [16, batch] and inputs [batch, 32]: four tiles of 8 columns,
+// column j of tile i being the piece's column 4(j / 2) + 16(j % 2) + i, and 32 batch rows at a
+// time, the lane bringing rows 8t .. 8t + 7 of each. So a lane's results are the weights it holds,
+// and what it loads are 4 neighbouring pixels of 8 rows. For the product of the first layer the
+// piece is the left operand in the same registers: of each 16 columns that a product sums over, the
+// lane has 4t .. 4t + 3.
 #pragma once
 #include "narrow_mma.cuh"
 
@@ -34,7 +35,7 @@ __device__ __forceinline__ unsigned int load_pixels(const unsigned char* __restr
   return mask != 0u ? *reinterpret_cast<const unsigned int*>(from) & mask : 0u;
 }
 
-constexpr float kMagic = 8388608.0f;  // 2^23: a byte in the lowest place of its mantissa adds itself
+constexpr float kMagic = 8388608.0f;  // 2^23: a byte in its lowest place adds itself
 
 template <int BYTE>
 __device__ __forceinline__ float pixel(unsigned int word) {
@@ -108,15 +109,23 @@ struct Piece {
   }
 };
 
-// 8 neighbouring batch rows of one feature.
+// 8 neighbouring batch rows of one feature, of which `count` exist: zeros behind them, whatever the
+// padding holds.
 template <typename T>
-__device__ __forceinline__ void load_eight(unsigned int (&words)[4], const T* from, bool exists) {
+__device__ __forceinline__ void load_eight(unsigned int (&words)[4], const T* from, int count) {
   uint4 eight = make_uint4(0u, 0u, 0u, 0u);
-  if (exists) eight = *reinterpret_cast<const uint4*>(from);
+  if (count > 0) eight = *reinterpret_cast<const uint4*>(from);
   words[0] = eight.x;
   words[1] = eight.y;
   words[2] = eight.z;
   words[3] = eight.w;
+  if (count < 8) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int left = count - 2 * i;
+      words[i] &= left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : 0u;
+    }
+  }
 }
 
 // The gradients of a piece's rows g and g + 8, at 8 batch rows of the lane.
@@ -124,13 +133,14 @@ template <typename T>
 struct Gradients {
   unsigned int low[4], high[4];
 
-  __device__ __forceinline__ void load(const T* from, int ld, bool exists) {
-    load_eight(low, from, exists);
-    load_eight(high, from + 8 * ld, exists);
+  __device__ __forceinline__ void load(const T* from, int ld, int count) {
+    load_eight(low, from, count);
+    load_eight(high, from + 8 * ld, count);
   }
 
   // sum += the gradients times the inputs' 8 columns of one tile.
-  __device__ __forceinline__ void multiply_by(float (&sum)[4], const unsigned int (&inputs)[4]) const {
+  __device__ __forceinline__ void multiply_by(float (&sum)[4],
+                                              const unsigned int (&inputs)[4]) const {
     const unsigned int first[4] = {low[0], high[0], low[1], high[1]};
     const unsigned int second[4] = {low[2], high[2], low[3], high[3]};
     multiply<T>(sum, first, inputs[0], inputs[1]);
@@ -231,8 +241,8 @@ struct FirstLayer {
     }
   }
 
-  // The part of the first layer's pre-activations that this block's columns give, from `inputs`, those of
-  // the batch's first 32 rows, on: partial[split * OUTPUTS + out, row of the batch].
+  // The part of the first layer's pre-activations that this block's columns give, from `inputs`,
+  // those of the batch's first 32 rows, on: partial[split * OUTPUTS + out, row of the batch].
   __device__ __forceinline__ void product(float* sums, unsigned int (&inputs)[4][4],
                                           const BatchRows<ORDERED>& rows, int block, int thread,
                                           float scale, float* partial, int ld) const {

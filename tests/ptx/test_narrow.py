@@ -216,6 +216,25 @@ def test_each_kernel_does_what_its_reference_does(
                     rounded(memory.read(memory.plan[tensor].source), memory.plan[tensor].dtype))
 
 
+def test_what_lies_behind_the_batch_changes_nothing(library: ctypes.CDLL) -> None:
+    memory = Memory(PLANS["six layers and weights fetched twice"], 5)  # a batch of 45
+    first, second, third = memory.plan.ops[:3]
+    launch(library, first, memory, False)
+    launch(library, second, memory, False)
+    clean = {name: array.copy() for name, array in memory.arrays.items()}
+    launch(library, third, memory, False)
+    wanted = {name: memory.read(name) for name, _ in third.writes}
+    for name, array in clean.items():
+        memory.arrays[name][...] = array
+    for name in ("narrow.activations", "narrow.gradients"):
+        shaped = memory.arrays[name].reshape(memory.plan[name].padded_shape)
+        assert shaped.shape[1] > 45
+        shaped[:, 45:] = np.nan
+    launch(library, third, memory, False)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(memory.read(name), value, name)
+
+
 def test_a_nan_and_a_label_that_is_no_class_spoil_the_loss(library: ctypes.CDLL) -> None:
     for spoil in ("weight", "label"):
         memory = Memory(PLANS["wide128"], 5)
