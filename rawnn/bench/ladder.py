@@ -28,7 +28,8 @@ from rawnn.training import Listener, Session
 BASE = ("preload", "arena")
 """The report keeps its data and its buffers on the GPU before it starts its clock."""
 
-DEFAULT_RUNGS = ("nosync", "cublas", "report=10", "fuse", "cudnn", "graphs", "graphs=epoch", "best")
+DEFAULT_RUNGS = ("nosync", "cublas", "report=10", "fuse", "cudnn", "graphs", "streams",
+                 "graphs=epoch", "best")
 BASELINE = "baseline"
 
 

@@ -24,7 +24,8 @@ def test_rungs_are_cumulative_and_interleaved() -> None:
         "preload,arena,nosync,cublas,report=10", "preload,arena,nosync,cublas,report=10,fuse",
         "preload,arena,nosync,cublas,report=10,fuse,cudnn",
         "preload,arena,nosync,cublas,report=10,fuse,cudnn,graphs",
-        "preload,arena,nosync,cublas,report=10,fuse,cudnn,graphs=epoch", "best",
+        "preload,arena,nosync,cublas,report=10,fuse,cudnn,graphs,streams",
+        "preload,arena,nosync,cublas,report=10,fuse,cudnn,streams,graphs=epoch", "best",
     ]
     assert {r.status for r in found.rungs} == {"measured"}
     for rung in found.rungs:
@@ -55,7 +56,7 @@ def test_on_the_host_only_what_applies_is_run() -> None:
     assert [r.opt for r in found.rungs] == \
         ["preload", "preload,report=10", "preload,report=10,fuse", "best"]
     assert {r.status for r in found.rungs} == {"measured"}
-    assert any("left out: nosync, cublas, cudnn, graphs, graphs=epoch" in n for n in found.notes)
+    assert any("left out: nosync, cublas, cudnn, graphs, streams, graphs=epoch" in n for n in found.notes)
     assert "wall clock" in found.timer["average_epoch_ms"]
 
 
