@@ -157,7 +157,7 @@ def key_of(op: Op) -> tuple[str, str]:
 def cases(machine: Machine = CAPABLE) -> dict[tuple[str, str], list[Case]]:
     """By entry of the table of kernels: each op with each instance, set of operands and shape."""
     found: dict[tuple[Any, ...], Case] = {}
-    kernels = [text for text in sets_of("kernels", machine) if text.count(",") < 2]
+    kernels = [text for text in sets_of("kernels", machine, ("tune",)) if text.count(",") < 2]
     plain = [text for text in kernels if "," not in text or text.endswith(",fuse")]
     for number in numbers(machine):
         for chosen, variants in ((kernels, SHAPES), (plain, VARIANTS)):
