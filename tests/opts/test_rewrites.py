@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rawnn.errors import ConfigError
 from rawnn.network import Network
+from rawnn.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.policy import Policy
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step.plan import Plan
-from tests.engine import CAPABLE, measuring_plan, random_dataset, step_plan
+from tests.catalogue import VARIANTS, Variant, sets_of
+from tests.engine import CAPABLE, dataset_for, measuring_plan, random_dataset, step_plan
 from tests.step.execution import arrays_of, epoch
 
 SIMPLE = ("preload", "arena", "nosync", "report=2", "cublas", "cudnn", "fuse")
@@ -143,6 +146,82 @@ def test_evaluation_is_fused_without_gradients() -> None:
         "gather", "matmul", "softmax", "loss_accuracy/fused"]
 
 
+# -- what fuse makes of other networks -------------------------------------------------------------
+def test_gelu_needs_its_input_and_stays_an_op_of_its_own() -> None:
+    kinds = ops("preload,fuse", Network((12, 7, 4), activation="gelu"))
+    assert kinds == ["gather", "matmul", "activate", "matmul", "softmax_loss_gradient/fused",
+                     "matmul", "activate_backward", "weight_update", "weight_update"]
+
+
+def test_tanh_is_applied_in_the_product_but_not_by_cublas() -> None:
+    network = Network((12, 7, 4), activation="tanh")
+    assert "activate" not in ops("fuse", network)
+    assert [op.attributes["activation"] for op in rewritten("fuse", network)[0].find(
+        kind="matmul")] == ["tanh", "", ""]
+    assert "activate" in ops("cublas,fuse", network)
+    assert "activate" not in ops("cublas,fuse", Network((12, 7, 4)))
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_losses_of_targets_are_one_op(loss: str) -> None:
+    network = Network((12, 7, 4), loss=loss)
+    assert f"{loss}_gradient/fused" in ops("fuse", network)
+    assert not {loss, f"{loss}_backward", f"{loss}_accuracy"} & set(ops("fuse", network))
+    quiet = rewritten("fuse", network)[0].without_metrics()
+    assert f"{loss}_backward" in [op.kind for op in quiet.ops]
+
+
+def test_without_biases_nothing_of_them_is_left() -> None:
+    plan = rewritten("fuse", Network((12, 7, 4), bias=False))[0]
+    assert not [op for op in plan.ops if "bias" in op.operands]
+    assert not [n for n in plan.tensors if "bias" in n or n.startswith("db")]
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer("sgd", 0.1, {"momentum": 0.9}),
+                                       Optimizer("adam"), Optimizer("adamw")], ids=str)
+def test_only_plain_sgd_joins_the_gradient(optimizer: Optimizer) -> None:
+    plan = select("fuse", DEEP, STEPS, CAPABLE).apply(
+        step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=optimizer))[0]
+    assert not plan.find(kind="weight_update")
+    assert len(plan.find(kind=optimizer.kind)) == 6
+    assert all(plan[op.operands[s]].role == "state" for op in plan.find(kind=optimizer.kind)
+               for s in optimizer.state)
+
+
+def test_cublas_takes_weight_decay_into_beta_and_leaves_a_schedule_to_the_update() -> None:
+    def fused(**recipe: Any) -> Plan:
+        plan = step_plan(DEEP, BATCH, BATCH * STEPS, **recipe)
+        return select("cublas,fuse", DEEP, STEPS, CAPABLE).apply(plan)[0].check()
+
+    decayed = fused(optimizer=Optimizer("sgd", 0.1, {"decay": 0.5})).find(name="fc1.weight.sgd")[0]
+    assert (decayed.kind, decayed.impl) == ("matmul", "cublas")
+    assert (decayed.attributes["alpha"], decayed.attributes["beta"]) == (-0.1, 0.95)
+    assert fused(schedule="cosine").find(name="fc1.weight.sgd")[0].kind == "sgd"
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.form])
+def test_every_set_of_kernels_trains_every_network_the_same(variant: Variant) -> None:
+    """Two steps in float64, where nothing but the order of sums differs."""
+    network = Network(variant.layers, **variant.network)
+    data = dataset_for(network, 3 * variant.batch + max(variant.batch // 2, 1), 1)
+    initial = network.initial(0)
+
+    def trained(text: str) -> dict[str, Any]:
+        plan = next(iter(variant.plans(text)))
+        arrays = arrays_of(plan, data, initial)
+        epoch(plan, arrays, 2)
+        return arrays
+
+    wanted = trained("")
+    for kernels in sets_of("kernels", without=("tune",)):
+        for text in (kernels, f"preload,{kernels}"):
+            found = trained(text)
+            for name in (*initial, "loss"):
+                np.testing.assert_allclose(found[name][:2], wanted[name][:2], rtol=0, atol=1e-12,
+                                           err_msg=f"{name} with {text}")
+
+
+# -- all together ---------------------------------------------------------------------------------
 def legal(toggles: tuple[str, ...], graphs: str) -> bool:
     return "preload" in toggles or graphs not in ("graphs=3", "graphs=while")
 

@@ -21,10 +21,14 @@ def arrays_of(plan: Plan, data: Dataset, parameters: Parameters) -> Arrays:
         "images": data.train_images, "host_images": data.normalisation.apply(
             data.train_images, np.float64),
         "cursor": np.zeros(1, np.int32), "clock": np.zeros(2, np.int32),
+        "order": np.arange(len(data.train_images), dtype=np.int32)[::-1],
+        "rates": np.linspace(0.1, 0.2, len(data.train_images)),
         **{f"{home}{kind}": array for home in ("", "host_") for kind, array in
            (("labels", data.train_labels), ("targets", data.train_targets)) if array is not None},
         **{name: array.astype(np.float64) for name, array in parameters.items()},
     }
+    if "order" in plan.tensors:  # what comes from the host comes in the epoch's order
+        known |= {n: a[known["order"]] for n, a in known.items() if n.startswith("host_")}
     for name, tensor in plan.tensors.items():
         if name not in known:
             floating = tensor.floating and tensor.role is not Role.STATE
