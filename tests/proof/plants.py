@@ -27,7 +27,7 @@ from rawnn.errors import RawnnError
 from rawnn.ptx import source_path
 from rawnn.ptx.signature import KernelSignature, parse_kernels
 from rawnn.runners import graphplan, lowering, programs
-from rawnn.runners.base import Work
+from rawnn.runners.base import Work, initial_state
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.kernels import kernel_for
 from rawnn.sim import Simulation
@@ -224,12 +224,12 @@ def uninitialised(work: Work, wanted: Found) -> Plants:
     before it is read, and its fills are skipped."""
     made: dict[str, Plant] = {}
     skipped = 0
-    tensors = work.train.tensors
+    tensors, started = work.train.tensors, initial_state(work.train)
     for name in ("to_device", "fill"):
         for number, arguments in enumerate(observe(work, Device, name)):
             purpose = arguments[-1]
             role = tensors[purpose].role if purpose in tensors else None
-            counted = role in (Role.STATE, Role.SCRATCH) or (
+            counted = (role in (Role.STATE, Role.SCRATCH) and purpose not in started) or (
                 role is Role.CURSOR and not work.policy.graph)  # a graph's launch fills it again
             if name == "fill" and not counted:
                 skipped += 1
@@ -311,6 +311,10 @@ class _Swapped(launch.Arguments):
         return super().cell(self._other.get(name, name) if name in self._index else name)
 
 
+NOTHING = 1e-6
+"""A float below this makes no difference here: Adam's eps is one."""
+
+
 def _dead(op: Op, plan: Plan, signature: KernelSignature, values: dict[str, Any]) -> set[str]:
     """Arguments that the kernel has no use for in this launch: operands left out with their pitches
     and scales, the pitch of a vector, the step where there is no cursor, what draws random numbers
@@ -318,6 +322,7 @@ def _dead(op: Op, plan: Plan, signature: KernelSignature, values: dict[str, Any]
     names = {p.name for p in signature.parameters}
     absent = {p.name for p in signature.parameters if p.pointer and p.name not in op.operands}
     dead = absent | {f"ld{name}" for name in absent} | {f"{name}_scale" for name in absent}
+    dead.add("overflow")  # nothing overflows in these runs, so that none may be given as well
     dead |= {f"ld{role}" for role, name in op.operands.items() if len(plan[name].shape) == 1}
     if "cursor" in absent:
         dead.add("offset")
@@ -329,8 +334,8 @@ def _dead(op: Op, plan: Plan, signature: KernelSignature, values: dict[str, Any]
 def swaps(work: Work, wanted: Found) -> Plants:
     """Every two arguments of one kernel that have the same size and different meaning swapped;
     those whose values are equal, or of which the kernel uses neither, are skipped, and offset and
-    stride where the cursor stays at 0 (a batch begins at their product), and a float of 0 with an
-    integer that is not used (a few units of the last place above 0)."""
+    stride where the cursor stays at 0 (a batch begins at their product), and a float of next to
+    nothing with another or with an integer that is not used (as a float, next to nothing)."""
     made: dict[str, Plant] = {}
     skipped, policy = 0, work.policy
     for number, op, plan, signature, values in _launches(work):
@@ -343,8 +348,8 @@ def swaps(work: Work, wanted: Found) -> Plants:
             varies = not policy.graph and (
                 "offset" in pair or (a.pointer and policy.allocator != "arena"))
             product = pair == {"offset", "stride"} and policy.graph in ("", "epoch")
-            tiny = any(p.format == "f" and not values[p.name] and q.name in dead
-                       for p, q in ((a, b), (b, a)))
+            small = {p.name for p in (a, b) if p.format == "f" and abs(values[p.name]) < NOTHING}
+            tiny = bool(small) and pair <= small | dead
             if product or tiny or pair <= dead or (x == y and not varies):
                 skipped += 1
                 continue
@@ -388,9 +393,9 @@ def _padding(tensor: Tensor) -> int:
 FUNCTORS = {a.functor: "Tanh" if a.functor != "Tanh" else "Relu" for a in ACTIVATIONS.values()}
 FUNCTORS |= {"None": "Tanh"}
 """Another activation in the place of each."""
-TYPES = {"float": "float16", "float16": "float", "bfloat16": "float16", "int": "unsigned char",
+TYPES = {"float": "float16", "float16": "float", "bfloat16": "float", "int": "unsigned char",
          "unsigned char": "int"}
-"""Another storage type in the place of each, never of the same size and kind."""
+"""Another storage type in the place of each, of another size: signs of 16-bit types look alike."""
 
 
 def _other(word: str) -> str:
@@ -491,6 +496,8 @@ PLANS: dict[str, tuple[Any, ...]] = {
     "preload,arena,nosync,cublas,cudnn,fuse": (
         "preload,arena,nosync,cublas,cudnn,fuse", (8, 4, 3)),
     "report": ("preload,report", (8, 3)),
+    "fp16, momentum": ("preload,arena,nosync,fp16", (8, 4, 3), "momentum"),
+    "bf16,fuse": ("preload,arena,nosync,bf16,fuse", (8, 4, 3)),
     "seed": ("seed", (8, 4, 3)),
     "best": ("best", (8, 3)),
     "best, two layers": ("best", (8, 4, 3)),

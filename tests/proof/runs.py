@@ -13,6 +13,7 @@ from unittest import mock
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.errors import CompileError, OutOfMemory, RawnnError
+from rawnn.optimizers import Optimizer
 from rawnn.ptx import compile
 from rawnn.ptx.signature import parse_kernels
 from rawnn.runners.base import Work
@@ -49,12 +50,18 @@ def data(features: int) -> Dataset:
 
 
 @functools.cache
-def planted_work(opt: str, layers: tuple[int, ...], *options: str) -> Work:
-    """Four steps of 4 examples, two batches of the test set. The seed is one with which some
-    answers are right in every step: a count of zero is also what an unwritten one holds. Eight
-    features leave no padding, in which one column too many would be multiplied by zero."""
+def planted_work(opt: str, layers: tuple[int, ...], option: str = "") -> Work:
+    """Four steps of 4 examples, two batches of the test set; `option` is "momentum", or a flag of
+    the recipe. The seed is one with which some answers are right in every step: a count of zero is
+    also what an unwritten one holds. Eight features leave no padding, in which one column too many
+    would be multiplied by zero."""
+    options: dict[str, Any] = {}
+    if option == "momentum":
+        options = {"optimizer": Optimizer("sgd", 0.1, {"momentum": 0.9})}
+    elif option:
+        options = {option: True}
     return make_work(opt, layers, random_dataset(layers[0], 3, 16, 16, seed=SEED), batch=4,
-                     **dict.fromkeys(options, True))
+                     **options)
 
 
 @functools.cache
