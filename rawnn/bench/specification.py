@@ -28,15 +28,18 @@ Generator = np.random.Generator
 
 @dataclass(frozen=True)
 class Limits:
-    """What specifications are drawn from: sizes of layers and batches, and multiply-adds a step
-    that are not exceeded, which bound the time that the host needs."""
+    """What specifications are drawn from: sizes of layers and batches; those of networks that
+    are wide and see `few` examples a step; and multiply-adds a step that are not exceeded, which
+    bound the time that the host needs."""
 
     widths: tuple[int, int] = (16, 1024)
     batch: int = 4096
+    wide: tuple[int, int] = (1536, 3072)
+    few: int = 64
     work: float = 2e9
 
 
-SMALL = Limits((2, 40), 33, 2e5)
+SMALL = Limits((2, 40), 33, (40, 60), 8, 2e5)
 """For simulated devices."""
 
 _PRESETS = ("none", "seed", "best", "best,-fuse", "best,-graphs", "best,-streams")
@@ -166,17 +169,21 @@ def _log_uniform(generator: Generator, low: int, high: int) -> int:
 
 def _sizes(generator: Generator, limits: Limits) -> tuple[tuple[int, ...], int]:
     """Sizes of up to six layers and a batch, half of them all multiples of 16: what vectors and
-    tensor cores like, and what they must be told of. One in ten is large and shallow, for what is
-    done differently from some size on."""
-    depth, smallest, least = int(generator.integers(1, 7)), limits.widths[0], 1
-    if generator.random() < 0.1:
-        depth, smallest, least = 1 + depth % 2, limits.widths[1] // 2, limits.batch // 2
-    sizes = [_log_uniform(generator, smallest, limits.widths[1]) for _ in range(depth + 1)]
-    batch = _log_uniform(generator, least, limits.batch)
-    if generator.random() < 0.5 and limits.widths[1] >= 16:
+    tensor cores like, and what they must be told of. One in ten is large and shallow and one in ten
+    wide with a small batch, for what is done differently from some size on."""
+    depth, widths, batches = int(generator.integers(1, 7)), limits.widths, (1, limits.batch)
+    kind = generator.random()
+    if kind < 0.1:
+        depth, widths = 1 + depth % 2, (widths[1] // 2, widths[1])
+        batches = limits.batch // 2, limits.batch
+    elif kind < 0.2:
+        depth, widths, batches = 1 + depth % 2, limits.wide, (1, limits.few)
+    sizes = [_log_uniform(generator, *widths) for _ in range(depth + 1)]
+    batch = _log_uniform(generator, *batches)
+    if generator.random() < 0.5 and widths[1] >= 16:
         sizes = [-(-n // 16) * 16 for n in sizes]
         batch = -(-batch // 16) * 16
-    return tuple(min(n, limits.widths[1]) for n in sizes), min(batch, limits.batch)
+    return tuple(min(n, widths[1]) for n in sizes), min(batch, batches[1])
 
 
 def _within(layers: tuple[int, ...], batch: int, work: float) -> int:

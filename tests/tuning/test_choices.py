@@ -68,7 +68,8 @@ def test_variants_differ_from_the_rule_and_from_each_other(opt: str) -> None:
 
 def test_every_family_of_products_has_variants() -> None:
     for (kind, impl), entry in KERNELS.items():
-        if kind.startswith("matmul ") or kind == "weight_update":
+        products = kind.startswith("matmul ") or kind == "weight_update"
+        if products and impl in ("naive", "tiled", "mma", "wgmma"):
             assert entry.variants({"m": 64, "n": 64, "rows": 64, "cols": 64}) > 3, (kind, impl)
     assert isinstance(elements(), Forms)
     assert KERNELS["tick", "naive"].variants({}) == 1
