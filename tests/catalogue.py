@@ -114,6 +114,13 @@ LONG, MANY, TINY = ((784, 10), 128), ((64, 48), 128), ((1, 2), 1)
 LARGE, WORTH_WGMMA = Variant((32, 512, 256), 128), 1 << 24
 """Products that are taken for worth wgmma here, though the engine asks for more of them."""
 
+STREAMED = [
+    Variant(*RAGGED), Variant(*ALIGNED), Variant(*ONE), Variant(*TINY),
+    Variant((300, 130, 260, 10), 64), Variant(*RAGGED, {"activation": "tanh", "bias": False}),
+    Variant(*RAGGED, {}, {"optimizer": Optimizer("sgd", 0.1, {"decay": 0.1}), "schedule": "cosine"}),
+]
+"""Small batches, whose weights are taken for large here."""
+
 SHAPES = [Variant(*shape) for shape in (RAGGED, ALIGNED, ONE, LONG, MANY, TINY)]
 """Rows that are and are not multiples of 16 bytes, a long sum, and more outputs than one block
 measures."""
@@ -169,6 +176,13 @@ def cases(machine: Machine = CAPABLE) -> dict[tuple[str, str], list[Case]]:
             for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 _collect(found, LARGE, opt, machine)
+        with mock.patch("rawnn.opts.mma.LEAST_STREAMED", 1):
+            for least in (1, 1 << 40):  # layers passed back in one kernel, and in two
+                with mock.patch("rawnn.opts.fuse.LEAST_ONE_READING", least):
+                    for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
+                        opt = ",".join(filter(None, ("preload", number, kernel)))
+                        for variant in STREAMED:
+                            _collect(found, variant, opt, machine)
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)

@@ -14,6 +14,12 @@ from rawnn.step.plan import Plan
 VALUES = ("auto", "sync", "wgmma")
 HOPPER = (9, 0)
 
+SKINNY_BATCH = 64
+LEAST_STREAMED = 1 << 21
+"""Weights from which on a product of at most SKINNY_BATCH rows is faster by the kernels that stream
+them: 2048 x 2048, but not 1024 x 1024, at batch 32 on an H200. They split sums over blocks of a
+cluster, so they are taken where wgmma is."""
+
 LEAST_WGMMA = 1 << 29
 """Multiplications (m n k) from which a product is faster by wgmma: 512 x 1024 x 1024, 5.6 us against
 6.5 us on an H200; 256 x 1024 x 1024 takes 5.4 us by wgmma and 4.6 us by mma.sync."""
@@ -40,10 +46,22 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
     return int(a["m"] * a["n"] * a["k"]) >= LEAST_WGMMA
 
 
+def streams_weights(plan: Plan, op: Op) -> bool:
+    """Whether a product of few rows is bound by reading its weights: then the kernels of skinny.cu
+    compute it."""
+    a = op.attributes
+    types = {plan[op.operands[role]].dtype for role in ("a", "b")}
+    return (a["layout"] in ("nt", "nn") and a["m"] <= SKINNY_BATCH
+            and a["n"] * a["k"] >= LEAST_STREAMED and len(types) == 1
+            and types <= {"float16", "bfloat16"} and a["compute"] != "float16")
+
+
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     def product(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):
             return op
+        if value == "wgmma" and streams_weights(plan, op):
+            return replace(op, impl="skinny")
         return replace(op, impl="wgmma" if value == "wgmma" and _by_wgmma(plan, op) else "mma")
 
     return plan.map_ops(product), policy
@@ -76,7 +94,7 @@ def needs(machine: Machine) -> str | None:
 register(Toggle(
     "mma",
     claim="products of 16-bit and tf32 operands by our own kernels on tensor cores; on Hopper "
-          "large ones by wgmma",
+          "large ones by wgmma, and those of small batches by kernels that stream the weights",
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|sync|wgmma", parse, "auto"), settle=settle, conflicts=("cublas",),

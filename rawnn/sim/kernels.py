@@ -82,7 +82,7 @@ _PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
 """Template flags that say whether an operand is there."""
 
 _DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, "alpha": 1.0,
-             "beta": 0.0, "decay": 0.0}
+             "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}
 """Attributes that references ask for and that a kernel without the parameter does not vary."""
 
 
@@ -233,7 +233,7 @@ class Binding:
                         f"{self._kernel.expression}: {name} is {value}, but '{operand}' is "
                         f"{'given' if values[operand] else 'left out'}")
                 found[name] = value == "true"
-                found[name.lower()] = value == "true"
+                found.setdefault(name.lower(), value == "true")
             elif value.lstrip("-").isdigit():
                 found[name] = int(value)
             elif value in FUNCTORS:
@@ -246,6 +246,7 @@ class Binding:
             found["layout"] = meaning.layout
         found["stored"] = {p.name: p.ctype if p.ctype in LOW_PRECISION else "float32"
                            for p in signature.parameters if p.pointer}
+        found.setdefault("bias", bool(values.get("bias")))  # of kernels without a flag for it
         return {**_DEFAULTS, **found}
 
     def _make_operands(self, values: dict[str, Any], meaning: Meaning) -> list[_Operand]:

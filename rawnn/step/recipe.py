@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rawnn.optimizers import Optimizer
 
+
 @dataclass(frozen=True)
 class Form:
     """What a set of examples looks like to a plan.

@@ -7,6 +7,7 @@ from rawnn.runners.kernels import losses as _losses
 from rawnn.runners.kernels import mma as _mma
 from rawnn.runners.kernels import narrow as _narrow
 from rawnn.runners.kernels import products as _products
+from rawnn.runners.kernels import skinny as _skinny
 from rawnn.runners.kernels import tiled as _tiled
 from rawnn.runners.kernels import updates as _updates
 from rawnn.runners.kernels.table import (
@@ -19,4 +20,4 @@ from rawnn.runners.kernels.table import (
 )
 
 __all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for"]
-del _activations, _epoch, _linear, _losses, _mma, _narrow, _products, _tiled, _updates
+del _activations, _epoch, _linear, _losses, _mma, _narrow, _products, _skinny, _tiled, _updates
