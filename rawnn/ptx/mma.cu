@@ -5,16 +5,15 @@
 //   mma_update: w[rows, cols] -= lr * (dz[batch, rows]^T x[batch, cols] / loss_scale + decay * w),
 //               copy, bias: gradient and step in one kernel, as weight_update.cu
 //
-// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, mma_update <TD, TX, TW, TC, BIAS, SUM,
-// tile>, where `tile` are the parameters of Tile (mma_copy.cuh). Operands: float (rounded to tf32),
-// float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, or float16 for float16 operands.
-// BIAS says that bias is not null. saved (with SLOPE None), overflow and whatever updates.cuh calls
-// optional may be null.
+// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, mma_update <TD, TX, TW, TC, BIAS,
+// SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without CLUSTER. Operands:
+// float (rounded to tf32), float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, or
+// float16 for float16 operands. BIAS says that bias is not null. saved (with SLOPE None), overflow
+// and whatever updates.cuh calls optional may be null.
 // Every sum has one order, whatever runs beside it: results repeat bit for bit.
 //
-// Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of 32 * WM * WN * WK threads, clusters of
-// CLUSTER along x (more than 1: sm_90), max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of
-// dynamic shared memory. CLUSTER is 1 in mma_update.
+// Used by `mma`. Launch: grid (ceil(n / BN), ceil(m / BM)) of 32 * WM * WN * WK threads,
+// max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of dynamic shared memory.
 // Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
 #include "mma_copy.cuh"
@@ -52,13 +51,11 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   const int warp_m = warp / TILE::kWarpsN % TILE::kWarpsM;
   const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
+  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
 
-  const Share<TILE> share((k + kDepth - 1) / kDepth);
-  const int stages = share.stages;
-  const int begin = share.begin * kDepth;
-  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
-  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
+  const int stages = (k + kDepth - 1) / kDepth;
+  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, 0, k, thread);
+  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, 0, k, thread);
   const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
   const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
   const unsigned int shared = shared_address(dynamic_shared);
@@ -112,7 +109,9 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
       }
       if (sums_bias) {
 #pragma unroll
-        for (int i = 0; i < kBlocksM; ++i) multiply<TA, TB>(bias[i], left[i], ones<TB>(), ones<TB>());
+        for (int i = 0; i < kBlocksM; ++i) {
+          multiply<TA, TB>(bias[i], left[i], ones<TB>(), ones<TB>());
+        }
       }
     }
     slot = slot == kStages - 1 ? 0 : slot + 1;
@@ -157,12 +156,12 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, int BYTES, bool ALIGNED>
+          int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -170,12 +169,12 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, int BYTES, bool ALIGNED>
+          int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -183,19 +182,19 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, int BYTES, bool ALIGNED>
+          int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
+          int BN, int WM, int WN, int WK, int STAGES, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
@@ -203,7 +202,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
                const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
                int rows, int cols, float lr, float decay, float copy_scale, int offset,
                bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, BYTES, ALIGNED>;
   const UpdateEpilogue<TW, TC> epilogue{
       w,     ldw,        copy,     ldcopy, bias, rates, cursor,
       clock, loss_scale, overflow, rows,   cols, lr,    decay,

@@ -1,11 +1,11 @@
 // Tiles of the operands of a product in shared memory, and copies into them from matrices of any
 // extent: shared by mma.cu, wgmma.cu and tiled.cu.
 //
-// An operand is contiguous along the inner dimension (nt's a and b, nn's a: "deep") or along its own
-// extent (nn's b, tn's a and b: "wide"). A stage of the pipeline holds a part of the inner dimension of
-// it: so many bytes a row of a deep operand, so many rows of a wide one, cut into panels whose rows
-// have at most 128 bytes. Inside a panel the 16-byte chunks of a row are permuted by a key of the row,
-// so that the rows a warp reads at once lie in different banks.
+// An operand is contiguous along the inner dimension (nt's a and b, nn's a: "deep") or along its
+// own extent (nn's b, tn's a and b: "wide"). A stage of the pipeline holds a part of the inner
+// dimension of it: so many bytes a row of a deep operand, so many rows of a wide one, cut into
+// panels whose rows have at most 128 bytes. Inside a panel the 16-byte chunks of a row are permuted
+// by a key of the row, so that the rows a warp reads at once lie in different banks.
 #pragma once
 #include "common.cuh"
 #include "types.cuh"
@@ -13,10 +13,10 @@
 constexpr int kChunkBytes = 16;  // of one copy
 
 // A block's tile of the result: BM x BN, computed by WM x WN warps side by side and WK that share
-// the inner dimension of each stage; STAGES tiles of the operands in flight; CLUSTER blocks that cut
-// the inner dimension among them and add up their parts. BYTES of the inner dimension are a stage.
-// ALIGNED says that the rows of both operands begin at multiples of 16 bytes; otherwise they are
-// copied element by element.
+// the inner dimension of each stage; STAGES tiles of the operands in flight; CLUSTER blocks that
+// cut the inner dimension among them and add up their parts. BYTES of the inner dimension are a
+// stage. ALIGNED says that the rows of both operands begin at multiples of 16 bytes; otherwise they
+// are copied element by element.
 template <int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
 struct Tile {
   static constexpr int kM = BM;
@@ -31,9 +31,9 @@ struct Tile {
   static constexpr int kThreads = 32 * WM * WN * WK;
 };
 
-// Where the elements of one operand's tile lie in shared memory: EXTENT is the tile's BM or BN, DEPTH
-// elements of the inner dimension are a stage, and STRIDE rows lie between those that neighbouring
-// lanes read at once from a deep tile.
+// Where the elements of one operand's tile lie in shared memory: EXTENT is the tile's BM or BN,
+// DEPTH elements of the inner dimension are a stage, and STRIDE rows lie between those that
+// neighbouring lanes read at once from a deep tile.
 template <typename T, int EXTENT, bool DEEP, int DEPTH, int STRIDE = 1>
 struct Panel {
   using Element = T;
@@ -160,10 +160,10 @@ __device__ __forceinline__ void copy_part(unsigned int to, const T* from, int co
 #endif
 }
 
-// One thread's part in filling stage after stage of an operand's tile. What lies beyond the end of the
-// inner dimension becomes zeros. Beyond the operand's own extent there is no telling: those rows and
-// columns of the product are never stored. Where the matrix is ALIGNED, a chunk of which any element
-// exists can be read, as rows are padded to 16 bytes.
+// One thread's part in filling stage after stage of an operand's tile. What lies beyond the end of
+// the inner dimension becomes zeros. Beyond the operand's own extent there is no telling: those
+// rows and columns of the product are never stored. Where the matrix is ALIGNED, a chunk of which
+// any element exists can be read, as rows are padded to 16 bytes.
 template <typename PANEL, int THREADS, bool ALIGNED>
 struct Loader {
   using T = typename PANEL::Element;

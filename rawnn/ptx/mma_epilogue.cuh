@@ -1,13 +1,14 @@
 // What becomes of a product's sums: shared by mma.cu, wgmma.cu and tiled.cu.
 //
 //   ProductEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved)
-//   UpdateEpilogue:  w -= lr * (sum / loss_scale + decay * w), copy = round(w * copy_scale), and the
-//                    bias
+//   UpdateEpilogue:  w -= lr * (sum / loss_scale + decay * w), copy = round(w * copy_scale), and
+//                    the bias
 //
 // The sums come four neighbouring columns at a time, in an order in which the threads of a warp
-// touch whole rows. An epilogue is asked to `begin` where memory may be read, then to `fetch` what it
-// reads, so that these reads can be under way during the product, and then to `store`. WHOLE says that
-// either all four columns exist or none, and that they can be accessed at once, as `whole` finds out.
+// touch whole rows. An epilogue is asked to `begin` where memory may be read, then to `fetch` what
+// it reads, so that these reads can be under way during the product, and then to `store`. WHOLE
+// says that either all four columns exist or none, and that they can be accessed at once, as
+// `whole` finds out.
 #pragma once
 #include "activations.cuh"
 #include "common.cuh"

@@ -31,19 +31,20 @@ __device__ __forceinline__ unsigned int to_tf32(unsigned int bits) {
   return rounded;
 }
 
-// What one warp reads of an operand's tile: blocks of 16 along the operand's own dimension, LEFT (a:
-// a 16 x 32-byte fragment) or right (b: two fragments of 8 columns side by side), at a step.
+// What one warp reads of an operand's tile: blocks of 16 along the operand's own dimension, LEFT
+// (a: a 16 x 32-byte fragment) or right (b: two fragments of 8 columns side by side), at a step.
 template <typename PANEL, bool LEFT>
 struct Fragments {
   using T = typename PANEL::Element;
   static constexpr int kSize = static_cast<int>(sizeof(T));
-  // Wide bytes come in pairs that lie across the instruction's rows: an even and an odd row or column
-  // of 16 take the places of the first and the second half.
+  // Wide bytes come in pairs that lie across the instruction's rows: an even and an odd row or
+  // column of 16 take the places of the first and the second half.
   static constexpr bool kPaired = !PANEL::kDeep && kSize == 1;
 
   int base;  // bytes from the tile's start of what this lane reads of block 0 at step 0
 
-  // `first`: where the warp's part begins along the operand's own dimension; `step`: its first step.
+  // `first`: where the warp's part begins along the operand's own dimension; `step`: its first
+  // step.
   __device__ __forceinline__ Fragments(int first, int step, int lane) {
     const int eight = lane & 7;
     const int low = (lane >> 3) & 1;
@@ -65,8 +66,8 @@ struct Fragments {
     }
   }
 
-  // The words of block `block` at `step` steps behind the first, both known when compiling; a warp's
-  // steps are 1, 2, 4 or all of a stage.
+  // The words of block `block` at `step` steps behind the first, both known when compiling; a
+  // warp's steps are 1, 2, 4 or all of a stage.
   __device__ __forceinline__ void load(unsigned int (&words)[4], unsigned int tile, int block,
                                        int step) const {
     if constexpr (PANEL::kDeep) {

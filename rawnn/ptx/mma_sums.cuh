@@ -1,6 +1,7 @@
-// From the sums in the registers of a block's warps to its epilogue, through shared memory: parts of
-// the inner dimension, of other warps and of the other blocks of a cluster, are added up in a fixed
-// order, and the threads then take four neighbouring columns each. Shared by mma.cu and wgmma.cu.
+// From the sums in the registers of a block's warps to its epilogue, through shared memory: parts
+// of the inner dimension, of other warps and of the other blocks of a cluster, are added up in a
+// fixed order, and the threads then take four neighbouring columns each. Shared by mma.cu and
+// wgmma.cu.
 #pragma once
 #include "mma_copy.cuh"
 
@@ -103,9 +104,9 @@ struct Sums {
   }
 };
 
-// A block's epilogue. Where the result is whole quads, what it reads from memory is fetched while the
-// product is computed, if that is little enough to wait in registers. Otherwise it works element by
-// element, in a loop: less code.
+// A block's epilogue. Where the result is whole quads, what it reads from memory is fetched while
+// the product is computed, if that is little enough to wait in registers. Otherwise it works
+// element by element, in a loop: less code.
 template <typename TILE, typename EPILOGUE>
 struct Finish {
   using Fetched = typename EPILOGUE::Fetched;

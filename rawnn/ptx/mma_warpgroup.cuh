@@ -1,8 +1,8 @@
 // wgmma: products by a warpgroup of four warps, both operands in shared memory (sm_90a only).
 //
-// A tile that cp.async wrote in the order of mma_copy.cuh, with the chunks of 128-byte rows permuted
-// by the row modulo 8, is what wgmma calls the 128-byte swizzle: deep tiles are "K-major" and wide
-// tiles "MN-major" operands. Tiles begin at multiples of 1,024 bytes.
+// A tile that cp.async wrote in the order of mma_copy.cuh, with the chunks of 128-byte rows
+// permuted by the row modulo 8, is what wgmma calls the 128-byte swizzle: deep tiles are "K-major"
+// and wide tiles "MN-major" operands. Tiles begin at multiples of 1,024 bytes.
 #pragma once
 #include "mma_fragments.cuh"
 
@@ -25,8 +25,8 @@ __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// What wgmma is told of an operand at `address`: `leading` and `stride` in bytes, between panels and
-// between groups of eight rows; the 128-byte swizzle, or none.
+// What wgmma is told of an operand at `address`: `leading` and `stride` in bytes, between panels
+// and between groups of eight rows; the 128-byte swizzle, or none.
 __device__ __forceinline__ unsigned long long descriptor(unsigned int address, int leading,
                                                          int stride, bool swizzled) {
   return static_cast<unsigned long long>((address & 0x3ffffu) >> 4) |
@@ -115,8 +115,8 @@ __device__ __forceinline__ unsigned long long operand(unsigned int tile, int fir
       : RAWNN_SIXTY_FOUR(d, 0), RAWNN_SIXTY_FOUR(d, 64) \
       : "l"(a), "l"(b), "r"(add))
 
-// d = a b, or d += a b where `add` is not 0, over 64 rows, N columns and one step. WIDE_A and WIDE_B say
-// that the operand is not contiguous along the inner dimension: 16-bit types only.
+// d = a b, or d += a b where `add` is not 0, over 64 rows, N columns and one step. WIDE_A and
+// WIDE_B say that the operand is not contiguous along the inner dimension: 16-bit types only.
 template <int N, typename TA, typename TB, bool WIDE_A, bool WIDE_B>
 __device__ __forceinline__ void multiply_async(float (&d)[N / 2], unsigned long long a,
                                                unsigned long long b, int add) {

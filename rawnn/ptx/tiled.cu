@@ -3,14 +3,15 @@
 //
 //   The products, operands and scalars of matmul.cu and weight_update.cu.
 //
-// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, tile>, tiled_update <TD, TX, TW, TC, BIAS, tile>,
-// where `tile` are the parameters of Tile (mma_copy.cuh) without CLUSTER; any storage types. BIAS says
-// that bias is not null; the other optional operands may be null. The lanes of a warp stand 4 down and
-// 8 across, so a thread has BM / WM / 4 by BN / WN / 8 elements, in groups of 4 by 4.
+// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, tile>, tiled_update <TD, TX, TW, TC, BIAS,
+// tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without CLUSTER; any storage types.
+// BIAS says that bias is not null; the other optional operands may be null. The lanes of a warp
+// stand 4 down and 8 across, so a thread has BM / WM / 4 by BN / WN / 8 elements, in groups of 4 by
+// 4.
 //
-// Used by `tiled`. Launch: as mma.cu, without clusters; a stage is 32 elements of the inner dimension,
-// so dynamic shared memory is STAGES * 32 * (BM * sizeof(TA) + BN * sizeof(TB)) bytes, or
-// WK * BM * (BN + 8) * 4 where WK > 1 and that is more.
+// Used by `tiled`. Launch: as mma.cu, without clusters; a stage is 32 elements of the inner
+// dimension, so dynamic shared memory is STAGES * 32 * (BM * sizeof(TA) + BN * sizeof(TB)) bytes,
+// or WK * BM * (BN + 8) * 4 where WK > 1 and that is more.
 // Limit: shared-memory reads at 4 x 4 elements a thread, multiply-adds at 8 x 8.
 #include "mma_copy.cuh"
 #include "mma_epilogue.cuh"

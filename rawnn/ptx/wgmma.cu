@@ -4,12 +4,14 @@
 //   The products, operands and scalars of mma.cu, for operands of float16 or bfloat16 (both of one
 //   type), or, in nt, of 8-bit floats. Sums are in float, in one order: results repeat bit for bit.
 //
-// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, tile>, wgmma_update <TD, TX, TW, TC, BIAS, tile>,
-// where `tile` are the parameters of Tile (mma_copy.cuh). A warpgroup computes 64 rows by BN / WN
-// columns (64, 128 or 256), so WM is BM / 16 and WK 1. With 8-bit operands the tensor cores keep
-// about 14 bits of the sums.
+// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, tile>, wgmma_update <TD, TX, TW, TC, BIAS,
+// tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without BYTES. A warpgroup computes
+// 64 rows by BN / WN columns (64, 128 or 256), so WM is BM / 16 and WK 1. With 8-bit operands the
+// tensor cores keep about 14 bits of the sums.
 //
-// Used by `mma` on Hopper. Launch: as mma.cu; at least 3 stages, and 1,024 bytes more than they take.
+// Used by `mma` on Hopper. Launch: as mma.cu, with grid.x times CLUSTER and clusters of CLUSTER
+// blocks along x (1 in wgmma_update); a stage is 128 bytes of the inner dimension, at least 3
+// stages, and 1,024 bytes more than they take.
 // Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
 #include "mma_copy.cuh"
 #include "mma_epilogue.cuh"
@@ -21,8 +23,8 @@
 #error "wgmma.cu needs the instructions of one architecture: compile it for sm_90a"
 #endif
 
-// Where a warpgroup's part of the tile begins, and its sums: `value` as mma.sync's blocks of 8 columns
-// side by side, `bias` the rows of a added up.
+// Where a warpgroup's part of the tile begins, and its sums: `value` as mma.sync's blocks of 8
+// columns side by side, `bias` the rows of a added up.
 template <typename TILE, bool DEEP_A, bool DEEP_B, typename TA, typename TB>
 struct Warpgroup {
   static constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
@@ -33,7 +35,7 @@ struct Warpgroup {
   using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned>;
   static constexpr int kColumns = TILE::kN / TILE::kWarpsN;
   static constexpr int kStages = TILE::kStages;
-  static constexpr int kAhead = kStages - 2;  // a slot is free once all have waited for its products
+  static constexpr int kAhead = kStages - 2;  // a slot is free once all waited for its products
   static constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
   static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsK == 1,
@@ -44,8 +46,8 @@ struct Warpgroup {
   float value[kColumns / 2];
   float bias[4];
 
-  // All stages of the product, the first of which are on their way. Where BIAS, the block behind the
-  // stages holds ones.
+  // All stages of the product, the first of which are on their way. Where BIAS, the block behind
+  // the stages holds ones.
   template <bool BIAS>
   __device__ __forceinline__ void run(LoaderA& load_a, LoaderB& load_b, unsigned int shared,
                                       int stages) {
