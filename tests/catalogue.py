@@ -117,7 +117,8 @@ LARGE, WORTH_WGMMA = Variant((32, 512, 256), 128), 1 << 24
 STREAMED = [
     Variant(*RAGGED), Variant(*ALIGNED), Variant(*ONE), Variant(*TINY),
     Variant((300, 130, 260, 10), 64), Variant(*RAGGED, {"activation": "tanh", "bias": False}),
-    Variant(*RAGGED, {}, {"optimizer": Optimizer("sgd", 0.1, {"decay": 0.1}), "schedule": "cosine"}),
+    Variant(*RAGGED, {}, {"optimizer": Optimizer("sgd", 0.1, {"decay": 0.1}),
+                          "schedule": "cosine"}),
 ]
 """Small batches, whose weights are taken for large here."""
 

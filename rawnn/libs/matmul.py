@@ -49,10 +49,10 @@ class MatmulPlan:
     The algorithm is the heuristic's answer number `choice`, the first by default, so that the same
     shape and choice give the same algorithm, and the same bits, on the same GPU and library;
     cuBLASLt's split-k reductions run in a fixed order. `split_k=False` leaves out algorithms that
-    split k over blocks and add up afterwards. With `slices` > 1 (a divisor of k), c is [slices * m, n] and
-    holds a partial product for each slice of k, which the caller adds up: one strided batch
-    spreads a small product over the GPU. `alignment` is what the operands' addresses are
-    multiples of, in bytes.
+    split k over blocks and add up afterwards. With `slices` > 1 (a divisor of k), c is
+    [slices * m, n] and holds a partial product for each slice of k, which the caller adds up: one
+    strided batch spreads a small product over the GPU. `alignment` is what the operands' addresses
+    are multiples of, in bytes.
 
     `workspace_bytes` (at most `workspace_limit`) is what `run` needs; two products that may run
     at the same time need a workspace each. `run` neither waits nor allocates, so it may be

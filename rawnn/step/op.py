@@ -64,8 +64,8 @@ class Op:
     """One operation of a plan.
 
     `impl` says which code runs it ("naive", "tiled", "mma", "cublas", "cudnn", "fused", "memcpy"),
-    `operands` maps operand names to tensor names, `attributes` holds everything static (sizes, learning rate,
-    the step's `offset` from the cursor).
+    `operands` maps operand names to tensor names, `attributes` holds everything static (sizes,
+    learning rate, the step's `offset` from the cursor).
     """
 
     kind: str

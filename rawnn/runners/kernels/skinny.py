@@ -173,8 +173,9 @@ def _of_product(op: Op) -> Launch:
 
 def _of_weights(op: Op, plan: Plan) -> Launch:
     w = plan[op.operands["w"]]
+    rows, cols = w.shape
     choose = choose_update if op.kind == "weight_update" else choose_backward
-    return choose(plan[op.operands["dz"]].shape[0], *w.shape, itemsize(w.dtype))
+    return choose(plan[op.operands["dz"]].shape[0], rows, cols, itemsize(w.dtype))
 
 
 def _scalars(found: Launch) -> Scalars:
