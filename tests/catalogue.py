@@ -178,12 +178,10 @@ def cases(machine: Machine = CAPABLE) -> dict[tuple[str, str], list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 _collect(found, LARGE, opt, machine)
         with mock.patch("rawnn.opts.mma.LEAST_STREAMED", 1):
-            for least in (1, 1 << 40):  # layers passed back in one kernel, and in two
-                with mock.patch("rawnn.opts.fuse.LEAST_ONE_READING", least):
-                    for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
-                        opt = ",".join(filter(None, ("preload", number, kernel)))
-                        for variant in STREAMED:
-                            _collect(found, variant, opt, machine)
+            for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
+                opt = ",".join(filter(None, ("preload", number, kernel)))
+                for variant in STREAMED:
+                    _collect(found, variant, opt, machine)
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)

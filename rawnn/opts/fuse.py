@@ -25,17 +25,12 @@ from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
-LEAST_ONE_READING = 1 << 23
-"""Weights from which on input gradient and update are one kernel (4096 x 4096: 51 us in place of 62
-with float32 masters, 8192 x 8192: 186 in place of 224). Of smaller layers the gradient is there
-sooner alone, and the update runs beside what follows."""
-
 MAX_FUSED_CLASSES = 32
 """Classes that the kernels of linear.cu hold in registers, one accumulator each."""
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    for rewrite in (_loss, _epilogue, _slope, _update, _layers, _linear, narrow.rewrite):
+    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite):
         plan = rewrite(plan)
     return plan.check(), policy
 
@@ -173,26 +168,6 @@ def _weight_update(plan: Plan, gradient: Op, update: Op) -> Plan:
     streamed = any(op.operands["b"] in read for op in plan.find(kind="matmul", impl="skinny"))
     return plan.substitute(gone, [Op("weight_update", update.name, operands, attributes,
                                      "skinny" if streamed else gradient.impl)])
-
-
-def _layers(plan: Plan) -> Plan:
-    """Input gradient and update of a large layer from one reading of its weights. The gradient is
-    wanted first, so both are done there: nothing behind it reads the old weights."""
-    for product in plan.find(kind="matmul", impl="skinny"):
-        weights, slope = product.operands["b"], product.attributes["slope"]
-        update = next((op for op in plan.find(kind="weight_update", impl="skinny")
-                       if weights in (op.operands["w"], op.operands.get("copy"))), None)
-        if product.attributes["layout"] != "nn" or update is None \
-                or "loss_scale" in update.operands \
-                or product.attributes["n"] * product.attributes["k"] < LEAST_ONE_READING \
-                or (slope and product.operands["saved"] != update.operands["x"]):
-            continue
-        both = Op("layer_backward", update.name,
-                  {**update.operands, "dx": product.operands["c"]},
-                  {**update.attributes, "slope": slope}, "skinny")
-        plan = replace(plan, ops=tuple(both if op is product else op for op in plan.ops
-                                       if op is not update)).without_unused()
-    return plan
 
 
 def _library_update(plan: Plan, gradient: Op, update: Op) -> Plan:

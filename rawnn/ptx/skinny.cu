@@ -1,13 +1,11 @@
-// skinny_nt, skinny_nn, skinny_update, skinny_backward: a layer's products with a small batch (up
-// to 128 rows), where the weights stream from memory and everything else is small.
+// skinny_nt, skinny_nn, skinny_update: a layer's products with a small batch (up to 128 rows),
+// where the weights stream from memory and everything else is small.
 //
 //   skinny_nt: c[m, n] = act(a[m, k] b[n, k]^T + bias[n]); b are the weights, m is the batch
 //   skinny_nn: c[m, n] = (a[m, k] b[k, n]) * slope(saved[m, n]); likewise
 //   skinny_update: w[rows, cols] -= lr * (dz^T x / loss_scale + decay * w), copy = round(w),
 //       bias -= lr * (column sums of dz / loss_scale + decay * bias); dz [batch, rows],
 //       x [batch, cols]
-//   skinny_backward: dx = (dz w) * slope(x) with the old weights, and skinny_update without a loss
-//       scale, from one reading of the weights; batches of up to 64
 //
 // T: float16 or bfloat16; sums in float; weights to update: T, or float with a copy in T.
 // STOCHASTIC: T is bfloat16 and is rounded by chance (updates.cuh). DECAY: decay is not 0. RAGGED:
@@ -26,8 +24,7 @@
 // Measured on an H200 while this was made: batch 32, bfloat16, weights not in the L2 cache, 16
 // launches in a graph with programmatic edges; us for square layers of 1024, 2048, 4096, 8192:
 //   nt 3.1, 6.1, 14.4, 44.7 (3.0 TB/s); nn 3.7, 6.6, 14.8, 43.5 (3.1 TB/s); update of bfloat16
-//   weights by chance 21.5, 76.7 at 4096 and 8192 (3.5 TB/s), of float ones 47.4, 180.6 (3.7 TB/s);
-//   backward 34, 92, with float weights 51, 186.
+//   weights by chance 21.5, 76.7 at 4096 and 8192 (3.5 TB/s), of float ones 47.4, 180.6 (3.7 TB/s).
 // What mattered:
 //   - Loads into registers share a warp's few scoreboards: waiting for the oldest of four waited
 //     for the newest, too. nt at 4096 in 64 blocks: 45 us; with asynchronous copies, waited for in
@@ -249,22 +246,5 @@ __global__ void __launch_bounds__(32 * WC * WR * WB, RESIDENT)
       work{dz,    lddz,   w,      ldw,   copy,       ldcopy, x,     ldx,    bias,  nullptr,
            0,     nullptr, 0,     const_cast<int*>(overflow), batch, rows, cols, share, rates,
            cursor, clock, loss_scale, lr, decay,     offset, seed,  stream};
-  work.run();
-}
-
-template <typename T, typename TW, typename SLOPE, bool STOCHASTIC, bool DECAY, bool RAGGED,
-          int TILES, int V, int WC, int WR, int WB, int DEPTH, int RESIDENT, bool EARLY>
-__global__ void __launch_bounds__(32 * WC * WR * WB, RESIDENT)
-    skinny_backward(const T* __restrict__ dz, int lddz, const T* __restrict__ x, int ldx,
-                    TW* __restrict__ w, int ldw, float* __restrict__ bias, T* __restrict__ copy,
-                    int ldcopy, T* __restrict__ dx, int lddx, const float* __restrict__ rates,
-                    const int* __restrict__ cursor, const int* __restrict__ clock, int batch,
-                    int rows, int cols, float lr, float decay, int offset, unsigned long long seed,
-                    unsigned int stream, int share) {
-  skinny::Backward<T, TW, SLOPE, true, true, STOCHASTIC, DECAY, RAGGED, TILES, V, WC, WR, WB, DEPTH,
-                   EARLY>
-      work{dz,    lddz, w,   ldw,     copy,  ldcopy, x,     ldx,    bias,  x,
-           ldx,   dx,   lddx, nullptr, batch, rows,   cols,  share,  rates,
-           cursor, clock, nullptr, lr, decay, offset, seed, stream};
   work.run();
 }

@@ -1,4 +1,4 @@
-// The backward pass of a layer over one reading of its weights: input gradient, update, or both.
+// The backward pass of a layer over one reading of its weights: the input gradient, or the update.
 // Used by skinny.cu.
 #pragma once
 #include "activations.cuh"

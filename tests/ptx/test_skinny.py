@@ -13,13 +13,7 @@ from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx.compile import Compiled, compile_source
 from rawnn.ptx.resources import spills
-from rawnn.runners.kernels.skinny import (
-    Launch,
-    choose_backward,
-    choose_nn,
-    choose_nt,
-    choose_update,
-)
+from rawnn.runners.kernels.skinny import Launch, choose_nn, choose_nt, choose_update
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 WIDTHS = (16, 1024, 2048, 4096, 8192)
@@ -42,11 +36,6 @@ def _expressions() -> tuple[str, ...]:
                 update = choose_update(batch, width, 1024, size)
                 found.append("skinny_update<" + _arguments(
                     "bfloat16", weights, chance, "false", "false", *update.template()) + ">")
-                if batch <= 64:
-                    backward = choose_backward(batch, width, 1024, size)
-                    found.append("skinny_backward<" + _arguments(
-                        "bfloat16", weights, "Tanh", chance, "false", "false",
-                        *backward.template()) + ">")
     nt, update = choose_nt(32, 10, 1024), choose_update(32, 999, 1003, 4)
     found.append(f"skinny_nt<{_arguments('float16', 'float', 'None', *nt.template())}>")
     found.append("skinny_update<" + _arguments(

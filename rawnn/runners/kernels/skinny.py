@@ -1,8 +1,7 @@
 """Products of a small batch with weights that stream from memory (ptx/skinny.cu).
 
-`choose_nt`, `choose_nn`, `choose_update` and `choose_backward` say how the kernels are launched.
-Blocks of a cluster share sums, so that more than one split of a product needs compute capability
-9.0.
+`choose_nt`, `choose_nn` and `choose_update` say how the kernels are launched. Blocks of a cluster
+share sums, so that more than one split of a product needs compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -141,26 +140,6 @@ def choose_update(batch: int, rows: int, cols: int, size: int) -> Launch:
     return _backward(tiles, shape, size, splits, units, gradient=False, update=True)
 
 
-def choose_backward(batch: int, rows: int, cols: int, size: int) -> Launch:
-    """Input gradient and update from one reading of w [rows, cols]; batches of 64 at most. 8192 x
-    8192 takes 92 us instead of 43 + 77 with bfloat16 weights, 186 us instead of 43 + 181 with
-    float32 ones."""
-    tiles, units = max(_tiles(batch), 4), ceil(rows, 16)  # two warps share a tile's batch
-    if units < 8:
-        shape = (4, 1, 1, 1) if size == 4 or tiles > 4 else (8, 1, 1, 1)
-    elif size == 2:
-        shape = (8, 1, 4, 2) if tiles <= 4 else (4, 2, 2, 2)
-    elif tiles <= 4:
-        shape = (4, 4, 2, 1) if _wide(cols) else (4, 2, 4, 1)
-    else:
-        shape = (4, 2, 2, 2)
-    width = 8 * shape[0] * shape[1]
-    splits = _splits(ceil(cols, width), units, 2 * shape[2], width)
-    if size == 2 and units >= 512:
-        splits = max(splits, 2)  # two blocks a multiprocessor hide the rounding
-    return _backward(tiles, shape, size, splits, units, gradient=True, update=True)
-
-
 def _flag(value: bool) -> str:
     return "true" if value else "false"
 
@@ -174,8 +153,7 @@ def _of_product(op: Op) -> Launch:
 def _of_weights(op: Op, plan: Plan) -> Launch:
     w = plan[op.operands["w"]]
     rows, cols = w.shape
-    choose = choose_update if op.kind == "weight_update" else choose_backward
-    return choose(plan[op.operands["dz"]].shape[0], rows, cols, itemsize(w.dtype))
+    return choose_update(plan[op.operands["dz"]].shape[0], rows, cols, itemsize(w.dtype))
 
 
 def _scalars(found: Launch) -> Scalars:
@@ -210,10 +188,8 @@ def _weights_template(op: Op, plan: Plan) -> list[str]:
     w = plan[op.operands["w"]]
     ragged = w.shape[1] % (16 // itemsize(w.dtype)) != 0
     chance = bool(op.attributes["stochastic"]) and w.dtype == "bfloat16"
-    slope = [functor(op.attributes["slope"])] if op.kind == "layer_backward" else []
-    return [*types(op, plan, "dz", "w"), *slope, _flag(chance),
-            _flag(op.attributes["decay"] != 0), _flag(ragged),
-            *_of_weights(op, plan).template()]
+    return [*types(op, plan, "dz", "w"), _flag(chance), _flag(op.attributes["decay"] != 0),
+            _flag(ragged), *_of_weights(op, plan).template()]
 
 
 def _weights_sizes(op: Op, plan: Plan) -> Scalars:
@@ -235,10 +211,7 @@ register("matmul nn", "skinny", KernelImpl(
     "skinny.cu", "skinny_nn", _nn_template, lambda op, plan: _scalars(_of_product(op)), _geometry,
     _SHAPES["nn"], _shared, _cluster))
 _WEIGHTS = {"dz": ("batch", "rows"), "x": ("batch", "cols"), "w": ("rows", "cols"),
-            "bias": ("rows",), "copy": ("rows", "cols"), "dx": ("batch", "cols"), **CONTEXT}
+            "bias": ("rows",), "copy": ("rows", "cols"), **CONTEXT}
 
 register("weight_update", "skinny", KernelImpl(
     "skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared))
-register("layer_backward", "skinny", KernelImpl(
-    "skinny.cu", "skinny_backward", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared,
-    _cluster))
