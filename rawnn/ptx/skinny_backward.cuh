@@ -123,6 +123,7 @@ struct Backward {
   static constexpr int kSums = GRADIENT ? WR * kBatch * kSumPitch * 4 : 0;
   static constexpr int kWork = DEPTH * kSlot + kOut > kSums ? DEPTH * kSlot + kOut : kSums;
   static_assert(kOwn * WB == kDeep && (WB == 1 || WB == 2), "warps of a tile share it evenly");
+  static_assert(GRADIENT != UPDATE, "one of the two");
 
   const T* dz;
   int lddz;
@@ -137,7 +138,7 @@ struct Backward {
   int ldsaved;
   T* dx;
   int lddx;
-  int* overflow;  // read by an update, written by an input gradient alone
+  int* overflow;  // read by an update, written by an input gradient
   int batch, rows, cols, share;
   const float* rates;
   const int* cursor;
@@ -350,9 +351,7 @@ struct Backward {
 #pragma unroll
         for (int i = 0; i < 4; ++i) values[i] = SLOPE::backward(values[i], found.values[i]);
         store_part<4>(at(dx, lddx, row, column0 + down), values, left >= 4, left);
-        if constexpr (!UPDATE) {
-          if (overflow != nullptr && left > 0) report_overflow(overflow, poison<T>(values));
-        }
+        if (overflow != nullptr && left > 0) report_overflow(overflow, poison<T>(values));
       };
       add_up<kColumns, kBatch, WR, kThreads>(parts, inbox, splits, rank, mailbox, fetch_saved,
                                              finish);
