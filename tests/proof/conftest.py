@@ -10,7 +10,7 @@ import pytest
 from tests.proof.runs import cheap_devices
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def cheap() -> Iterator[None]:
     with cheap_devices():
         yield
