@@ -101,6 +101,9 @@ INSTANCES = {
 # A block of 1,024 threads has 64 registers a thread; wide updates live on many warps as well.
 REGISTERS = {"slices": 128, "adam": 96}
 PDL = "-DRAWNN_PDL"
+EIGHT_BIT_SPILL = 20
+"""Bytes that NVRTC 13 spills at most in losses whose gradients are stored in 8 bits: they look for
+what lies beyond the type's largest number. NVRTC 12.9 spills none."""
 REPORT = re.compile(r"ptxas\s+(info|\.) |\s*\d+ bytes stack frame|\s*$")  # what -v makes it tell
 
 
@@ -150,7 +153,8 @@ def test_compiles_without_a_warning_or_a_spill(nvrtc, source, arch, options):
     # The log, not -Werror: NVRTC before 13 does not know that option.
     told = [line for line in log.strip(" \0\n").splitlines() if not REPORT.match(line)]
     assert not told, log
-    spilled = {name: size for name, size in resources.spills(log).items() if any(size)}
+    spilled = {name: size for name, size in resources.spills(log).items()
+               if max(size) > (EIGHT_BIT_SPILL if "float8" in name else 0)}
     assert not spilled
     usage = resources.resource_usage(cubin)
     for name in names:
