@@ -16,9 +16,10 @@ HOPPER = (9, 0)
 
 SKINNY_BATCH = 64
 LEAST_STREAMED = 1 << 21
-"""Weights from which on a product of at most SKINNY_BATCH rows is faster by the kernels that stream
-them: 2048 x 2048, but not 1024 x 1024, at batch 32 on an H200. They split sums over blocks of a
-cluster, so they are taken where wgmma is."""
+"""Weights from which on a product of at most SKINNY_BATCH rows is left to the kernels that stream
+them: between 1024 x 1024 and 2048 x 2048, a guess; 4096 x 4096 at batch 32 on an H200 is a third
+faster by them in the step (305 us and 185 us). They split sums over blocks of a cluster, so they
+are taken where wgmma is."""
 
 LEAST_WGMMA = 1 << 29
 """Multiplications (m n k) from which a product is done by wgmma. H200: 256 x 1024 x 1024 takes
