@@ -80,7 +80,7 @@ class HostOrder:
 
     def shuffle(self, epoch: int) -> None:
         """Put the examples into the order of `epoch`. The arrays must not be in use."""
+        examples = len(next(iter(self._arrays.values())))
+        order = random.permutation(self._seed, epoch, examples)
         for name, array in self._arrays.items():
-            source = self._unshuffled[name]
-            order = random.permutation(self._seed, epoch, len(source))
-            np.take(source, order, axis=0, out=array)
+            np.take(self._unshuffled[name], order, axis=0, out=array)
