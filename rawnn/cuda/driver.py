@@ -101,6 +101,26 @@ class Driver:
         code, value = self._cu.cuMemPoolGetAttribute(pool, enum)
         return code, int(value) if value is not None else 0
 
+    def cuTensorMapEncodeTiled(
+        self, dtype: str, address: int, extents: Sequence[int], strides: Sequence[int],
+        box: Sequence[int], swizzle: str, promotion: str,
+    ) -> tuple[Any, bytes]:
+        """(code, the 128 bytes of a map). Extents and box in elements, the innermost dimension
+        first; `strides` in bytes, of all but the innermost. `dtype`, `swizzle` and `promotion` are
+        the driver's names without `CU_TENSOR_MAP_` and what it is that they name. Boxes are dense
+        and not interleaved; what lies outside is read as zeros."""
+        cu = self._cu
+        code, made = cu.cuTensorMapEncodeTiled(
+            getattr(cu.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE_" + dtype), len(extents),
+            address, [cu.cuuint64_t(n) for n in extents], [cu.cuuint64_t(n) for n in strides],
+            [cu.cuuint32_t(n) for n in box], [cu.cuuint32_t(1) for _ in box],
+            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(cu.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE_" + swizzle),
+            getattr(cu.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION_" + promotion),
+            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        return code, ctypes.string_at(made.getPtr(), 128) if not code else b""
+
     # -- functions ------------------------------------------------------------------------------
     def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:
         """`attribute` is the driver's name without its `CU_FUNC_ATTRIBUTE_`."""

@@ -16,8 +16,18 @@ from typing import Any, Protocol
 from rawnn.cuda.driver import Dim as Dim
 from rawnn.cuda.errors import check
 from rawnn.cuda.stream import Stream
+from rawnn.cuda.tensormap import MappedMatrix
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import KernelSignature, Parameter
+from rawnn.ptx.signature import (
+    MAP_ALIGNMENT,
+    MAP_SIZE,
+    MAP_SUFFIX,
+    KernelSignature,
+    Parameter,
+)
+
+Value = int | float | bytes
+"""An argument: a number, an address, or the bytes of a tensor map."""
 
 PORTABLE_CLUSTER = 8
 """Blocks in a cluster that every GPU with clusters can run; an H200 runs up to 16."""
@@ -43,11 +53,16 @@ class Arguments:
 
     One buffer holds the values at the offsets C gives them; an array of pointers into it is what
     cuLaunchKernel takes, at `address`. The types come from the signature in the CUDA source.
+    `maps` says by operand how what it points at is mapped: the argument `w_map` is made here, and
+    anew whenever `w` is set. Raises ConfigError for names and values that do not fit.
     """
 
-    def __init__(self, signature: KernelSignature, values: Mapping[str, int | float]) -> None:
-        missing = [p.name for p in signature.parameters if p.name not in values]
-        extra = set(values) - {p.name for p in signature.parameters}
+    def __init__(self, signature: KernelSignature, values: Mapping[str, Value],
+                 maps: Mapping[str, MappedMatrix] | None = None) -> None:
+        self._maps = {operand: (operand + MAP_SUFFIX, m) for operand, m in (maps or {}).items()}
+        given = {*values, *(self._maps[operand][0] for operand in self._maps if operand in values)}
+        missing = [p.name for p in signature.parameters if p.name not in given]
+        extra = given - {p.name for p in signature.parameters}
         if missing or extra:
             names = ", ".join(p.name for p in signature.parameters)
             raise ConfigError(
@@ -55,20 +70,31 @@ class Arguments:
                 + (f"; missing: {', '.join(missing)}" if missing else "")
                 + (f"; not among them: {', '.join(sorted(extra))}" if extra else "")
             )
-        self._offsets, size = signature.layout()
+        offsets, size = signature.layout()
         self._parameters = {p.name: p for p in signature.parameters}
         self._index = {p.name: i for i, p in enumerate(signature.parameters)}
-        self._buffer = ctypes.create_string_buffer(max(size, 1))
+        self._buffer = ctypes.create_string_buffer(size + MAP_ALIGNMENT)
         base = ctypes.addressof(self._buffer)
+        first = -base % MAP_ALIGNMENT
+        self._offsets = tuple(first + offset for offset in offsets)
         count = len(signature.parameters)
         self._pointers = (ctypes.c_void_p * max(count, 1))(*(base + o for o in self._offsets))
         self.address = ctypes.addressof(self._pointers)
         for name, value in values.items():
             self.set(name, value)
 
-    def set(self, name: str, value: int | float) -> None:
-        """Change one argument; launches made before keep the value they were made with."""
+    def set(self, name: str, value: Value) -> None:
+        """Change one argument, and the map of what it points at; launches made before keep the
+        value they were made with."""
+        self._pack(name, value)
+        if name in self._maps:
+            argument, matrix = self._maps[name]
+            self._pack(argument, matrix.at(int(value)))
+
+    def _pack(self, name: str, value: Value) -> None:
         parameter = self._parameters[name]
+        if parameter.tensor_map and not (isinstance(value, bytes) and len(value) == MAP_SIZE):
+            raise ConfigError(f"argument '{name}' is a tensor map: {MAP_SIZE} bytes, not {value!r}")
         try:
             struct.pack_into("=" + _code(parameter), self._buffer,
                              self._offsets[self._index[name]], value)

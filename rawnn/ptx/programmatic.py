@@ -5,16 +5,17 @@ A kernel at the end of a programmatic edge begins before its producers end. It i
 - every path from its entry to an end passes `griddepcontrol.wait`: then its own end, too, comes
   behind its producers' end, and whoever waits for it waits for them as well;
 - ahead of the wait it writes no global memory, and reads only what is reached from named pointer
-  parameters (`early`), which the producers must not write;
+  parameters (`early`), or through the tensor maps of these, which the producers must not write;
 - where anything is read early, the producers trigger behind their own wait (`ordered`): they are
   then the only kernels still at work when this one begins.
 
 The proof errs on the safe side. A wait under a predicate counts as none. An address counts as
 reached from every parameter that any instruction lets flow into it, whichever path is taken; an
 address that was itself loaded from memory refuses the kernel, and so does a call of a function
-that touches global memory or whose body is not there. Two things are taken on trust: that
-pointer arithmetic stays inside the tensor it began in, as C++ demands, and that ptxas moves no
-access across `griddepcontrol.wait`.
+that touches global memory or whose body is not there, and a box copied through a map that is no
+parameter's own. Three things are taken on trust: that pointer arithmetic stays inside the tensor it
+began in, as C++ demands, that the map `w_map` is one of the operand `w` (the simulated device sees
+to it), and that ptxas moves no access across `griddepcontrol.wait`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ _LABEL = re.compile(r"\s*([$A-Za-z_][\w$]*)\s*:(?!:)")
 _STATEMENT = re.compile(r"\s*([^;]*);")
 _PREDICATE = re.compile(r"@!?(\S+)\s+")
 _WORD = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$%]*")  # not what follows in %tid.x or 0f3F80
-_PARAMETER = re.compile(r"_param_(\d+)$")
 _SPACES = {"param", "shared", "shared::cta", "shared::cluster", "local", "const", "global"}
 _LOADS = {"ld", "ldu", "wmma"}
 _STORES = {"st", "atom", "red", "multimem", "discard", "applypriority", "sust", "sured"}
@@ -57,6 +57,13 @@ class Proof:
     reason: str = "its PTX was not looked at"
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter lies, as a root: not its value."""
+
+    number: int
+
+
 @dataclass
 class _Instruction:
     """One statement: `parts` of the opcode, the operands' text, whether a predicate guards it, and
@@ -79,6 +86,7 @@ class _Instruction:
 def prove(ptx: str, lowered: str, signature: KernelSignature) -> Proof:
     """The proof for the entry `lowered` (its mangled name) of `ptx`, whose parameters are those of
     `signature` in order. Raises CompileError where the PTX has no such entry."""
+    parameter = re.compile(re.escape(lowered) + r"_param_(\d+)$")
     text = _COMMENT.sub("", ptx)
     instructions = _parse(_body(text, ".entry", lowered))
     early = _ahead_of_wait(instructions)
@@ -101,8 +109,15 @@ def prove(ptx: str, lowered: str, signature: KernelSignature) -> Proof:
         if access is None:
             continue
         kind, address = access
-        roots = roots or _Roots(text, instructions)
+        roots = roots or _Roots(text, instructions, parameter)
         found = {root for root in roots.of(address) if not _is_number(root, signature)}
+        if kind == "box":
+            mapped = _mapped(found, signature)
+            if mapped is None:
+                return _refused(known, f"it reads through a map that is no parameter's ahead of "
+                                       f"griddepcontrol.wait: {instruction}")
+            reads |= mapped
+            continue
         if found and found <= roots.on_chip:
             continue  # a generic access to shared or local memory
         if kind == "write":
@@ -125,15 +140,25 @@ def _pointers(found: Iterable[object], signature: KernelSignature) -> set[str] |
     where something else is a root as well."""
     names = set()
     for root in found:
-        if not isinstance(root, int):
+        if not isinstance(root, int) or not signature.parameters[root].pointer:
             return None
         names.add(signature.parameters[root].name)
     return names or None
 
 
+def _mapped(found: Iterable[object], signature: KernelSignature) -> set[str] | None:
+    """Names of the operands whose maps are the roots of a map's address; None where something else
+    is a root."""
+    pointers = {p.name for p in signature.parameters if p.pointer}
+    names = {signature.parameters[root.number].mapped if isinstance(root, _Place) else ""
+             for root in found}
+    return names if names and names <= pointers else None
+
+
 def _is_number(root: object, signature: KernelSignature) -> bool:
-    """Whether a root is a parameter that is no pointer: an index, say."""
-    return isinstance(root, int) and not signature.parameters[root].pointer
+    """Whether a root is a parameter that is neither pointer nor map: an index, say."""
+    return isinstance(root, int) and not (signature.parameters[root].pointer
+                                          or signature.parameters[root].tensor_map)
 
 
 # -- reading PTX ----------------------------------------------------------------------------------
@@ -242,8 +267,8 @@ def _ahead_of_wait(instructions: list[_Instruction]) -> set[int]:
 
 # -- what an instruction touches ------------------------------------------------------------------
 def _global_access(instruction: _Instruction) -> tuple[str, str] | None:
-    """("read" or "write", the address) of an access that may be to global memory; None for any
-    other instruction."""
+    """("read" or "write", the address) of an access that may be to global memory, or ("box", the
+    map's address) of one that reads through a tensor map; None for any other instruction."""
     parts, addresses = instruction.parts, re.findall(r"\[([^\]]*)\]", instruction.operands)
     base = parts[0]
     if base == "prefetch" or base == "prefetchu" or (base == "cp" and "prefetch" in parts):
@@ -255,7 +280,11 @@ def _global_access(instruction: _Instruction) -> tuple[str, str] | None:
         if "global" not in parts:  # a commit, a wait, an arrival, or from SM to SM
             return ("write", "") if "tensor" in parts else None
         spaces = [part for part in parts if part in _SPACES]
-        if "tensor" in parts or "reduce" in parts or spaces[0] == "global":
+        if "tensor" in parts:
+            # Coordinates are no addresses: beyond the tensor there is nothing to be read.
+            return ("write", "") if spaces[0] == "global" or "reduce" in parts \
+                else ("box", addresses[1].partition(",")[0])
+        if "reduce" in parts or spaces[0] == "global":
             return "write", addresses[0]
         return "read", addresses[1]
     if base in _OPAQUE:
@@ -292,10 +321,12 @@ def _harmless(text: str, function: str, callers: tuple[str, ...]) -> bool:
 
 
 class _Roots:
-    """From which parameters, variables and loads the value of each register may come, whatever
-    path is taken."""
+    """From which parameters (their numbers, or a _Place), variables and loads the value of each
+    register may come, whatever path is taken. `parameter` matches the entry's parameters."""
 
-    def __init__(self, text: str, instructions: list[_Instruction]) -> None:
+    def __init__(self, text: str, instructions: list[_Instruction],
+                 parameter: re.Pattern[str]) -> None:
+        self._parameter = parameter
         self.on_chip: set[object] = set(
             re.findall(r"\.(?:shared|local)\b[^;=]*?\s([$\w]+)\s*(?:\[[^\]]*\])?\s*;", text))
         self._found: dict[str, set[object]] = {}
@@ -305,7 +336,7 @@ class _Roots:
             destination, _, sources = _first_operand(instruction.operands)
             into = _WORD.findall(destination)
             if base == "ld" and "param" in instruction.parts:
-                number = _PARAMETER.search(sources.strip(" []").partition("+")[0])
+                number = parameter.match(sources.strip(" []").partition("+")[0])
                 flows.append((into, set(), {int(number[1])} if number else {_LOADED}))
             elif base in ("ld", "ldu", "atom", "ldmatrix"):
                 wide = instruction.parts[-1] in ("u64", "s64", "b64", "b128")
@@ -322,7 +353,7 @@ class _Roots:
                     if source in registers:
                         value |= self._found.get(source, set())
                     elif not source.startswith("%"):  # not %tid and its like
-                        value.add(source)
+                        value.add(self._named(source))
                 for name in into:
                     known = self._found.setdefault(name, set())
                     if not value <= known:
@@ -333,8 +364,13 @@ class _Roots:
         """The roots of an address as it stands between brackets."""
         found: set[object] = set()
         for word in _WORD.findall(address):
-            found |= self._found.get(word, set() if word.startswith("%") else {word})
+            found |= self._found.get(word, set() if word.startswith("%") else {self._named(word)})
         return found
+
+    def _named(self, word: str) -> object:
+        """The root that a name stands for."""
+        number = self._parameter.match(word)
+        return _Place(int(number[1])) if number else word
 
 
 def _first_operand(operands: str) -> tuple[str, str, str]:

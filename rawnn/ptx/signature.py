@@ -30,8 +30,14 @@ _FORMATS = {
     # Small floats travel as their raw bits.
     "__half": "H", "half": "H", "__nv_bfloat16": "H", "nv_bfloat16": "H",
     "float16": "H", "bfloat16": "H", "float8_e4m3": "B", "float8_e5m2": "B",
+    "TensorMap": "128s",  # what cuTensorMapEncodeTiled makes
 }  # fmt: skip
-_SIZES = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "f": 4}  # all others: 8
+MAP_SIZE, MAP_ALIGNMENT = 128, 64
+"""Bytes of a tensor map, and what its address is a multiple of."""
+MAP_SUFFIX = "_map"
+"""`w_map` is the map of operand `w`."""
+_SIZES = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "f": 4, "128s": MAP_SIZE}
+"""Bytes by `struct` code; all others: 8."""
 _QUALIFIERS = {
     "const", "volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__",
     "struct", "class", "enum", "typename",
@@ -80,8 +86,19 @@ class Parameter:
 
     @property
     def align(self) -> int:
-        """Alignment in bytes: that of every supported type is its size."""
-        return self.size
+        """Alignment in bytes: that of every supported type is its size, but for tensor maps."""
+        return MAP_ALIGNMENT if self.tensor_map else self.size
+
+    @property
+    def tensor_map(self) -> bool:
+        """Whether it is a tensor map, by value."""
+        return self.ctype == "TensorMap" and not self.pointer
+
+    @property
+    def mapped(self) -> str:
+        """The operand that a tensor map describes: "w" of `w_map`; "" of any other parameter."""
+        named = self.tensor_map and self.name.endswith(MAP_SUFFIX)
+        return self.name.removesuffix(MAP_SUFFIX) if named else ""
 
 
 @dataclass(frozen=True)
@@ -145,17 +162,17 @@ class KernelSignature:
 
     def layout(self) -> tuple[tuple[int, ...], int]:
         """(offset of each parameter, total bytes) of the parameter buffer, laid out as a C
-        struct: each parameter at a multiple of its size.
+        struct: each parameter at a multiple of its alignment.
 
         Raises ConfigError naming a parameter that cannot be passed by value.
         """
         offsets, end = [], 0
         for parameter in self.parameters:
             try:
-                size = parameter.size
+                size, align = parameter.size, parameter.align
             except ConfigError as error:
                 raise ConfigError(f"kernel '{self.name}': {error}") from None
-            end = -(-end // size) * size
+            end = -(-end // align) * align
             offsets.append(end)
             end += size
         return tuple(offsets), end

@@ -14,7 +14,7 @@ from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
 from rawnn.ptx.programmatic import Proof
-from rawnn.runners.kernels import kernel_arguments, kernel_for
+from rawnn.runners.kernels import kernel_arguments, kernel_for, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -77,13 +77,15 @@ class Lowering:
         impl = kernel_for(op)
         expression = impl.expression(op, plan)
         function = self.device.function(impl.source, expression, self._programmatic)
-        values = kernel_arguments(op, plan, function.signature, addresses)
+        arguments = Arguments(
+            function.signature, kernel_arguments(op, plan, function.signature, addresses),
+            kernel_maps(op, plan, function.signature, self.device.driver))
         scalars = impl.scalars(op, plan)
         grid, block = impl.geometry(scalars)
         label = f"{op.name} ({expression} in {impl.source})"
         blocks = impl.cluster(scalars)
         return KernelLaunch(self.device.driver, stream, function.handle, label, grid, block,
-                            Arguments(function.signature, values), impl.shared(scalars),
+                            arguments, impl.shared(scalars),
                             (blocks, 1, 1) if blocks > 1 else None,
                             self._programmatic and follows_anything(op, plan, function.proof))
 

@@ -7,6 +7,7 @@ the driver itself refuses, its code is returned.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from rawnn.sim.image import Image, decode, launch_bounds
 from rawnn.sim.kernels import Kernel
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import SimEvent, SimStream
+from rawnn.sim.tensormap import SimMap
 
 _DEFAULT_STREAM, _NON_BLOCKING = 0, 1
 _DEVICE_ATTRIBUTES = {
@@ -140,6 +142,16 @@ class SimDriver(GraphCalls, MemoryCalls):
         self.simulation.scheduler.run_all()
         self.simulation.memory.pool.shrink()
         return (0,)
+
+    @seam(b"")
+    def cuTensorMapEncodeTiled(
+        self, dtype: str, address: int, extents: Sequence[int], strides: Sequence[int],
+        box: Sequence[int], swizzle: str, promotion: str,
+    ) -> tuple[Any, bytes]:
+        if self.simulation.compute_capability < (9, 0):
+            raise SimulationError("tensor maps need compute capability 9.0")
+        return 0, SimMap(dtype, address, tuple(extents), tuple(strides), tuple(box), swizzle,
+                         promotion).encoded()
 
     # -- modules --------------------------------------------------------------------------------
     @seam(None)

@@ -28,6 +28,7 @@ from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Effect, Launcher
 from rawnn.sim.memory import Memory, Region
 from rawnn.sim.order import Task
+from rawnn.sim.tensormap import check_maps
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.op import OPS
 
@@ -50,7 +51,8 @@ Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 @dataclass(frozen=True)
 class Meaning:
     """What a kernel computes. `attributes` are added to the scalar arguments for the reference;
-    `geometry`, where given, is the only grid and block allowed, in any of its `variants`."""
+    `geometry`, where given, is the only grid and block allowed, in any of its `variants`; `boxes`
+    the only rows of boxes."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -60,19 +62,21 @@ class Meaning:
     layout: str = ""
     geometry: Callable[[Scalars], Any] | None = None
     variants: Callable[[Scalars], int] = lambda scalars: 1
+    boxes: Callable[[Scalars], Mapping[str, int]] | None = None
 
 
 _registered: dict[str, Meaning] = {}
 
 
 def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
-             reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
+             reads: tuple[str, ...], writes: tuple[str, ...],
+             boxes: Callable[[Scalars], Mapping[str, int]] | None = None) -> None:
     """Give the kernel `name`, which is none of rawnn's own, a meaning on the simulated GPU.
 
-    `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` gives
-    their extents as in rawnn.runners.kernels.KernelImpl.
+    `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` and
+    `boxes` are as in rawnn.runners.kernels.KernelImpl, None leaves boxes unchecked.
     """
-    _registered[name] = Meaning(reads, writes, shapes, reference)
+    _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
 
 
 _SLOTS = ("loss", "correct", "rates")
@@ -95,7 +99,7 @@ def _by_name() -> dict[tuple[str, str], Meaning]:
         spec = OPS[kind]
         found[impl.source, impl.name] = Meaning(
             spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, layout,
-            impl.geometry, impl.variants,
+            impl.geometry, impl.variants, impl.boxes,
         )
     return found
 
@@ -164,6 +168,9 @@ class Kernel:
                     f"({parameter.ctype}{' *' if parameter.pointer else ''}, {parameter.size} "
                     f"bytes) puts it at {offset}"
                 )
+            if pointer % parameter.align:
+                raise SimulationError(f"{self.expression}: argument '{parameter.name}' lies at "
+                                      f"{pointer:#x}, no multiple of {parameter.align}")
         return ctypes.string_at(base, self._size)
 
     def _bind(self, raw: bytes) -> Binding:
@@ -205,6 +212,8 @@ class Binding:
         self._attributes = self._scalars(values, meaning, template)
         self.geometries = self._geometries(meaning)
         self._operands = self._make_operands(values, meaning)
+        check_maps(kernel.expression, kernel.signature, values, self._operands, meaning.boxes,
+                   self._attributes)
         self._generation = -1
         self._end = self._attributes.get("end") if "handle" in self._attributes else None
 
@@ -222,7 +231,8 @@ class Binding:
     def _scalars(self, values: dict[str, Any], meaning: Meaning,
                  template: Mapping[str, str]) -> dict[str, Any]:
         signature = self._kernel.signature
-        found = {p.name: values[p.name] for p in signature.parameters if not p.pointer}
+        found = {p.name: values[p.name] for p in signature.parameters
+                 if not (p.pointer or p.tensor_map)}
         found |= {f"itemsize_{p.name}": np.dtype(DTYPES[p.ctype]).itemsize
                   for p in signature.parameters if p.pointer}
         for name, value in template.items():

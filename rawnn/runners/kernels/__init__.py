@@ -17,7 +17,9 @@ from rawnn.runners.kernels.table import (
     Shape,
     kernel_arguments,
     kernel_for,
+    kernel_maps,
 )
 
-__all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for"]
+__all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for",
+           "kernel_maps"]
 del _activations, _epoch, _linear, _losses, _mma, _narrow, _products, _skinny, _tiled, _updates

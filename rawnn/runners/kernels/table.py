@@ -2,7 +2,8 @@
 
 A kernel's pointer parameters carry the names of the op's operands, its `ld<operand>` parameters
 are their leading dimensions, and its other parameters the names of the op's attributes: all are
-filled in from the plan. What is left are the sizes and the geometry, which an entry gives for every
+filled in from the plan. A tensor map `<operand>_map` is made of where the operand lies. What is
+left are the sizes, the geometry and the boxes of tensor maps, which an entry gives for every
 (kind, impl).
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rawnn.activations import functor
-from rawnn.cuda.launch import Dim
+from rawnn.cuda.launch import Dim, Value
+from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.dtypes import c_type
 from rawnn.errors import ConfigError
 from rawnn.ptx.signature import KernelSignature
@@ -49,7 +52,8 @@ class KernelImpl:
     extents of every operand, which the simulated device and tests go by. `shared(scalars)` are the
     bytes of dynamic shared memory, `cluster` blocks of a cluster along x. `choices(scalars)` is the
     number of variants of a launch, of which the op's attribute `choice` picks one, 0 by default;
-    None where they are the forms of the geometry.
+    None where they are the forms of the geometry. `boxes(scalars)` are the rows of a box of every
+    operand that the kernel takes a tensor map of; they follow from the kernel's own parameters.
     """
 
     source: str
@@ -61,6 +65,7 @@ class KernelImpl:
     shared: Callable[[Scalars], int] = lambda s: 0
     cluster: Callable[[Scalars], int] = lambda s: 1
     choices: Callable[[Scalars], int] | None = None
+    boxes: Callable[[Scalars], Mapping[str, int]] = lambda s: {}
 
     def variants(self, scalars: Scalars) -> int:
         """How many variants of a launch there are; 1 where there is nothing to choose."""
@@ -101,15 +106,18 @@ def kernel_for(op: Op) -> KernelImpl:
 
 def kernel_arguments(
     op: Op, plan: Plan, signature: KernelSignature, addresses: Mapping[str, int]
-) -> Scalars:
-    """Every argument of the op's kernel by name; operands that the op leaves out are null, their
-    leading dimensions 0."""
+) -> dict[str, Value]:
+    """Every argument of the op's kernel by name, but for the maps of operands (kernel_maps);
+    operands that the op leaves out are null, their leading dimensions and maps 0."""
     scalars = kernel_for(op).scalars(op, plan)
     pointers = {p.name for p in signature.parameters if p.pointer}
-    values: Scalars = {}
+    values: dict[str, Value] = {}
     for parameter in signature.parameters:
         name = parameter.name
-        if parameter.pointer:
+        if parameter.tensor_map:
+            if parameter.mapped not in op.operands:
+                values[name] = NO_MAP
+        elif parameter.pointer:
             tensor = op.operands.get(name)
             values[name] = addresses[tensor] if tensor else 0
         elif name.startswith("ld") and name[2:] in pointers:
@@ -118,6 +126,29 @@ def kernel_arguments(
         else:
             values[name] = scalars.get(name, 0)
     return values
+
+
+def kernel_maps(op: Op, plan: Plan, signature: KernelSignature,
+                driver: Any) -> dict[str, MappedMatrix]:
+    """How the operands lie of which the op's kernel takes a tensor map. Raises ConfigError where
+    the entry gives no box, or the tensor is a vector or has a layout that cannot be mapped."""
+    impl = kernel_for(op)
+    boxes = impl.boxes(impl.scalars(op, plan))
+    found: dict[str, MappedMatrix] = {}
+    for parameter in signature.parameters:
+        operand = parameter.mapped
+        if operand not in op.operands:
+            continue
+        tensor = plan[op.operands[operand]]
+        label = f"'{operand}' ({tensor.name}) of the op '{op.name}'"
+        if operand not in boxes:
+            raise ConfigError(f"{label}: the table of kernels gives {impl.name} no box of it")
+        if len(tensor.shape) != 2:
+            raise ConfigError(f"{label} has no tensor map: it is a vector")
+        rows, cols = tensor.shape
+        found[operand] = MappedMatrix(driver, label, rows, cols, tensor.ld, tensor.dtype,
+                                      boxes[operand])
+    return found
 
 
 # -- what the entries are made from ----------------------------------------------------------------
