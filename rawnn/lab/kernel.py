@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rawnn.cuda.device import Device
-from rawnn.cuda.launch import Arguments, Dim, KernelLaunch
+from rawnn.cuda.launch import Arguments, Dim, KernelLaunch, Value
 from rawnn.errors import ConfigError
-from rawnn.lab.arrays import Array, default_device
+from rawnn.lab.arrays import Array, TensorMap, default_device
 from rawnn.ptx.signature import Parameter, find_kernel, parse_kernels
 
 Extent = int | tuple[int, ...]
@@ -83,7 +83,15 @@ _ELEMENTS = {
 }
 
 
-def _value(parameter: Parameter, argument: Any) -> int | float:
+def _value(parameter: Parameter, argument: Any) -> Value:
+    if isinstance(argument, TensorMap):
+        if parameter.tensor_map:
+            return argument.content
+        what = "pointer" if parameter.pointer else parameter.ctype
+        raise ConfigError(f"argument '{parameter.name}' is a {what}, not a tensor map")
+    if parameter.tensor_map:
+        raise ConfigError(f"argument '{parameter.name}' is a tensor map: make one with "
+                          f"rawnn.lab.tensor_map")
     if not parameter.pointer:
         if isinstance(argument, Array):
             raise ConfigError(f"argument '{parameter.name}' is a {parameter.ctype}, not an array")

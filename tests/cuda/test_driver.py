@@ -83,6 +83,8 @@ def test_programmatic_edges_reach_the_driver(driver: Driver, producers: int) -> 
     lambda d: d.cuFuncSetAttribute(cu.CUfunction(1), "MAX_DYNAMIC_SHARED_SIZE_BYTES", 1 << 16),
     lambda d: d.cuFuncSetAttribute(cu.CUfunction(1), "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1),
     lambda d: d.cuGraphKernelNodeSetAttribute(NODE, "CLUSTER_DIMENSION", (2, 1, 1)),
+    lambda d: d.cuTensorMapEncodeTiled("BFLOAT16", 4096, (100, 30), (208,), (64, 8), "128B",
+                                       "L2_256B"),
 ])
 def test_other_calls_reach_the_driver(driver: Driver, call: Callable[[Driver], Any]) -> None:
     with pytest.raises(RuntimeError, match=r"(?i)driver|libcuda"):

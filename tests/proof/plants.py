@@ -25,7 +25,7 @@ from rawnn.cuda.memory import ALIGNMENT
 from rawnn.cuda.stream import Stream
 from rawnn.errors import RawnnError
 from rawnn.ptx import source_path
-from rawnn.ptx.signature import KernelSignature, parse_kernels
+from rawnn.ptx.signature import KernelSignature, Parameter, parse_kernels
 from rawnn.runners import graphplan, lowering, programs
 from rawnn.runners.base import Work, initial_state
 from rawnn.runners.gpu import GpuRunner
@@ -288,7 +288,8 @@ def _launches(work: Work) -> list[tuple[int, Op, Plan, KernelSignature, dict[str
     for number, (op, plan, signature, addresses) in enumerate(
             observe(work, lowering, "kernel_arguments")):
         values = lowering.kernel_arguments(op, plan, signature, addresses)
-        scalars = tuple(values[p.name] for p in signature.parameters if not p.pointer)
+        scalars = tuple(values[p.name] for p in signature.parameters
+                        if not (p.pointer or p.tensor_map))
         key = (op.name, op.kind, tuple(op.operands.items()), scalars)
         if key not in seen:
             seen.add(key)
@@ -299,11 +300,12 @@ def _launches(work: Work) -> list[tuple[int, Op, Plan, KernelSignature, dict[str
 class _Swapped(launch.Arguments):
     """Two arguments of the same size, each in the other's place."""
 
-    def __init__(self, signature: KernelSignature, values: Any, pair: tuple[str, str]) -> None:
+    def __init__(self, signature: KernelSignature, values: Any, maps: Any,
+                 pair: tuple[str, str]) -> None:
         self._other = {pair[0]: pair[1], pair[1]: pair[0]}
-        super().__init__(signature, values)
+        super().__init__(signature, values, maps)
 
-    def set(self, name: str, value: int | float) -> None:
+    def _pack(self, name: str, value: launch.Value) -> None:
         where = self._offsets[self._index[self._other.get(name, name)]]
         struct.pack_into("=" + launch._code(self._parameters[name]), self._buffer, where, value)
 
@@ -322,6 +324,7 @@ def _dead(op: Op, plan: Plan, signature: KernelSignature, values: dict[str, Any]
     names = {p.name for p in signature.parameters}
     absent = {p.name for p in signature.parameters if p.pointer and p.name not in op.operands}
     dead = absent | {f"ld{name}" for name in absent} | {f"{name}_scale" for name in absent}
+    dead |= {f"{name}_map" for name in absent}
     dead.add("overflow")  # nothing overflows in these runs, so that none may be given as well
     dead |= {f"ld{role}" for role, name in op.operands.items() if len(plan[name].shape) == 1}
     if "cursor" in absent:
@@ -329,6 +332,13 @@ def _dead(op: Op, plan: Plan, signature: KernelSignature, values: dict[str, Any]
     if "stochastic" in names and not values["stochastic"]:
         dead |= {"seed", "stream"}
     return dead
+
+
+def _bits(parameter: Parameter, values: dict[str, Any]) -> bytes:
+    """What tells the argument from others of its size: of a map, where its operand lies."""
+    if parameter.tensor_map:
+        return struct.pack("=Q", values[parameter.mapped])
+    return struct.pack("=" + launch._code(parameter), values[parameter.name])
 
 
 def swaps(work: Work, wanted: Found) -> Plants:
@@ -343,7 +353,7 @@ def swaps(work: Work, wanted: Found) -> Plants:
         for a, b in combinations(signature.parameters, 2):
             if a.size != b.size:
                 continue
-            x, y = (struct.pack("=" + launch._code(p), values[p.name]) for p in (a, b))
+            x, y = (_bits(p, values) for p in (a, b))
             pair = {a.name, b.name}
             varies = not policy.graph and (
                 "offset" in pair or (a.pointer and policy.allocator != "arena"))
@@ -355,7 +365,8 @@ def swaps(work: Work, wanted: Found) -> Plants:
                 continue
             made[f"{op.name}: {a.name} <-> {b.name}"] = tampered(work, wanted, at(
                 lowering, "Arguments", number,
-                lambda signature, values, pair=(a.name, b.name): _Swapped(signature, values, pair)))
+                lambda signature, values, maps, pair=(a.name, b.name):
+                    _Swapped(signature, values, maps, pair)))
     return Plants(made, skipped)
 
 

@@ -141,6 +141,80 @@ def test_instructions_ahead_of_the_wait(instruction: str, early: tuple[str, ...]
     assert found.early == (early or ())
 
 
+MAPPED = ("(const float* x, float* y, int n, const __grid_constant__ TensorMap x_map, "
+          "const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap other_map, "
+          "TensorMap copied_map)")
+MAPS = """
+struct alignas(64) TensorMap { unsigned long long words[16]; };
+__device__ TensorMap global_map;
+__device__ __forceinline__ void load(unsigned at, const TensorMap& map, int row) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3}], [%4];" :: "r"(at + 1024), "l"(&map), "r"(32), "r"(row),
+               "r"(at) : "memory");
+}
+__device__ __forceinline__ void store(const TensorMap& map, int row, unsigned at) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+               :: "l"(&map), "r"(32), "r"(row), "r"(at) : "memory");
+}
+__device__ __noinline__ void away(unsigned at, const TensorMap& map) { load(at, map, 0); }
+"""
+SHARED = ("extern __shared__ float s[]; "
+          "const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(s));")
+
+
+def mapped(body: str) -> Proof:
+    return proof(f"{SHARED} {body} y[n] = s[3];", MAPS, MAPPED)
+
+
+@pytest.mark.parametrize(("ahead", "early"), [
+    ("load(at, x_map, 0);", ("x",)),
+    ("load(at, x_map, n); load(at, y_map, n * n);", ("x", "y")),
+    ("load(at, n > 3 ? x_map : y_map, 0);", ("x", "y")),
+    ("const TensorMap* map = &x_map; for (int i = 0; i < n; ++i) { load(at, *map, i); "
+     "if (i == 5) map = &y_map; }", ("x", "y")),
+    # Coordinates may come from anywhere.
+    ("load(at, x_map, static_cast<int>(reinterpret_cast<const long long*>(x)[n]));", ("x",)),
+    ('asm volatile("prefetch.tensormap [%0];" :: "l"(&y_map) : "memory");', ()),
+    ('asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %1}];" '
+     ':: "l"(&y_map), "r"(n) : "memory");', ()),
+])
+def test_boxes_are_reads_of_the_operand(ahead: str, early: tuple[str, ...]) -> None:
+    assert mapped(f"{ahead} pdl_wait();") == Proof(True, False, True, early, "")
+
+
+def test_behind_the_wait_boxes_may_be_copied_at_will() -> None:
+    body = "load(at, copied_map, 0); store(y_map, 3, at); away(at, global_map);"
+    assert mapped(f"load(at, x_map, 1); pdl_wait(); {body}").early == ("x",)
+    assert mapped(f"pdl_wait(); {body}") == Proof(True, False, True, (), "")
+
+
+@pytest.mark.parametrize(("ahead", "reason"), [
+    ("store(y_map, 0, at);", "writes global memory"),
+    ("if (n == 3) store(y_map, 0, at);", "writes global memory"),
+    ("store(copied_map, 0, at);", "writes global memory"),
+    ('asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, '
+     '{%1, %1}], [%1];" :: "l"(&y_map), "r"(at) : "memory");', "writes global memory"),
+    ("load(at, other_map, 0);", "no parameter's"),  # the operand `other` is not there
+    ("load(at, copied_map, 0);", "no parameter's"),  # a copy in local memory
+    ("load(at, global_map, 0);", "no parameter's"),
+    ("load(at, n > 3 ? x_map : global_map, 0);", "no parameter's"),
+    ("load(at, *reinterpret_cast<const TensorMap*>(x), 0);", "no parameter's"),
+    ("load(at, **reinterpret_cast<TensorMap* const*>(x), 0);", "no parameter's"),
+    ("load(at, *reinterpret_cast<const TensorMap*>(s), 0);", "no parameter's"),
+    ("load(at, *reinterpret_cast<const TensorMap*>(x_map.words[2]), 0);", "no parameter's"),
+    ("s[1] = *reinterpret_cast<const float*>(x_map.words[2]);", "no parameter's"),
+    ("s[1] = *reinterpret_cast<const float*>(&x_map);", None),
+    ("away(at, x_map);", "calls .*away"),
+])
+def test_boxes_that_cannot_be_followed(ahead: str, reason: str | None) -> None:
+    found = mapped(f"{ahead} pdl_wait();")
+    if reason is None:  # from the space of parameters: no global memory
+        assert found == Proof(True, False, True, (), "")
+        return
+    assert not found.waits
+    assert re.search(reason, found.reason), found.reason
+
+
 def test_generic_accesses_to_shared_memory_count_as_none() -> None:
     body = ('__shared__ float s[32]; asm volatile("st.f32 [%0], 0f00000000;" :: "l"(s + n)); '
             f"pdl_wait(); {STORE}")

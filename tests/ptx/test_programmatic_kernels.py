@@ -21,8 +21,8 @@ from tests.ptx.test_programmatic import nvrtc
 OPTS = ("none", "preload,arena,nosync,fuse", "preload,cublas,fuse", "best", "seed",
         "preload,bf16,fuse", "preload,fp16", "preload,tiled,fuse", "preload,mma,bf16,fuse",
         "preload,mma,fp16,fuse")
-LOADS = {"LD", "LDG", "LDGSTS", "UBLKCP"}
-STORES = {"ST", "STG", "ATOM", "ATOMG", "RED"}
+LOADS = {"LD", "LDG", "LDGSTS", "UBLKCP", "UTMALDG"}
+STORES = {"ST", "STG", "ATOM", "ATOMG", "RED", "UTMASTG", "UTMAREDG"}
 LAYERS = ((29, 7), (29, 16, 7), (64, 64, 10), (64, 128, 128, 10))
 OPTIMIZERS = (Optimizer(lr=0.1), Optimizer("adam", 0.01), Optimizer("sgd", 0.1, {"momentum": 0.9}))
 ONCE = {"initialise.cu", "shuffle.cu"}

@@ -180,6 +180,19 @@ def test_layout_aligns_as_c_does():
     assert kernel.layout() == ((0, 8, 16, 20, 24, 32), 33)
 
 
+def test_a_tensor_map_has_a_size_and_an_alignment_of_its_own():
+    kernel = only(
+        """__global__ void k(int n, const __grid_constant__ TensorMap w_map, struct TensorMap tiles,
+            char c, TensorMap* maps, short s, const TensorMap x_map) {}"""
+    )
+    assert kernel.layout() == ((0, 64, 192, 320, 328, 336, 384), 512)
+    assert [p.tensor_map for p in kernel.parameters] == [
+        False, True, True, False, False, False, True,
+    ]  # fmt: skip
+    assert [p.mapped for p in kernel.parameters] == ["", "w", "", "", "", "", "x"]
+    assert (kernel.parameters[1].size, kernel.parameters[1].align) == (128, 64)
+
+
 _CODES = {"char": "b", "short": "h", "int": "i", "double": "d", "float": "f", "bool": "?"}
 
 
