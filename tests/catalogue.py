@@ -119,8 +119,10 @@ STREAMED = [
     Variant((300, 130, 260, 10), 64), Variant(*RAGGED, {"activation": "tanh", "bias": False}),
     Variant(*RAGGED, {}, {"optimizer": Optimizer("sgd", 0.1, {"decay": 0.1}),
                           "schedule": "cosine"}),
+    Variant(*RAGGED, {}, {"optimizer": Optimizer("sgd", 0.1, {"momentum": 0.9})}),
 ]
-"""Small batches, whose weights are taken for large here."""
+"""Small batches, whose weights are taken for large here. Momentum's update has a kernel of its own,
+so that the input gradient has one too."""
 
 SHAPES = [Variant(*shape) for shape in (RAGGED, ALIGNED, ONE, LONG, MANY, TINY)]
 """Rows that are and are not multiples of 16 bytes, a long sum, and more outputs than one block

@@ -74,6 +74,8 @@ def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.
         return generator.integers(0, 256, shape)
     if role in ("w", "source") and op.attributes.get("copy_scale", 1.0) != 1.0:
         return normal(size=shape) * 16 / op.attributes["copy_scale"]  # saturates nothing
+    if op.kind == "softmax_head" and role in ("w", "copy"):  # logits of the order of 1
+        return normal(size=shape) / np.sqrt(shape[1])
     if role == "dz":  # a mean over the batch: so small that no update is far from its weights
         return normal(size=shape) / max(shape[0], 1)
     return normal(size=shape)
@@ -98,12 +100,16 @@ def length_of(op: Op, plan: Plan) -> int:
 
     if op.kind in ("matmul", "matmul_slices"):
         return int(op.attributes["k"])
+    if op.kind == "layer_backward":
+        return max(shape("dz"))
     if op.kind == "weight_update" or op.kind.startswith("bias"):
         return shape("dz")[0] if "dz" in op.operands else 1
     if op.kind in ("slices_sgd", "linear_update"):
         return plan.batch
     if op.kind == "linear_forward":
         return shape("w")[1]
+    if op.kind == "softmax_head":
+        return max(shape("w")[1], prod((shape("a")[0], shape("w")[0])))
     if op.kind.startswith("narrow"):
         return max(max(plan[n].shape) for n in op.operands.values() if plan[n].role in (
             Role.PARAMETER, Role.COPY))
@@ -115,17 +121,21 @@ def length_of(op: Op, plan: Plan) -> int:
 def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
     """How far the norm of what an op writes into `tensor` may be off, relative."""
     compute = str(op.attributes.get("compute", "float32"))
-    roles = ("dz", "x") if op.kind == "weight_update" else ("a", "b")
+    updates = op.kind in ("weight_update", "layer_backward")
+    roles = ("dz", "x") if updates else ("a", "b")
     factors = {plan[op.operands[r]].dtype for r in roles if r in op.operands}
     sums: str | float = "float16" if compute == "float16" else "float32"
     library = op.impl == "cublas" and (compute == "tf32" or factors != {"float32"})
-    if op.impl in ("mma", "wgmma") or library or op.kind.startswith("narrow"):
+    whole_layers = op.kind.startswith("narrow") or op.kind == "softmax_head"
+    if op.impl in ("mma", "wgmma") or library or whole_layers:
         sums = tolerances.UNIT["float16"] if sums == "float16" else \
             tolerances.TENSOR_CORE_8_BIT if factors & _EIGHT_BITS else tolerances.TENSOR_CORE
     bound = tolerances.of_op(tensor.dtype, length_of(op, plan), compute, sums,
                              bool(op.attributes.get("stochastic")))
     if op.kind.startswith("narrow"):  # each layer's values are rounded on the way
         bound += 4 * tolerances.UNIT[str(op.attributes["dtype"])]
+    if op.kind == "softmax_head":  # the last gradient is
+        bound += tolerances.UNIT[plan[op.operands["a"]].dtype]
     return bound
 
 

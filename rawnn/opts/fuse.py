@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from rawnn.activations import activation
 from rawnn.losses import LOSSES
-from rawnn.opts import narrow
+from rawnn.opts import layers, narrow
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.policy import Policy
@@ -30,7 +30,7 @@ MAX_FUSED_CLASSES = 32
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite):
+    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite, layers.rewrite):
         plan = rewrite(plan)
     return plan.check(), policy
 

@@ -1,190 +1,163 @@
-// skinny_nt, skinny_nn, skinny_update: a layer's products with a small batch (up to 128 rows),
-// where the weights stream from memory and everything else is small.
+// skinny_nt, skinny_nn, skinny_update, skinny_backward: a layer's work for a small batch (up to 64
+// rows), where the weights stream from memory and everything else is small.
 //
 //   skinny_nt: c[m, n] = act(a[m, k] b[n, k]^T + bias[n]); b are the weights, m is the batch
 //   skinny_nn: c[m, n] = (a[m, k] b[k, n]) * slope(saved[m, n]); likewise
 //   skinny_update: w[rows, cols] -= lr * (dz^T x / loss_scale + decay * w), copy = round(w),
 //       bias -= lr * (column sums of dz / loss_scale + decay * bias); dz [batch, rows],
 //       x [batch, cols]
+//   skinny_backward: dx[batch, cols] = (dz w) * slope(x), and skinny_update, from one reading of w;
+//       weights of 16 bits are those that the product takes, masters are rounded for it
 //
 // T: float16 or bfloat16; sums in float; weights to update: T, or float with a copy in T.
-// STOCHASTIC: T is bfloat16 and is rounded by chance (updates.cuh). DECAY: decay is not 0. RAGGED:
-// a row of weights is not whole 16-byte pieces. TILES: 8 rows of the batch each. EARLY: weights are
-// asked for ahead of pdl_wait, which is right only where no kernel directly before writes them.
-// Rows must begin at multiples of 16 bytes; bias is float; overflow, bias, copy, rates, cursor,
-// clock and loss_scale may be null. Sums have one order: results repeat bit for bit.
+// STOCHASTIC: T is bfloat16 and is rounded by chance (updates.cuh), RAGGED: and a row is no multiple
+// of 8. DECAY: decay is not 0. TILES: 8 rows of the batch each. V: columns of a lane (the weights'
+// type and TILES ask for 4 or 8). Weights are asked for ahead of pdl_wait, which is right only where
+// no kernel directly before writes them. Rows must begin at multiples of 16 bytes; bias is float;
+// overflow, bias, copy, rates, cursor, clock and loss_scale may be null. Each operand that the copy
+// engine moves has a map (bulk.cuh). Sums have one order: results repeat bit for bit.
 //
 // Launch: grid (splits, ceil(long side / M)), the long side being n of nt and nn, cols of the
-// others; blocks of WM * WK or WC * WR * WB warps; `share` units a block of what the splits divide
-// (64 columns of the weights for nt, 16 rows for the others). M is 16 * MT * WM for nt, 8 * V * WC
-// for the others. splits is, except for an update, a power of two and the cluster's size (more than
-// 1: sm_90), with M >= 4 * splits. Shared memory: kWork bytes, in a cluster 32 * TILES * M more.
-// Limit: memory traffic; of small layers, the latency of a launch and of the exchange in a cluster.
+// others, M 16 * WM for nt, 64 for the others; blocks of WM * WK + 1 (8 + 1) warps; `share` rounds a
+// block of what the splits divide: 64 * WK columns of the weights for nt, 64 rows for the others
+// where V is 4, 128 where it is 8. splits is, except for skinny_update, a power of two and the
+// cluster's size. Shared memory: a ring of `depth` slots (at least 3, or all rounds), 1,024 bytes to
+// align it, and in a cluster 32 * TILES * M more.
+// Limit: memory traffic; with STOCHASTIC the integer work of the random bits (about 250 of 540
+// instructions for 16 x 64 weights); of small layers, the latency of a launch and of the exchange in
+// a cluster.
 //
 // Measured on an H200 while this was made: batch 32, bfloat16, weights not in the L2 cache, 16
 // launches in a graph with programmatic edges; us for square layers of 1024, 2048, 4096, 8192:
-//   nt 3.1, 6.1, 14.4, 44.7 (3.0 TB/s); nn 3.7, 6.6, 14.8, 43.5 (3.1 TB/s); update of bfloat16
-//   weights by chance 21.5, 76.7 at 4096 and 8192 (3.5 TB/s), of float ones 47.4, 180.6 (3.7 TB/s).
+//   nt 2.6, 4.9, 10.9, 34.5 (3.9 TB/s); nn 3.6, 5.5, 11.7, 34.8 (3.9 TB/s); update of bfloat16
+//   weights by chance 23.8, 82 at 4096 and 8192, of float ones 48.3, 187 (3.6 TB/s); input gradient
+//   and update 31.4, 98 and 50.0, 189.
 // What mattered:
-//   - Loads into registers share a warp's few scoreboards: waiting for the oldest of four waited
-//     for the newest, too. nt at 4096 in 64 blocks: 45 us; with asynchronous copies, waited for in
-//     order, 25.
-//   - Asynchronous copies coalesce within 8 lanes only. 8 lanes in whole lines, read back through a
-//     permuted tile, instead of in 2 rows: nt at 8192 from 61 to 50 us.
-//   - One block a multiprocessor: nt at 8192 takes 45 us in 128 blocks, 53 in 256.
-//   - Blocks that begin at different places of a: nt at 8192 from 48 to 45 us. Updates lose by it.
-//   - A bulk copy takes its warp about 64 cycles: rows of 128 bytes stream at 0.9 TB/s.
+//   - Tiles of 8 to 16 KB by the copy engine into a ring that fills shared memory, one block a
+//     multiprocessor: with asynchronous copies of 16 bytes by every thread nt took 14.4 and 44.7 us
+//     alone, and up to 78 in a step, where blocks of different kernels shared multiprocessors
+//     unevenly.
+//   - Clusters that all fit: of 4 blocks 31 do, so that 32 of them take twice the time.
+//   - 16 warps instead of 8 gain nothing, nor does one fence for the copy engine instead of 8.
 #include "activations.cuh"
 #include "common.cuh"
 #include "pdl.cuh"
 #include "skinny_backward.cuh"
 #include "skinny_parts.cuh"
 
-template <typename T, typename TC, typename ACTIVATION, int TILES, int MT, int WM, int WK,
-          int DEPTH, int RESIDENT, bool EARLY>
-__global__ void __launch_bounds__(32 * WM * WK, RESIDENT)
+template <typename T, typename TC, typename ACTIVATION, int TILES, int WM, int WK>
+__global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
     skinny_nt(const T* __restrict__ a, int lda, const T* __restrict__ b, int ldb,
               const float* __restrict__ bias, TC* __restrict__ c, int ldc, int* overflow, int m,
-              int n, int k, int share) {
+              int n, int k, int share, int depth, const __grid_constant__ TensorMap a_map,
+              const __grid_constant__ TensorMap b_map) {
   using namespace skinny;
   constexpr int kBatch = 8 * TILES;
-  constexpr int kRows = 16 * MT * WM;
-  constexpr int kThreads = 32 * WM * WK;
-  constexpr int kWide = 64;  // columns of a unit: 128 bytes
-  constexpr int kTile = MT * 16 * 128;
-  constexpr int kTiles = WM * WK * kTile;
-  constexpr int kPitch = WK * 128 + 64;  // bytes of a row of `a` in a slot
-  constexpr int kSlot = kTiles + kBatch * kPitch;
+  constexpr int kRows = 16 * WM;
+  constexpr int kWarps = WM * WK;
+  constexpr int kThreads = 32 * (kWarps + 1);  // one warp moves tiles
+  constexpr int kWide = 64 * WK;               // columns of a round
+  constexpr int kTile = kRows * 128;
+  constexpr int kATile = kBatch * 128;
+  constexpr int kSlot = WK * (kTile + kATile);
   constexpr int kSumPitch = kRows + 4;
   constexpr int kSums = WK * kBatch * kSumPitch * 4;
-  constexpr int kWork = DEPTH * kSlot > kSums ? DEPTH * kSlot : kSums;
   extern __shared__ uint4 shared[];
   __shared__ unsigned long long counter;
+  __shared__ unsigned long long barriers[2 * kDeepestRing];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread & 31;
   const int warp = thread / 32;
-  const int wm = warp % WM;
-  const int wk = warp / WM;
-  const int g = lane / 4;
-  const int t = lane % 4;
   const int splits = static_cast<int>(gridDim.x);
   const int rank = static_cast<int>(blockIdx.x);
   const int row0 = static_cast<int>(blockIdx.y) * kRows;
+  const int first = rank * share;
+  const int rounds = max(min(share, (k + kWide - 1) / kWide - first), 0);
+  const bulk::Ring ring{(shared_address(shared) + 1023u) & ~1023u, shared_address(barriers), kSlot,
+                        depth};
   Mailbox mailbox;
   if (splits > 1) mailbox.open(&counter, kBatch * kRows * 4);
 
-  const int first = rank * share;
-  const int count = max(min(share, (k + kWide - 1) / kWide - first), 0);
-  const int rounds = (count + WK - 1) / WK;
-  const int end = min((first + count) * kWide, k);
-  const unsigned int ring = shared_address(shared);
-  const unsigned int tile = static_cast<unsigned int>(warp * kTile);
-
-  // A tile is copied a line of 128 bytes by 8 lanes, and read as fragments: lane (g, t) takes 16
-  // bytes of row g, at column 8t of either half. That gives it the inner indices 8t .. 8t + 7
-  // instead of 2t, 2t + 1, 2t + 8, 2t + 9 of two products; so do the fragments of a. Chunks of odd
-  // rows are permuted, so that neither way meets a bank twice.
-  const int copied = lane / 8 * 128 + ((lane % 8) ^ (lane / 8 % 2 * 4)) * 16;
-  const int part = g * 128 + (t ^ (g % 2 * 4)) * 16;
-  const int copy_row = row0 + wm * MT * 16 + lane / 8;
-  int copy_column = (first + wk) * kWide + 8 * (lane % 8);
-  const T* next = b + static_cast<long long>(copy_row) * ldb + copy_column;
-  // Blocks begin at different rounds, so that they do not all ask for the same lines of a at once.
-  int ahead = rounds > 0 ? static_cast<int>(blockIdx.y) * 5 % rounds : 0;
-  next += ahead * (WK * kWide);
-  copy_column += ahead * (WK * kWide);
-  const auto turn = [&] {
-    next += WK * kWide;
-    copy_column += WK * kWide;
-    if (++ahead == rounds) {
-      ahead = 0;
-      next -= rounds * (WK * kWide);
-      copy_column -= rounds * (WK * kWide);
-    }
-  };
-  const auto fetch_b = [&](unsigned int slot) {
+  const bool mover = thread == 32 * kWarps;
+  const auto fetch_b = [&](const bulk::Ring::Turn& turn, int round) {
+    bulk::arrive_expecting(ring.full(turn), kSlot);
 #pragma unroll
-    for (int i = 0; i < 4 * MT; ++i) {
-      copy_async(slot + tile + copied + i * 512, next + static_cast<long long>(4 * i) * ldb,
-                 copy_row + 4 * i < n ? end - copy_column : 0);
+    for (int i = 0; i < WK; ++i) {
+      bulk::load(ring.at(turn) + i * kTile, b_map, row0, (first + round) * kWide + 64 * i,
+                 ring.full(turn));
     }
   };
-  const auto fetch_a = [&](unsigned int slot, int round) {
-    copy_slice<kBatch, 8 * WK, kThreads>(slot + kTiles, kPitch, a, lda, m, end,
-                                         (first + round * WK) * kWide, thread);
+  const auto fetch_a = [&](const bulk::Ring::Turn& turn, int round) {
+#pragma unroll
+    for (int i = 0; i < WK; ++i) {
+      bulk::load(ring.at(turn) + WK * kTile + i * kATile, a_map, 0,
+                 (first + round) * kWide + 64 * i, ring.full(turn));
+    }
   };
-
-  if constexpr (!EARLY) pdl_wait();
-  int ahead_a = ahead;
-#pragma unroll 1
-  for (int d = 0; d < DEPTH - 1; ++d) {
-    if (d < rounds) fetch_b(ring + d * kSlot);
-    turn();
+  const int ahead = min(rounds, depth);
+  if (mover) {
+    ring.open(kWarps);
+    bulk::Ring::Turn turn;
+    for (int round = 0; round < ahead; ++round, ring.next(turn)) fetch_b(turn, round);
   }
-  commit();
-  if constexpr (EARLY) pdl_wait();
+  pdl_wait();
   pdl_trigger();
-#pragma unroll 1
-  for (int d = 0; d < DEPTH - 1; ++d) {
-    if (d < rounds) fetch_a(ring + d * kSlot, ahead_a);
-    ahead_a = ahead_a + 1 == rounds ? 0 : ahead_a + 1;
-    commit();
+  if (mover) {
+    bulk::Ring::Turn turn;
+    for (int round = 0; round < ahead; ++round, ring.next(turn)) fetch_a(turn, round);
   }
+  __syncthreads();  // the ring's barriers are there
 
-  float sums[MT][TILES][4];
+  const int wm = warp % WM;
+  const int wk = warp / WM;
+  float sums[TILES][4];
 #pragma unroll
-  for (int i = 0; i < MT * TILES * 4; ++i) sums[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0.0f;
-
-  int slot = 0;
+  for (int i = 0; i < TILES * 4; ++i) sums[i / 4][i % 4] = 0.0f;
+  if (warp < kWarps) {
+    // This lane's row of four 8 x 8 tiles: of b's rows 0-7 and 8-15 at two chunks, of a's likewise.
+    const int b_row = wk * kTile + wm * 16 * 128 + lane % 16 * 128;
+    const int a_row = WK * kTile + wk * kATile + (lane % 8 + lane / 16 * 8) * 128;
+    bulk::Ring::Turn turn;
 #pragma unroll 1
-  for (int round = 0; round < rounds; ++round) {
-    arrived<DEPTH - 2>();
-    __syncthreads();  // this round's slot is there, and nobody reads the one before
-    const int free = slot == 0 ? DEPTH - 1 : slot - 1;
-    if (round + DEPTH - 1 < rounds) {
-      fetch_b(ring + free * kSlot);
-      fetch_a(ring + free * kSlot, ahead);
-      turn();
-    }
-    commit();
-    const unsigned int from = ring + slot * kSlot;
-    const unsigned int x_at = from + kTiles + wk * 128 + 16 * t + g * kPitch;
-    slot = slot == DEPTH - 1 ? 0 : slot + 1;
+    for (int round = 0; round < rounds; ++round, ring.next(turn)) {
+      bulk::wait(ring.full(turn), turn.parity);
+      const unsigned int from = ring.at(turn);
 #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      unsigned int w[2 * MT][4];
+      for (int step = 0; step < 4; ++step) {
+        unsigned int w[4];
+        load_tiles<false>(w, from + b_row + ((2 * step + lane / 16) ^ (lane % 8)) * 16);
 #pragma unroll
-      for (int i = 0; i < 2 * MT; ++i) {
-        load_shared(w[i], from + tile + (part ^ (u * 64)) + i * 1024);
-      }
-#pragma unroll
-      for (int j = 0; j < TILES; ++j) {
-        unsigned int x[4];
-        load_shared(x, x_at + j * 8 * kPitch + u * 64);
-#pragma unroll
-        for (int i = 0; i < MT; ++i) {
-          const unsigned int low[4] = {w[2 * i][0], w[2 * i + 1][0], w[2 * i][1], w[2 * i + 1][1]};
-          const unsigned int high[4] = {w[2 * i][2], w[2 * i + 1][2], w[2 * i][3], w[2 * i + 1][3]};
-          multiply<T>(sums[i][j], low, x[0], x[1]);
-          multiply<T>(sums[i][j], high, x[2], x[3]);
+        for (int j = 0; j < TILES / 2; ++j) {
+          unsigned int x[4];
+          load_tiles<false>(
+              x, from + a_row + j * 16 * 128 + ((2 * step + lane / 8 % 2) ^ (lane % 8)) * 16);
+          multiply<T>(sums[2 * j], w, x[0], x[1]);
+          multiply<T>(sums[2 * j + 1], w, x[2], x[3]);
         }
       }
+      __syncwarp();
+      if (lane == 0) bulk::arrive(ring.done(turn));
+    }
+  } else if (mover) {
+    bulk::Ring::Turn turn;
+    for (int round = 0; round + depth < rounds; ++round, ring.next(turn)) {
+      bulk::wait(ring.done(turn), turn.parity);
+      fetch_b(turn, round + depth);
+      fetch_a(turn, round + depth);
     }
   }
 
-  arrived<0>();
   __syncthreads();  // the ring is done with: its place takes the sums
   float* const parts = reinterpret_cast<float*>(shared);
-  float* const inbox = parts + kWork / 4;
-#pragma unroll
-  for (int i = 0; i < MT; ++i) {
+  float* const inbox = parts + max(depth * kSlot + 1024, kSums) / 4;
+  if (warp < kWarps) {
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
-      float* const to = parts + (wk * kBatch + j * 8 + 2 * t) * kSumPitch + (wm * MT + i) * 16 + g;
-      to[0] = sums[i][j][0];
-      to[kSumPitch] = sums[i][j][1];
-      to[8] = sums[i][j][2];
-      to[kSumPitch + 8] = sums[i][j][3];
+      float* const to = parts + (wk * kBatch + j * 8 + 2 * (lane % 4)) * kSumPitch + wm * 16 + lane / 4;
+      to[0] = sums[j][0];
+      to[kSumPitch] = sums[j][1];
+      to[8] = sums[j][2];
+      to[kSumPitch + 8] = sums[j][3];
     }
   }
   struct Fetched {
@@ -207,19 +180,13 @@ __global__ void __launch_bounds__(32 * WM * WK, RESIDENT)
   add_up<kRows, kBatch, WK, kThreads>(parts, inbox, splits, rank, mailbox, fetch_bias, finish);
 }
 
-template <typename T, typename SLOPE, bool RAGGED, int TILES, int V, int WC, int WR, int WB,
-          int DEPTH, int RESIDENT, bool EARLY>
-__global__ void __launch_bounds__(32 * WC * WR * WB, RESIDENT)
+template <typename T, typename SLOPE, int TILES, int V>
+__global__ void __launch_bounds__(288, 1)
     skinny_nn(const T* __restrict__ a, int lda, const T* __restrict__ b, int ldb,
               const T* __restrict__ saved, int ldsaved, T* __restrict__ c, int ldc, int* overflow,
-              int m, int n, int k, int share) {
-  skinny::Backward<T, T, SLOPE, true, false, false, false, RAGGED, TILES, V, WC, WR, WB, DEPTH,
-                   EARLY>
-      work{};
-  work.dz = a;
-  work.lddz = lda;
-  work.w = const_cast<T*>(b);  // read only
-  work.ldw = ldb;
+              int m, int n, int k, int share, int depth, const __grid_constant__ TensorMap a_map,
+              const __grid_constant__ TensorMap b_map) {
+  skinny::Backward<T, T, SLOPE, true, false, false, false, false, TILES, V> work{};
   work.saved = saved;
   work.ldsaved = ldsaved;
   work.dx = c;
@@ -229,22 +196,43 @@ __global__ void __launch_bounds__(32 * WC * WR * WB, RESIDENT)
   work.rows = k;
   work.cols = n;
   work.share = share;
-  work.run();
+  work.depth = depth;
+  work.run(b_map, a_map, b_map);
 }
 
-template <typename T, typename TW, bool STOCHASTIC, bool DECAY, bool RAGGED, int TILES, int V,
-          int WC, int WR, int WB, int DEPTH, int RESIDENT, bool EARLY>
-__global__ void __launch_bounds__(32 * WC * WR * WB, RESIDENT)
+template <typename T, typename TW, bool STOCHASTIC, bool DECAY, bool RAGGED, int TILES, int V>
+__global__ void __launch_bounds__(288, 1)
     skinny_update(const T* __restrict__ dz, int lddz, const T* __restrict__ x, int ldx,
                   TW* __restrict__ w, int ldw, float* __restrict__ bias, T* __restrict__ copy,
                   int ldcopy, const float* __restrict__ rates, const int* __restrict__ cursor,
                   const int* __restrict__ clock, const float* __restrict__ loss_scale,
-                  const int* overflow, int batch, int rows, int cols, float lr, float decay, int offset,
-                  unsigned long long seed, unsigned int stream, int share) {
-  skinny::Backward<T, TW, None, false, true, STOCHASTIC, DECAY, RAGGED, TILES, V, WC, WR, WB, DEPTH,
-                   EARLY>
-      work{dz,    lddz,   w,      ldw,   copy,       ldcopy, x,     ldx,    bias,  nullptr,
-           0,     nullptr, 0,     const_cast<int*>(overflow), batch, rows, cols, share, rates,
-           cursor, clock, loss_scale, lr, decay,     offset, seed,  stream};
-  work.run();
+                  const int* overflow, int batch, int rows, int cols, float lr, float decay,
+                  int offset, unsigned long long seed, unsigned int stream, int share, int depth,
+                  const __grid_constant__ TensorMap dz_map,
+                  const __grid_constant__ TensorMap w_map,
+                  const __grid_constant__ TensorMap copy_map) {
+  const skinny::Backward<T, TW, None, false, true, STOCHASTIC, DECAY, RAGGED, TILES, V> work{
+      x,      ldx,    bias,  copy,       nullptr, 0,    nullptr, 0,
+      const_cast<int*>(overflow), rates, cursor, clock, loss_scale, batch, rows, cols, lr, decay,
+      offset, seed,   stream, share, depth};
+  work.run(w_map, dz_map, copy_map);
+}
+
+template <typename T, typename TW, typename SLOPE, bool STOCHASTIC, bool DECAY, bool RAGGED,
+          int TILES, int V>
+__global__ void __launch_bounds__(288, 1)
+    skinny_backward(const T* __restrict__ dz, int lddz, const T* __restrict__ x, int ldx,
+                    TW* __restrict__ w, int ldw, float* __restrict__ bias, T* __restrict__ copy,
+                    int ldcopy, T* __restrict__ dx, int lddx, const float* __restrict__ rates,
+                    const int* __restrict__ cursor, const int* __restrict__ clock, int batch,
+                    int rows, int cols, float lr, float decay, int offset, unsigned long long seed,
+                    unsigned int stream, int share, int depth,
+                    const __grid_constant__ TensorMap dz_map,
+                    const __grid_constant__ TensorMap w_map,
+                    const __grid_constant__ TensorMap copy_map) {
+  const skinny::Backward<T, TW, SLOPE, true, true, STOCHASTIC, DECAY, RAGGED, TILES, V> work{
+      x,      ldx,    bias,  copy,       dx, lddx,    x, ldx,
+      nullptr, rates, cursor, clock, nullptr, batch, rows, cols, lr, decay,
+      offset, seed,   stream, share, depth};
+  work.run(w_map, dz_map, copy_map);
 }

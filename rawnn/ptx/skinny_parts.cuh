@@ -1,20 +1,12 @@
-// What the kernels of skinny.cu share: products of 16 x 16 and 16 x 8 fragments, copies into shared
-// memory, and the sum of partial products over the warps of a block and the blocks of a cluster.
-// Instructions of sm_80; clusters from sm_90 on.
+// What the kernels of skinny.cu share: products of 16 x 16 and 16 x 8 fragments, and the sum of
+// partial products over the warps of a block and the blocks of a cluster. sm_90 and later.
 #pragma once
+#include "bulk.cuh"
 #include "types.cuh"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "skinny.cu needs cp.async and mma.sync of 16 x 8 x 16: compute capability 8.0"
-#endif
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define RAWNN_CLUSTERS 1
-#else
-#define RAWNN_CLUSTERS 0
-#endif
-
 namespace skinny {
+
+constexpr int kDeepestRing = 16;  // slots
 
 template <typename T>
 struct IsBfloat16 {
@@ -42,9 +34,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], const unsigned int (&a)[
   }
 }
 
-__device__ __forceinline__ unsigned int shared_address(const void* pointer) {
-  return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
-}
+using bulk::shared_address;
 
 // Four 8 x 8 tiles of 16-bit elements; lane l gives the address of row l % 8 of tile l / 8.
 template <bool TRANSPOSE>
@@ -60,24 +50,6 @@ __device__ __forceinline__ void load_tiles(unsigned int (&tiles)[4], unsigned in
                  : "r"(address)
                  : "memory");
   }
-}
-
-// The first `count` of 8 elements of 16 bits (or of 4 of 32 bits), from global to shared memory,
-// asynchronously; zeros for the others. count may be negative or too large.
-template <typename T>
-__device__ __forceinline__ void copy_async(unsigned int to, const T* from, int count) {
-  constexpr int bytes = static_cast<int>(sizeof(T));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
-               "l"(from), "r"(min(max(count * bytes, 0), 16))
-               : "memory");
-}
-
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most PENDING of this thread's groups of copies are under way.
-template <int PENDING>
-__device__ __forceinline__ void arrived() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 template <int WORDS>
@@ -109,20 +81,6 @@ __device__ __forceinline__ void store_shared(unsigned int to, const unsigned int
   }
 }
 
-// Columns `first` and up, 8 * CHUNKS of them, of `from` [rows, columns] to shared memory at `to`,
-// rows `pitch` bytes apart; zeros where the matrix ends. Every thread of the block copies its part.
-template <int BATCH, int CHUNKS, int THREADS, typename T>
-__device__ __forceinline__ void copy_slice(unsigned int to, int pitch, const T* from, int ld,
-                                           int rows, int columns, int first, int thread) {
-#pragma unroll
-  for (int i = thread; i < BATCH * CHUNKS; i += THREADS) {
-    const int row = i / CHUNKS;
-    const int column = first + i % CHUNKS * 8;
-    copy_async(to + row * pitch + i % CHUNKS * 16, from + static_cast<long long>(row) * ld + column,
-               row < rows ? columns - column : 0);
-  }
-}
-
 // Parts of sums that the blocks of a cluster send each other: `receive` returns once all bytes that
 // `open` was told of are there. They are sent as asynchronous stores that count themselves, which
 // spares the fence of all memory that a cluster barrier's release is.
@@ -132,7 +90,6 @@ struct Mailbox {
   // All threads of the block call it; `opened` comes before the first `send`.
   __device__ __forceinline__ void open(unsigned long long* place, int bytes) {
     barrier = shared_address(place);
-#if RAWNN_CLUSTERS
     if (threadIdx.x == 0) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -142,19 +99,15 @@ struct Mailbox {
     }
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
   }
 
   // Every block of the cluster has begun and opened its mailbox.
   __device__ __forceinline__ void opened() const {
-#if RAWNN_CLUSTERS
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
   }
 
   // Writes to where `place` lies in the shared memory of block `rank` of the cluster.
   __device__ __forceinline__ void send(const float* place, int rank, float4 value) const {
-#if RAWNN_CLUSTERS
     unsigned int to, counter;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(place)), "r"(rank));
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counter) : "r"(barrier), "r"(rank));
@@ -163,26 +116,9 @@ struct Mailbox {
             "r"(to),
         "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(counter)
         : "memory");
-#endif
   }
 
-  __device__ __forceinline__ void receive() const {
-#if RAWNN_CLUSTERS
-#pragma unroll 1
-    for (int tries = 0; tries < 1 << 20; ++tries) {
-      int done;
-      asm volatile(
-          "{\n.reg .pred p;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n"
-          "selp.s32 %0, 1, 0, p;\n}"
-          : "=r"(done)
-          : "r"(barrier)
-          : "memory");
-      if (done != 0) return;
-    }
-    __trap();  // a block of the cluster never sent its part
-#endif
-  }
+  __device__ __forceinline__ void receive() const { bulk::wait(barrier, 0); }
 };
 
 __device__ __forceinline__ void add(float4& sum, const float* part) {

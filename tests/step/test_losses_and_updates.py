@@ -170,6 +170,21 @@ def test_a_weight_update_is_the_gradient_and_sgd(bias: bool) -> None:
         np.testing.assert_array_equal(alone.bias, found.bias)
 
 
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("slope", ["tanh", ""])
+def test_passing_a_layer_back_is_its_input_gradient_and_its_update(slope: str, copy: bool) -> None:
+    dz, x, w, b = normal(6, 3), np.tanh(normal(6, 4, seed=1)), normal(3, 4, seed=2), normal(3)
+    read = rounded(w, "bfloat16") if copy else w.copy()
+    more = {"copy": read.copy()} if copy else {}
+    found = run("layer_backward", {**COMMON, "slope": slope}, dz=dz, x=x, w=w.copy(), bias=b.copy(),
+                dx=np.full((6, 4), np.nan), **more)
+    np.testing.assert_allclose(found.dx, dz @ read * (1 - x * x if slope else 1), rtol=1e-12)
+    more = {"copy": read.copy()} if copy else {}
+    alone = run("weight_update", COMMON, dz=dz, x=x, w=w.copy(), bias=b.copy(), **more)
+    for operand in ("w", "bias", *more):
+        np.testing.assert_array_equal(getattr(found, operand), getattr(alone, operand))
+
+
 def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_in_the_mean() -> None:
     """A weight of 1 that loses a tenth of a unit of bfloat16 in a step: rounding to nearest would
     lose it every time, this keeps it in the mean. 10,000 weights: the mean is off by less than

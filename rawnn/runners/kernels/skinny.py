@@ -1,7 +1,7 @@
-"""Products of a small batch with weights that stream from memory (ptx/skinny.cu).
+"""Kernels of a layer with a small batch, whose weights stream from memory (ptx/skinny.cu).
 
-`choose_nt`, `choose_nn` and `choose_update` say how the kernels are launched. Blocks of a cluster
-share sums, so that more than one split of a product needs compute capability 9.0.
+`choose_nt` and `choose_backward` say how they are launched. They need the copy engine of compute
+capability 9.0.
 """
 
 from __future__ import annotations
@@ -15,129 +15,99 @@ from rawnn.runners.kernels.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
-MULTIPROCESSORS = 132
-"""What the choices are tuned to: an H200's."""
+RESIDENT = {1: 132, 2: 132, 4: 124, 8: 120}
+"""Blocks that an H200 runs at once, one a multiprocessor, by the size of their clusters. One more
+cluster than fits waits for the others to end."""
 
-_SHARED_LIMIT = 227 * 1024
-_SHARED_OF_TWO = 113 * 1024  # bytes that leave room for a second block
+_SHARED_LIMIT = 227 * 1024 - 512  # bytes, but for barriers
+_ALIGNMENT = 1024  # bytes that the ring's start may be moved by
+_DEEPEST = 16
+_WARPS = 8
+_STRIP = 64  # columns of weights that a block passes back and updates
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Template parameters and grid of a kernel: `tiles` of 8 rows of the batch, `shape` what lies
-    between them and `depth` (MT, WM, WK or V, WC, WR, WB), `resident` blocks a multiprocessor,
-    `width` elements of the long side and `threads` a block, `splits` blocks that share the inner
-    dimension with `share` units each, `shared` bytes."""
+    """Template parameters and grid of a kernel: `tiles` of 8 rows of the batch, `shape` what
+    follows them (WM, WK or V), `width` elements of the long side a block, `splits` blocks that
+    share the rounds of the inner dimension with `share` each, `depth` slots of the ring, `shared`
+    bytes, `box_rows` rows of the weights in a tile."""
 
     tiles: int
     shape: tuple[int, ...]
-    depth: int
     width: int
-    threads: int
     splits: int
     share: int
+    depth: int
     shared: int
-
-    @property
-    def resident(self) -> int:
-        """Blocks that have to fit on a multiprocessor by their registers; large batches need the
-        registers of two."""
-        return 2 if self.shared <= _SHARED_OF_TWO and self.tiles <= 4 else 1
+    box_rows: int
 
     def template(self) -> list[str]:
-        """The last template arguments; weights are asked for ahead of the wait."""
-        numbers = (self.tiles, *self.shape, self.depth, self.resident)
-        return [*map(str, numbers), "true"]
+        """The last template arguments."""
+        return [str(number) for number in (self.tiles, *self.shape)]
+
+    def scalars(self) -> Scalars:
+        """What the kernel and its geometry ask for."""
+        return {"share": self.share, "depth": self.depth, "SPLITS": self.splits,
+                "WIDTH": self.width, "SHARED": self.shared, "BATCH_ROWS": 8 * self.tiles,
+                "WEIGHT_ROWS": self.box_rows}
 
 
 def _tiles(batch: int) -> int:
-    return next(tiles for tiles in (2, 4, 8, 16) if 8 * tiles >= batch)
+    return next(tiles for tiles in (2, 4, 8) if 8 * tiles >= batch)
 
 
-def _wide(extent: int) -> bool:
-    """Whether blocks of 128 leave every multiprocessor one, in two splits; else they take 64."""
-    return 2 * ceil(extent, 64) > MULTIPROCESSORS
+def _splits(blocks: int, rounds: int, least: int) -> int:
+    """As many as leave no block without a round, give the others `least`, and let all clusters run
+    at once."""
+    return max(s for s, most in RESIDENT.items()
+               if s == 1 or (s * blocks <= most and ceil(rounds, s) >= least
+                             and (s - 1) * ceil(rounds, s) < rounds))
 
 
-def _splits(blocks: int, units: int, least: int, width: int) -> int:
-    """One block a multiprocessor: a second set of clusters costs more than it hides. 8192 x 8192
-    takes 45 us in 128 blocks and 53 us in 256. No block has fewer than `least` units."""
-    splits = 1
-    while (splits < 8 and 2 * splits * blocks <= MULTIPROCESSORS and width >= 8 * splits
-           and ceil(units, 2 * splits) >= least):
-        splits *= 2
-    return splits
-
-
-def _launch(tiles: int, shape: tuple[int, ...], width: int, warps: int, splits: int, units: int,
-            slot: int, extra: int, sums: int, deepest: int = 4) -> Launch:
-    """The deepest ring that fits. Bytes: `slot` of a ring's slot, `extra` beside it, `sums` of the
-    partial sums that take its place."""
+def _launch(tiles: int, shape: tuple[int, ...], width: int, splits: int, rounds: int, slot: int,
+            sums: int, box_rows: int) -> Launch:
+    """The deepest ring that fits. Bytes: `slot` of a ring's slot, `sums` of the partial sums that
+    take its place, 0 where there are none."""
     inbox = 4 * 8 * tiles * width if sums and splits > 1 else 0
-    bytes_of = {d: max(d * slot + extra, sums) + inbox for d in range(2, deepest + 1)}
-    depth = max(d for d, size in bytes_of.items() if d == 2 or size <= _SHARED_LIMIT)
-    return Launch(tiles, shape, depth, width, 32 * warps, splits, ceil(units, splits),
-                  bytes_of[depth])
+    share = ceil(rounds, splits)
+    depth = min(_DEEPEST, share, (_SHARED_LIMIT - _ALIGNMENT - inbox) // slot)
+    shared = max(depth * slot + _ALIGNMENT, sums) + inbox
+    return Launch(tiles, shape, width, splits, share, depth, shared, box_rows)
 
 
 def choose_nt(m: int, n: int, k: int) -> Launch:
-    """The forward product: a [m, k] with b [n, k]. Units of 64 columns of b."""
-    tiles, units = _tiles(m), ceil(k, 64)
-    if n <= 32:
-        mt, wm = (2, 1) if tiles <= 8 else (1, 2)
-        wk, deepest = 8 if units >= 64 and tiles <= 8 else 4, 2
-    else:
-        mt, wm, wk, deepest = (1, 8, 1, 4) if _wide(n) else (1, 4, 2, 4)
-    width = 16 * mt * wm
-    splits = _splits(ceil(n, width), units, 4, width)
-    slot = wm * wk * mt * 2048 + 8 * tiles * (128 * wk + 64)
+    """The forward product: a [m, k] with b [n, k]. Rounds of 64 * WK columns of b. 4096 x 4096 at
+    batch 32 takes 10.9 us in blocks of 64 rows and two splits, 11.1 in blocks of 32."""
+    tiles = _tiles(m)
+    wm, wk = (4, 2) if n >= 64 * 64 else (2, 4)
+    width, rounds = 16 * wm, ceil(k, 64 * wk)
+    slot = wk * 128 * (width + 8 * tiles)
     sums = wk * 8 * tiles * (width + 4) * 4
-    return _launch(tiles, (mt, wm, wk), width, wm * wk, splits, units, slot, 0, sums, deepest)
+    return _launch(tiles, (wm, wk), width, _splits(ceil(n, width), rounds, 8), rounds, slot, sums,
+                   width)
 
 
-def _backward(tiles: int, shape: tuple[int, int, int, int], size: int, splits: int, units: int, *,
-              gradient: bool, update: bool, deepest: int = 4) -> Launch:
-    """Of `shape` V, WC, WR, WB for weights of `size` bytes."""
-    v, wc, wr, wb = shape
-    tile = 16 * 8 * v * size * wc * wr
-    slot = tile + 8 * tiles * (16 * wr + 8) * 2
-    sums = wr * 8 * tiles * (8 * v * wc + 4) * 4 if gradient else 0
-    return _launch(tiles, shape, 8 * v * wc, wc * wr * wb, splits, units, slot,
-                   tile if update else 0, sums, deepest)
-
-
-def choose_nn(m: int, n: int, k: int) -> Launch:
-    """The input gradient: a [m, k] with b [k, n]. Units of 16 rows of b."""
-    tiles, units = _tiles(m), ceil(k, 16)
-    if units < 8:
-        shape = (8, 1, 1, 1) if tiles <= 8 else (4, 1, 1, 1)
-    elif 4 <= tiles <= 8 and units <= 64:
-        shape = (8, 1, 4, 2)  # 1024 x 1024: 3.7 us, and 3.9 us by one warp a tile
-    elif tiles <= 8:
-        shape = (8, 2, 4, 1) if _wide(n) else (8, 1, 8, 1)
+def choose_backward(batch: int, rows: int, cols: int, size: int, *, gradient: bool, update: bool,
+                    ragged: bool = False) -> Launch:
+    """Input gradient, update or both for w [rows, cols] of `size` bytes an element, `ragged` where
+    draws for rounding by chance do not fit its rows. Blocks that only update share no sums: any
+    number of them will do."""
+    tiles = _tiles(batch)
+    v = 8 if size == 2 and tiles <= 4 and not ragged else 4
+    down = 8 * v * _WARPS // _STRIP
+    box_rows = 16 * down
+    rounds, strips = ceil(rows, box_rows), ceil(cols, _STRIP)
+    tile = box_rows * 128
+    slot = tile * size // 2 + (tile if size == 4 and update else 0) \
+        + box_rows // 64 * 8 * tiles * 128
+    sums = down * 8 * tiles * (_STRIP + 4) * 4 if gradient else 0
+    if gradient:
+        splits = _splits(strips, rounds, 1)
     else:
-        shape = (4, 4, 2, 1) if _wide(n) else (4, 2, 4, 1)
-    width = 8 * shape[0] * shape[1]
-    splits = _splits(ceil(n, width), units, 2 * shape[2] * shape[3], width)
-    return _backward(tiles, shape, 2, splits, units, gradient=True, update=False,
-                     deepest=6 if shape[3] == 2 else 4)
-
-
-def choose_update(batch: int, rows: int, cols: int, size: int) -> Launch:
-    """The update of w [rows, cols] of `size` bytes an element. Splits share no sums, and 8 to twice
-    as many blocks as multiprocessors are best: 4096 x 4096 in bfloat16 takes 21 us in 8 splits and
-    25 us in 16."""
-    tiles, units = _tiles(batch), ceil(rows, 16)
-    if size == 2 and tiles <= 8:
-        shape = (8, 2, 4 if units >= 4 else 1, 1)
-    else:
-        shape = (4, 4, 2 if units >= 2 else 1, 1)
-    splits = 1
-    blocks = ceil(cols, 8 * shape[0] * shape[1])
-    while ceil(units, 2 * splits) >= 4 and (
-            splits < 8 or 2 * splits * blocks <= 2 * MULTIPROCESSORS):
-        splits *= 2
-    return _backward(tiles, shape, size, splits, units, gradient=False, update=True)
+        share = ceil(rounds, min(rounds, max(RESIDENT[1] // strips, 1)))
+        splits = ceil(rounds, share)
+    return _launch(tiles, (v,), _STRIP, splits, rounds, slot, sums, box_rows)
 
 
 def _flag(value: bool) -> str:
@@ -145,25 +115,30 @@ def _flag(value: bool) -> str:
 
 
 def _of_product(op: Op) -> Launch:
-    a = op.attributes
-    choose = choose_nt if a["layout"] == "nt" else choose_nn
-    return choose(int(a["m"]), int(a["n"]), int(a["k"]))
+    m, n, k = (int(op.attributes[name]) for name in ("m", "n", "k"))
+    if op.attributes["layout"] == "nt":
+        return choose_nt(m, n, k)
+    return choose_backward(m, k, n, 2, gradient=True, update=False)
+
+
+def _by_chance(op: Op, plan: Plan) -> tuple[bool, bool]:
+    """Whether weights are rounded by chance, and in rows that draws do not fit."""
+    w = plan[op.operands["w"]]
+    chance = bool(op.attributes["stochastic"]) and w.dtype == "bfloat16"
+    return chance, chance and w.shape[1] % 8 != 0
 
 
 def _of_weights(op: Op, plan: Plan) -> Launch:
     w = plan[op.operands["w"]]
     rows, cols = w.shape
-    return choose_update(plan[op.operands["dz"]].shape[0], rows, cols, itemsize(w.dtype))
-
-
-def _scalars(found: Launch) -> Scalars:
-    return {"share": found.share, "SPLITS": found.splits, "WIDTH": found.width,
-            "THREADS": found.threads, "SHARED": found.shared}
+    return choose_backward(plan[op.operands["dz"]].shape[0], rows, cols, itemsize(w.dtype),
+                           gradient="dx" in op.operands, update=True,
+                           ragged=_by_chance(op, plan)[1])
 
 
 def _geometry(s: Scalars) -> Geometry:
     long_side = s["cols"] if "cols" in s else s["n"]
-    return ((int(s["SPLITS"]), ceil(long_side, int(s["WIDTH"])), 1), (int(s["THREADS"]), 1, 1))
+    return ((int(s["SPLITS"]), ceil(long_side, int(s["WIDTH"])), 1), (32 * (_WARPS + 1), 1, 1))
 
 
 def _shared(s: Scalars) -> int:
@@ -174,27 +149,38 @@ def _cluster(s: Scalars) -> int:
     return int(s["SPLITS"])
 
 
+def _product_boxes(s: Scalars) -> dict[str, int]:
+    return {"a": int(s["BATCH_ROWS"]), "b": int(s["WEIGHT_ROWS"])}
+
+
+def _weights_boxes(s: Scalars) -> dict[str, int]:
+    return {"dz": int(s["BATCH_ROWS"]), "w": int(s["WEIGHT_ROWS"]), "copy": int(s["WEIGHT_ROWS"])}
+
+
 def _nt_template(op: Op, plan: Plan) -> list[str]:
     return [*types(op, plan, "a", "c"), functor(op.attributes["activation"]),
             *_of_product(op).template()]
 
 
 def _nn_template(op: Op, plan: Plan) -> list[str]:
-    return [*types(op, plan, "a"), functor(op.attributes["slope"]),
-            _flag(int(op.attributes["n"]) % 8 != 0), *_of_product(op).template()]
+    return [*types(op, plan, "a"), functor(op.attributes["slope"]), *_of_product(op).template()]
 
 
 def _weights_template(op: Op, plan: Plan) -> list[str]:
-    w = plan[op.operands["w"]]
-    ragged = w.shape[1] % (16 // itemsize(w.dtype)) != 0
-    chance = bool(op.attributes["stochastic"]) and w.dtype == "bfloat16"
-    return [*types(op, plan, "dz", "w"), _flag(chance), _flag(op.attributes["decay"] != 0),
-            _flag(ragged), *_of_weights(op, plan).template()]
+    slope = [functor(op.attributes["slope"])] if "dx" in op.operands else []
+    flags = (*_by_chance(op, plan), op.attributes["decay"] != 0)
+    chance, ragged, decay = map(_flag, flags)
+    return [*types(op, plan, "dz", "w"), *slope, chance, decay, ragged,
+            *_of_weights(op, plan).template()]
+
+
+def _product_sizes(op: Op, plan: Plan) -> Scalars:
+    return _of_product(op).scalars()
 
 
 def _weights_sizes(op: Op, plan: Plan) -> Scalars:
     rows, cols = plan[op.operands["w"]].shape
-    return {**_scalars(_of_weights(op, plan)), "batch": plan[op.operands["dz"]].shape[0],
+    return {**_of_weights(op, plan).scalars(), "batch": plan[op.operands["dz"]].shape[0],
             "rows": rows, "cols": cols}
 
 
@@ -203,15 +189,18 @@ _SHAPES = {
     "nn": {"a": ("m", "k"), "b": ("k", "n"), "saved": ("m", "n"), "c": ("m", "n"),
            "overflow": ("1",)},
 }
-
-register("matmul nt", "skinny", KernelImpl(
-    "skinny.cu", "skinny_nt", _nt_template, lambda op, plan: _scalars(_of_product(op)), _geometry,
-    _SHAPES["nt"], _shared, _cluster))
-register("matmul nn", "skinny", KernelImpl(
-    "skinny.cu", "skinny_nn", _nn_template, lambda op, plan: _scalars(_of_product(op)), _geometry,
-    _SHAPES["nn"], _shared, _cluster))
 _WEIGHTS = {"dz": ("batch", "rows"), "x": ("batch", "cols"), "w": ("rows", "cols"),
             "bias": ("rows",), "copy": ("rows", "cols"), **CONTEXT}
 
+register("matmul nt", "skinny", KernelImpl(
+    "skinny.cu", "skinny_nt", _nt_template, _product_sizes, _geometry, _SHAPES["nt"], _shared,
+    _cluster, boxes=_product_boxes))
+register("matmul nn", "skinny", KernelImpl(
+    "skinny.cu", "skinny_nn", _nn_template, _product_sizes, _geometry, _SHAPES["nn"], _shared,
+    _cluster, boxes=_product_boxes))
 register("weight_update", "skinny", KernelImpl(
-    "skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared))
+    "skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared,
+    boxes=_weights_boxes))
+register("layer_backward", "skinny", KernelImpl(
+    "skinny.cu", "skinny_backward", _weights_template, _weights_sizes, _geometry,
+    {**_WEIGHTS, "dx": ("batch", "cols")}, _shared, _cluster, boxes=_weights_boxes))
