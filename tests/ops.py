@@ -44,6 +44,10 @@ def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
         values[name] = drawn.astype(np.float64 if tensor.floating else tensor.dtype)
     if op.kind.startswith("narrow"):
         _clear_behind_layers(op, plan, values)
+    if op.kind == "layer_backward" and "copy" in op.operands:  # kernels may read either
+        copy = op.operands["copy"]
+        values[copy] = rounded(values[op.operands["w"]].astype(np.float32),
+                               plan[copy].dtype).astype(np.float64)
     return values
 
 

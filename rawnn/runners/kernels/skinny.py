@@ -6,6 +6,7 @@ capability 9.0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rawnn.activations import functor
@@ -31,7 +32,7 @@ class Launch:
     """Template parameters and grid of a kernel: `tiles` of 8 rows of the batch, `shape` what
     follows them (WM, WK or V), `width` elements of the long side a block, `splits` blocks that
     share the rounds of the inner dimension with `share` each, `depth` slots of the ring, `shared`
-    bytes, `box_rows` rows of the weights in a tile."""
+    bytes."""
 
     tiles: int
     shape: tuple[int, ...]
@@ -40,7 +41,11 @@ class Launch:
     share: int
     depth: int
     shared: int
-    box_rows: int
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of a tile of the weights."""
+        return 16 * self.shape[0]
 
     def template(self) -> list[str]:
         """The last template arguments."""
@@ -49,8 +54,8 @@ class Launch:
     def scalars(self) -> Scalars:
         """What the kernel and its geometry ask for."""
         return {"share": self.share, "depth": self.depth, "SPLITS": self.splits,
-                "WIDTH": self.width, "SHARED": self.shared, "BATCH_ROWS": 8 * self.tiles,
-                "WEIGHT_ROWS": self.box_rows}
+                "WIDTH": self.width, "SHARED": self.shared, "TILES": self.tiles,
+                ("WM" if len(self.shape) == 2 else "V"): self.shape[0]}
 
 
 def _tiles(batch: int) -> int:
@@ -66,14 +71,14 @@ def _splits(blocks: int, rounds: int, least: int) -> int:
 
 
 def _launch(tiles: int, shape: tuple[int, ...], width: int, splits: int, rounds: int, slot: int,
-            sums: int, box_rows: int) -> Launch:
+            sums: int) -> Launch:
     """The deepest ring that fits. Bytes: `slot` of a ring's slot, `sums` of the partial sums that
     take its place, 0 where there are none."""
     inbox = 4 * 8 * tiles * width if sums and splits > 1 else 0
     share = ceil(rounds, splits)
     depth = min(_DEEPEST, share, (_SHARED_LIMIT - _ALIGNMENT - inbox) // slot)
     shared = max(depth * slot + _ALIGNMENT, sums) + inbox
-    return Launch(tiles, shape, width, splits, share, depth, shared, box_rows)
+    return Launch(tiles, shape, width, splits, share, depth, shared)
 
 
 def choose_nt(m: int, n: int, k: int) -> Launch:
@@ -84,8 +89,7 @@ def choose_nt(m: int, n: int, k: int) -> Launch:
     width, rounds = 16 * wm, ceil(k, 64 * wk)
     slot = wk * 128 * (width + 8 * tiles)
     sums = wk * 8 * tiles * (width + 4) * 4
-    return _launch(tiles, (wm, wk), width, _splits(ceil(n, width), rounds, 8), rounds, slot, sums,
-                   width)
+    return _launch(tiles, (wm, wk), width, _splits(ceil(n, width), rounds, 8), rounds, slot, sums)
 
 
 def choose_backward(batch: int, rows: int, cols: int, size: int, *, gradient: bool, update: bool,
@@ -107,7 +111,7 @@ def choose_backward(batch: int, rows: int, cols: int, size: int, *, gradient: bo
     else:
         share = ceil(rounds, min(rounds, max(RESIDENT[1] // strips, 1)))
         splits = ceil(rounds, share)
-    return _launch(tiles, (v,), _STRIP, splits, rounds, slot, sums, box_rows)
+    return _launch(tiles, (v,), _STRIP, splits, rounds, slot, sums)
 
 
 def _flag(value: bool) -> str:
@@ -149,12 +153,14 @@ def _cluster(s: Scalars) -> int:
     return int(s["SPLITS"])
 
 
-def _product_boxes(s: Scalars) -> dict[str, int]:
-    return {"a": int(s["BATCH_ROWS"]), "b": int(s["WEIGHT_ROWS"])}
+def _boxes(batch: str, *weights: str) -> Callable[[Scalars], dict[str, int]]:
+    """Boxes of an operand of the batch and of weights, from the kernel's template parameters."""
 
+    def boxes(s: Scalars) -> dict[str, int]:
+        rows = 16 * int(s["WM"] if "WM" in s else s["V"])
+        return {batch: 8 * int(s["TILES"]), **dict.fromkeys(weights, rows)}
 
-def _weights_boxes(s: Scalars) -> dict[str, int]:
-    return {"dz": int(s["BATCH_ROWS"]), "w": int(s["WEIGHT_ROWS"]), "copy": int(s["WEIGHT_ROWS"])}
+    return boxes
 
 
 def _nt_template(op: Op, plan: Plan) -> list[str]:
@@ -194,13 +200,13 @@ _WEIGHTS = {"dz": ("batch", "rows"), "x": ("batch", "cols"), "w": ("rows", "cols
 
 register("matmul nt", "skinny", KernelImpl(
     "skinny.cu", "skinny_nt", _nt_template, _product_sizes, _geometry, _SHAPES["nt"], _shared,
-    _cluster, boxes=_product_boxes))
+    _cluster, boxes=_boxes("a", "b")))
 register("matmul nn", "skinny", KernelImpl(
     "skinny.cu", "skinny_nn", _nn_template, _product_sizes, _geometry, _SHAPES["nn"], _shared,
-    _cluster, boxes=_product_boxes))
+    _cluster, boxes=_boxes("a", "b")))
 register("weight_update", "skinny", KernelImpl(
     "skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared,
-    boxes=_weights_boxes))
+    boxes=_boxes("dz", "w", "copy")))
 register("layer_backward", "skinny", KernelImpl(
     "skinny.cu", "skinny_backward", _weights_template, _weights_sizes, _geometry,
-    {**_WEIGHTS, "dx": ("batch", "cols")}, _shared, _cluster, boxes=_weights_boxes))
+    {**_WEIGHTS, "dx": ("batch", "cols")}, _shared, _cluster, boxes=_boxes("dz", "w", "copy")))
