@@ -30,7 +30,8 @@ NO_MAP = bytes(MAP_SIZE)
 class MappedMatrix:
     """A row-major matrix [rows, cols] of a type in DTYPES, `ld` elements from row to row, in boxes
     of 128 bytes x `box_rows` rows. In shared memory the eight 16-byte chunks of a box's row are
-    permuted (128-byte swizzle); beyond the matrix zeros are read and nothing is written.
+    permuted (128-byte swizzle). Beyond the matrix zeros are read; nothing is written but the rest
+    of a row's last 16 bytes.
 
     `label` is what messages call it. Raises ConfigError for a type or a layout that has no map.
     """
