@@ -117,6 +117,7 @@ LARGE, WORTH_WGMMA = Variant((32, 512, 256), 128), 1 << 24
 STREAMED = [
     Variant(*RAGGED), Variant(*ALIGNED), Variant(*ONE), Variant(*TINY),
     Variant((300, 130, 260, 10), 64), Variant(*RAGGED, {"activation": "tanh", "bias": False}),
+    Variant((16, 1003, 40), 33), Variant((16, 2048, 10), 32), Variant((16, 784, 20), 128),
     Variant(*RAGGED, {}, {"optimizer": Optimizer("sgd", 0.1, {"decay": 0.1}),
                           "schedule": "cosine"}),
     Variant(*RAGGED, {}, {"optimizer": Optimizer("sgd", 0.1, {"momentum": 0.9})}),

@@ -8,7 +8,8 @@ In this order, each where the plan allows it:
 3. plain SGD in the weight gradient's product: gradient and update of weights and biases in one
    kernel, or what cuBLASLt allows (alpha = -lr, beta = 1, in place; or a sum of slices);
 4. the whole step of a one-layer network in two kernels that read the uint8 data set directly;
-5. the whole step of a network of narrow layers with 16-bit weights in three (narrow.py).
+5. the whole step of a network of narrow layers with 16-bit weights in three (narrow.py);
+6. the last layer of other networks on Hopper, with the loss, in one (head.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 
 from rawnn.activations import activation
 from rawnn.losses import LOSSES
-from rawnn.opts import layers, narrow
+from rawnn.opts import head, layers, narrow
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.policy import Policy
@@ -30,7 +31,8 @@ MAX_FUSED_CLASSES = 32
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite, layers.rewrite):
+    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite, head.rewrite,
+                    layers.rewrite):
         plan = rewrite(plan)
     return plan.check(), policy
 

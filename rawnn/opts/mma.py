@@ -58,12 +58,16 @@ def streams_weights(plan: Plan, op: Op) -> bool:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    """Products that `clusters` are marked with run where blocks of a cluster can share sums: what
+    `fuse` may make of them."""
     def product(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):
             return op
-        if value == "wgmma" and streams_weights(plan, op):
-            return replace(op, impl="skinny")
-        return replace(op, impl="wgmma" if value == "wgmma" and _by_wgmma(plan, op) else "mma")
+        if value != "wgmma":
+            return replace(op, impl="mma")
+        impl = "skinny" if streams_weights(plan, op) else \
+            "wgmma" if _by_wgmma(plan, op) else "mma"
+        return replace(op, impl=impl, attributes={**op.attributes, "clusters": True})
 
     return plan.map_ops(product), policy
 

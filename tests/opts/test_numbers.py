@@ -88,6 +88,8 @@ def test_products_read_copies_that_updates_write(opt: str) -> None:
         plan = plan_of(text)
         copies = {t.name for t in plan.tensors.values() if t.role is Role.COPY}
         read = {n for op in plan.find(kind="matmul") for r, n in op.operands.items() if r in "ab"}
+        read |= {n for op in plan.find(kind="softmax_head") for r, n in op.operands.items()
+                 if r == "copy"}
         assert copies <= read
         assert copies == {op.operands["copy"] for op in plan.ops if "copy" in op.operands}
         if copies:

@@ -20,7 +20,7 @@ from tests.ptx.test_programmatic import nvrtc
 
 OPTS = ("none", "preload,arena,nosync,fuse", "preload,cublas,fuse", "best", "seed",
         "preload,bf16,fuse", "preload,fp16", "preload,tiled,fuse", "preload,mma,bf16,fuse",
-        "preload,mma,fp16,fuse")
+        "preload,mma,fp16,fuse", "preload,mma,sr,fuse")
 LOADS = {"LD", "LDG", "LDGSTS", "UBLKCP", "UTMALDG"}
 STORES = {"ST", "STG", "ATOM", "ATOMG", "RED", "UTMASTG", "UTMAREDG"}
 LAYERS = ((29, 7), (29, 16, 7), (64, 64, 10), (64, 128, 128, 10))

@@ -2,6 +2,7 @@
 
 from rawnn.runners.kernels import activations as _activations
 from rawnn.runners.kernels import epoch as _epoch
+from rawnn.runners.kernels import head as _head
 from rawnn.runners.kernels import linear as _linear
 from rawnn.runners.kernels import losses as _losses
 from rawnn.runners.kernels import mma as _mma
@@ -22,4 +23,5 @@ from rawnn.runners.kernels.table import (
 
 __all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for",
            "kernel_maps"]
-del _activations, _epoch, _linear, _losses, _mma, _narrow, _products, _skinny, _tiled, _updates
+del _activations, _epoch, _head, _linear, _losses, _mma, _narrow, _products, _skinny, _tiled
+del _updates

@@ -9,9 +9,10 @@ from rawnn import losses as _losses
 from rawnn.step.ops import activations as _activations
 from rawnn.step.ops import data as _data
 from rawnn.step.ops import epoch as _epoch
+from rawnn.step.ops import head as _head
 from rawnn.step.ops import linear as _linear
 from rawnn.step.ops import narrow as _narrow
 from rawnn.step.ops import products as _products
 from rawnn.step.ops import updates as _updates
 
-del _activations, _data, _epoch, _linear, _losses, _narrow, _products, _updates
+del _activations, _data, _epoch, _head, _linear, _losses, _narrow, _products, _updates

@@ -1,0 +1,522 @@
+// softmax_head: the last layer of a network with a softmax cross-entropy, forward and backward with
+// its update, in one launch of one cluster of blocks.
+//
+//   z = a w^T + bias; loss[s], correct[s] and dz as softmax_loss_gradient (loss.cu), s = *cursor +
+//   offset; dz is rounded to T
+//   dx = (dz w) * slope(a), from the old weights
+//   w -= lr * (dz^T a + decay * w), bias -= lr * (column sums of dz + decay * bias)
+//   a, dx: [batch, features]; w: [classes, features]; bias: [classes], float; y: [batch], dense
+//
+// T: float16 or bfloat16; sums in float. TW, the weights: float, with `copy` in T that products
+// read; or T, if STOCHASTIC: bfloat16, rounded by chance (updates.cuh). RAGGED: features is no
+// multiple of 8. TILES: 8 rows of the batch each; CLASSES: 16 columns of z each. bias, rates, cursor and clock
+// may be null. Rows must begin at multiples of 16 bytes, and no kernel directly before may write w,
+// copy or bias: they are read ahead of the wait. Taken by `fuse` behind products by `mma`.
+//
+// Each block has `share` units of 32 features, of which its warps take turns. What a lane needs of
+// a unit are 16-byte pieces, features 8t .. 8t + 7 of row g for (g, t) = (lane / 4, lane % 4): of a
+// for the sums of z, for the slope and, turned by movmatrix, for the weight gradient; of w for z, for
+// dx and for the update. The tensor cores leave dx and the weight gradient in just those pieces, so
+// that all that lies between the two ways through memory is private to a warp. The partial sums of z
+// go to all blocks, each of which adds them up in the same order and keeps dz: one exchange, and
+// results repeat bit for bit.
+// Launch: grid (splits, 1, 1), which is one cluster of 2 blocks or more; blocks of 32 * WARPS.
+// Shared memory: share * (TILES * 512 + classes * (64 + KEPT)) + (WARPS + splits) * 8 * TILES * 16 *
+// ceil(classes / 4) bytes, KEPT being 128 for float weights, else 64.
+// Limit: latency, above all of the exchange; of wide layers what 8 multiprocessors can read.
+#include "activations.cuh"
+#include "common.cuh"
+#include "pdl.cuh"
+#include "skinny_parts.cuh"
+#include "updates.cuh"
+
+namespace head {
+
+// The 8 x 8 tile of 16-bit elements of which lane (g, t) holds 2t and 2t + 1 of row g, transposed.
+__device__ __forceinline__ unsigned int turned(unsigned int word) {
+  unsigned int result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
+  return result;
+}
+
+// The first `count` elements of 16 bytes, from global to shared memory, asynchronously; zeros for the
+// others. count may be negative or too large.
+template <typename T>
+__device__ __forceinline__ void copy_async(unsigned int to, const T* from, int count) {
+  constexpr int bytes = static_cast<int>(sizeof(T));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(min(max(count * bytes, 0), 16))
+               : "memory");
+}
+
+// This thread's copies are there.
+__device__ __forceinline__ void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+template <typename SLOPE>
+struct IsRelu {
+  static constexpr bool value = false;
+};
+template <>
+struct IsRelu<Relu> {
+  static constexpr bool value = true;
+};
+
+// Two gradients times the slope at two saved values, in T.
+template <typename T, typename SLOPE>
+__device__ __forceinline__ unsigned int sloped(float low, float high, unsigned int saved) {
+  if constexpr (IsRelu<SLOPE>::value) {
+    unsigned int positive;
+    if constexpr (skinny::IsBfloat16<T>::value) {
+      asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(positive) : "r"(saved), "r"(0u));
+    } else {
+      asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(positive) : "r"(saved), "r"(0u));
+    }
+    return pack_pair<T>(low, high) & positive;
+  } else {
+    const float2 both = unpack_pair<T>(saved);
+    return pack_pair<T>(SLOPE::backward(low, both.x), SLOPE::backward(high, both.y));
+  }
+}
+
+// 16 random bits for each of 8 elements from `element` on.
+template <bool RAGGED>
+__device__ __forceinline__ Words draw(const Rounding& how, unsigned int element) {
+  if constexpr (!RAGGED) {
+    return rounding_group(how.seed, how.stream, how.step, element / 8u);
+  } else {
+    Words found = {{0u, 0u, 0u, 0u}};
+#pragma unroll 1
+    for (unsigned int i = 8u; i > 0u; --i) {  // the last comes first, and is moved up by the others
+#pragma unroll
+      for (int j = 3; j > 0; --j) found.word[j] = found.word[j] << 16 | found.word[j - 1] >> 16;
+      found.word[0] = found.word[0] << 16 |
+                      rounding_bits(how.seed, how.stream, how.step, element + i - 1u);
+    }
+    return found;
+  }
+}
+
+// 8 floats rounded by chance to bfloat16, two a word.
+__device__ __forceinline__ void round_by_chance(unsigned int (&rounded)[4],
+                                                const float (&values)[8],
+                                                const unsigned int (&random)[4]) {
+  float magnitude = 0.0f;  // one test for all of them: infinite or NaN where any is
+#pragma unroll
+  for (int i = 0; i < 8; ++i) magnitude += fabsf(values[i]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned int low = random[i] & 0xffffu;
+    const unsigned int high = random[i] >> 16;
+    if (is_finite(magnitude)) {
+      rounded[i] = __byte_perm(__float_as_uint(values[2 * i]) + low,
+                               __float_as_uint(values[2 * i + 1]) + high, 0x7632);
+    } else {
+      const unsigned int upper = stochastic_round_bf16(values[2 * i + 1], high).bits;
+      rounded[i] = stochastic_round_bf16(values[2 * i], low).bits | upper << 16;
+    }
+  }
+}
+
+// The first `count` of 8 elements of 16 bits.
+template <bool RAGGED, typename T>
+__device__ __forceinline__ void store_piece(T* to, const unsigned int (&words)[4], int count) {
+  if (!RAGGED || count >= 8) {
+    if (count > 0) store_words(to, words);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < count) to[i] = T{static_cast<unsigned short>(words[i / 2] >> (16 * (i % 2)))};
+    }
+  }
+}
+
+}  // namespace head
+
+template <typename T, typename TW, typename SLOPE, bool STOCHASTIC, bool RAGGED, int TILES,
+          int CLASSES, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS, 1)
+    softmax_head(const T* __restrict__ a, int lda, TW* __restrict__ w, int ldw,
+                 T* __restrict__ copy, int ldcopy, float* __restrict__ bias,
+                 const int* __restrict__ y, T* __restrict__ dx, int lddx,
+                 const float* __restrict__ rates, const int* __restrict__ cursor,
+                 const int* __restrict__ clock, float* __restrict__ loss,
+                 int* __restrict__ correct, int batch, int features, int classes, float lr,
+                 float decay, int offset, unsigned long long seed, unsigned int stream, int share) {
+  using namespace skinny;
+  constexpr bool kMaster = sizeof(TW) == 4;
+  static_assert(kMaster != STOCHASTIC, "weights of 16 bits are rounded by chance");
+  constexpr int kBatch = 8 * TILES;
+  constexpr int kThreads = 32 * WARPS;
+  constexpr int kPitch = 32 * CLASSES + 16;  // bytes of a row of dz: rows of a tile in all banks
+  constexpr int kLanes = 4 * CLASSES;        // that share a row of z
+  extern __shared__ uint4 shared[];
+  __shared__ unsigned long long counter;
+  __shared__ __align__(16) unsigned char gradients[kBatch * kPitch];
+  __shared__ float biases[16 * CLASSES];
+  __shared__ int labels[kBatch];
+  __shared__ float row_loss[kBatch];
+  __shared__ int row_right[kBatch];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread & 31;
+  const int warp = thread / 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int splits = static_cast<int>(gridDim.x);
+  const int rank = static_cast<int>(blockIdx.x);
+  const int quads = (classes + 3) / 4;
+  const int pitch = 4 * quads;  // of rows of partial sums
+  Mailbox mailbox;
+  mailbox.open(&counter, splits * batch * pitch * 4);
+
+  const int first = rank * share;
+  const int units = max(min(share, (features + 31) / 32 - first), 0);
+  const int column0 = first * 32 + 8 * t;
+  const int piece_bytes = classes * 64;  // of a unit of w
+  const unsigned int a_at = skinny::shared_address(shared) + lane * 16;
+  const unsigned int w_at = a_at + share * TILES * 512;
+  const unsigned int kept_at = w_at + share * piece_bytes;
+  float* const parts =
+      reinterpret_cast<float*>(shared) + share * (TILES * 512 + (kMaster ? 3 : 2) * piece_bytes) / 4;
+  float* const inbox = parts + WARPS * kBatch * pitch;
+
+  const T* weights;
+  int ldweights;
+  if constexpr (kMaster) {
+    weights = copy;
+    ldweights = ldcopy;
+  } else {
+    weights = w;
+    ldweights = ldw;
+  }
+#pragma unroll 1
+  for (int unit = warp; unit < units; unit += WARPS) {
+    const int column = column0 + unit * 32;
+#pragma unroll
+    for (int c = 0; c < 2 * CLASSES; ++c) {
+      const int row = 8 * c + g;
+      if (row < classes) {
+        head::copy_async(w_at + unit * piece_bytes + c * 512,
+                   weights + static_cast<long long>(row) * ldweights + column, features - column);
+        if constexpr (kMaster) {
+          const unsigned int to = kept_at + 2 * unit * piece_bytes + c * 512;
+          const TW* from = w + static_cast<long long>(row) * ldw + column;
+          head::copy_async(to, from, features - column);
+          head::copy_async(to + piece_bytes, from + 4, features - column - 4);
+        }
+      }
+    }
+  }
+  if (thread < 16 * CLASSES) {
+    biases[thread] = bias != nullptr && thread < classes ? bias[thread] : 0.0f;
+  }
+  const float rate = learning_rate(lr, rates, cursor, offset);
+  const Rounding how = rounding(STOCHASTIC, seed, stream, cursor, offset, clock);
+
+  pdl_wait();
+  pdl_trigger();
+#pragma unroll 1
+  for (int unit = warp; unit < units; unit += WARPS) {
+    const int column = column0 + unit * 32;
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) {
+      const int row = 8 * i + g;
+      head::copy_async(a_at + (unit * TILES + i) * 512, a + static_cast<long long>(row) * lda + column,
+                 row < batch ? features - column : 0);
+    }
+  }
+  if (thread < kBatch) labels[thread] = thread < batch ? y[thread] : -1;
+  if constexpr (STOCHASTIC) {  // random numbers are drawn while a is on its way
+#pragma unroll 1
+    for (int unit = warp; unit < units; unit += WARPS) {
+#pragma unroll
+      for (int c = 0; c < 2 * CLASSES; ++c) {
+        const int row = 8 * c + g;
+        if (row < classes) {
+          const unsigned int element =
+              static_cast<unsigned int>(row) * static_cast<unsigned int>(features) +
+              static_cast<unsigned int>(column0 + unit * 32);
+          const Words drawn = head::draw<RAGGED>(how, element);
+          store_shared(kept_at + unit * piece_bytes + c * 512, drawn.word);
+        }
+      }
+    }
+  }
+  head::copied();
+
+  // The pieces give a lane the inner indices 8t .. 8t + 7 instead of 2t, 2t + 1, 2t + 8, 2t + 9 of
+  // two products, in both factors.
+#pragma unroll 1
+  for (int tile = 0; tile < CLASSES; ++tile) {
+    float sums[TILES / 2][2][4];
+#pragma unroll
+    for (int i = 0; i < TILES * 4; ++i) sums[i / 8][i / 4 % 2][i % 4] = 0.0f;
+#pragma unroll 1
+    for (int unit = warp; unit < units; unit += WARPS) {
+      unsigned int b[2][4];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        b[c][0] = b[c][1] = b[c][2] = b[c][3] = 0u;
+        if ((2 * tile + c) * 8 + g < classes) {
+          load_shared(b[c], w_at + unit * piece_bytes + (2 * tile + c) * 512);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < TILES / 2; ++m) {
+        unsigned int x[2][4];
+        load_shared(x[0], a_at + (unit * TILES + 2 * m) * 512);
+        load_shared(x[1], a_at + (unit * TILES + 2 * m + 1) * 512);
+        const unsigned int low[4] = {x[0][0], x[1][0], x[0][1], x[1][1]};
+        const unsigned int high[4] = {x[0][2], x[1][2], x[0][3], x[1][3]};
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          multiply<T>(sums[m][c], low, b[c][0], b[c][1]);
+          multiply<T>(sums[m][c], high, b[c][2], b[c][3]);
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < TILES / 2; ++m) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = (2 * tile + c) * 8 + 2 * t;
+        if (column < pitch) {
+          float* const to = parts + (warp * kBatch + 16 * m + g) * pitch + column;
+          *reinterpret_cast<float2*>(to) = make_float2(sums[m][c][0], sums[m][c][1]);
+          *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(sums[m][c][2], sums[m][c][3]);
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  // Two lanes add up a quad of this block's sums, and send it to half of the blocks each.
+  mailbox.opened();
+#pragma unroll 1
+  for (int i = thread; i / 32 * 16 < batch * quads; i += kThreads) {
+    const int half = i % 2;
+    const bool exists = i / 2 < batch * quads;
+    const float* from = parts + half * (WARPS / 2 * kBatch * pitch) + (exists ? i / 2 * 4 : 0);
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int slot = 0; slot < WARPS / 2; ++slot) add(sum, from + slot * kBatch * pitch);
+    sum.x += __shfl_xor_sync(kFullWarp, sum.x, 1);
+    sum.y += __shfl_xor_sync(kFullWarp, sum.y, 1);
+    sum.z += __shfl_xor_sync(kFullWarp, sum.z, 1);
+    sum.w += __shfl_xor_sync(kFullWarp, sum.w, 1);
+    if (exists) {
+#pragma unroll 1
+      for (int to = half; to < splits; to += 2) {
+        mailbox.send(inbox + rank * kBatch * pitch + i / 2 * 4, to, sum);
+      }
+    }
+  }
+  mailbox.receive();
+
+  // Softmax, loss and gradient as in loss.cu, kLanes lanes a row with 4 columns each.
+  const float of_row = 1.0f / static_cast<float>(batch);
+#pragma unroll 1
+  for (int row = thread / kLanes; row < kBatch; row += kThreads / kLanes) {
+    const int quad = thread % kLanes;
+    const int label = labels[row];
+    float values[4];
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (row < batch && quad < quads) {
+#pragma unroll 4
+      for (int from = 0; from < splits; ++from) {
+        add(sum, inbox + (from * kBatch + row) * pitch + 4 * quad);
+      }
+    }
+    values[0] = sum.x + biases[4 * quad];
+    values[1] = sum.y + biases[4 * quad + 1];
+    values[2] = sum.z + biases[4 * quad + 2];
+    values[3] = sum.w + biases[4 * quad + 3];
+    float largest = -infinity();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (4 * quad + i >= classes) values[i] = -infinity();
+      largest = fmaxf(largest, values[i]);
+    }
+    largest = warp_max<kLanes>(largest);
+    int predicted = classes;
+#pragma unroll
+    for (int i = 3; i >= 0; --i) {
+      if (values[i] == largest) predicted = 4 * quad + i;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = expf(values[i] - largest);
+    const float total = warp_sum<kLanes>((values[0] + values[1]) + (values[2] + values[3]));
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      predicted = min(predicted, __shfl_xor_sync(kFullWarp, predicted, step));
+    }
+    if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
+    const float inverse = 1.0f / total;
+    float labelled = not_a_number();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = 4 * quad + i;
+      const bool here = column == label;
+      values[i] *= inverse;
+      if (here) labelled = values[i];
+      values[i] = (values[i] - (here ? 1.0f : 0.0f)) * of_row;
+      if (row >= batch || column >= classes) values[i] = 0.0f;
+    }
+    const unsigned int packed[2] = {pack_pair<T>(values[0], values[1]),
+                                    pack_pair<T>(values[2], values[3])};
+    store_words(gradients + row * kPitch + quad * 8, packed);
+    const bool labelled_here = label >= 0 && label < classes ? quad == label / 4 : quad == 0;
+    if (labelled_here) {
+      row_loss[row] = negative_log(label < classes ? labelled : not_a_number());
+      row_right[row] = predicted == label ? 1 : 0;
+    }
+  }
+  __syncthreads();
+
+  const unsigned int dz_rows = skinny::shared_address(gradients) + lane % 8 * kPitch;
+  const unsigned int dz_at = dz_rows + lane / 8 % 2 * (8 * kPitch) + lane / 16 * 16;
+  const unsigned int dz_turned_at = dz_rows + lane / 16 * (8 * kPitch) + lane / 8 % 2 * 16;
+#pragma unroll 1
+  for (int unit = warp; unit < units; unit += WARPS) {
+    const int column = column0 + unit * 32;
+    const int count = features - column;
+    unsigned int old[2 * CLASSES][4];
+    unsigned int turned_w[2 * CLASSES][4];
+    float change[CLASSES][4][4];
+#pragma unroll
+    for (int c = 0; c < 2 * CLASSES; ++c) {
+      old[c][0] = old[c][1] = old[c][2] = old[c][3] = 0u;
+      if (8 * c + g < classes) load_shared(old[c], w_at + unit * piece_bytes + c * 512);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        turned_w[c][j] = head::turned(old[c][j]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) change[c / 2][j][2 * (c % 2) + i] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < TILES / 2; ++m) {
+      unsigned int x[2][4];
+      load_shared(x[0], a_at + (unit * TILES + 2 * m) * 512);
+      load_shared(x[1], a_at + (unit * TILES + 2 * m + 1) * 512);
+      float incoming[4][4];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) incoming[i / 4][i % 4] = 0.0f;
+#pragma unroll
+      for (int tile = 0; tile < CLASSES; ++tile) {
+        unsigned int d[4];
+        load_tiles<false>(d, dz_at + m * (16 * kPitch) + tile * 32);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          multiply<T>(incoming[j], d, turned_w[2 * tile][j], turned_w[2 * tile + 1][j]);
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * m + 8 * half + g;
+        unsigned int words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          words[j] = head::sloped<T, SLOPE>(incoming[j][2 * half], incoming[j][2 * half + 1],
+                                            x[half][j]);
+        }
+        head::store_piece<RAGGED>(dx + static_cast<long long>(row) * lddx + column, words,
+                                  row < batch ? count : 0);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        x[0][j] = head::turned(x[0][j]);
+        x[1][j] = head::turned(x[1][j]);
+      }
+#pragma unroll
+      for (int tile = 0; tile < CLASSES; ++tile) {
+        unsigned int d[4];
+        load_tiles<true>(d, dz_turned_at + m * (16 * kPitch) + tile * 32);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) multiply<T>(change[tile][j], d, x[0][j], x[1][j]);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < 2 * CLASSES; ++c) {
+      const int row = 8 * c + g;
+      if (row < classes) {
+        float values[8];
+        unsigned int kept[kMaster ? 2 : 1][4];
+#pragma unroll
+        for (int i = 0; i < (kMaster ? 2 : 1); ++i) {
+          load_shared(kept[i],
+                      kept_at + (kMaster ? 2 : 1) * unit * piece_bytes + i * piece_bytes + c * 512);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float before;
+          if constexpr (kMaster) {
+            before = __uint_as_float(kept[i / 4][i % 4]);
+          } else {
+            const float2 both = unpack_pair<T>(old[c][i / 2]);
+            before = i % 2 == 0 ? both.x : both.y;
+          }
+          values[i] =
+              before - rate * (change[c / 2][i / 2][2 * (c % 2) + i % 2] + decay * before);
+        }
+        TW* const to = w + static_cast<long long>(row) * ldw + column;
+        if constexpr (kMaster) {
+          unsigned int narrow[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) narrow[i] = pack_pair<T>(values[2 * i], values[2 * i + 1]);
+          head::store_piece<RAGGED>(copy + static_cast<long long>(row) * ldcopy + column, narrow,
+                                    count);
+          if (!RAGGED || count >= 8) {
+            if (count > 0) store_values<8>(to, values);
+          } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+              if (i < count) to[i] = values[i];
+            }
+          }
+        } else {
+          unsigned int rounded[4];
+          head::round_by_chance(rounded, values, kept[0]);
+          head::store_piece<RAGGED>(to, rounded, count);
+        }
+      }
+    }
+  }
+
+  // The last block, which has the fewest features: bias and metrics.
+  if (rank != splits - 1) return;
+  if (warp == WARPS - 1 && bias != nullptr) {
+    const unsigned int ones = pack_pair<T>(1.0f, 1.0f);
+#pragma unroll 1
+    for (int tile = 0; tile < CLASSES; ++tile) {
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int m = 0; m < TILES / 2; ++m) {
+        unsigned int d[4];
+        load_tiles<true>(d, dz_turned_at + m * (16 * kPitch) + tile * 32);
+        multiply<T>(sums, d, ones, ones);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * tile + 8 * half + g;
+        if (t == 0 && row < classes) {
+          bias[row] = biases[row] - rate * (sums[2 * half] + decay * biases[row]);
+        }
+      }
+    }
+  }
+  if (warp == WARPS - 2) {
+    float total = 0.0f;
+    int right = 0;
+    for (int row = lane; row < batch; row += 32) {
+      total += row_loss[row];
+      right += row_right[row];
+    }
+    total = warp_sum(total);
+    for (int step = 16; step > 0; step /= 2) right += __shfl_xor_sync(kFullWarp, right, step);
+    if (lane == 0) {
+      const int s = epoch_step(cursor, offset);
+      loss[s] = total / static_cast<float>(batch);
+      correct[s] = right;
+    }
+  }
+}

@@ -1,0 +1,149 @@
+"""What fuse makes of a network's last layer on Hopper: which plans it rewrites, and that nothing
+changes in what they compute."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.opts import TOGGLES, select
+from rawnn.opts.registry import Machine
+from rawnn.runners.host import HostRunner
+from rawnn.runners.kernels import kernel_for
+from rawnn.sim import Simulation
+from rawnn.step.dependencies import dependencies
+from rawnn.step.ops.head import shared_bytes, splits_of, units_of
+from rawnn.step.plan import Plan
+from tests.catalogue import legal
+from tests.engine import CAPABLE, make_work, random_dataset, run_on, spelled, step_plan, trained
+
+LAYERS = (29, 264, 35, 7)  # too wide to be one of `fuse`'s narrow networks
+DATA = random_dataset(29, 7, 40, 8)
+NUMBERS = ("bf16", "sr")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no biases": {"network_options": {"bias": False}},
+    "tanh": {"network_options": {"activation": "tanh"}},
+    "gelu": {"network_options": {"activation": "gelu"}},
+    "shuffled": {"shuffle": True},
+    "scheduled": {"schedule": "cosine"},
+    "decay": {"optimizer": Optimizer(lr=0.1, given={"decay": 0.1})},
+    "a rest": {"partial": True, "batch": 12},
+}
+
+
+def kinds(plan: Plan) -> list[str]:
+    return [op.kind for op in plan.ops]
+
+
+def rewritten(layers: tuple[int, ...], batch: int = 8, opt: str = "preload,sr,mma,fuse",
+              machine: Machine = CAPABLE, **options: Any) -> Plan:
+    network = Network(layers, **options.pop("network_options", {}))
+    plan = step_plan(network, batch, 4 * batch, **options)
+    return select(opt, network, 4, machine).apply(plan)[0]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_last_layer_is_one_op(number: str) -> None:
+    plan = rewritten(LAYERS, opt=f"preload,{number},mma,fuse")
+    assert kinds(plan) == ["gather", "matmul", "matmul", "softmax_head", "matmul",
+                           *["weight_update"] * 2]
+    (head,) = plan.find(kind="softmax_head")
+    assert set(head.operands) == {"a", "w", "bias", "y", "cursor", "loss", "correct", "dx",
+                                  "copy" if number == "bf16" else "clock"}
+    assert not {"z3", "dz3"} & set(plan.tensors)
+    edges = dependencies(plan.ops)
+    assert edges[3] == (2,)  # the batch's labels came long before
+    assert edges[4] == (3,)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_rewrite_changes_nothing_that_is_computed(options: dict[str, Any],
+                                                      number: str) -> None:
+    work = make_work(f"preload,{number},mma,fuse", LAYERS, DATA, **options)
+    assert "softmax_head" in kinds(work.train)
+    fused = trained(HostRunner(work))
+    plain = trained(HostRunner(make_work(f"preload,{number}", LAYERS, DATA, **options)))
+    np.testing.assert_allclose(fused.loss, plain.loss, rtol=1e-2)
+    exact = trained(HostRunner(work, "float64"))
+    alone = trained(HostRunner(make_work(f"preload,{number}", LAYERS, DATA, **options), "float64"))
+    np.testing.assert_allclose(exact.loss, alone.loss, rtol=1e-6)
+    assert (exact.correct == alone.correct).all()
+    for name, value in exact.parameters.items():
+        np.testing.assert_allclose(value, alone.parameters[name], rtol=1e-6, atol=1e-9)
+    assert exact.evaluation == alone.evaluation
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("how", [
+    "", ",graphs=step", ",graphs=3", ",graphs=epoch", ",graphs=while", ",pdl,streams",
+    ",arena,nosync,streams,pdl,graphs=epoch", ",report=2"])
+def test_the_simulated_device_gives_the_hosts_result(how: str, options: dict[str, Any],
+                                                     number: str) -> None:
+    opt = f"preload,{number},mma,fuse"
+    simulation = Simulation(1)
+    device = Device(simulation.backend())
+    found = run_on(device, make_work(opt + how, LAYERS, DATA, **options))
+    device.close()
+    simulation.assert_clean()
+    wanted = trained(HostRunner(make_work(opt, LAYERS, DATA, **options)))
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, value in found.parameters.items():
+        np.testing.assert_array_equal(value, wanted.parameters[name])
+
+
+def test_every_pair_of_toggles_goes_with_it() -> None:
+    network = Network(LAYERS)
+    for pair in combinations([spelled(name) for name in TOGGLES], 2):
+        words = ("preload", "sr", "mma", "fuse", *pair)
+        if len({word.partition("=")[0] for word in words}) < len(words) \
+                or not legal(words, network):
+            continue
+        plan = rewritten(LAYERS, opt=",".join(words))
+        assert "softmax_head" in kinds(plan) or {"cudnn", "batch"} & set(pair), pair
+
+
+@pytest.mark.parametrize(("layers", "options"), [
+    ((29, 7), {}),  # one layer has no input gradient
+    ((29, 264, 65), {}),  # too many classes
+    ((29, 264, 7), {"batch": 129}),
+    ((29, 8192, 7), {"batch": 128}),  # more than a block's shared memory holds
+    ((29, 16, 7), {"opt": "preload,bf16,mma,fuse"}),  # a narrow network
+    ((29, 264, 7), {"opt": "preload,mma,fuse"}),  # float32 weights
+    ((29, 264, 7), {"opt": "preload,fp16,mma,fuse"}),  # a loss scale
+    ((29, 264, 7), {"opt": "preload,fp8,mma,fuse"}),
+    ((29, 264, 7), {"opt": "preload,sr,mma=sync,fuse"}),
+    ((29, 264, 7), {"machine": Machine(None, (10, 0), 13000, lambda package: True)}),
+    ((29, 264, 7), {"opt": "preload,sr,cublas,fuse"}),
+    ((29, 264, 7), {"opt": "preload,sr,fuse"}),
+    ((29, 264, 7), {"opt": "preload,sr,mma"}),
+    ((29, 264, 7), {"opt": "preload,sr,mma,cudnn,fuse"}),
+    ((29, 264, 7), {"network_options": {"loss": "mse"}}),
+    ((29, 264, 7), {"optimizer": Optimizer("adam")}),
+    ((29, 264, 7), {"optimizer": Optimizer(given={"momentum": 0.9})}),
+])
+def test_other_plans_are_left_alone(layers: tuple[int, ...], options: dict[str, Any]) -> None:
+    assert "softmax_head" not in kinds(rewritten(layers, **options))
+
+
+@pytest.mark.parametrize(("features", "batch"), [
+    (784, 64), (1024, 32), (2048, 32), (4096, 32), (8192, 32), (4096, 64), (18, 13), (264, 128)])
+def test_blocks_of_a_cluster_have_all_features(features: int, batch: int) -> None:
+    plan = rewritten((29, features, 10), batch)
+    (head,) = plan.find(kind="softmax_head")
+    impl = kernel_for(head)
+    scalars = impl.scalars(head, plan)
+    grid, _ = impl.geometry(scalars)
+    assert grid == (splits_of(features), 1, 1)
+    assert impl.cluster(scalars) == grid[0]
+    assert scalars["share"] * grid[0] >= units_of(features)
+    assert impl.shared(scalars) == shared_bytes(batch, features, 10, False)
+    assert impl.shared(scalars) <= 200 << 10

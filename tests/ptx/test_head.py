@@ -1,0 +1,63 @@
+"""head.cu compiles for what it is for, without spills, and reads ahead of its wait what it may.
+Needs NVRTC but no GPU."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from rawnn import ptx
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.errors import CompileError, MissingLibrary
+from rawnn.ptx.compile import Compiled, compile_source
+from rawnn.ptx.resources import spills
+from rawnn.step.ops.head import WARPS
+
+EXPRESSIONS = tuple(
+    f"softmax_head<{numbers},{slope},{chance},{ragged},{tiles},{classes},{WARPS}>"
+    for numbers, chance in (
+        ("bfloat16,bfloat16", "true"), ("bfloat16,float", "false"), ("float16,float", "false"))
+    for slope, ragged, tiles, classes in (
+        ("Relu", "false", 4, 1), ("Tanh", "true", 8, 1), ("None", "true", 2, 2),
+        ("Relu", "false", 16, 1), ("Tanh", "true", 16, 2), ("Relu", "true", 8, 4)))
+
+
+@cache
+def nvrtc() -> Nvrtc:
+    try:
+        return Nvrtc()
+    except MissingLibrary as error:
+        pytest.skip(str(error))
+
+
+def built(arch: str, wanted: tuple[str, ...] = EXPRESSIONS) -> Compiled:
+    known = nvrtc().nvrtcGetSupportedArchs()[1]
+    if int(re.sub(r"\D", "", arch)) not in known:
+        pytest.skip(f"this NVRTC does not know {arch}")
+    return compile_source(nvrtc(), (ptx.SOURCES / "head.cu").read_text(), name="head.cu",
+                          arch=arch, expressions=wanted, programmatic=arch.startswith("sm_9"),
+                          options=("--ptxas-options=-v",))
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_compiles_without_spills(arch: str) -> None:
+    compiled = built(arch)
+    assert "warning" not in compiled.log, compiled.log
+    spilled = spills(compiled.log)
+    for expression in EXPRESSIONS:
+        assert spilled[compiled.lowered[expression]] == (0, 0), expression
+
+
+def test_weights_and_small_vectors_are_read_ahead_of_the_wait() -> None:
+    for expression, proof in built("sm_90").proofs.items():
+        assert proof.waits, f"{expression}: {proof.reason}"
+        assert proof.ordered, expression
+        weights = {"w", "clock"} if ",bfloat16," in expression else {"w", "copy"}
+        assert set(proof.early) == {*weights, "bias", "rates", "cursor"}, expression
+
+
+def test_is_refused_where_there_are_no_clusters() -> None:
+    with pytest.raises(CompileError, match=r"compute capability 9\.0"):
+        built("sm_89", EXPRESSIONS[:1])
