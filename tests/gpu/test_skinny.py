@@ -60,7 +60,7 @@ class Matrix:
         return matrix.at(self.address)
 
     def read(self, padded: bool = True) -> np.ndarray[Any, Any]:
-        """The values; where `padded`, the padding must be as it was. (The copy engine writes it.)"""
+        """The values; where `padded`, the padding must be as it was: the copy engine writes it."""
         found = self.array.numpy().view(self.dtype).astype(np.float32)
         assert not padded or np.isnan(found[:, self.cols:]).all()
         return found[:, : self.cols]
