@@ -22,7 +22,7 @@
 // block of what the splits divide: 64 * WK columns of the weights for nt, 64 rows for the others
 // where V is 4, 128 where it is 8. splits is, except for skinny_update, a power of two and the
 // cluster's size. Shared memory: a ring of `depth` slots (at least 3, or all rounds), 1,024 bytes to
-// align it, and in a cluster 32 * TILES * M more.
+// align it, 1,024 * TILES for x where weights are updated, and in a cluster 32 * TILES * M more.
 // Limit: memory traffic; with STOCHASTIC the integer work of the random bits (about 250 of 540
 // instructions for 16 x 64 weights); of small layers, the latency of a launch and of the exchange in
 // a cluster.
@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
     bulk::Ring::Turn turn;
     for (int round = 0; round < ahead; ++round, ring.next(turn)) fetch_a(turn, round);
   }
+  __syncwarp();
   __syncthreads();  // the ring's barriers are there
 
   const int wm = warp % WM;
@@ -147,6 +148,7 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
     }
   }
 
+  __syncwarp();
   __syncthreads();  // the ring is done with: its place takes the sums
   float* const parts = reinterpret_cast<float*>(shared);
   float* const inbox = parts + max(depth * kSlot + 1024, kSums) / 4;
@@ -197,7 +199,7 @@ __global__ void __launch_bounds__(288, 1)
   work.cols = n;
   work.share = share;
   work.depth = depth;
-  work.run(b_map, a_map, b_map);
+  work.run(b_map, a_map, b_map, a_map);
 }
 
 template <typename T, typename TW, bool STOCHASTIC, bool DECAY, bool RAGGED, int TILES, int V>
@@ -209,13 +211,14 @@ __global__ void __launch_bounds__(288, 1)
                   const int* overflow, int batch, int rows, int cols, float lr, float decay,
                   int offset, unsigned long long seed, unsigned int stream, int share, int depth,
                   const __grid_constant__ TensorMap dz_map,
+                  const __grid_constant__ TensorMap x_map,
                   const __grid_constant__ TensorMap w_map,
                   const __grid_constant__ TensorMap copy_map) {
   const skinny::Backward<T, TW, None, false, true, STOCHASTIC, DECAY, RAGGED, TILES, V> work{
-      x,      ldx,    bias,  copy,       nullptr, 0,    nullptr, 0,
-      const_cast<int*>(overflow), rates, cursor, clock, loss_scale, batch, rows, cols, lr, decay,
-      offset, seed,   stream, share, depth};
-  work.run(w_map, dz_map, copy_map);
+      bias,  copy,  nullptr, 0,     nullptr, 0,    const_cast<int*>(overflow),
+      rates, cursor, clock,  loss_scale, batch, rows, cols,
+      lr,    decay, offset,  seed,  stream,  share, depth};
+  work.run(w_map, dz_map, copy_map, x_map);
 }
 
 template <typename T, typename TW, typename SLOPE, bool STOCHASTIC, bool DECAY, bool RAGGED,
@@ -228,11 +231,12 @@ __global__ void __launch_bounds__(288, 1)
                     int rows, int cols, float lr, float decay, int offset, unsigned long long seed,
                     unsigned int stream, int share, int depth,
                     const __grid_constant__ TensorMap dz_map,
+                    const __grid_constant__ TensorMap x_map,
                     const __grid_constant__ TensorMap w_map,
                     const __grid_constant__ TensorMap copy_map) {
   const skinny::Backward<T, TW, SLOPE, true, true, STOCHASTIC, DECAY, RAGGED, TILES, V> work{
-      x,      ldx,    bias,  copy,       dx, lddx,    x, ldx,
-      nullptr, rates, cursor, clock, nullptr, batch, rows, cols, lr, decay,
-      offset, seed,   stream, share, depth};
-  work.run(w_map, dz_map, copy_map);
+      bias,  copy,  dx,     lddx, x,      ldx,   nullptr,
+      rates, cursor, clock, nullptr, batch, rows, cols,
+      lr,    decay, offset, seed, stream, share, depth};
+  work.run(w_map, dz_map, copy_map, x_map);
 }

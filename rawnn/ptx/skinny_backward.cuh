@@ -75,6 +75,7 @@ struct Backward {
   static constexpr int kCopy = kTiles * kTile;    // where a slot has the new copy of masters
   static constexpr int kDz = kCopy + (kMaster && UPDATE ? kTile : 0);
   static constexpr int kDzTile = kBatch * 128;    // 64 rows of the weights
+  static constexpr int kXTile = kBatch * 128;
   static constexpr int kDzTiles = kRows / 64;
   static constexpr int kSlot = kDz + kDzTiles * kDzTile;
   static constexpr int kLoaded = kTiles * kTile + kDzTiles * kDzTile;  // bytes of a round
@@ -82,8 +83,6 @@ struct Backward {
   static constexpr int kLag = UPDATE ? 2 : 0;  // rounds whose stores may be under way
   static_assert(kMaster ? V == 4 : V == 4 || V == 8, "8 or 16 bytes of 16 bits, 16 of floats");
 
-  const T* x;
-  int ldx;
   float* bias;
   T* copy;
   T* dx;
@@ -113,10 +112,11 @@ struct Backward {
   };
 
   __device__ __forceinline__ void run(const TensorMap& w_map, const TensorMap& dz_map,
-                                      const TensorMap& copy_map) const {
+                                      const TensorMap& copy_map, const TensorMap& x_map) const {
     extern __shared__ uint4 shared[];
     __shared__ unsigned long long counter;
     __shared__ unsigned long long barriers[2 * kDeepestRing];
+    __shared__ unsigned long long x_barrier;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread & 31;
     const int warp = thread / 32;
@@ -149,8 +149,15 @@ struct Backward {
       }
     };
     const int ahead = min(rounds, depth);
+    const unsigned int x_tile = ring.slots + static_cast<unsigned int>(depth * kSlot);
     if (mover) {
       ring.open(kWarps);
+      if constexpr (UPDATE) {  // ahead of all weights: behind them it would come after 5 us
+        bulk::init(shared_address(&x_barrier), 1);
+        bulk::publish_barriers();
+        bulk::arrive_expecting(shared_address(&x_barrier), kXTile);
+        bulk::load(x_tile, x_map, 0, column0, shared_address(&x_barrier));
+      }
       Ring::Turn turn;
       for (int round = 0; round < ahead; ++round, ring.next(turn)) fetch_w(turn, round);
     }
@@ -160,12 +167,14 @@ struct Backward {
       Ring::Turn turn;
       for (int round = 0; round < ahead; ++round, ring.next(turn)) fetch_dz(turn, round);
     }
+    __syncwarp();
     __syncthreads();  // the ring's barriers are there
 
     const bool skip = UPDATE && left_out(overflow);
     float sums[GRADIENT ? V / 2 : 1][2 * kDeep][4];
     if (warp < kWarps) {
-      compute(ring, sums, warp, lane, first, rounds, column0, skip);
+      compute(ring, sums, x_tile, shared_address(&x_barrier), warp, lane, first, rounds, column0,
+              skip);
     } else if (mover) {
       Ring::Turn turn, free;
       for (int round = 0; round < rounds; ++round, ring.next(turn)) {
@@ -192,6 +201,7 @@ struct Backward {
       }
       if constexpr (UPDATE) bulk::wait_read<0>();
     }
+    __syncwarp();
     if constexpr (GRADIENT) {
       __syncthreads();  // the ring is done with: its place takes the sums
       float* const parts = reinterpret_cast<float*>(shared);
@@ -206,7 +216,7 @@ struct Backward {
  private:
   __device__ __forceinline__ void compute(const Ring& ring,
                                           float (&sums)[GRADIENT ? V / 2 : 1][2 * kDeep][4],
-                                          int warp, int lane, int first, int rounds, int column0,
+                                          unsigned int x_tile, unsigned int x_barrier, int warp, int lane, int first, int rounds, int column0,
                                           bool skip) const {
     const int g = lane / 4;
     const int t = lane % 4;
@@ -216,7 +226,8 @@ struct Backward {
     unsigned int xt[UPDATE ? kDeep : 1][V / 2][4];
     Step step{};
     if constexpr (UPDATE) {
-      load_x(xt, t, column);
+      bulk::wait(x_barrier, 0);
+      load_x(xt, x_tile, g, t, across);
       const float rate = learning_rate(lr, rates, cursor, offset);
       step = {skip, rate * unscale(loss_scale), rate * decay,
               rounding(STOCHASTIC, seed, stream, cursor, offset, clock)};
@@ -321,7 +332,7 @@ struct Backward {
   // Bytes from the start of shared memory that are written by this block alone.
   static __device__ __forceinline__ int kWork(int depth) {
     constexpr int sums = GRADIENT ? kDown * kBatch * kSumPitch * 4 : 0;
-    return max(depth * kSlot + 1024, sums);
+    return max(depth * kSlot + 1024 + (UPDATE ? kXTile : 0), sums);
   }
 
   // The same element of two rows in one register.
@@ -335,17 +346,16 @@ struct Backward {
   }
 
   // x^T, the first factor of the weight gradient, for this lane's V columns.
-  __device__ __forceinline__ void load_x(unsigned int (&xt)[kDeep][V / 2][4], int t,
-                                         int column) const {
+  static __device__ __forceinline__ void load_x(unsigned int (&xt)[kDeep][V / 2][4],
+                                                unsigned int x_tile, int g, int t, int across) {
+    const int chunk = V == 8 ? g : across * 4 + g / 2;
 #pragma unroll
     for (int deep = 0; deep < kDeep; ++deep) {
       unsigned int piece[4][V / 2];
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        const int row = deep * 16 + 2 * t + r % 2 + r / 2 * 8;
-#pragma unroll
-        for (int j = 0; j < V / 2; ++j) piece[r][j] = 0u;
-        if (column < cols && row < batch) load_words(piece[r], at(x, ldx, row, column));
+        load_shared(piece[r], x_tile + deep * 2048 + r / 2 * 1024 +
+                                  bulk::place(2 * t + r % 2, chunk) + (V == 4 ? g % 2 * 8 : 0));
       }
 #pragma unroll
       for (int i = 0; i < V / 2; ++i) {

@@ -67,9 +67,9 @@ class Matrix:
 
 
 def _run(name: str, types: list[str], launch: Launch, long_side: int,
-         operands: dict[str, Matrix], boxes: tuple[str, ...] = ("dz", "w", "copy"),
+         operands: dict[str, Matrix], boxes: tuple[str, ...] = ("dz", "x", "w", "copy"),
          **arguments: int | float) -> None:
-    """`boxes` are the operands with maps: what has a row for each of the batch, then weights."""
+    """`boxes` are the operands with maps: those with a row for each of the batch, then weights."""
     expression = f"{name}<{','.join([*types, *launch.template()])}>"
     kernel = rawnn.Kernel(SOURCE, expression)
     function, device = kernel._function, kernel.device
@@ -78,8 +78,8 @@ def _run(name: str, types: list[str], launch: Launch, long_side: int,
     values |= {role: matrix.address for role, matrix in operands.items()}
     values |= {f"ld{role}": matrix.ld for role, matrix in operands.items()
                if f"ld{role}" in values}
-    for role, rows in zip(boxes, (8 * launch.tiles, launch.box_rows, launch.box_rows),
-                          strict=False):
+    for role in boxes:
+        rows = 8 * launch.tiles if role in ("a", "dz", "x") else launch.box_rows
         values[f"{role}_map"] = NO_MAP if role not in operands else operands[role].map(rows)
     values |= {"share": launch.share, "depth": launch.depth}
     cluster = None if launch.splits == 1 or name == "skinny_update" else (launch.splits, 1, 1)

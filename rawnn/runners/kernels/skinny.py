@@ -71,13 +71,14 @@ def _splits(blocks: int, rounds: int, least: int) -> int:
 
 
 def _launch(tiles: int, shape: tuple[int, ...], width: int, splits: int, rounds: int, slot: int,
-            sums: int) -> Launch:
+            sums: int, beside: int = 0) -> Launch:
     """The deepest ring that fits. Bytes: `slot` of a ring's slot, `sums` of the partial sums that
-    take its place, 0 where there are none."""
+    take its place, 0 where there are none, `beside` of what lies behind the ring."""
     inbox = 4 * 8 * tiles * width if sums and splits > 1 else 0
     share = ceil(rounds, splits)
-    depth = min(_DEEPEST, share, (_SHARED_LIMIT - _ALIGNMENT - inbox) // slot)
-    shared = max(depth * slot + _ALIGNMENT, sums) + inbox
+    beside += _ALIGNMENT
+    depth = min(_DEEPEST, share, (_SHARED_LIMIT - beside - inbox) // slot)
+    shared = max(depth * slot + beside, sums) + inbox
     return Launch(tiles, shape, width, splits, share, depth, shared)
 
 
@@ -111,7 +112,8 @@ def choose_backward(batch: int, rows: int, cols: int, size: int, *, gradient: bo
     else:
         share = ceil(rounds, min(rounds, max(RESIDENT[1] // strips, 1)))
         splits = ceil(rounds, share)
-    return _launch(tiles, (v,), _STRIP, splits, rounds, slot, sums)
+    return _launch(tiles, (v,), _STRIP, splits, rounds, slot, sums,
+                   beside=1024 * tiles if update else 0)
 
 
 def _flag(value: bool) -> str:
@@ -153,12 +155,12 @@ def _cluster(s: Scalars) -> int:
     return int(s["SPLITS"])
 
 
-def _boxes(batch: str, *weights: str) -> Callable[[Scalars], dict[str, int]]:
-    """Boxes of an operand of the batch and of weights, from the kernel's template parameters."""
+def _boxes(batch: tuple[str, ...], weights: tuple[str, ...]) -> Callable[[Scalars], dict[str, int]]:
+    """Boxes of operands of the batch and of weights, from the kernel's template parameters."""
 
     def boxes(s: Scalars) -> dict[str, int]:
         rows = 16 * int(s["WM"] if "WM" in s else s["V"])
-        return {batch: 8 * int(s["TILES"]), **dict.fromkeys(weights, rows)}
+        return {**dict.fromkeys(batch, 8 * int(s["TILES"])), **dict.fromkeys(weights, rows)}
 
     return boxes
 
@@ -197,16 +199,17 @@ _SHAPES = {
 }
 _WEIGHTS = {"dz": ("batch", "rows"), "x": ("batch", "cols"), "w": ("rows", "cols"),
             "bias": ("rows",), "copy": ("rows", "cols"), **CONTEXT}
+_WEIGHTS_BOXES = _boxes(("dz", "x"), ("w", "copy"))
 
 register("matmul nt", "skinny", KernelImpl(
     "skinny.cu", "skinny_nt", _nt_template, _product_sizes, _geometry, _SHAPES["nt"], _shared,
-    _cluster, boxes=_boxes("a", "b")))
+    _cluster, boxes=_boxes(("a",), ("b",))))
 register("matmul nn", "skinny", KernelImpl(
     "skinny.cu", "skinny_nn", _nn_template, _product_sizes, _geometry, _SHAPES["nn"], _shared,
-    _cluster, boxes=_boxes("a", "b")))
+    _cluster, boxes=_boxes(("a",), ("b",))))
 register("weight_update", "skinny", KernelImpl(
     "skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared,
-    boxes=_boxes("dz", "w", "copy")))
+    boxes=_WEIGHTS_BOXES))
 register("layer_backward", "skinny", KernelImpl(
     "skinny.cu", "skinny_backward", _weights_template, _weights_sizes, _geometry,
-    {**_WEIGHTS, "dx": ("batch", "cols")}, _shared, _cluster, boxes=_boxes("dz", "w", "copy")))
+    {**_WEIGHTS, "dx": ("batch", "cols")}, _shared, _cluster, boxes=_WEIGHTS_BOXES))
