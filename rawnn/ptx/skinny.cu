@@ -28,17 +28,18 @@
 // a cluster.
 //
 // Measured on an H200 while this was made: batch 32, bfloat16, weights not in the L2 cache, 16
-// launches in a graph with programmatic edges; us for square layers of 1024, 2048, 4096, 8192:
-//   nt 2.6, 4.9, 10.9, 34.5 (3.9 TB/s); nn 3.6, 5.5, 11.7, 34.8 (3.9 TB/s); update of bfloat16
-//   weights by chance 23.8, 82 at 4096 and 8192, of float ones 48.3, 187 (3.6 TB/s); input gradient
-//   and update 31.4, 98 and 50.0, 189.
+// launches in a graph with programmatic edges; us for square layers of 2048, 4096, 8192:
+//   nt 4.9, 10.9, 34.5 (3.9 TB/s); nn 5.6, 11.8, 34.8 (3.9 TB/s); update of bfloat16 weights by
+//   chance 11.6, 23.1, 82 (3.3 TB/s), of float ones 15.5, 47.9, 188 (3.6 TB/s); input gradient and
+//   update 15.5, 29.5, 97 and 17.1, 49.7, 190.
 // What mattered:
-//   - Tiles of 8 to 16 KB by the copy engine into a ring that fills shared memory, one block a
-//     multiprocessor: with asynchronous copies of 16 bytes by every thread nt took 14.4 and 44.7 us
-//     alone, and up to 78 in a step, where blocks of different kernels shared multiprocessors
-//     unevenly.
+//   - Tiles of 8 to 16 KB by the copy engine into a ring that fills shared memory, so that there is
+//     one block a multiprocessor: with asynchronous copies of 16 bytes by every thread nt took 14.4
+//     and 44.7 us alone, and up to 78 in a step, where blocks of several kernels shared
+//     multiprocessors unevenly.
 //   - Clusters that all fit: of 4 blocks 31 do, so that 32 of them take twice the time.
-//   - 16 warps instead of 8 gain nothing, nor does one fence for the copy engine instead of 8.
+//   - x asked for ahead of the weights: behind 200 KB of them it came 11,000 cycles later.
+//   - 16 warps instead of 8 gained nothing, nor did one fence ahead of a round's stores in place of 8.
 #include "activations.cuh"
 #include "common.cuh"
 #include "pdl.cuh"

@@ -199,6 +199,16 @@ class Search:
             low, high = min(times[m.toggles]), max(times[m.toggles])
             self.found[m.toggles] = replace(m, us=statistics.median(times[m.toggles]), low=low,
                                             high=high)
+            self._shorten(m.toggles)
+
+    def _shorten(self, toggles: str) -> None:
+        """Where a shorter set makes the same plan, it is the one that was measured."""
+        alike = [name for name, m in self.found.items() if m.same_as == toggles]
+        shortest = min([toggles, *alike], key=lambda name: len(name.split(",")))
+        if shortest != toggles:
+            self.found[shortest] = replace(self.found[toggles], toggles=shortest)
+            for name in {toggles, *alike} - {shortest}:
+                self.found[name] = Measured(name, same_as=shortest)
 
     def others(self) -> dict[str, float]:
         """Of every other way of computing products than the fastest set's, its fastest set."""

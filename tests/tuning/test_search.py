@@ -99,6 +99,17 @@ def test_training_is_measured_and_the_device_left_clean(device: Device, task: Ta
     assert any(m.same_as is not None for m in found.found.values())  # mma=sync, where auto is it
 
 
+def test_of_sets_with_one_plan_the_shortest_is_named(device: Device, task: Task) -> None:
+    tuned = Search(device, task)
+    for toggles, us, same_as in (("tiled,fuse", 5.0, None), ("fuse", 0.0, "tiled,fuse"),
+                                 ("tiled,fuse,pdl", 0.0, "tiled,fuse"), ("cublas", 7.0, None)):
+        tuned.found[toggles] = search.Measured(toggles, us=us, same_as=same_as)
+    tuned._shorten("tiled,fuse")
+    tuned._shorten("cublas")
+    assert [(m.toggles, m.us) for m in tuned.fastest()] == [("fuse", 5.0), ("cublas", 7.0)]
+    assert {m.same_as for m in tuned.found.values()} == {None, "fuse"}
+
+
 def test_what_was_found_outlives_an_interruption(device: Device, task: Task,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     def tell(found: search.Measured) -> None:
