@@ -168,8 +168,12 @@ struct Fetcher {
     if constexpr (kBulk) {
       if (thread == 0) {
 #pragma unroll
+        for (int i = 0; i < PLAN::kResident; ++i) make_barrier(barriers + i);
+      }
+      __syncwarp();  // racecheck takes the initialisation for that of all lanes
+      if (thread == 0) {
+#pragma unroll
         for (int i = 0; i < PLAN::kResident; ++i) {
-          make_barrier(barriers + i);
           announce(barriers + i, WIDTH * WIDTH * static_cast<int>(sizeof(T)));
         }
       }

@@ -91,12 +91,11 @@ struct Mailbox {
   __device__ __forceinline__ void open(unsigned long long* place, int bytes) {
     barrier = shared_address(place);
     if (threadIdx.x == 0) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                   "r"(bytes)
-                   : "memory");
+      bulk::init(barrier, 1);
+      bulk::publish_barriers();
     }
+    __syncwarp();  // racecheck takes the initialisation for that of all lanes
+    if (threadIdx.x == 0) bulk::arrive_expecting(barrier, bytes);
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   }
