@@ -9,7 +9,8 @@ In this order, each where the plan allows it:
    kernel, or what cuBLASLt allows (alpha = -lr, beta = 1, in place; or a sum of slices);
 4. the whole step of a one-layer network in two kernels that read the uint8 data set directly;
 5. the whole step of a network of narrow layers with 16-bit weights in three (narrow.py);
-6. the last layer of other networks on Hopper, with the loss, in one (head.py).
+6. the last layer of other networks on Hopper, with the loss, in one (head.py);
+7. input gradient and update of a layer whose weights stream from memory, in one (layers.py).
 """
 
 from __future__ import annotations

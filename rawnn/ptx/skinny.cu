@@ -35,8 +35,8 @@
 // What mattered:
 //   - Tiles of 8 to 16 KB by the copy engine into a ring that fills shared memory, so that there is
 //     one block a multiprocessor: with asynchronous copies of 16 bytes by every thread nt took 14.4
-//     and 44.7 us alone, and up to 78 in a step, where blocks of several kernels shared
-//     multiprocessors unevenly.
+//     and 44.7 us alone, and up to 78 in a step, probably as blocks of several kernels shared
+//     multiprocessors unevenly there.
 //   - Clusters that all fit: of 4 blocks 31 do, so that 32 of them take twice the time.
 //   - x asked for ahead of the weights: behind 200 KB of them it came 11,000 cycles later.
 //   - 16 warps instead of 8 gained nothing, nor did one fence ahead of a round's stores in place of 8.
