@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.activations import functor
-from rawnn.runners.kernels.table import KernelImpl, Scalars, ceil, register, types
+from rawnn.runners.kernels.table import KernelImpl, Scalars, ceil, flag, register, types
 from rawnn.runners.kernels.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.ops.head import WARPS, shared_bytes, splits_of, tiles, units_of
@@ -16,15 +16,11 @@ def _sizes(op: Op, plan: Plan) -> Scalars:
             "share": ceil(units_of(features), splits_of(features))}
 
 
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def _template(op: Op, plan: Plan) -> list[str]:
     s = _sizes(op, plan)
     columns = next(n for n in (1, 2, 4) if 16 * n >= s["classes"])
     return [*types(op, plan, "a", "w"), functor(str(op.attributes["slope"])),
-            _flag(op.attributes["stochastic"]), _flag(s["features"] % 8 != 0),
+            flag(op.attributes["stochastic"]), flag(s["features"] % 8 != 0),
             str(tiles(int(s["batch"]))), str(columns), str(WARPS)]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rawnn.activations import functor
 from rawnn.dtypes import itemsize
-from rawnn.runners.kernels.table import Geometry, KernelImpl, Scalars, ceil, register, types
+from rawnn.runners.kernels.table import Geometry, KernelImpl, Scalars, ceil, flag, register, types
 from rawnn.runners.kernels.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -116,10 +116,6 @@ def choose_backward(batch: int, rows: int, cols: int, size: int, *, gradient: bo
                    beside=1024 * tiles if update else 0)
 
 
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def _of_product(op: Op) -> Launch:
     m, n, k = (int(op.attributes[name]) for name in ("m", "n", "k"))
     if op.attributes["layout"] == "nt":
@@ -177,7 +173,7 @@ def _nn_template(op: Op, plan: Plan) -> list[str]:
 def _weights_template(op: Op, plan: Plan) -> list[str]:
     slope = [functor(op.attributes["slope"])] if "dx" in op.operands else []
     flags = (*_by_chance(op, plan), op.attributes["decay"] != 0)
-    chance, ragged, decay = map(_flag, flags)
+    chance, ragged, decay = map(flag, flags)
     return [*types(op, plan, "dz", "w"), *slope, chance, decay, ragged,
             *_of_weights(op, plan).template()]
 

@@ -164,6 +164,11 @@ def types(op: Op, plan: Plan, *operands: str, default: str = "float32") -> list[
     return [c_type(plan[op.operands[r]].dtype if r in op.operands else default) for r in operands]
 
 
+def flag(value: object) -> str:
+    """A template argument that is true or false."""
+    return "true" if value else "false"
+
+
 def plain(op: Op, plan: Plan) -> list[str]:
     """No template arguments."""
     return []
@@ -176,7 +181,7 @@ def typed(*operands: str, flags: tuple[str, ...] = (),
 
     def template(op: Op, plan: Plan) -> list[str]:
         return [*types(op, plan, *operands),
-                *("true" if op.attributes[f] else "false" for f in flags),
+                *(flag(op.attributes[f]) for f in flags),
                 *(functor(str(op.attributes[f])) for f in functors)]
 
     return template

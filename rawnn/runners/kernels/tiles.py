@@ -17,6 +17,7 @@ from rawnn.runners.kernels.table import (
     Scalars,
     Shape,
     ceil,
+    flag,
     register,
     types,
 )
@@ -106,10 +107,6 @@ _UPDATE_SHAPES: dict[str, Shape] = {
 }
 
 
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Scalars], int], *,
                     sums: bool, fixed: tuple[str, ...] = (),
                     others: Sequence[Tile] = ()) -> None:
@@ -138,16 +135,16 @@ def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Sc
         found = chosen(op, plan).scalars()
         numbers = [str(v) for k, v in found.items() if k not in fixed]
         kind = ["float16" if op.attributes["compute"] == "float16" else "float"] if sums else []
-        return [*kind, *numbers, _flag(_aligned(op, plan))]
+        return [*kind, *numbers, flag(_aligned(op, plan))]
 
     def product(op: Op, plan: Plan) -> list[str]:
         a = op.attributes
         saved = types(op, plan, "saved") if "saved" in op.operands else types(op, plan, "c")
-        return [*types(op, plan, "a", "b", "c"), _flag(bool(a["bias"])), functor(a["activation"]),
+        return [*types(op, plan, "a", "b", "c"), flag(bool(a["bias"])), functor(a["activation"]),
                 functor(a["slope"]), *saved, *last(op, plan)]
 
     def update(op: Op, plan: Plan) -> list[str]:
-        return [*types(op, plan, "dz", "x", "w", "copy"), _flag("bias" in op.operands),
+        return [*types(op, plan, "dz", "x", "w", "copy"), flag("bias" in op.operands),
                 *last(op, plan)]
 
     def update_sizes(op: Op, plan: Plan) -> Scalars:
