@@ -10,8 +10,6 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
 from rawnn.bench.accuracy import (
     SEEDS,
@@ -25,19 +23,23 @@ from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LadderResult, read_ladder
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
-from rawnn.bench.workloads import WorkloadsResult, run_workloads
 from rawnn.cli.options import check_output, make_config
+from rawnn.cli.screen import Screen, say
+from rawnn.cli.sets import toggles, workloads
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.errors import RawnnError
 from rawnn.machine import open_device
 from rawnn.result import write_atomically
-from rawnn.workloads import WORKLOADS
 
 
-@click.group()
-def bench() -> None:
-    """Measure what each optimization is worth on this machine."""
+@click.group(invoke_without_command=True)
+@click.pass_context
+def bench(context: click.Context) -> None:
+    """Measure what each optimization is worth on this machine; the ladder unless another
+    measurement is named."""
+    if context.invoked_subcommand is None:
+        context.invoke(ladder)
 
 
 @bench.command()
@@ -75,10 +77,16 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
     names = [name.strip() for name in rungs.split(",") if name.strip()]
     check_rungs(names)
     _check_outputs(json_file, markdown_file, plot_file)
-    data = load_dataset(config.dataset, config.data, notify=_say)
+    data = load_dataset(config.dataset, config.data, notify=say)
     reference = _reference(oracle, oracle_file or default_path(), config, data)
-    with _Screen(json_file) as screen:
-        result = run_ladder(config, repeats, names, screen.advance, notify=_say, data=data,
+    with Screen("ladder", repeats) as screen:
+
+        def advance(progress: Progress) -> None:
+            if json_file:
+                progress.result.write_json(json_file)
+            screen.advance(progress.done, progress.total, progress.rung)
+
+        result = run_ladder(config, repeats, names, advance, notify=say, data=data,
                             oracle=reference)
     if json_file:
         result.write_json(json_file)
@@ -115,7 +123,7 @@ def random(count: int, seed: int, work: float | None, device: str, json_file: st
     from rawnn.bench.specification import SMALL, Limits
 
     check_output("--json", json_file)
-    opened = open_device(Config(device=device).device, _say)
+    opened = open_device(Config(device=device).device, say)
     found: list[Outcome] = []
     try:
         limits = SMALL if device == "sim" else Limits()
@@ -137,37 +145,8 @@ def random(count: int, seed: int, work: float | None, device: str, json_file: st
                          f"{', '.join(wrong)}); --n 1 --seed N repeats one")
 
 
-@bench.command()
-@click.option("--workload", "names", multiple=True, metavar="NAME",
-              help="A built-in workload; several may be given (all of them).")
-@click.option("--opt", "sets", multiple=True, metavar="TOGGLES",
-              help="A set of toggles to measure each with; several may be given (best, the "
-                   "workload's own, and best,sr where its weights are in 16 bits).")
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True,
-              help="Runs of each, with a seed of its own each time.")
-@click.option("--epochs", type=click.IntRange(1), help="Passes over the data (the workload's).")
-@click.option("--dataset", default="mnist", show_default=True, metavar="NAME",
-              help="mnist or synthetic.")
-@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
-@click.option("--json", "json_file", metavar="FILE",
-              help="Keep everything as JSON; written after every set.")
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
-def workloads(names: tuple[str, ...], sets: tuple[str, ...], repeats: int, epochs: int | None,
-              dataset: str, device: str, json_file: str | None, markdown_file: str | None) -> None:
-    """Measure the built-in workloads: time a step, accuracy and device memory."""
-    _check_outputs(json_file, markdown_file, None)
-
-    def keep(result: WorkloadsResult) -> None:
-        if json_file:
-            result.write_json(json_file)
-        click.echo("  ".join(result.measurements[-1].cells()))
-
-    result = run_workloads(names or tuple(WORKLOADS), sets, repeats, epochs, device, dataset,
-                           notify=_say, on_result=keep)
-    for text in result.provenance():
-        click.echo(text)
-    if markdown_file:
-        write_atomically(markdown_file, result.markdown().encode())
+bench.add_command(workloads)
+bench.add_command(toggles)
 
 
 @bench.command()
@@ -179,10 +158,6 @@ def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
     result = read_ladder(file)
     _show(result)
     _export(result, markdown_file, plot_file)
-
-
-def _say(message: str) -> None:
-    click.echo(f"rawnn: {message}", err=True)
 
 
 def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:
@@ -200,7 +175,7 @@ def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle |
         return find_oracle(path, config, data)
 
     def tell(seed: int, accuracy: float) -> None:
-        _say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
+        say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
 
     reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
     keep_oracle(path, reference)
@@ -225,33 +200,3 @@ def _export(result: LadderResult, markdown_file: str | None, plot_file: str | No
         write_atomically(markdown_file, markdown(result).encode())
     if plot_file:
         plot_ladder(result, plot_file)
-
-
-class _Screen:
-    """A bar on a terminal, a line for every round of repeats elsewhere; the JSON file is kept up
-    to date, so that nothing already computed is lost."""
-
-    def __init__(self, json_file: str | None) -> None:
-        self._json_file = json_file
-        console = Console(stderr=True)
-        self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                        TimeElapsedColumn(), console=console, transient=True, auto_refresh=False,
-                        disable=not console.is_terminal)
-        self._task = self._bar.add_task("ladder", total=None)
-
-    def __enter__(self) -> _Screen:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
-
-    def advance(self, progress: Progress) -> None:
-        if self._json_file:
-            progress.result.write_json(self._json_file)
-        # Drawn between runs only: a thread that redraws would disturb the one that launches.
-        self._bar.update(self._task, completed=progress.done, total=progress.total,
-                         description=f"ladder: {progress.rung}", refresh=True)
-        repeats = progress.result.repeats
-        if self._bar.disable and progress.done % (progress.total // repeats) == 0:
-            _say(f"repeat {progress.repeat + 1} of {repeats} done")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rawnn.errors import ConfigError
-from rawnn.opts.registry import Parameter, Rewritten, Toggle, positive_count, register
+from rawnn.opts.registry import Comparison, Parameter, Rewritten, Toggle, positive_count, register
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
@@ -68,4 +68,8 @@ register(Toggle(
     claim="another batch size; max takes the largest that fits into memory",
     source="the report's batch-size study; Shallue et al., 2019, on what a larger batch costs",
     group="numbers", apply=apply, host=True, parameter=Parameter("N|max", parse, None),
+    comparisons=(
+        Comparison("linear", "best", ("batch=32", "batch=256", "batch=512", "batch=1024",
+                                      "batch=4096")),
+    ),
 ))

@@ -21,7 +21,7 @@ from rawnn.activations import activation
 from rawnn.losses import LOSSES
 from rawnn.opts import head, layers, narrow
 from rawnn.opts.cublas import sliced, slices_of
-from rawnn.opts.registry import Rewritten, Toggle, register
+from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
 from rawnn.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -235,4 +235,11 @@ register(Toggle(
           "a one-layer step in two",
     source="the report's rung of fused loss and accuracy, taken further",
     group="kernels", apply=apply, host=True,
+    comparisons=(
+        Comparison("linear", "preload,arena,nosync"),
+        Comparison("linear", "preload,arena,nosync,graphs=epoch"),
+        *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl")
+          for workload in ("wide128", "mlp4", "wide1024")),
+        Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"),
+    ),
 ))

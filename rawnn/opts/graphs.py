@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rawnn.errors import ConfigError
-from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -63,4 +63,9 @@ register(Toggle(
     source="the report's last rung: CUDA Graphs, here built node by node from the plan's edges",
     group="scheduling", apply=apply, needs=needs, needs_text="driver for CUDA 12.3",
     parameter=Parameter("auto|step|N|epoch|while", parse, "auto"), implies=("nosync", "arena"),
+    comparisons=(
+        Comparison("linear", "preload,arena,nosync,fuse", (
+            "graphs=step", "graphs=4", "graphs", "graphs=epoch", "graphs=while")),
+        Comparison("mlp4", "preload,arena,nosync,bf16,mma,fuse", ("graphs",)),
+    ),
 ))

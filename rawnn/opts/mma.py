@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rawnn.dtypes import itemsize
 from rawnn.errors import ConfigError
-from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
 from rawnn.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -102,4 +102,8 @@ register(Toggle(
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|sync|wgmma", parse, "auto"), settle=settle, conflicts=("cublas",),
+    comparisons=tuple(
+        Comparison(workload, "preload,arena,nosync,graphs=200,bf16,fuse,streams,pdl",
+                   ("tiled", "cublas", "mma=sync", "mma"))
+        for workload in ("mlp4", "wide1024")),
 ))

@@ -39,6 +39,16 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """What shows the worth of a toggle: a built-in workload that is trained with the toggles
+    `beside`, and with each of `added` beside those (the toggle itself unless some are given)."""
+
+    workload: str
+    beside: str
+    added: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Toggle:
     """One optimization.
 
@@ -47,7 +57,7 @@ class Toggle:
     `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
     value that a machine gives to one that leaves it open. `claim` is one line; `source` is where
-    the idea comes from.
+    the idea comes from; `comparisons` are what `rawnn bench toggles` measures.
     """
 
     name: str
@@ -64,6 +74,7 @@ class Toggle:
     host: bool = False
     settle: Callable[[str | int | None, Machine], str | int | None] = \
         lambda value, machine: value
+    comparisons: tuple[Comparison, ...] = ()
 
     def parse(self, text: str | None) -> str | int | None:
         """The toggle's value from what stands after "=" (None: nothing does)."""

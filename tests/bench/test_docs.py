@@ -8,6 +8,9 @@ import pytest
 
 import rawnn.result
 from rawnn.bench import records
+from rawnn.opts import TOGGLES
+from rawnn.opts.registry import Toggle
+from tools.worth_tables import page, results
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,3 +44,9 @@ def test_every_key_of_a_ladder_is_explained() -> None:
 def test_a_ladders_own_keys_are_explained_on_its_own_page(name: str) -> None:
     definition = records.schema()["$defs"][name]
     assert set(definition["properties"]) <= explained("measuring.md")
+
+
+@pytest.mark.parametrize("toggle", TOGGLES.values(), ids=lambda toggle: toggle.name)
+def test_a_toggles_page_has_the_table_of_what_was_measured(toggle: Toggle) -> None:
+    path, text = page(toggle, results())
+    assert path.read_text() == text

@@ -1,10 +1,14 @@
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from rawnn.bench import ladder as ladder_module
 from rawnn.bench.records import read_ladder
+from rawnn.bench.sets import SetsResult
+from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError, RawnnError
 from rawnn.training import Session
@@ -96,3 +100,49 @@ def test_the_reference_accuracy_has_a_home_outside_the_run(tmp_path: Path) -> No
     assert done.exit_code == 0
     assert "--oracle compute makes one" in done.output
     assert not (tmp_path / "none.json").exists()
+
+
+SETS = ("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "1")
+
+
+def test_toggles_are_compared_and_kept(tmp_path: Path) -> None:
+    kept, table = tmp_path / "t.json", tmp_path / "t.md"
+    done = invoke("toggles", "batch", *SETS, "--json", str(kept), "--markdown", str(table))
+    assert done.exit_code == 0, done.output
+    assert "with `batch=4096`" in done.output
+    assert table.read_text() in done.output
+    result = msgspec.json.decode(kept.read_bytes(), type=SetsResult)
+    assert [m.opt for m in result.measurements][:2] == ["best", "best,batch=32"]
+    assert all(m.accuracies for m in result.measurements)
+
+
+def test_workloads_are_measured_and_kept(tmp_path: Path) -> None:
+    kept, table = tmp_path / "w.json", tmp_path / "w.md"
+    done = invoke("workloads", "--workload", "linear", *SETS, "--json", str(kept),
+                  "--markdown", str(table))
+    assert done.exit_code == 0, done.output
+    assert msgspec.json.decode(kept.read_bytes(), type=SetsResult).markdown() == table.read_text()
+
+
+def test_where_nothing_can_run_the_exit_status_is_1_and_the_reason_said() -> None:
+    done = invoke("toggles", "pinned", *SETS)
+    assert isinstance(done.exception, RawnnError)
+    assert "only for a GPU" in done.output
+
+
+def test_an_unknown_toggle_is_refused_before_anything_is_measured() -> None:
+    done = invoke("toggles", "bf61", *SETS)
+    assert isinstance(done.exception, ConfigError)
+    assert "did you mean 'bf16'" in str(done.exception)
+
+
+def test_without_a_name_the_ladder_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def heard(config: Any, repeats: int, names: list[str], *others: Any, **more: Any) -> None:
+        asked.append((repeats, tuple(names)))
+        raise RawnnError("asked")
+
+    monkeypatch.setattr(bench_module, "run_ladder", heard)
+    assert isinstance(invoke().exception, RawnnError)
+    assert asked == [(5, ladder_module.DEFAULT_RUNGS)]

@@ -1,0 +1,240 @@
+"""Built-in workloads trained with sets of toggles: time, accuracy, device memory.
+
+Sets are interleaved (each once, then each again, ...), so that a machine that warms up or slows
+down during the measurement does so for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+import msgspec
+
+from rawnn.bench.clocks import ClockSample, ClockSampler, summarize
+from rawnn.bench.records import GPU_TIMER, HOST_TIMER
+from rawnn.bench.statistics import Spread, mean_std, spread
+from rawnn.config import Config
+from rawnn.data import Dataset, load_dataset
+from rawnn.datasource import check_fit
+from rawnn.errors import ConfigError, RawnnError
+from rawnn.machine import Opened, open_device
+from rawnn.result import Environment, Result, environment, write_atomically
+from rawnn.training import Listener, Session
+from rawnn.workloads import workload
+
+HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "test accuracy", "device memory")
+
+Kind = Literal["workloads", "toggles"]
+WorkloadSet = tuple[str, str]
+"""A workload's name, and toggles as after --opt."""
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload with one set of toggles. `us` is the time of a step in microseconds, `epoch_ms`
+    of an epoch in milliseconds, both by the clock that the result's `timer` describes;
+    `evaluation_ms` of one pass over the test set by the wall clock. `reason` says why it could not
+    be run, or not again."""
+
+    workload: str
+    opt: str
+    config: Config
+    toggles: list[str] = []
+    notes: list[str] = []
+    steps: int = 0
+    us: Spread | None = None
+    epoch_ms: Spread | None = None
+    evaluation_ms: Spread | None = None
+    accuracies: list[float] = []
+    peak_memory_bytes: int = 0
+    clocks: dict[str, Spread] = {}
+    reason: str = ""
+
+    def cells(self) -> list[str]:
+        """Its row of the table."""
+        if self.reason or self.us is None or self.epoch_ms is None:
+            return [self.workload, self.opt, "-", "-", self.reason or "not measured", "-"]
+        return [self.workload, self.opt, f"{self.us.median:.2f} ± {self.us.mad:.2f}",
+                f"{self.epoch_ms.median:.2f}", self.accuracy(), self.memory()]
+
+    def accuracy(self) -> str:
+        """Mean and standard deviation of the test accuracy."""
+        mean, std = mean_std(self.accuracies)
+        return f"{mean:.4f} ± {std:.4f}"
+
+    def memory(self) -> str:
+        """The most device memory that was held at once."""
+        return f"{self.peak_memory_bytes / 2**20:.0f} MiB"
+
+
+class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Every measurement of `rawnn bench workloads` or `rawnn bench toggles`, and where it was
+    made. `interrupted` says that Ctrl-C ended it early: some sets then have fewer than `repeats`
+    runs, or none."""
+
+    kind: Kind
+    schema_version: int = 1
+    repeats: int
+    environment: Environment
+    dataset: str
+    synthetic: bool
+    timer: dict[str, str]
+    measurements: list[Measurement]
+    interrupted: bool = False
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the result atomically. Raises RawnnError where the file cannot be written."""
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+    def markdown(self) -> str:
+        """The table in Markdown, with its provenance below."""
+        lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|"]
+        for m in self.measurements:
+            name, opt, *figures = m.cells()
+            lines.append(f"| `{name}` | `{opt}` | " + " | ".join(figures) + " |")
+        return "\n".join([*lines, "", self.provenance(), ""])
+
+    def machine(self) -> str:
+        """What it was measured on."""
+        env = self.environment
+        return f"{env.gpu['name']}, driver {env.gpu['driver']}, CUDA {env.gpu['cuda']}" \
+            if env.gpu else f"host ({env.platform})"
+
+    def provenance(self) -> str:
+        """Where, when and how it was measured."""
+        return (f"{self.machine()}; medians and median deviations of {self.repeats} interleaved "
+                f"runs, seeds from 0, on {self.dataset}; accuracy: mean and standard deviation; "
+                f"{self.environment.date}, commit {self.environment.commit or 'unknown'}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a measurement stands: `done` of `total` runs, the last of them of `measurement`, which
+    is `complete` if that was its last, and everything found so far."""
+
+    done: int
+    total: int
+    measurement: Measurement
+    complete: bool
+    result: SetsResult
+
+
+def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: int | None = None,
+             device: str = "auto", dataset: str = "mnist", *,
+             notify: Callable[[str], None] = lambda message: None,
+             on_step: Callable[[Step], None] = lambda step: None,
+             data: Dataset | None = None) -> SetsResult:
+    """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
+    opened device, interleaved. `epochs` are the workload's own unless given.
+
+    `on_step` hears everything found so far after each run. A set that cannot run is kept with the
+    reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError for
+    unknown names, DataError, DeviceError.
+    """
+    if repeats < 1 or not sets:
+        raise ConfigError(f"repeats = {repeats} of {len(sets)} sets: there is nothing to measure")
+    series = [_Series(name, opt, _config(name, opt, epochs, device, dataset))
+              for name, opt in sets]
+    data = data or load_dataset(dataset, notify=notify)
+    for each in series:
+        check_fit(each.config, data)
+    opened = open_device(device, notify)
+    try:
+        return _Sets(kind, series, repeats, data, opened).run(on_step)
+    finally:
+        if opened.device:
+            with suppress(RawnnError):  # a run that failed may have broken the context
+                opened.device.close()
+
+
+def _config(name: str, opt: str, epochs: int | None, device: str, dataset: str) -> Config:
+    values = {**workload(name), "opt": opt, "device": device, "dataset": dataset}
+    return Config(**(values if epochs is None else {**values, "epochs": epochs}))
+
+
+@dataclass
+class _Series:
+    """A set being measured."""
+
+    workload: str
+    opt: str
+    config: Config
+    runs: list[Result] = field(default_factory=list)
+    clocks: list[ClockSample | None] = field(default_factory=list)
+    steps: int = 0
+    reason: str = ""
+
+    def measurement(self) -> Measurement:
+        found = Measurement(workload=self.workload, opt=self.opt, config=self.config,
+                            reason=self.reason)
+        runs = self.runs
+        if not runs:
+            return found
+        times = [r.average_epoch_ms for r in runs]
+        return msgspec.structs.replace(
+            found, toggles=[n if v is None else f"{n}={v}" for n, v in runs[-1].toggles.items()],
+            notes=runs[-1].notes, steps=self.steps,
+            us=spread([t * 1e3 / self.steps for t in times]), epoch_ms=spread(times),
+            evaluation_ms=spread([r.times.evaluation / max(len(r.history), 1) for r in runs]),
+            accuracies=[r.test_accuracy for r in runs],
+            peak_memory_bytes=max(r.peak_memory_bytes for r in runs),
+            clocks=summarize(self.clocks))
+
+
+class _Sets:
+    def __init__(self, kind: Kind, series: Sequence[_Series], repeats: int, data: Dataset,
+                 opened: Opened) -> None:
+        self._kind, self._series, self._repeats = kind, series, repeats
+        self._data, self._opened = data, opened
+        real = opened.device is not None and opened.device.backend.name != "sim"
+        self._sampler = ClockSampler(opened.device.info.ordinal) \
+            if opened.device and real else None
+        self._environment = environment(
+            opened.device.backend.name if opened.device else "host",
+            asdict(opened.device.info) if opened.device else None, {})
+        self._interrupted = False
+
+    def run(self, on_step: Callable[[Step], None]) -> SetsResult:
+        total, done = self._repeats * len(self._series), 0
+        try:
+            for repeat in range(self._repeats):
+                for series in self._series:
+                    self._once_more(series, repeat)
+                    if self._interrupted:
+                        return self.result()
+                    done += 1
+                    on_step(Step(done, total, series.measurement(), repeat == self._repeats - 1,
+                                 self.result()))
+        except KeyboardInterrupt:
+            self._interrupted = True
+        return self.result()
+
+    def _once_more(self, series: _Series, repeat: int) -> None:
+        """Run a set once more, unless it could not run before."""
+        if series.reason:
+            return
+        config = replace(series.config, seed=repeat)
+        try:
+            with Session(config, Listener(), data=self._data, opened=self._opened) as session:
+                run = session.run()
+                series.steps = session.work.updates
+        except RawnnError as error:
+            series.reason = str(error)
+            return
+        if run.interrupted:
+            self._interrupted = True
+            return
+        series.runs.append(run)
+        series.clocks.append(self._sampler.sample() if self._sampler else None)
+        self._environment.libraries.update(run.environment.libraries)
+
+    def result(self) -> SetsResult:
+        return SetsResult(
+            kind=self._kind, repeats=self._repeats, environment=self._environment,
+            dataset=self._data.name, synthetic=self._data.synthetic,
+            timer=GPU_TIMER if self._opened.device else HOST_TIMER,
+            measurements=[series.measurement() for series in self._series],
+            interrupted=self._interrupted)

@@ -1,0 +1,93 @@
+"""What each toggle is worth: workloads trained without and with it, as it asks for itself
+(`Toggle.comparisons`), and the tables of its page in docs/toggles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
+from rawnn.bench.table import milliseconds, times_text
+from rawnn.errors import ConfigError, nearest
+from rawnn.opts import TOGGLES
+from rawnn.opts.presets import PRESETS
+from rawnn.opts.registry import Comparison, Toggle
+
+
+def toggles_named(names: Sequence[str]) -> list[Toggle]:
+    """The toggles of these names, all unless some are given. Raises ConfigError for others."""
+    for name in names:
+        if name not in TOGGLES:
+            raise ConfigError(f"unknown toggle '{name}'" + (
+                nearest(name, TOGGLES) or f"; the toggles are {', '.join(TOGGLES)}"))
+    return [TOGGLES[name] for name in names or TOGGLES]
+
+
+def comparison_sets(toggles: Sequence[Toggle]) -> list[WorkloadSet]:
+    """All that must be measured to compare these toggles, each once."""
+    return list(dict.fromkeys(
+        (c.workload, opt) for toggle in toggles for c in toggle.comparisons
+        for opt in _opts(toggle, c)))
+
+
+def _opts(toggle: Toggle, comparison: Comparison) -> list[str]:
+    """Toggles as after --opt: those without it first, then with each that is added."""
+    added = ("", *(comparison.added or (toggle.name,)))
+    return [_in_order([*comparison.beside.split(","), word]) for word in added]
+
+
+def _in_order(words: Sequence[str]) -> str:
+    """Toggles in the order of the registry behind a preset, so that equal sets are one."""
+    places = {name: place for place, name in enumerate((*PRESETS, *TOGGLES))}
+    return ",".join(sorted(filter(None, words), key=lambda word: places[word.partition("=")[0]]))
+
+
+def markdown(toggle: Toggle, results: Sequence[SetsResult]) -> str:
+    """The table of a toggle, with a column for each result's machine; below it what could not
+    run, and provenance.
+
+    Milliseconds an epoch; in brackets how many times faster than without it. Accuracy and memory
+    are the first result's that has them.
+    """
+    machines = [_name(result) for result in results]
+    heads = ["workload", "toggles", *machines, "other GPUs", "test accuracy", "memory"]
+    lines = ["| " + " | ".join(heads) + " |",
+             "|---|---|" + "---:|" * len(machines) + "---|---:|---:|"]
+    below: list[str] = []
+    found = [{(m.workload, m.opt): m for m in r.measurements} for r in results]
+    for comparison in toggle.comparisons:
+        opts = _opts(toggle, comparison)
+        bases = [known.get((comparison.workload, opts[0])) for known in found]
+        said = [f"`{comparison.beside}`" if comparison.beside else "nothing",
+                *(f"with `{added}`" for added in comparison.added or (toggle.name,))]
+        for words, opt in zip(said, opts, strict=True):
+            mine = [known.get((comparison.workload, opt)) for known in found]
+            first = next((m for m in mine if m is not None and m.accuracies), None)
+            lines.append("| " + " | ".join([
+                f"`{comparison.workload}`" if opt == opts[0] else "", words,
+                *(_time(m, None if m is b else b) for m, b in zip(mine, bases, strict=True)),
+                "not measured", first.accuracy() if first else "",
+                first.memory() if first and first.peak_memory_bytes else "",
+            ]) + " |")
+            below += [f"- {machine} cannot run {comparison.workload} with `{opt}`: {m.reason}"
+                      for machine, m in zip(machines, mine, strict=True) if m and m.reason]
+    below += [""] if below else []
+    return "\n".join([*lines, "", *below, *(f"{r.provenance()}.  " for r in results[:-1]),
+                      f"{results[-1].provenance()}.", ""])
+
+
+def _name(result: SetsResult) -> str:
+    gpu = result.environment.gpu
+    return str(gpu["name"]) if gpu else "host"
+
+
+def _time(measured: Measurement | None, base: Measurement | None) -> str:
+    """Milliseconds an epoch, and how many times faster than the other."""
+    if measured is None or measured.epoch_ms is None:
+        return "cannot run" if measured and measured.reason else "not measured"
+    mine, other = measured.epoch_ms, base.epoch_ms if base else None
+    median = milliseconds(mine.median)
+    text = f"{median} ± {mine.mad:.{len(median.partition('.')[2])}f}"
+    if other is None:
+        return text
+    apart = mine.max < other.min or mine.min > other.max
+    return f"{text} ({times_text(other.median / mine.median)} x{'' if apart else ', in the noise'})"

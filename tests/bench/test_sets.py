@@ -1,0 +1,79 @@
+"""Workloads with sets of toggles: interleaved runs, what cannot run, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rawnn.bench import sets
+from rawnn.bench.sets import SetsResult, Step, run_sets
+from rawnn.errors import ConfigError, RawnnError
+from rawnn.training import Session
+from tests.engine import random_dataset
+
+DATA = random_dataset(784, 10, 300, 60)
+TWO = [("linear", "best"), ("linear", "none")]
+
+
+def test_sets_are_interleaved_and_measured(tmp_path: Path) -> None:
+    heard: list[Step] = []
+    result = run_sets("workloads", TWO, repeats=2, epochs=2, device="host", data=DATA,
+                      on_step=heard.append)
+    assert [(s.done, s.measurement.opt, s.complete) for s in heard] == [
+        (1, "best", False), (2, "none", False), (3, "best", True), (4, "none", True)]
+    for m, (name, opt) in zip(result.measurements, TWO, strict=True):
+        assert (m.workload, m.opt, m.steps, m.reason) == (name, opt, 2, "")
+        assert len(m.accuracies) == 2
+        assert m.us is not None
+        assert m.epoch_ms is not None
+        assert m.us.median == pytest.approx(m.epoch_ms.median * 500)
+    file = tmp_path / "sets.json"
+    result.write_json(file)
+    assert msgspec.json.decode(file.read_bytes(), type=SetsResult) == result
+    assert result.markdown().count("| `linear` |") == 2
+
+
+def test_what_cannot_run_is_kept_with_the_reason() -> None:
+    result = run_sets("workloads", [("wide7", "graphs"), ("wide7", "best")], repeats=1, epochs=1,
+                      device="host", data=DATA)
+    assert "only for a GPU" in result.measurements[0].reason
+    assert "only for a GPU" in result.measurements[0].cells()[4]
+    assert result.measurements[1].us is not None
+
+
+def test_a_set_that_fails_later_keeps_its_figures_and_the_reason(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Session):
+        def run(self):  # type: ignore[no-untyped-def]
+            if self.config.seed == 1:
+                raise RawnnError("cuLaunchKernel failed")
+            return super().run()
+
+    monkeypatch.setattr(sets, "Session", Broken)
+    only, = run_sets("workloads", TWO[:1], repeats=3, epochs=1, device="host",
+                     data=DATA).measurements
+    assert (len(only.accuracies), only.reason) == (1, "cuLaunchKernel failed")
+
+
+def test_ctrl_c_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Session):
+        def run(self):  # type: ignore[no-untyped-def]
+            if (self.config.seed, self.config.opt) == (1, "none"):
+                raise KeyboardInterrupt
+            return super().run()
+
+    monkeypatch.setattr(sets, "Session", Interrupted)
+    result = run_sets("workloads", TWO, repeats=2, epochs=1, device="host", data=DATA)
+    assert result.interrupted
+    assert [len(m.accuracies) for m in result.measurements] == [2, 1]
+
+
+@pytest.mark.parametrize(("wanted", "repeats", "match"), [
+    ([("linear", "best"), ("wide", "best")], 1, "unknown workload 'wide'"),
+    (TWO, 0, "nothing to measure"), ([], 1, "nothing to measure")])
+def test_what_means_nothing_is_refused_before_anything_runs(
+        wanted: list[sets.WorkloadSet], repeats: int, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        run_sets("workloads", wanted, repeats=repeats, device="host", data=DATA)

@@ -1,0 +1,83 @@
+"""What toggles are worth: what each asks to be measured, and the table that comes of it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rawnn.bench.records import GPU_TIMER
+from rawnn.bench.sets import Measurement, SetsResult
+from rawnn.bench.statistics import spread
+from rawnn.bench.worth import comparison_sets, markdown, toggles_named
+from rawnn.config import Config
+from rawnn.errors import ConfigError
+from rawnn.opts import TOGGLES, select
+from rawnn.result import Environment
+from rawnn.workloads import workload
+from tests.bench.conftest import GPU
+from tests.engine import CAPABLE
+
+EVERY = comparison_sets(list(TOGGLES.values()))
+
+
+@pytest.mark.parametrize(("name", "opt"), EVERY)
+def test_every_set_can_run_where_every_toggle_can(name: str, opt: str) -> None:
+    config = Config(**{**workload(name), "opt": opt})
+    selection = select(opt, config.network(), 100, CAPABLE, batch=config.recipe().batch)
+    asked = {word.partition("=")[0] for word in opt.split(",") if word and word != "best"}
+    assert asked <= set(selection.values)
+
+
+@pytest.mark.parametrize("toggle", TOGGLES.values(), ids=lambda toggle: toggle.name)
+def test_every_toggle_is_compared_with_its_absence(toggle) -> None:
+    assert toggle.comparisons
+    for comparison in toggle.comparisons:
+        assert toggle.name not in {w.partition("=")[0] for w in comparison.beside.split(",")}
+        added = comparison.added or (toggle.name,)
+        assert any(word.partition("=")[0] == toggle.name for word in added)
+
+
+def test_equal_sets_are_measured_once() -> None:
+    assert len({(name, frozenset(opt.split(","))) for name, opt in EVERY}) == len(EVERY)
+
+
+def test_an_unknown_toggle_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'nosync'"):
+        toggles_named(["nosink"])
+
+
+def result_of(gpu: str, times: dict[str, list[float]]) -> SetsResult:
+    place = Environment("0.1", "abc", "3.11", "Linux x86_64", "cuda", {**GPU, "name": gpu}, {}, {},
+                        "2026-01-01T00:00:00+00:00")
+    measured = [Measurement(
+        workload="linear", opt=opt, config=Config(), steps=10, us=spread(ms),
+        epoch_ms=spread(ms), accuracies=[0.9, 0.92], peak_memory_bytes=3 << 20)
+        for opt, ms in times.items()]
+    return SetsResult(kind="toggles", repeats=3, environment=place, dataset="mnist",
+                      synthetic=False, timer=GPU_TIMER, measurements=measured)
+
+
+def test_a_table_says_how_many_times_faster_and_whether_runs_overlap() -> None:
+    one = result_of("One", {"preload": [80, 82, 90], "preload,arena": [40, 41, 42],
+                            "preload,nosync": [50, 51, 52], "preload,arena,nosync": [49, 50, 53]})
+    two = result_of("Two", {"preload": [8, 8, 8], "preload,arena": [10, 10, 10]})
+    text = markdown(TOGGLES["arena"], [one, two])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
+            if line.startswith("|")]
+    assert rows[0] == ["workload", "toggles", "One", "Two", "other GPUs", "test accuracy", "memory"]
+    assert rows[2] == ["`linear`", "`preload`", "82.0 ± 2.0", "8.00 ± 0.00", "not measured",
+                       "0.9100 ± 0.0141", "3 MiB"]
+    assert rows[3][:4] == ["", "with `arena`", "41.0 ± 1.0 (2.00 x)", "10.0 ± 0.0 (0.80 x)"]
+    assert rows[5][2:4] == ["50.0 ± 1.0 (1.02 x, in the noise)", "not measured"]
+    assert "cannot run" not in text
+    assert text.index("One, driver") < text.index("Two, driver")
+
+
+def test_what_could_not_run_is_said_below_the_table() -> None:
+    [measured] = result_of("One", {"preload": [1.0]}).measurements
+    failed = msgspec.structs.replace(measured, opt="preload,arena", us=None, epoch_ms=None,
+                                     accuracies=[], reason="arena: only for a GPU")
+    result = msgspec.structs.replace(result_of("One", {}), measurements=[measured, failed])
+    text = markdown(TOGGLES["arena"], [result])
+    assert "| cannot run |" in text
+    assert "- One cannot run linear with `preload,arena`: arena: only for a GPU" in text
