@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from rawnn.cuda.device import Device
-from rawnn.errors import DeviceError
-from rawnn.machine import machine_of, open_gpu
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
@@ -17,21 +13,6 @@ from tests.engine import GRAPHS, LADDER, make_work, random_dataset, run_on, trai
 from tests.tolerances import RUN
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    try:
-        opened = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def machine(device: Device) -> Machine:
-    return machine_of(device)
 
 
 @pytest.mark.parametrize("layers", [(29, 7), (29, 18, 7)])

@@ -15,9 +15,9 @@ from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.cuda.pinned import PinnedMemory
 from rawnn.cuda.stream import Event, Mark, Stream
-from rawnn.errors import DeviceError, OutOfMemory
+from rawnn.errors import OutOfMemory
 from rawnn.graphs import Graph
-from rawnn.machine import machine_of, open_gpu
+from rawnn.machine import machine_of
 from rawnn.ptx.signature import parse_kernels
 from tests.engine import make_work, random_dataset, run_on
 
@@ -55,16 +55,6 @@ extern "C" __global__ void roomy(const float* x, float* y, int n) {
 }
 """
 SIGNATURES = parse_kernels(SOURCE)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    try:
-        opened = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -3,15 +3,12 @@ and the plain path that they replace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rawnn.cuda.device import Device
-from rawnn.errors import DeviceError
-from rawnn.machine import machine_of, open_gpu
 from rawnn.opts.registry import Machine
 from rawnn.runners.host import HostRunner
 from tests.engine import make_work, random_dataset, run_on, trained
@@ -23,21 +20,10 @@ SHAPES = [((29, 24, 16, 7), 8), ((784, 128, 128, 128, 10), 32), ((99, 150, 131, 
 OPT = "preload,arena,nosync,bf16,mma,fuse"
 
 
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    try:
-        opened = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    if opened.capability < (8, 0):
+@pytest.fixture(autouse=True)
+def _bfloat16(device: Device) -> None:
+    if device.capability < (8, 0):
         pytest.skip("bfloat16 products need compute capability 8.0")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def machine(device: Device) -> Machine:
-    return machine_of(device)
 
 
 def work(opt: str, layers: tuple[int, ...], batch: int, machine: Machine, **options: Any) -> Any:

@@ -3,7 +3,6 @@ overflow. tests/gpu/test_ops.py compares every op with its reference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 
 from rawnn.cuda.device import Device
 from rawnn.dtypes import numpy_dtype
-from rawnn.errors import ConfigError, DeviceError
-from rawnn.machine import machine_of, open_gpu
+from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
@@ -28,21 +26,6 @@ pytestmark = pytest.mark.gpu
 
 NUMBERS = ("fp16", "bf16", "fp8", "sr")
 PRODUCTS = ("preload", "preload,fuse", "preload,tiled,fuse", "preload,mma,fuse")
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    try:
-        opened = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def machine(device: Device) -> Machine:
-    return machine_of(device)
 
 
 def rewritten(opt: str, network: Network, batch: int, machine: Machine) -> Plan:

@@ -3,13 +3,10 @@ operands and at shapes that are and are not aligned, against its reference in fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from rawnn.cuda.device import Device
-from rawnn.errors import DeviceError
-from rawnn.machine import machine_of, open_gpu
+from rawnn.machine import machine_of
 from rawnn.runners.kernels import KERNELS
 from rawnn.runners.lowering import Lowering
 from tests.catalogue import cases
@@ -17,16 +14,6 @@ from tests.ops import outcomes
 from tests.runners.test_ops import ALONE, OTHERS
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    try:
-        opened = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
 
 
 @pytest.mark.parametrize("key", [*ALONE, *OTHERS], ids="/".join)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ import pytest
 
 from rawnn.checkpoint import listed
 from rawnn.config import Config
+from rawnn.cuda.device import Device
 from rawnn.data import from_arrays
-from rawnn.errors import DeviceError
-from rawnn.machine import Opened, machine_of, open_gpu
+from rawnn.machine import Opened
+from rawnn.opts.registry import Machine
 from rawnn.training import Listener, Session, train
 from tests.engine import random_dataset
 
@@ -23,13 +23,8 @@ DATA = random_dataset(features=64, classes=10, train=1000, test=200)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def opened() -> Iterator[Opened]:
-    try:
-        device = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield Opened(device, machine_of(device), 0.0)
-    device.close()
+def opened(device: Device, machine: Machine) -> Opened:
+    return Opened(device, machine, 0.0)
 
 
 def on_gpu(array: Any, dtype: str) -> Any:

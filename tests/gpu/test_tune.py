@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rawnn.cuda.device import Device
-from rawnn.errors import DeviceError
-from rawnn.machine import machine_of, open_gpu
+from rawnn.machine import machine_of
 from rawnn.tuning import choices
 from tests.engine import make_work, random_dataset, run_on
 from tests.tolerances import of_run
@@ -18,16 +16,6 @@ from tests.tolerances import of_run
 pytestmark = pytest.mark.gpu
 
 LAYERS = (29, 72, 40, 7)
-
-
-@pytest.fixture
-def device() -> Iterator[Device]:
-    try:
-        opened = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
 
 
 @pytest.mark.parametrize(("opt", "dtypes"), [

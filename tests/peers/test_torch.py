@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -50,8 +51,11 @@ def work_of(name: str, opt: str) -> Work:
     return prepare(config.network(), data, selection, config.recipe())
 
 
-def torch_losses(work: Work, orders: list[np.ndarray]) -> np.ndarray:
-    """The loss of each step of the same training by torch.optim.SGD on torch.nn modules."""
+@cache
+def torch_losses(name: str) -> np.ndarray:
+    """The loss of each step of a workload's training by torch.optim.SGD on torch.nn modules."""
+    work = work_of(name, "preload")
+    orders = orders_of(work)
     network, recipe = work.network, work.recipe
     layers: list[torch.nn.Module] = []
     for layer in range(1, network.depth + 1):
@@ -111,7 +115,7 @@ def compare(ours: np.ndarray, theirs: np.ndarray, early: float, all_steps: float
 @pytest.mark.parametrize("name", ["linear", "mlp4", "wide256"])
 def test_the_host_runner_learns_as_torch_does(name):
     work = work_of(name, "preload")
-    compare(our_losses(HostRunner(work), work), torch_losses(work, orders_of(work)), 1e-5, 3e-3)
+    compare(our_losses(HostRunner(work), work), torch_losses(name), 1e-5, 3e-3)
 
 
 @pytest.mark.gpu
@@ -123,4 +127,4 @@ def test_the_host_runner_learns_as_torch_does(name):
 def test_the_gpu_learns_as_torch_does(gpu, name, opt, early, all_steps):
     work = work_of(name, opt)
     ours = our_losses(GpuRunner(gpu, work), work)
-    compare(ours, torch_losses(work, orders_of(work)), early, all_steps)
+    compare(ours, torch_losses(name), early, all_steps)
