@@ -105,8 +105,10 @@ class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def provenance(self) -> str:
         """Where, when and how it was measured."""
-        return (f"{self.machine()}; medians and median deviations of {self.repeats} interleaved "
-                f"runs, seeds from 0, on {self.dataset}; accuracy: mean and standard deviation; "
+        counts = sorted({len(m.accuracies) for m in self.measurements} - {0}) or [0]
+        runs = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        return (f"{self.machine()}; medians and median deviations of {runs} interleaved runs, "
+                f"seeds from 0, on {self.dataset}; accuracy: mean and standard deviation; "
                 f"{self.environment.date}, commit {self.environment.commit or 'unknown'}")
 
 

@@ -46,7 +46,7 @@ def markdown(toggle: Toggle, results: Sequence[SetsResult]) -> str:
     run, and provenance.
 
     Milliseconds an epoch; in brackets how many times faster than without it. Accuracy and memory
-    are the first result's that has them.
+    are those of the result with the most runs.
     """
     machines = [_name(result) for result in results]
     heads = ["workload", "toggles", *machines, "other GPUs", "test accuracy", "memory"]
@@ -61,12 +61,12 @@ def markdown(toggle: Toggle, results: Sequence[SetsResult]) -> str:
                 *(f"with `{added}`" for added in comparison.added or (toggle.name,))]
         for words, opt in zip(said, opts, strict=True):
             mine = [known.get((comparison.workload, opt)) for known in found]
-            first = next((m for m in mine if m is not None and m.accuracies), None)
+            fullest = max(filter(None, mine), key=lambda m: len(m.accuracies), default=None)
             lines.append("| " + " | ".join([
                 f"`{comparison.workload}`" if opt == opts[0] else "", words,
                 *(_time(m, None if m is b else b) for m, b in zip(mine, bases, strict=True)),
-                "not measured", first.accuracy() if first else "",
-                first.memory() if first and first.peak_memory_bytes else "",
+                "not measured", fullest.accuracy() if fullest and fullest.accuracies else "",
+                fullest.memory() if fullest and fullest.peak_memory_bytes else "",
             ]) + " |")
             below += [f"- {machine} cannot run {comparison.workload} with `{opt}`: {m.reason}"
                       for machine, m in zip(machines, mine, strict=True) if m and m.reason]

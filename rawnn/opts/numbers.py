@@ -7,9 +7,6 @@ from collections.abc import Iterable
 NUMBERS = ("tf32", "fp16", "fp16=acc16", "bf16", "sr", "fp8")
 """The number formats besides float32, as one types them."""
 
-TENSOR_CORES = ("fp16", "fp16=acc16", "bf16", "sr", "fp8")
-"""Those whose products tensor cores take as they are stored."""
-
 
 def numbers_of(words: Iterable[str]) -> str:
     """The number format that words after --opt ask for, "" for float32; the last of several counts,

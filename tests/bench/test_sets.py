@@ -68,6 +68,7 @@ def test_ctrl_c_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_sets("workloads", TWO, repeats=2, epochs=1, device="host", data=DATA)
     assert result.interrupted
     assert [len(m.accuracies) for m in result.measurements] == [2, 1]
+    assert "of 1-2 interleaved runs" in result.provenance()
 
 
 @pytest.mark.parametrize(("wanted", "repeats", "match"), [

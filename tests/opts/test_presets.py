@@ -106,14 +106,17 @@ def test_a_broken_table_is_a_note(user: Path) -> None:
     assert "cannot be read" in found.notes[0]
 
 
-def test_the_rule_for_16_bits_is_tensor_cores() -> None:
-    for numbers in ("bf16", "fp16", "fp16=acc16", "sr"):
-        words = chosen(f"best,{numbers}").words()
-        assert words[-4:] == ["fuse", "streams", "pdl", "graphs=epoch"]
-        assert "mma=wgmma" in words
-        assert "cublas" not in words
+@pytest.mark.parametrize(("numbers", "overlapped"), [
+    ("bf16", True), ("sr", True), ("fp16", False), ("fp16=acc16", False), ("tf32", False)])
+def test_the_rule_for_tensor_cores(numbers: str, overlapped: bool) -> None:
+    for network in (DEEP, Network((784, 10))):
+        words = chosen(f"best,{numbers}", network).words()
+        behind = words[words.index("mma=wgmma") + 1 :]
+        assert behind == ["fuse", "streams", *["pdl"] * overlapped, "graphs=epoch"]
+
+
+def test_the_rule_where_tensor_cores_take_nothing() -> None:
     assert "cublas" in chosen("best").values
-    assert "cublas" in chosen("best,tf32").values
     old = replace(HOPPER, compute_capability=(7, 5))
     assert chosen("best,bf16", machine=old).words() == [
         "preload", "arena", "nosync", "bf16", "cublas", "fuse", "streams", "graphs=epoch"]
