@@ -3,8 +3,8 @@
 
     python tools/worth_tables.py
 
-Each file is what `rawnn bench toggles --json FILE` kept on one GPU, and becomes a column, in the
-order of the files' names. A table stands between two comments of its toggle's page.
+Each file is what `rawnn bench toggles [TOGGLE]... --json FILE` kept on one GPU. A table has a
+column for each GPU, all of it from one run, and stands between two comments of its toggle's page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn.bench.sets import SetsResult  # noqa: E402
-from rawnn.bench.worth import markdown  # noqa: E402
+from rawnn.bench.worth import comparison_sets, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
 
@@ -28,19 +28,34 @@ BEGIN, END = "<!-- worth -->\n", "<!-- /worth -->\n"
 
 
 def results() -> list[SetsResult]:
-    """What was measured, a GPU each."""
-    return [msgspec.json.decode(path.read_bytes(), type=SetsResult)
-            for path in sorted((ROOT / "results").glob("toggles-*.json"))]
+    """Everything that was measured, the newest first."""
+    found = [msgspec.json.decode(path.read_bytes(), type=SetsResult)
+             for path in (ROOT / "results").glob("toggles-*.json")]
+    return sorted(found, key=lambda result: result.environment.date, reverse=True)
+
+
+def columns(toggle: Toggle, measured: Sequence[SetsResult]) -> list[SetsResult]:
+    """Of each GPU the newest result that has all the sets of a toggle, by the GPU's name."""
+    wanted = set(comparison_sets([toggle]))
+    newest: dict[str, SetsResult] = {}
+    for result in measured:
+        if wanted <= {(m.workload, m.opt) for m in result.measurements}:
+            newest.setdefault(result.machine(), result)
+    return [newest[machine] for machine in sorted(newest)]
 
 
 def page(toggle: Toggle, measured: Sequence[SetsResult]) -> tuple[Path, str]:
-    """A toggle's page, and what it is to say. Raises ValueError for a page without the comments."""
+    """A toggle's page, and what it is to say. Raises ValueError for a page without the comments,
+    or a toggle that nobody has measured."""
     path = PAGES / f"{toggle.name}.md"
+    found = columns(toggle, measured)
+    if not found:
+        raise ValueError(f"no file of results has all that {toggle.name} is compared by")
     head, rest = _split(path, path.read_text(), BEGIN)
     _, tail = _split(path, rest, END)
     text = (f"Milliseconds an epoch of MNIST by the device's clock, and in brackets how many times "
             f"faster than without; `python -m rawnn bench toggles {toggle.name}` measures this "
-            f"([how we measure](../measuring.md)).\n\n{markdown(toggle, measured)}")
+            f"([how we measure](../measuring.md)).\n\n{markdown(toggle, found)}")
     return path, f"{head}{BEGIN}{text}{END}{tail}"
 
 

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import rawnn.result
-from rawnn.bench import records
+from rawnn.bench import records, sets
 from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Toggle
 from tools.worth_tables import page, results
@@ -38,6 +39,18 @@ def test_every_key_of_a_result_is_explained() -> None:
 def test_every_key_of_a_ladder_is_explained() -> None:
     config_and_place = explained("results.md")
     assert keys(records.schema()) <= explained("measuring.md") | config_and_place
+
+
+def test_every_key_of_measured_sets_is_explained() -> None:
+    config_and_place = explained("results.md")
+    assert keys(msgspec.json.schema(sets.SetsResult)) <= explained("measuring.md") | \
+        config_and_place
+
+
+@pytest.mark.parametrize("name", ["SetsResult", "Measurement"])
+def test_the_keys_of_measured_sets_are_explained_on_their_own_page(name: str) -> None:
+    definition = msgspec.json.schema(sets.SetsResult)["$defs"][name]
+    assert set(definition["properties"]) <= explained("measuring.md")
 
 
 @pytest.mark.parametrize("name", ["Rung", "Run", "LadderResult", "Oracle", "Spread", "ClockSample"])

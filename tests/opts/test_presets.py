@@ -107,7 +107,7 @@ def test_a_broken_table_is_a_note(user: Path) -> None:
 
 
 @pytest.mark.parametrize(("numbers", "overlapped"), [
-    ("bf16", True), ("sr", True), ("fp16", False), ("fp16=acc16", False), ("tf32", False)])
+    ("bf16", True), ("sr", True), ("fp16", True), ("fp16=acc16", True), ("tf32", False)])
 def test_the_rule_for_tensor_cores(numbers: str, overlapped: bool) -> None:
     for network in (DEEP, Network((784, 10))):
         words = chosen(f"best,{numbers}", network).words()
