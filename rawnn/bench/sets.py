@@ -34,14 +34,16 @@ WorkloadSet = tuple[str, str]
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload with one set of toggles. `us` is the time of a step in microseconds, `epoch_ms`
-    of an epoch in milliseconds, both by the clock that the result's `timer` describes;
-    `evaluation_ms` of one pass over the test set by the wall clock. `reason` says why it could not
-    be run, or not again."""
+    """One workload with one set of toggles, trained for `epochs`.
+
+    `us` is the time of a step in microseconds, `epoch_ms` of an epoch in milliseconds, both by the
+    clock that the result's `timer` describes; `evaluation_ms` of one pass over the test set by the
+    wall clock. `reason` says why it could not be run, or not again.
+    """
 
     workload: str
     opt: str
-    config: Config
+    epochs: int
     toggles: list[str] = []
     notes: list[str] = []
     steps: int = 0
@@ -76,7 +78,7 @@ class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
     runs, or none."""
 
     kind: Kind
-    schema_version: int = 1
+    schema_version: int = 2
     repeats: int
     environment: Environment
     dataset: str
@@ -170,7 +172,7 @@ class _Series:
     reason: str = ""
 
     def measurement(self) -> Measurement:
-        found = Measurement(workload=self.workload, opt=self.opt, config=self.config,
+        found = Measurement(workload=self.workload, opt=self.opt, epochs=self.config.epochs,
                             reason=self.reason)
         runs = self.runs
         if not runs:

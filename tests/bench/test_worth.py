@@ -50,7 +50,7 @@ def result_of(gpu: str, times: dict[str, list[float]]) -> SetsResult:
     place = Environment("0.1", "abc", "3.11", "Linux x86_64", "cuda", {**GPU, "name": gpu}, {}, {},
                         "2026-01-01T00:00:00+00:00")
     measured = [Measurement(
-        workload="linear", opt=opt, config=Config(), steps=10, us=spread(ms),
+        workload="linear", opt=opt, epochs=20, steps=10, us=spread(ms),
         epoch_ms=spread(ms), accuracies=[0.9, 0.92], peak_memory_bytes=3 << 20)
         for opt, ms in times.items()]
     return SetsResult(kind="toggles", repeats=3, environment=place, dataset="mnist",
