@@ -216,7 +216,8 @@ struct Backward {
  private:
   __device__ __forceinline__ void compute(const Ring& ring,
                                           float (&sums)[GRADIENT ? V / 2 : 1][2 * kDeep][4],
-                                          unsigned int x_tile, unsigned int x_barrier, int warp, int lane, int first, int rounds, int column0,
+                                          unsigned int x_tile, unsigned int x_barrier, int warp,
+                                          int lane, int first, int rounds, int column0,
                                           bool skip) const {
     const int g = lane / 4;
     const int t = lane % 4;
