@@ -115,7 +115,8 @@ def by_rule(setting: Setting, numbers: str) -> tuple[Values, list[str]]:
         values["mma"] = TOGGLES["mma"].parse(None)
         notes.append("best takes mma for these numbers: its products take bias, activation and "
                      "update in")
-        # Products of tf32 are slower with it: 58.1 us a step of mlp4 in place of 52.2 (H200).
+        # In tf32 a step of mlp4 takes 58.1 us with it and 52.2 without, but linear 8.3 and 9.8, and
+        # wide1024 39.6 and 41.2 (H200).
         if numbers != "tf32" and TOGGLES["pdl"].needs(machine) is None:
             values["pdl"] = None
     elif numbers == "fp8":
