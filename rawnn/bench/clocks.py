@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rawnn.bench.statistics import Spread, spread
+from rawnn.machine import Opened
 
 FIELDS = ("sm_mhz", "mem_mhz", "temperature_c", "power_w")
 QUERY = "clocks.sm,clocks.mem,temperature.gpu,power.draw"
@@ -49,6 +50,13 @@ class ClockSampler:
         except (OSError, subprocess.SubprocessError, IndexError, ValueError):
             self._query = None
             return None
+
+
+def sampler_of(opened: Opened) -> ClockSampler | None:
+    """For the GPU that was opened; None for the host and a simulated GPU, which have no clocks."""
+    device = opened.device
+    return None if device is None or device.backend.name == "sim" else \
+        ClockSampler(device.info.ordinal)
 
 
 def smi_index(ordinal: int, visible: str) -> str:

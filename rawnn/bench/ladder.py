@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from rawnn.bench.accuracy import Oracle
-from rawnn.bench.clocks import ClockSampler
-from rawnn.bench.records import GPU_TIMER, HOST_TIMER, LadderResult, Run, Rung
+from rawnn.bench.clocks import sampler_of
+from rawnn.bench.records import (
+    GPU_TIMER,
+    HOST_TIMER,
+    LadderResult,
+    Run,
+    Rung,
+    place_of,
+    toggle_words,
+)
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit
@@ -22,7 +30,7 @@ from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
 from rawnn.machine import Opened, open_device
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
-from rawnn.result import Result, environment
+from rawnn.result import Result
 from rawnn.training import Listener, Session
 
 BASE = ("preload", "arena")
@@ -126,9 +134,7 @@ class _Ladder:
         self._libraries: dict[str, str] = {}
         base: tuple[str, ...] = BASE
         steps = [(name, tuple(name.split("+"))) for name in rungs]
-        sampled = opened.device is not None and opened.device.backend.name != "sim"
-        self._clocks = ClockSampler(opened.device.info.ordinal) \
-            if opened.device and sampled else None
+        self._clocks = sampler_of(opened)
         if opened.device is None:
             base = tuple(w for w in base if _on_host(w))
             left_out = [name for name, words in steps if not all(map(_on_host, words))]
@@ -140,9 +146,7 @@ class _Ladder:
                                    f"{', '.join(left_out)}")
         self._base = base
         self._config = replace(config, opt=",".join(base))
-        self._environment = environment(
-            opened.device.backend.name if opened.device else "host",
-            asdict(opened.device.info) if opened.device else None, {})
+        self._environment = place_of(opened)
         self._steps = [_Step(BASELINE, (), Rung(name=BASELINE, opt=",".join(base)))]
         words = base
         for name, added in steps:
@@ -191,7 +195,7 @@ class _Ladder:
         self._libraries.update(result.environment.libraries)
         step.rung = msgspec.structs.replace(
             step.rung.with_runs(step.runs, self._oracle), notes=result.notes,
-            toggles=[n if v is None else f"{n}={v}" for n, v in result.toggles.items()])
+            toggles=toggle_words(result))
 
     def _train(self, config: Config) -> Result:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,8 @@ from rawnn.bench.clocks import ClockSample, summarize
 from rawnn.bench.statistics import Spread, mean_std, spread
 from rawnn.config import Config
 from rawnn.errors import ConfigError
-from rawnn.result import Environment, Result, write_atomically
+from rawnn.machine import Opened
+from rawnn.result import Environment, Result, environment, write_atomically
 
 SCHEMA_VERSION = 1
 
@@ -40,6 +42,18 @@ HOST_TIMER = {
 }
 
 Status = Literal["measured", "unavailable", "failed"]
+
+
+def place_of(opened: Opened) -> Environment:
+    """Where it is measured; libraries are added as runs use them."""
+    device = opened.device
+    return environment(device.backend.name if device else "host",
+                       asdict(device.info) if device else None, {})
+
+
+def toggle_words(result: Result) -> list[str]:
+    """The toggles that were on in a run, as one types them."""
+    return [name if value is None else f"{name}={value}" for name, value in result.toggles.items()]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,20 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
 
-from rawnn.bench.clocks import ClockSample, ClockSampler, summarize
-from rawnn.bench.records import GPU_TIMER, HOST_TIMER
+from rawnn.bench.clocks import ClockSample, sampler_of, summarize
+from rawnn.bench.records import GPU_TIMER, HOST_TIMER, place_of, toggle_words
 from rawnn.bench.statistics import Spread, mean_std, spread
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit
 from rawnn.errors import ConfigError, RawnnError
 from rawnn.machine import Opened, open_device
-from rawnn.result import Environment, Result, environment, write_atomically
+from rawnn.result import Environment, Result, write_atomically
 from rawnn.training import Listener, Session
 from rawnn.workloads import workload
 
@@ -115,7 +115,7 @@ class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Step:
+class Progress:
     """Where a measurement stands: `done` of `total` runs, the last of them of `measurement`, which
     is `complete` if that was its last, and everything found so far."""
 
@@ -129,14 +129,14 @@ class Step:
 def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: int | None = None,
              device: str = "auto", dataset: str = "mnist", *,
              notify: Callable[[str], None] = lambda message: None,
-             on_step: Callable[[Step], None] = lambda step: None,
+             on_progress: Callable[[Progress], None] = lambda progress: None,
              data: Dataset | None = None) -> SetsResult:
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
     opened device, interleaved. `epochs` are the workload's own unless given.
 
-    `on_step` hears everything found so far after each run. A set that cannot run is kept with the
-    reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError for
-    unknown names, DataError, DeviceError.
+    `on_progress` hears everything found so far after each run. A set that cannot run is kept with
+    the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
+    for unknown names, DataError, DeviceError.
     """
     if repeats < 1 or not sets:
         raise ConfigError(f"repeats = {repeats} of {len(sets)} sets: there is nothing to measure")
@@ -147,7 +147,7 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
         check_fit(each.config, data)
     opened = open_device(device, notify)
     try:
-        return _Sets(kind, series, repeats, data, opened).run(on_step)
+        return _Sets(kind, series, repeats, data, opened).run(on_progress)
     finally:
         if opened.device:
             with suppress(RawnnError):  # a run that failed may have broken the context
@@ -179,8 +179,7 @@ class _Series:
             return found
         times = [r.average_epoch_ms for r in runs]
         return msgspec.structs.replace(
-            found, toggles=[n if v is None else f"{n}={v}" for n, v in runs[-1].toggles.items()],
-            notes=runs[-1].notes, steps=self.steps,
+            found, toggles=toggle_words(runs[-1]), notes=runs[-1].notes, steps=self.steps,
             us=spread([t * 1e3 / self.steps for t in times]), epoch_ms=spread(times),
             evaluation_ms=spread([r.times.evaluation / max(len(r.history), 1) for r in runs]),
             accuracies=[r.test_accuracy for r in runs],
@@ -193,15 +192,10 @@ class _Sets:
                  opened: Opened) -> None:
         self._kind, self._series, self._repeats = kind, series, repeats
         self._data, self._opened = data, opened
-        real = opened.device is not None and opened.device.backend.name != "sim"
-        self._sampler = ClockSampler(opened.device.info.ordinal) \
-            if opened.device and real else None
-        self._environment = environment(
-            opened.device.backend.name if opened.device else "host",
-            asdict(opened.device.info) if opened.device else None, {})
+        self._sampler, self._environment = sampler_of(opened), place_of(opened)
         self._interrupted = False
 
-    def run(self, on_step: Callable[[Step], None]) -> SetsResult:
+    def run(self, on_progress: Callable[[Progress], None]) -> SetsResult:
         total, done = self._repeats * len(self._series), 0
         try:
             for repeat in range(self._repeats):
@@ -210,8 +204,8 @@ class _Sets:
                     if self._interrupted:
                         return self.result()
                     done += 1
-                    on_step(Step(done, total, series.measurement(), repeat == self._repeats - 1,
-                                 self.result()))
+                    on_progress(Progress(done, total, series.measurement(),
+                                         repeat == self._repeats - 1, self.result()))
         except KeyboardInterrupt:
             self._interrupted = True
         return self.result()

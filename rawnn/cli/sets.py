@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rawnn.bench.sets import Kind, SetsResult, Step, WorkloadSet, run_sets
+from rawnn.bench.sets import Kind, Progress, SetsResult, WorkloadSet, run_sets
 from rawnn.bench.workloads import workload_sets
 from rawnn.bench.worth import comparison_sets, markdown, toggles_named
 from rawnn.cli.options import check_output
@@ -77,16 +77,16 @@ def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None
     check_output("--markdown", markdown_file)
     with Screen(kind, repeats) as screen:
 
-        def advance(step: Step) -> None:
+        def advance(progress: Progress) -> None:
+            measured = progress.measurement
             if json_file:
-                step.result.write_json(json_file)
-            if step.complete:
-                click.echo("  ".join(step.measurement.cells()))
-            screen.advance(step.done, step.total,
-                           f"{step.measurement.workload} {step.measurement.opt}")
+                progress.result.write_json(json_file)
+            if progress.complete:
+                click.echo("  ".join(measured.cells()))
+            screen.advance(progress.done, progress.total, f"{measured.workload} {measured.opt}")
 
         result = run_sets(kind, sets, repeats, epochs, device, dataset, notify=say,
-                          on_step=advance)
+                          on_progress=advance)
     if json_file:
         result.write_json(json_file)
     return result

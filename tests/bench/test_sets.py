@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rawnn.bench import sets
-from rawnn.bench.sets import SetsResult, Step, run_sets
+from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.errors import ConfigError, RawnnError
 from rawnn.training import Session
 from tests.engine import random_dataset
@@ -18,9 +18,9 @@ TWO = [("linear", "best"), ("linear", "none")]
 
 
 def test_sets_are_interleaved_and_measured(tmp_path: Path) -> None:
-    heard: list[Step] = []
+    heard: list[Progress] = []
     result = run_sets("workloads", TWO, repeats=2, epochs=2, device="host", data=DATA,
-                      on_step=heard.append)
+                      on_progress=heard.append)
     assert [(s.done, s.measurement.opt, s.complete) for s in heard] == [
         (1, "best", False), (2, "none", False), (3, "best", True), (4, "none", True)]
     for m, (name, opt) in zip(result.measurements, TWO, strict=True):
