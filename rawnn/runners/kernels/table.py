@@ -1,10 +1,10 @@
 """The table of kernels.
 
 A kernel's pointer parameters carry the names of the op's operands, its `ld<operand>` parameters
-are their leading dimensions, and its other parameters the names of the op's attributes: all are
-filled in from the plan. A tensor map `<operand>_map` is made of where the operand lies. What is
-left are the sizes, the geometry and the boxes of tensor maps, which an entry gives for every
-(kind, impl).
+are their leading dimensions, and its other parameters, or the members of structs that it takes by
+value, the names of the op's attributes: all are filled in from the plan. A tensor map
+`<operand>_map` is made of where the operand lies. What is left are the sizes, the geometry and the
+boxes of tensor maps, which an entry gives for every (kind, impl).
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rawnn.activations import functor
 from rawnn.cuda.launch import Dim, Value
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.dtypes import c_type
 from rawnn.errors import ConfigError
 from rawnn.ptx.signature import KernelSignature
+from rawnn.ptx.structs import Struct
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -126,9 +129,24 @@ def kernel_arguments(
         elif name.startswith("ld") and name[2:] in pointers:
             tensor = op.operands.get(name[2:])
             values[name] = plan[tensor].ld if tensor else 0
+        elif parameter.struct is not None:
+            values[name] = _filled(parameter.struct, {**op.attributes, **scalars}, op)
         else:
             values[name] = scalars.get(name, 0)
     return values
+
+
+def _filled(struct: Struct, known: Mapping[str, Any], op: Op) -> np.void:
+    """The struct with every member from what is known by its name. Raises ConfigError for a member
+    that nothing is known of, and for an offset, which changes from launch to launch in place."""
+    record = np.zeros(1, struct.dtype)
+    for member in struct.members:
+        if member.name not in known or member.name == "offset":
+            raise ConfigError(f"the op '{op.name}' ({op.kind}) gives no '{member.name}' for the "
+                              f"struct '{struct.name}'")
+        record[member.name] = known[member.name]
+    filled: np.void = record[0]
+    return filled
 
 
 def kernel_maps(op: Op, plan: Plan, signature: KernelSignature,
