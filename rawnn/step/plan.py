@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rawnn.errors import ConfigError
-from rawnn.losses import LOSSES
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.joining import joined
 from rawnn.step.op import OPS, Op
@@ -157,14 +156,9 @@ def advance(steps: int) -> Op:
 
 def _only_gradient(op: Op) -> Op:
     """The part of a loss op that does not measure; other ops as they are."""
-    kind = _GRADIENTS.get(op.kind)
-    if kind is None or not set(OPS[kind].reads) - set(OPS[kind].optional) <= set(op.operands):
+    kind = op.spec.unmeasured
+    if not kind or not set(OPS[kind].reads) - set(OPS[kind].optional) <= set(op.operands):
         return op
     known = {*OPS[kind].reads, *OPS[kind].writes}
     operands = {role: name for role, name in op.operands.items() if role in known}
     return Op(kind, kind, operands)
-
-
-_GRADIENTS = {"loss_gradient": "softmax_backward",
-              **{loss.fused: loss.gradient for loss in LOSSES.values()}}
-"""Op that measures and makes the gradient -> op that only makes the gradient."""
