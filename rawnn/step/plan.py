@@ -123,7 +123,9 @@ class Plan:
         return replace(self, ops=(*self.ops, advance(self.steps)))
 
     def check(self) -> Plan:
-        """Raise ValueError unless every operand exists and everything read was written before."""
+        """Raise ValueError unless every operand exists, everything read was written before, and
+        every copy of a parameter that is read follows the parameter: no op behind one that writes
+        the parameter, of this step or the next, reads the copy before it is written too."""
         persistent = {n for n, t in self.tensors.items() if not t.role.temporary}
         written: set[str] = set(persistent)
         for op in self.ops:
@@ -138,7 +140,27 @@ class Plan:
                 if name not in written:
                     raise ValueError(f"{op.name} reads {name} before anything wrote it")
             written.update(name for name, _ in op.writes)
+        self._check_copies()
         return self
+
+    def _check_copies(self) -> None:
+        copies: dict[str, list[str]] = {}
+        for t in self.tensors.values():
+            if t.role is Role.COPY:
+                copies.setdefault(t.source, []).append(t.name)
+        if not copies:
+            return
+        stale: dict[str, str] = {}
+        for op in (*self.ops, *self.ops):  # what one step leaves behind, the next one reads
+            for name, _ in op.reads:
+                if name in stale:
+                    raise ValueError(f"{op.name} reads {name}, which nothing writes behind "
+                                     f"{stale[name]}: that changes {self[name].source} alone")
+            written = {name for name, _ in op.writes}
+            for name in written:
+                stale.pop(name, None)
+                stale.update({copy: op.name for copy in copies.get(name, ())
+                              if copy not in written})
 
     def __str__(self) -> str:
         head = f"plan {self.name}: batch {self.batch}, {self.steps} step(s), {len(self.ops)} ops"
