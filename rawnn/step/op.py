@@ -27,7 +27,8 @@ class OpSpec:
     `reads` and `writes` are operand names; `slotted` are those of which an op touches only the
     elements at its own steps, `optional` those an op may leave out.
     `reference(operands, attributes)` computes the op with NumPy, in place, in whatever float type
-    its operands have.
+    its operands have. Of an op that measures beside its other work, `unmeasured` is the kind that
+    does the rest alone.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class OpSpec:
     reference: Reference
     slotted: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    unmeasured: str = ""
     summary: str = ""
 
 
@@ -49,12 +51,14 @@ def define(
     writes: tuple[str, ...],
     slotted: tuple[str, ...] = (),
     optional: tuple[str, ...] = (),
+    unmeasured: str = "",
 ) -> Callable[[Reference], Reference]:
     """Register a NumPy reference as the meaning of the op `kind`."""
 
     def register(reference: Reference) -> Reference:
         summary = (reference.__doc__ or "").strip().split("\n")[0]
-        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, summary)
+        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, unmeasured,
+                           summary)
         return reference
 
     return register

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rawnn.errors import ConfigError
-from rawnn.losses import LOSSES
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.joining import joined
 from rawnn.step.op import OPS, Op
@@ -124,7 +123,9 @@ class Plan:
         return replace(self, ops=(*self.ops, advance(self.steps)))
 
     def check(self) -> Plan:
-        """Raise ValueError unless every operand exists and everything read was written before."""
+        """Raise ValueError unless every operand exists, everything read was written before, and
+        every copy of a parameter that is read follows the parameter: no op behind one that writes
+        the parameter, of this step or the next, reads the copy before it is written too."""
         persistent = {n for n, t in self.tensors.items() if not t.role.temporary}
         written: set[str] = set(persistent)
         for op in self.ops:
@@ -139,7 +140,27 @@ class Plan:
                 if name not in written:
                     raise ValueError(f"{op.name} reads {name} before anything wrote it")
             written.update(name for name, _ in op.writes)
+        self._check_copies()
         return self
+
+    def _check_copies(self) -> None:
+        copies: dict[str, list[str]] = {}
+        for t in self.tensors.values():
+            if t.role is Role.COPY:
+                copies.setdefault(t.source, []).append(t.name)
+        if not copies:
+            return
+        stale: dict[str, str] = {}
+        for op in (*self.ops, *self.ops):  # what one step leaves behind, the next one reads
+            for name, _ in op.reads:
+                if name in stale:
+                    raise ValueError(f"{op.name} reads {name}, which nothing writes behind "
+                                     f"{stale[name]}: that changes {self[name].source} alone")
+            written = {name for name, _ in op.writes}
+            for name in written:
+                stale.pop(name, None)
+                stale.update({copy: op.name for copy in copies.get(name, ())
+                              if copy not in written})
 
     def __str__(self) -> str:
         head = f"plan {self.name}: batch {self.batch}, {self.steps} step(s), {len(self.ops)} ops"
@@ -157,14 +178,9 @@ def advance(steps: int) -> Op:
 
 def _only_gradient(op: Op) -> Op:
     """The part of a loss op that does not measure; other ops as they are."""
-    kind = _GRADIENTS.get(op.kind)
-    if kind is None or not set(OPS[kind].reads) - set(OPS[kind].optional) <= set(op.operands):
+    kind = op.spec.unmeasured
+    if not kind or not set(OPS[kind].reads) - set(OPS[kind].optional) <= set(op.operands):
         return op
     known = {*OPS[kind].reads, *OPS[kind].writes}
     operands = {role: name for role, name in op.operands.items() if role in known}
     return Op(kind, kind, operands)
-
-
-_GRADIENTS = {"loss_gradient": "softmax_backward",
-              **{loss.fused: loss.gradient for loss in LOSSES.values()}}
-"""Op that measures and makes the gradient -> op that only makes the gradient."""
