@@ -23,6 +23,7 @@ from rawnn.activations import ACTIVATIONS
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
 from rawnn.ptx.signature import KernelSignature
 from rawnn.runners.kernels import KERNELS, Scalars, Shape
+from rawnn.runners.kernels.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Effect, Launcher
@@ -85,9 +86,9 @@ _SLOTS = ("loss", "correct", "rates")
 _PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
 """Template flags that say whether an operand is there."""
 
-_DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, "alpha": 1.0,
-             "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}
-"""Attributes that references ask for and that a kernel without the parameter does not vary."""
+_DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, **NEUTRAL}
+"""Attributes that references ask for and that a kernel without the parameter does not vary; the
+table of kernels refuses an op with another number."""
 
 
 @cache

@@ -8,7 +8,8 @@ What an op reads and writes follows from its kind; nobody writes edges by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,8 @@ class OpSpec:
 
     `reads` and `writes` are operand names; `slotted` are those of which an op touches only the
     element at its own step, `optional` those an op may leave out. `reference(operands, attributes)`
-    computes the op with NumPy, in place, in whatever float type its operands have.
+    computes the op with NumPy, in place, in whatever float type its operands have. Of an op that
+    measures beside its other work, `unmeasured` is the kind that does the rest alone.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class OpSpec:
     reference: Reference
     slotted: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    unmeasured: str = ""
     summary: str = ""
 
 
@@ -48,12 +51,14 @@ def define(
     writes: tuple[str, ...],
     slotted: tuple[str, ...] = (),
     optional: tuple[str, ...] = (),
+    unmeasured: str = "",
 ) -> Callable[[Reference], Reference]:
     """Register a NumPy reference as the meaning of the op `kind`."""
 
     def register(reference: Reference) -> Reference:
         summary = (reference.__doc__ or "").strip().split("\n")[0]
-        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, summary)
+        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, unmeasured,
+                           summary)
         return reference
 
     return register
@@ -78,14 +83,14 @@ class Op:
     def spec(self) -> OpSpec:
         return OPS[self.kind]
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Access, ...]:
         names = self.spec.reads
         if self.attributes.get("beta", 0.0) != 0.0:  # a product that accumulates reads its output
             names = (*names, "c")
         return self._accesses(names)
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Access, ...]:
         return self._accesses(self.spec.writes)
 
@@ -106,8 +111,10 @@ class Op:
         attributes = self.attributes
         if "offset" in attributes:
             attributes = {**attributes, "offset": attributes["offset"] + offset}
-        operands = {role: rename.get(name, name) for role, name in self.operands.items()}
-        return replace(self, operands=operands, attributes=attributes, name=f"{self.name}@{offset}")
+        operands = self.operands
+        if not rename.keys().isdisjoint(operands.values()):
+            operands = {role: rename.get(name, name) for role, name in operands.items()}
+        return Op(self.kind, f"{self.name}@{offset}", operands, attributes, self.impl)
 
     @property
     def offset(self) -> int:

@@ -88,6 +88,10 @@ class KernelImpl:
 
 KERNELS: dict[tuple[str, str], KernelImpl] = {}
 
+NEUTRAL: Mapping[str, int | float] = {"alpha": 1.0, "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}
+"""Numbers that a kernel may do without: it then computes with this value, so that an op with
+another is not for it."""
+
 
 def register(kind: str, impl: str, entry: KernelImpl) -> None:
     """Add the kernel of (kind, impl); a product's kind is "matmul nt", "matmul nn" or
@@ -108,9 +112,16 @@ def kernel_arguments(
     op: Op, plan: Plan, signature: KernelSignature, addresses: Mapping[str, int]
 ) -> dict[str, Value]:
     """Every argument of the op's kernel by name, but for the maps of operands (kernel_maps);
-    operands that the op leaves out are null, their leading dimensions and maps 0."""
+    operands that the op leaves out are null, their leading dimensions and maps 0. Raises
+    ConfigError for a parameter that nothing fills, and for a number of the op that the kernel does
+    not take though it matters."""
     scalars = kernel_for(op).scalars(op, plan)
     pointers = {p.name for p in signature.parameters if p.pointer}
+    taken = {p.name for p in signature.parameters}
+    for name, neutral in NEUTRAL.items():
+        if name not in taken and op.attributes.get(name, neutral) != neutral:
+            raise ConfigError(f"the kernel {signature.name} takes no '{name}', but the op "
+                              f"'{op.name}' has {name}={op.attributes[name]:g}")
     values: dict[str, Value] = {}
     for parameter in signature.parameters:
         name = parameter.name
@@ -118,13 +129,21 @@ def kernel_arguments(
             if parameter.mapped not in op.operands:
                 values[name] = NO_MAP
         elif parameter.pointer:
+            if name not in (*op.spec.reads, *op.spec.writes):
+                raise ConfigError(f"nothing fills the pointer '{name}' of the kernel "
+                                  f"{signature.name}: an op of the kind {op.kind} has no such "
+                                  f"operand")
             tensor = op.operands.get(name)
             values[name] = addresses[tensor] if tensor else 0
         elif name.startswith("ld") and name[2:] in pointers:
             tensor = op.operands.get(name[2:])
             values[name] = plan[tensor].ld if tensor else 0
         else:
-            values[name] = scalars.get(name, 0)
+            if name not in scalars:
+                raise ConfigError(f"nothing fills the parameter '{name}' of the kernel "
+                                  f"{signature.name}: it is no operand and no attribute of the op "
+                                  f"'{op.name}', and no size that the table of kernels gives")
+            values[name] = scalars[name]
     return values
 
 
