@@ -9,10 +9,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from rawnn.checkpoint import Store, read, write
 from rawnn.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.files import SideOutput, check_output
 from rawnn.listener import Listener
 from rawnn.result import Report
 
@@ -192,15 +193,15 @@ class CsvLog(Listener):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        self._file: IO[str] | None = None
 
     def started(self, session: Session) -> None:
         names = [field.name for field in fields(Report)]
+        check_output("CsvLog", self._path)
         try:
             kept = self._kept(session.resumed) if session.resumed else []
-            self._file = open(self._path, "w", newline="", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
-            raise RawnnError(f"cannot write {self._path}: {error.strerror or error}") from None
+            raise RawnnError(f"cannot read {self._path}: {error.strerror or error}") from None
+        self._file = SideOutput(self._path, session.listener.notify)
         self._rows = csv.writer(self._file)
         self._rows.writerows([names, *kept])
         self._file.flush()
@@ -214,11 +215,8 @@ class CsvLog(Listener):
         return []
 
     def reported(self, report: Report) -> None:
-        if self._file is not None:
-            self._rows.writerow([getattr(report, field.name) for field in fields(Report)])
-            self._file.flush()
+        self._rows.writerow([getattr(report, field.name) for field in fields(Report)])
+        self._file.flush()
 
     def ended(self, epoch: int) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()

@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import subprocess
-import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -21,7 +20,7 @@ import numpy as np
 
 from rawnn.config import Config
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import RawnnError
+from rawnn.files import write_atomically
 from rawnn.version import __version__
 
 if TYPE_CHECKING:
@@ -148,25 +147,6 @@ def _with_null(rule: Any) -> Any:
         return rule
     inner = {key: _with_null(value) for key, value in rule.items()}
     return {**inner, "type": ["number", "null"]} if rule.get("type") == "number" else inner
-
-
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that it holds either its old content or all of the new."""
-    target = Path(path)
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise RawnnError(f"cannot write {target}: {error.strerror}") from None
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from time import perf_counter
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from rawnn.config import Config
 from rawnn.data import Dataset
 from rawnn.datasource import check_fit, given, named
 from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
+from rawnn.files import TextSink
 from rawnn.listener import Listener as Listener
 from rawnn.machine import Opened, open_device, since_import
 from rawnn.network import Network
@@ -60,7 +61,7 @@ class Session:
 
     def __init__(self, config: Config, listener: Listener, imports_ms: float = 0.0,
                  data: Dataset | None = None, opened: Opened | None = None,
-                 log_allocations: TextIO | None = None) -> None:
+                 log_allocations: TextSink | None = None) -> None:
         """`imports_ms` is what the process took to get here. `data` and `opened` may be given
         where several runs share them; an opened device is then left open. `log_allocations` gets
         a line for each call that takes device memory from the driver or gives it back."""
@@ -80,7 +81,7 @@ class Session:
         self._closing.close()
 
     def _prepare(self, data: Dataset | None, opened: Opened | None,
-                 log_allocations: TextIO | None) -> None:
+                 log_allocations: TextSink | None) -> None:
         config, notify = self.config, self.listener.notify
         started = perf_counter()
         self.stopped = ""
@@ -122,7 +123,7 @@ class Session:
             self._resume(config.resume)
         self._setup_ms = (perf_counter() - started) * 1e3
 
-    def _log_allocations(self, sink: TextIO) -> None:
+    def _log_allocations(self, sink: TextSink) -> None:
         if self.device is None:
             self.listener.notify("no allocations are logged: the host has no device memory")
             return

@@ -22,9 +22,9 @@ from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit
 from rawnn.errors import ConfigError, TrainingDiverged
+from rawnn.files import write_atomically
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.result import write_atomically
 from rawnn.runners.base import prepare
 from rawnn.runners.host import HostRunner
 

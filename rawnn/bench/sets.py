@@ -21,8 +21,9 @@ from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit
 from rawnn.errors import ConfigError, RawnnError
+from rawnn.files import write_atomically
 from rawnn.machine import Opened, open_device
-from rawnn.result import Environment, Result, write_atomically
+from rawnn.result import Environment, Result
 from rawnn.training import Listener, Session
 from rawnn.workloads import workload
 

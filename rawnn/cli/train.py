@@ -12,7 +12,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rawnn.cli.options import check_output, config_options, make_config
+from rawnn.cli.options import config_options, make_config
+from rawnn.files import SideOutput, TextSink, check_output
 from rawnn.machine import since_import
 from rawnn.training import Listener, Session
 
@@ -43,9 +44,10 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
     check_output("--log-allocations", None if log_file == "-" else log_file)
     screen = _Screen(quiet, config.epochs)
     with ExitStack() as closing:
-        log = None
+        log: TextSink | None = None
         if log_file is not None:
-            log = sys.stderr if log_file == "-" else closing.enter_context(open(log_file, "w"))
+            log = sys.stderr if log_file == "-" else \
+                closing.enter_context(SideOutput(log_file, screen.notify))
         closing.enter_context(screen)
         session = closing.enter_context(Session(config, screen, imports_ms, log_allocations=log))
         result = session.run()
