@@ -133,7 +133,7 @@ def test_files_and_directories_without_permission_are_refused(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="the file cannot be written"):
         check_output("--json", tmp_path / "kept")
     tmp_path.chmod(0o555)
-    with pytest.raises(ConfigError, match="the directory .* cannot be written"):
+    with pytest.raises(ConfigError, match=r"the directory .* cannot be written"):
         check_output("--json", tmp_path / "new")
     tmp_path.chmod(0o755)
 
