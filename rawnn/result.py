@@ -84,8 +84,9 @@ class Environment:
 class Result:
     """Everything a run found out. `average_epoch_ms` is the mean of the device-timed epochs of the
     later half of the run, `average_epoch_wall_ms` that of the wall clock over the reports that end
-    there. `interrupted` says that a signal (Ctrl-C, SIGTERM, SIGHUP) ended the run early, `stopped` why it stopped
-    by itself. `resumed_epochs` were done by the run whose checkpoint this one continued."""
+    there. `interrupted` says that a signal (Ctrl-C, SIGTERM, SIGHUP) ended the run early,
+    `stopped` why it stopped by itself. `resumed_epochs` were done by the run whose checkpoint this
+    one continued."""
 
     config: Config
     toggles: dict[str, str | int | None]
