@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 
 class Listeners(Listener):
-    """Several listeners as one: each hears everything, in order."""
+    """Several listeners as one: each hears everything, in order. Messages go to the logger "rawnn",
+    too, as information."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = list(listeners)
 
     def notify(self, message: str) -> None:
+        logging.getLogger("rawnn").info(message)
         for listener in self._listeners:
             listener.notify(message)
 
@@ -51,13 +54,6 @@ class Listeners(Listener):
     def ended(self, epoch: int) -> None:
         for listener in self._listeners:
             listener.ended(epoch)
-
-
-def together(listeners: Listener | Sequence[Listener]) -> Listener:
-    """One listener for any number of them."""
-    if isinstance(listeners, Listener):
-        return listeners
-    return listeners[0] if len(listeners) == 1 else Listeners(listeners)
 
 
 def asked_for(config: Config) -> list[Listener]:

@@ -12,12 +12,13 @@ from rawnn.data.catalog import is_table
 from rawnn.errors import ConfigError
 
 
-def named(config: Config, notify: Callable[[str], None]) -> Dataset:
-    """Load what the Config names. Raises ConfigError and DataError."""
+def named(config: Config, notify: Callable[[str], None], stand_in: bool = False) -> Dataset:
+    """Load what the Config names; `stand_in` is explained at `load_dataset`. Raises ConfigError and
+    DataError."""
     return load_dataset(
         config.dataset, config.data, target=config.target, fraction=config.validation,
         normalise=config.normalise, kind=_kind(config) if is_table(config.data) else None,
-        seed=config.seed, notify=notify)
+        seed=config.seed, notify=notify, stand_in=stand_in)
 
 
 def given(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset:

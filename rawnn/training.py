@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.callbacks import asked_for, together
+from rawnn.callbacks import Listeners, asked_for
 from rawnn.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.config import Config
 from rawnn.data import Dataset
@@ -43,6 +44,10 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     takes them, with `validation` and `normalise`. With `resume` the options of the run that wrote
     the checkpoint hold unless others are given. `listener` is one or several.
 
+    A data set that cannot be had is an error: generated digits are trained on where they are asked
+    for, `dataset="synthetic"`. Where `device` is "auto" and there is no GPU, a RuntimeWarning says
+    that the host trains. Other messages go to the listener, and to the logger "rawnn".
+
     Raises ConfigError, DataError, DeviceError and their kin with one clear sentence;
     TrainingDiverged carries the reports reached so far as `history`.
 
@@ -60,7 +65,11 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     if config is None:
         config = Config(**continued({**options, **of_config}))
     dataset = given(data, config, validation, normalise) if arrays else None
-    with Session(config, together(listener), data=dataset) as session:
+    listeners = [listener] if isinstance(listener, Listener) else listener
+    with Session(config, *listeners, data=dataset) as session:
+        if session.device is None and config.device == "auto":
+            warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,
+                          stacklevel=2)
         result = session.run()
     if session.signal not in (0, signal.SIGINT):
         with suppress(OSError):
@@ -72,17 +81,18 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
 class Session:
     """One run, from opening the device to the result. Use as a context manager."""
 
-    def __init__(self, config: Config, listener: Listener, imports_ms: float = 0.0,
+    def __init__(self, config: Config, *listeners: Listener, imports_ms: float = 0.0,
                  data: Dataset | None = None, opened: Opened | None = None,
-                 log_allocations: TextSink | None = None) -> None:
+                 log_allocations: TextSink | None = None, stand_in: bool = False) -> None:
         """`imports_ms` is what the process took to get here. `data` and `opened` may be given
         where several runs share them; an opened device is then left open. `log_allocations` gets
-        a line for each call that takes device memory from the driver or gives it back."""
-        self.config, self.listener = config, together([listener, *asked_for(config)])
+        a line for each call that takes device memory from the driver or gives it back. `stand_in`
+        lets generated digits take the place of a data set that cannot be had."""
+        self.config, self.listener = config, Listeners([*listeners, *asked_for(config)])
         self._imports_ms = imports_ms
         self._closing = ExitStack()
         try:
-            self._prepare(data, opened, log_allocations)
+            self._prepare(data, opened, log_allocations, stand_in)
         except BaseException:
             self._closing.close()
             raise
@@ -94,13 +104,13 @@ class Session:
         self._closing.close()
 
     def _prepare(self, data: Dataset | None, opened: Opened | None,
-                 log_allocations: TextSink | None) -> None:
+                 log_allocations: TextSink | None, stand_in: bool) -> None:
         config, notify = self.config, self.listener.notify
         started = perf_counter()
         self.stopped = ""
         self.signal = 0
         self._brought = data is not None
-        self.data = data or named(config, notify)
+        self.data = data or named(config, notify, stand_in)
         for note in data.notes if data else ():
             notify(note)
         if config.autoencoder:
@@ -112,6 +122,7 @@ class Session:
             if opened.device:
                 self._closing.callback(opened.device.close)
         self.device, self._driver_ms = opened.device, opened.milliseconds
+        self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
         if log_allocations is not None:
             self._log_allocations(log_allocations)
         started = perf_counter()

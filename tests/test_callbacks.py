@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping, Listeners, together
+from rawnn.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping
 from rawnn.checkpoint import find, listed, read
 from rawnn.config import Config
 from rawnn.data import from_arrays
@@ -306,9 +306,6 @@ def test_every_listener_hears_everything() -> None:
     go(first, second, epochs=2)
     assert [name for name, _ in first.heard] == [name for name, _ in second.heard]
     assert first.all("reported") == second.all("reported")
-    assert together(first) is first
-    assert together([first]) is first
-    assert isinstance(together([]), Listeners)
 
 
 def test_config_and_arrays_go_together() -> None:

@@ -77,7 +77,7 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
     names = [name.strip() for name in rungs.split(",") if name.strip()]
     check_rungs(names)
     _check_outputs(json_file, markdown_file, plot_file)
-    data = load_dataset(config.dataset, config.data, notify=say)
+    data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
     reference = _reference(oracle, oracle_file or default_path(), config, data)
     with Screen("ladder", repeats) as screen:
 

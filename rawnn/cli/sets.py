@@ -85,7 +85,7 @@ def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None
             screen.advance(progress.done, progress.total, f"{measured.workload} {measured.opt}")
 
         result = run_sets(kind, sets, repeats, epochs, device, dataset, notify=say,
-                          on_progress=advance)
+                          on_progress=advance, stand_in=True)
     if json_file:
         result.write_json(json_file)
     return result

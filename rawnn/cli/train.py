@@ -53,7 +53,8 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
             log = sys.stderr if log_file == "-" else \
                 closing.enter_context(SideOutput(log_file, screen.notify))
         closing.enter_context(screen)
-        session = closing.enter_context(Session(config, screen, imports_ms, log_allocations=log))
+        session = closing.enter_context(Session(
+            config, screen, imports_ms=imports_ms, log_allocations=log, stand_in=True))
         result = session.run()
     try:
         if json_file:
@@ -190,4 +191,16 @@ def _summary(console: Console, result: Result) -> None:
         line("test accuracy", f"{result.test_accuracy:.4f}{synthetic}")
     if result.environment.gpu:
         line("device memory", f"{result.peak_memory_bytes / 2**20:.1f} MiB at the peak")
+    if instead := _instead(result):
+        line("NOTE", instead)
     sys.stdout.flush()
+
+
+def _instead(result: Result) -> str:
+    """What took the place of what was wanted."""
+    said = []
+    if result.synthetic and result.config.dataset != "synthetic":
+        said.append(f"trained on GENERATED digits, not on {result.config.dataset}")
+    if result.environment.gpu is None and result.config.device == "auto":
+        said.append("on the host, not on a GPU" if said else "trained on the host, not on a GPU")
+    return "; ".join(said)

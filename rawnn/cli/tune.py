@@ -73,7 +73,7 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
 def _data(config: Config) -> Dataset | None:
     """The data set that the options name, if it fits the network; else None, for noise."""
     try:
-        data = named(config, _say)
+        data = named(config, _say, stand_in=True)
     except DataError as error:
         _say(f"tuning with noise: {error}")
         return None
