@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -21,7 +22,7 @@ from rawnn.callbacks import Listeners, asked_for
 from rawnn.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.config import Config
 from rawnn.data import Dataset
-from rawnn.datasource import check_fit, given, named
+from rawnn.datasource import check_fit, given, left_out, named, settled
 from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
 from rawnn.files import TextSink
 from rawnn.interrupts import LONG_SECONDS, BrokenOff, Signals
@@ -116,6 +117,10 @@ class Session:
         if config.autoencoder:
             self.data = self.data.reconstructing()
         check_fit(config, self.data)
+        self.config, said = settled(config, self.data)
+        config = self.config
+        if said:
+            notify(said)
         self._data_ms = (perf_counter() - started) * 1e3
         if opened is None:
             opened = open_device(config.device, notify)
@@ -132,6 +137,9 @@ class Session:
         self.selection: Selection = select(config.opt, network, steps, opened.machine,
                                            batch=recipe.batch, lenient=lenient)
         recipe = self._batched(network, recipe, opened)
+        self.left_out = left_out(recipe, len(self.data.train_images))
+        if self.left_out:
+            logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
         self.work: Work = prepare(network, self.data, self.selection, recipe)
         if opened.device is None:
             if lenient:
@@ -256,6 +264,9 @@ class Session:
 
     def _result(self, loop: _Loop) -> Result:
         facts = self.runner.describe()
+        if self.left_out:
+            recipe = self.work.recipe
+            facts["examples_left_out"] = len(self.data.train_images) % recipe.batch
         epochs = self.runner.epoch_milliseconds()
         later = epochs[len(epochs) // 2 :]
         half = self.resumed + len(epochs) / 2

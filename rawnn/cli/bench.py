@@ -28,6 +28,7 @@ from rawnn.cli.screen import Screen, say
 from rawnn.cli.sets import toggles, workloads
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
+from rawnn.datasource import settled
 from rawnn.errors import RawnnError
 from rawnn.files import check_output, write_atomically
 from rawnn.machine import open_device
@@ -78,6 +79,7 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
     check_rungs(names)
     _check_outputs(json_file, markdown_file, plot_file)
     data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
+    config, _ = settled(config, data)
     reference = _reference(oracle, oracle_file or default_path(), config, data)
     with Screen("ladder", repeats) as screen:
 

@@ -111,6 +111,8 @@ class _Screen(Listener):
             self._line("device    host (NumPy)")
         self._line(f"data      {data.name}, {len(data.train_images):,} + "
                    f"{len(data.test_images):,} examples, from {data.source}")
+        if session.left_out:
+            self._line(f"          {session.left_out}")
         self._line(f"network   {session.work.network}, batch {session.work.recipe.batch}, "
                    f"lr {session.config.lr:g}, seed {session.config.seed}")
         self._line(f"toggles   {session.selection}")

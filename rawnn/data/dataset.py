@@ -152,7 +152,8 @@ def _user_set(directory: Path, by: str, store: RawStore) -> Dataset:
     paths = _locate(directory, "idx", by)
     reads = [_read(path, stem, store, None) for path, stem in zip(paths, STEMS, strict=True)]
     classes = int(reads[1][0].max()) + 1  # by the training labels: no other class can be learnt
-    return _checked("idx", reads, paths, classes, f"{paths[0].parent} ({by})")
+    found = _checked("idx", reads, paths, classes, f"{paths[0].parent} ({by})")
+    return replace(found, own=True)
 
 
 def _named_in(entry: NamedDataset, directory: Path, by: str, store: RawStore) -> Dataset:
