@@ -8,7 +8,8 @@ What an op reads and writes follows from its kind; nobody writes edges by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,14 +85,14 @@ class Op:
     def spec(self) -> OpSpec:
         return OPS[self.kind]
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Access, ...]:
         names = self.spec.reads
         if self.attributes.get("beta", 0.0) != 0.0:  # a product that accumulates reads its output
             names = (*names, "c")
         return self._accesses(names)
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Access, ...]:
         return self._accesses(self.spec.writes)
 
@@ -112,8 +113,10 @@ class Op:
         attributes = self.attributes
         if "offset" in attributes:
             attributes = {**attributes, "offset": attributes["offset"] + offset}
-        operands = {role: rename.get(name, name) for role, name in self.operands.items()}
-        return replace(self, operands=operands, attributes=attributes, name=f"{self.name}@{offset}")
+        operands = self.operands
+        if not rename.keys().isdisjoint(operands.values()):
+            operands = {role: rename.get(name, name) for role, name in operands.items()}
+        return Op(self.kind, f"{self.name}@{offset}", operands, attributes, self.impl)
 
     @property
     def offset(self) -> int:
