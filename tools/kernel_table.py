@@ -29,12 +29,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn import ptx  # noqa: E402
+from rawnn.compiling.compile import compile_source  # noqa: E402
+from rawnn.compiling.resources import SM_LIMITS, occupancy, resource_usage, spills  # noqa: E402
 from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
 from rawnn.opts.fuse import MAX_FUSED_CLASSES  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
-from rawnn.ptx.compile import compile_source  # noqa: E402
-from rawnn.ptx.resources import SM_LIMITS, occupancy, resource_usage, spills  # noqa: E402
 from rawnn.runners.kernels import KERNELS, kernel_for  # noqa: E402
 from tests.catalogue import Case, Variant, cases, key_of, legal  # noqa: E402
 

@@ -15,6 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn import ptx
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.compiling.programmatic import Proof
+from rawnn.compiling.signature import KernelSignature, parse_kernels
 from rawnn.cuda.backend import Backend
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, MINIMUM_DRIVER
 from rawnn.cuda.errors import CallFailed, check
@@ -23,10 +27,6 @@ from rawnn.cuda.occupancy import target_of
 from rawnn.cuda.stream import Stream
 from rawnn.dtypes import numpy_dtype
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.ptx.cache import CubinCache
-from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.ptx.programmatic import Proof
-from rawnn.ptx.signature import KernelSignature, parse_kernels
 from rawnn.target import Target
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.errors import check
-from rawnn.ptx.signature import parse_kernels
 from rawnn.target import Target, features_of
 
 if TYPE_CHECKING:

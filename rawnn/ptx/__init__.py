@@ -1,6 +1,6 @@
-"""Kernels: CUDA C sources, their signatures, run-time compilation and the cubin cache.
+"""Kernels: their CUDA C sources, and beside each what is to be known of it to launch it.
 
-Importing this package is cheap; nothing of CUDA is loaded before a kernel has to be compiled.
+Importing this package is cheap: it finds the sources, and registers no kernel.
 """
 
 from __future__ import annotations

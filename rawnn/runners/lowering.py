@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from rawnn.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
-from rawnn.ptx.programmatic import Proof
 from rawnn.runners.kernels import kernel_arguments, kernel_for, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op

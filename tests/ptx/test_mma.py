@@ -10,14 +10,14 @@ from functools import cache
 import pytest
 
 from rawnn import ptx
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.compiling.resources import spills
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, ConfigError, MissingLibrary
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.mma import settle
 from rawnn.opts.registry import Machine
-from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.ptx.resources import spills
 from rawnn.runners.kernels import kernel_for
 from rawnn.runners.kernels.mma import choose, choose_wgmma
 from rawnn.runners.kernels.tiled import choose as choose_tiled

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from rawnn.activations import functor
+from rawnn.compiling.signature import KernelSignature
+from rawnn.compiling.structs import Struct
 from rawnn.cuda.launch import Dim, Value
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.dtypes import c_type
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import KernelSignature
-from rawnn.ptx.structs import Struct
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
