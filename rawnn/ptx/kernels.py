@@ -11,17 +11,8 @@ from rawnn.ptx import products as _products
 from rawnn.ptx import skinny as _skinny
 from rawnn.ptx import tiled as _tiled
 from rawnn.ptx import updates as _updates
-from rawnn.ptx.table import (
-    KERNELS,
-    KernelImpl,
-    Scalars,
-    Shape,
-    kernel_arguments,
-    kernel_for,
-    kernel_maps,
-)
+from rawnn.ptx.table import KERNELS, KernelImpl, Scalars, Shape, kernel_for
 
-__all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for",
-           "kernel_maps"]
+__all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_for"]
 del _activations, _epoch, _head, _linear, _losses, _mma, _narrow, _products, _skinny, _tiled
 del _updates

@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 
 from rawnn import ptx
-from rawnn.compiling.cache import default_directory
 from rawnn.cuda.device import DeviceInfo
 from rawnn.errors import RawnnError
-from rawnn.files import write_atomically
+from rawnn.files import cache_directory, write_atomically
 from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.base import Work
 from rawnn.step.op import Op
@@ -146,7 +145,7 @@ def sources() -> str:
 
 def directory() -> Path:
     """Beside the kernel cache."""
-    return default_directory().parent / "choices"
+    return cache_directory() / "choices"
 
 
 def file_of(info: DeviceInfo) -> Path:
