@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rawnn.compiling.c_types import MAP_ALIGNMENT, MAP_SIZE, MAP_SUFFIX
+from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.cuda.driver import Dim as Dim
 from rawnn.cuda.errors import check
 from rawnn.cuda.stream import Stream
 from rawnn.cuda.tensormap import MappedMatrix
 from rawnn.errors import ConfigError
-from rawnn.ptx.c_types import MAP_ALIGNMENT, MAP_SIZE, MAP_SUFFIX
-from rawnn.ptx.signature import KernelSignature, Parameter
 
 Value = int | float | bytes | np.void
 """An argument: a number, an address, the bytes of a tensor map, or a struct: a NumPy structured
@@ -121,9 +121,9 @@ class KernelLaunch:
     `cluster` is the shape of a thread block cluster in blocks (from sm_90 on; it must divide the
     grid; more than 8 blocks are not portable and allowed here at once). With `programmatic` a
     launch on a stream may begin once the kernel before it has triggered; only a kernel that waits
-    (rawnn.ptx.programmatic proves it) may be given that. A `cooperative` kernel has all its blocks
-    on the GPU at once, so that they may wait for each other; the driver refuses one of more blocks
-    than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE).
+    (rawnn.compiling.programmatic proves it) may be given that. A `cooperative` kernel has all its
+    blocks on the GPU at once, so that they may wait for each other; the driver refuses one of more
+    blocks than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE).
 
     Raises CallFailed where the device has not that much shared memory or no such clusters.
     """

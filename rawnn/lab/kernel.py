@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.compiling.signature import Parameter, find_kernel, parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, Dim, KernelLaunch, Value
 from rawnn.errors import ConfigError
 from rawnn.lab.arrays import Array, TensorMap, default_device
 from rawnn.ptx import SOURCES
-from rawnn.ptx.signature import Parameter, find_kernel, parse_kernels
 
 Extent = int | tuple[int, ...]
 

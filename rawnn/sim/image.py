@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from rawnn.compiling.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.errors import ConfigError
 from rawnn.ptx import SOURCES
-from rawnn.ptx.signature import KernelSignature, find_kernel, parse_kernels
 
 MAGIC = b"rawnn simulated cubin\n"
 _DEVICE_RUNTIME = re.compile(r"\bcudaGraphSetConditional\b")

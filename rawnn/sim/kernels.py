@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from rawnn.activations import ACTIVATIONS
+from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
-from rawnn.ptx.signature import KernelSignature, Parameter
 from rawnn.runners.kernels import KERNELS, Scalars, Shape
 from rawnn.runners.kernels.table import NEUTRAL
 from rawnn.schedules import RULES

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from rawnn.compiling.cache import default_directory
 from rawnn.errors import ConfigError
-from rawnn.ptx.cache import default_directory
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rawnn.compiling.signature import KernelSignature, parse_kernels
+from rawnn.compiling.structs import Struct
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import KernelSignature, parse_kernels
-from rawnn.ptx.structs import Struct
 from rawnn.runners.kernels import KERNELS, KernelImpl, kernel_arguments
 from rawnn.sim import SimulationError, kernels, register
 from rawnn.step import OPS

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from rawnn.activations import functor
+from rawnn.compiling.signature import KernelSignature
+from rawnn.compiling.structs import Struct
 from rawnn.cuda.launch import Dim, Value
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.dtypes import c_type
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import KernelSignature
-from rawnn.ptx.structs import Struct
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -58,7 +58,9 @@ class KernelImpl:
     number of variants of a launch, of which the op's attribute `choice` picks one, 0 by default;
     None where they are the forms of the geometry. `boxes(scalars)` are the rows of a box of every
     operand that the kernel takes a tensor map of; they follow from the kernel's own parameters.
-    The blocks of a `cooperative` kernel all run at once.
+    The blocks of a `cooperative` kernel all run at once. A `relocatable` one is linked with the
+    device runtime, an architecture-`specific` one has instructions that the successors of its
+    architecture have not (it is compiled for sm_90a, not sm_90).
     """
 
     source: str
@@ -72,6 +74,8 @@ class KernelImpl:
     choices: Callable[[Scalars], int] | None = None
     boxes: Callable[[Scalars], Mapping[str, int]] = lambda s: {}
     cooperative: bool = False
+    relocatable: bool = False
+    specific: bool = False
 
     def variants(self, scalars: Scalars) -> int:
         """How many variants of a launch there are; 1 where there is nothing to choose."""

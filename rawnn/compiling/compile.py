@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from rawnn.compiling import headers
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.programmatic import Proof, prove
+from rawnn.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.errors import check
 from rawnn.errors import CompileError, MissingLibrary
-from rawnn.ptx import SOURCES, headers
-from rawnn.ptx.cache import CubinCache
-from rawnn.ptx.programmatic import Proof, prove
-from rawnn.ptx.signature import find_kernel, parse_kernels
+from rawnn.ptx import SOURCES
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.compiling.c_types import FORMATS, canonical, type_words
 from rawnn.errors import ConfigError
-from rawnn.ptx.c_types import FORMATS, canonical, type_words
 
 _SIZES = {code: np.dtype(code).itemsize for code in "?bBhHiIfdqQ"}
 _STRUCT = re.compile(r"\bstruct\s+(\w+)\s*\{([^{}]*)\}\s*;")

@@ -24,8 +24,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rawnn.compiling.signature import KernelSignature
 from rawnn.errors import CompileError
-from rawnn.ptx.signature import KernelSignature
 
 WAIT, TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*\.(?:loc|file)\b[^\n]*", re.DOTALL | re.MULTILINE)

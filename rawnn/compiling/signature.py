@@ -14,9 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rawnn.errors import ConfigError, nearest
-from rawnn.ptx import SOURCES
-from rawnn.ptx.c_types import (
+from rawnn.compiling.c_types import (
     FORMATS,
     MAP_ALIGNMENT,
     MAP_SUFFIX,
@@ -27,7 +25,9 @@ from rawnn.ptx.c_types import (
     code_of,
     type_words,
 )
-from rawnn.ptx.structs import Struct, included, read_struct
+from rawnn.compiling.structs import Struct, included, read_struct
+from rawnn.errors import ConfigError, nearest
+from rawnn.ptx import SOURCES
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OPEN, _CLOSE = "(<[{", ")>]}"
