@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from rawnn.bench.accuracy import (
     SEEDS,
@@ -23,8 +22,9 @@ from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LadderResult, read_ladder
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
+from rawnn.cli.differences import compare
 from rawnn.cli.options import check_output, make_config
-from rawnn.cli.screen import Screen, say
+from rawnn.cli.screen import Screen, say, wide_console
 from rawnn.cli.sets import toggles, workloads
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
@@ -147,6 +147,7 @@ def random(count: int, seed: int, work: float | None, device: str, json_file: st
 
 bench.add_command(workloads)
 bench.add_command(toggles)
+bench.add_command(compare)
 
 
 @bench.command()
@@ -183,9 +184,7 @@ def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle |
 
 
 def _show(result: LadderResult) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:  # a pipe has no width that a table would have to fit
-        console = Console(highlight=False, soft_wrap=True, width=200)
+    console = wide_console()
     console.print(terminal_table(result))
     for text in remarks(result):
         console.print(f"- {text}", markup=False)
