@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from rawnn.bench.peers.records import ContestsResult
 from rawnn.bench.records import LadderResult
 from rawnn.bench.sets import SetsResult
 from rawnn.bench.statistics import Spread
@@ -104,6 +105,16 @@ def restored(kept: Spread) -> list[float]:
     return [kept.min, *[low] * (inner - inner // 2), kept.median, *[high] * (inner // 2), kept.max]
 
 
-READERS: dict[str, Reader] = {"ladder": _ladder, "workloads": _sets, "toggles": _sets}
+def _contests(content: bytes) -> tuple[Environment, str, list[Series]]:
+    found = msgspec.json.decode(content, type=ContestsResult)
+    made = [Series(suite=f"{c.problem.name} ({c.problem})",
+                   set=" ".join(filter(None, (e.system, e.numbers, e.form))), times=e.us,
+                   reason=e.reason)
+            for c in found.contests for e in c.entries]
+    return found.environment, f"draw {found.draw_version}", made
+
+
+READERS: dict[str, Reader] = {"ladder": _ladder, "workloads": _sets, "toggles": _sets,
+                              "random-peers": _contests, "peers": _contests}
 """What a file says it holds -> how its series are read."""
 
