@@ -23,15 +23,16 @@ from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LadderResult, read_ladder
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
-from rawnn.cli.options import check_output, make_config
+from rawnn.cli.options import make_config
 from rawnn.cli.peers import peers, random_contests
 from rawnn.cli.screen import Screen, say, wide_console
 from rawnn.cli.sets import toggles, workloads
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
+from rawnn.datasource import settled
 from rawnn.errors import ConfigError, RawnnError
+from rawnn.files import check_output, write_atomically
 from rawnn.machine import open_device
-from rawnn.result import write_atomically
 
 
 @click.group(invoke_without_command=True)
@@ -78,7 +79,8 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
     names = [name.strip() for name in rungs.split(",") if name.strip()]
     check_rungs(names)
     _check_outputs(json_file, markdown_file, plot_file)
-    data = load_dataset(config.dataset, config.data, notify=say)
+    data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
+    config, _ = settled(config, data)
     reference = _reference(oracle, oracle_file or default_path(), config, data)
     with Screen("ladder", repeats) as screen:
 

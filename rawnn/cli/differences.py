@@ -11,10 +11,9 @@ from rich.table import Table
 from rawnn.bench.compare import EFFECT, LEVEL, MEANING, Comparison, Pair
 from rawnn.bench.compare import compare as compared
 from rawnn.bench.series import read_series
-from rawnn.cli.options import check_output
 from rawnn.cli.screen import wide_console
 from rawnn.errors import RawnnError
-from rawnn.result import write_atomically
+from rawnn.files import check_output, write_atomically
 
 HEADINGS = ("suite", "set", "B / A", "95 % interval", "p", "runs", "verdict")
 

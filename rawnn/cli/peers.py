@@ -31,11 +31,10 @@ from rawnn.bench.peers.summary import (
 from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import markdown as workload_markdown
 from rawnn.bench.peers.workload_table import remarks, table_rows
-from rawnn.cli.options import check_output
 from rawnn.cli.screen import say, wide_console
 from rawnn.config import check_device
 from rawnn.errors import RawnnError
-from rawnn.result import write_atomically
+from rawnn.files import check_output, write_atomically
 
 DEFAULT_COUNT, DEFAULT_SEED = 30, 0
 

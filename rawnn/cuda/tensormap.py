@@ -13,7 +13,7 @@ from typing import Any
 from rawnn.cuda.errors import check
 from rawnn.dtypes import itemsize
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import MAP_SIZE
+from rawnn.ptx.c_types import MAP_SIZE
 
 BOX_BYTES = 128
 """Bytes of a row of a box: what the swizzle permutes within."""

@@ -26,11 +26,12 @@ class Selection:
     notes: tuple[str, ...] = field(default=())
 
     def apply(self, plan: Plan, policy: Policy | None = None) -> Rewritten:
-        """Rewrite the baseline `plan` and `policy` by every toggle in turn."""
+        """Rewrite the baseline `plan` and `policy` by every toggle in turn. Raises ValueError where
+        the plan that comes out is not sound (Plan.check)."""
         policy = policy or Policy()
         for name, value in self.values.items():
             plan, policy = TOGGLES[name].apply(plan, policy, value)
-        return plan, policy
+        return plan.check(), policy
 
     def words(self) -> list[str]:
         """Each toggle as one would type it."""

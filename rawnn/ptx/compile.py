@@ -134,14 +134,15 @@ def compile_source(
     flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
     cubin, lowered, log, assembly = _compile(library, text, name, arch, expressions, flags, paths,
                                              programmatic)
-    proofs = _proofs(assembly, lowered, text) if programmatic else {}
+    proofs = _proofs(assembly, lowered, text, paths) if programmatic else {}
     if cache is not None and key is not None:
         cache.put(key, _encode(cubin, lowered, proofs))
     return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs)
 
 
-def _proofs(assembly: str, lowered: Mapping[str, str], text: str) -> dict[str, Proof]:
-    kernels = parse_kernels(text)
+def _proofs(assembly: str, lowered: Mapping[str, str], text: str,
+            paths: Sequence[Path]) -> dict[str, Proof]:
+    kernels = parse_kernels(text, paths)
     return {expression: prove(assembly, name, find_kernel(kernels, expression))
             for expression, name in lowered.items()}
 

@@ -14,16 +14,16 @@
 // Without -DRAWNN_PDL, before sm_90 and in the host emulation both are nothing.
 #pragma once
 
+#include "device/fences.cuh"
+
 #if defined(RAWNN_PDL) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define RAWNN_PDL_ASM(text) asm volatile(text ::: "memory")
+#define RAWNN_PDL_CALL(function) ptx::function()
 #else
-#define RAWNN_PDL_ASM(text) static_cast<void>(0)
+#define RAWNN_PDL_CALL(function) static_cast<void>(0)
 #endif
 
 // Returns once every kernel directly before this one has ended and its writes can be seen.
-__device__ __forceinline__ void pdl_wait() { RAWNN_PDL_ASM("griddepcontrol.wait;"); }
+__device__ __forceinline__ void pdl_wait() { RAWNN_PDL_CALL(wait_for_kernels); }
 
 // Lets the kernels behind this one begin, once every block has called it or ended.
-__device__ __forceinline__ void pdl_trigger() {
-  RAWNN_PDL_ASM("griddepcontrol.launch_dependents;");
-}
+__device__ __forceinline__ void pdl_trigger() { RAWNN_PDL_CALL(launch_dependents); }

@@ -156,9 +156,8 @@ def _mapped(found: Iterable[object], signature: KernelSignature) -> set[str] | N
 
 
 def _is_number(root: object, signature: KernelSignature) -> bool:
-    """Whether a root is a parameter that is neither pointer nor map: an index, say."""
-    return isinstance(root, int) and not (signature.parameters[root].pointer
-                                          or signature.parameters[root].tensor_map)
+    """Whether a root is a parameter that holds no address: an index, say."""
+    return isinstance(root, int) and signature.parameters[root].number
 
 
 # -- reading PTX ----------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ import msgspec
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.peers.problem import Problem
 from rawnn.errors import ConfigError
-from rawnn.result import Environment, write_atomically
+from rawnn.files import write_atomically
+from rawnn.result import Environment
 
 SCHEMA_VERSION = 1
 OURS = "rawnn"
