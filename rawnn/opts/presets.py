@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from rawnn.errors import ConfigError
 from rawnn.network import Network
-from rawnn.opts.fuse import MAX_FUSED_CLASSES
 from rawnn.opts.registry import TOGGLES, Machine
+from rawnn.ptx.linear import MAX_FUSED_CLASSES
 from rawnn.tuning.table import Entry, nearest
 
 Values = dict[str, str | int | None]

@@ -14,11 +14,11 @@ from rawnn.network import Network
 from rawnn.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
+from rawnn.ptx.head import shared_bytes, splits_of, units_of
 from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
-from rawnn.step.ops.head import shared_bytes, splits_of, units_of
 from rawnn.step.plan import Plan
 from tests.catalogue import legal
 from tests.engine import CAPABLE, make_work, random_dataset, run_on, spelled, step_plan, trained
