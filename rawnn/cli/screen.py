@@ -12,11 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-PERIOD = 5.0
-"""Seconds after which something is said, even if no run has ended: without it a run of minutes on
-the host looks like a program that hangs."""
-
-
 INSTANT = 0.01
 """Seconds that no training takes: a set that cannot run here is done at once."""
 
@@ -38,10 +33,11 @@ def table_console() -> Console:
 class Pace:
     """How long what is left will take. Runs come in `repeats` equal rounds, so that a run is
     expected to take what the one in its place took in the round before; runs of the first round
-    what those before it took on average."""
+    what those before it took on average. `unit` is what is counted: runs, epochs."""
 
-    def __init__(self, repeats: int, now: Callable[[], float] = perf_counter) -> None:
-        self._repeats, self._now = max(repeats, 1), now
+    def __init__(self, repeats: int, unit: str = "run",
+                 now: Callable[[], float] = perf_counter) -> None:
+        self._repeats, self._unit, self._now = max(repeats, 1), unit, now
         self._began = self._last = now()
         self._took: dict[int, float] = {}
         self.done, self.total = 0, 0
@@ -76,8 +72,8 @@ class Pace:
 
     def __str__(self) -> str:
         if not self.total:
-            return f"in the first run for {duration(self.elapsed)}"
-        return f"{self.done} of {self.total} runs done after {duration(self.elapsed)}" + (
+            return f"in the first {self._unit} for {duration(self.elapsed)}"
+        return f"{self.done} of {self.total} {self._unit}s done after {duration(self.elapsed)}" + (
             f", {self.left}" if self.left else "")
 
 
@@ -92,11 +88,15 @@ def duration(seconds: float) -> str:
 
 
 class Heartbeat:
-    """Calls `tell` from a thread of its own whenever nothing was said for `period` seconds, within
-    a `with` block. It sleeps in between, so that measurements do not feel it."""
+    """Calls `tell` from a thread of its own whenever nothing was said for `period` seconds,
+    within a `with` block. It sleeps in between, so that measurements do not feel it."""
 
-    def __init__(self, tell: Callable[[], None], period: float = PERIOD) -> None:
-        self._tell, self._period = tell, period
+    period = 5.0
+    """Seconds: without a word in so long, a run of minutes on the host looks like one that hangs.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
         self._said = perf_counter()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rawnn progress", daemon=True)
@@ -112,17 +112,20 @@ class Heartbeat:
     @property
     def due(self) -> bool:
         """Whether nothing was said for a period."""
-        return perf_counter() - self._said >= self._period
+        return perf_counter() - self._said >= self.period
 
     def said(self) -> None:
         """Something was said: the next `tell` comes a period from now."""
         self._said = perf_counter()
 
     def _watch(self) -> None:
-        while not self._over.wait(max(self._said + self._period - perf_counter(), 0.05)):
+        while not self._over.wait(max(self._said + self.period - perf_counter(), 0.05)):
             if self.due:
                 self.said()
-                self._tell()
+                try:
+                    self._tell()
+                except (OSError, ValueError):  # the terminal is gone: there is nobody to tell
+                    return
 
 
 def working(what: str) -> Heartbeat:
@@ -136,7 +139,7 @@ class Screen:
     even while a run goes on that takes longer. Use as a context manager around the runs, which
     come in `repeats` equal rounds."""
 
-    def __init__(self, name: str, repeats: int, period: float = PERIOD) -> None:
+    def __init__(self, name: str, repeats: int) -> None:
         self._name = name
         console = Console(stderr=True)
         self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
@@ -144,7 +147,7 @@ class Screen:
                         transient=True, auto_refresh=False, disable=not console.is_terminal)
         self._task = self._bar.add_task(name, total=None, left="")
         self._pace = Pace(repeats)
-        self._heart = Heartbeat(self._tell, period)
+        self._heart = Heartbeat(self._tell)
 
     def __enter__(self) -> Screen:
         self._bar.start()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rawnn.cli.screen import Pace, Screen, duration
+from rawnn.cli.screen import Heartbeat, Pace, Screen, duration
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 
 def test_what_is_left_follows_from_the_round_before() -> None:
     clock = Clock()
-    pace = Pace(2, clock)
+    pace = Pace(2, now=clock)
     assert pace.left == ""
     assert str(pace) == "in the first run for 0 s"
     clock.now = 10.0
@@ -40,7 +40,7 @@ def test_what_is_left_follows_from_the_round_before() -> None:
 
 def test_sets_that_cannot_run_do_not_shorten_what_is_left() -> None:
     clock = Clock()
-    pace = Pace(1, clock)
+    pace = Pace(1, now=clock)
     pace.advance(1, 4)
     pace.advance(2, 4)
     assert pace.left == ""
@@ -56,8 +56,10 @@ def test_durations_are_said_in_two_units_at_most(seconds: float, text: str) -> N
     assert duration(seconds) == text
 
 
-def test_a_pipe_gets_a_line_even_while_one_run_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
-    with Screen("toggles", 1, period=0.1) as screen:
+def test_a_pipe_gets_a_line_even_while_one_run_goes_on(
+        capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heartbeat, "period", 0.1)
+    with Screen("toggles", 1) as screen:
         time.sleep(0.35)
         screen.advance(1, 2, "linear best")
         time.sleep(0.25)
