@@ -21,6 +21,7 @@ from rawnn.step.recipe import Recipe
 from rawnn.workloads import workload
 
 MAX_COUNT = 2**31 - 1
+DEFAULT_BATCH = 128
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 
 
@@ -34,8 +35,8 @@ class Config:
     loss      "cross_entropy", "mse" or "bce" (binary cross-entropy on logits)
     init      how parameters start: "uniform" (PyTorch's default), "he", "glorot" or "zeros"
     epochs    passes over the training set
-    batch     examples per step
-    partial   keep the last partial batch of an epoch, which is dropped otherwise
+    batch     examples per step; None: 128, or fewer for a small set of the user's own
+    partial   keep the last partial batch of an epoch; None: with data of the user's own
     shuffle   a new order of the examples for each epoch
     optimizer "sgd", "adam" or "adamw"
     lr        learning rate
@@ -68,8 +69,8 @@ class Config:
     loss: str = "cross_entropy"
     init: str = "uniform"
     epochs: Positive = 20
-    batch: Positive = 128
-    partial: bool = False
+    batch: Positive | None = None
+    partial: bool | None = None
     shuffle: bool = False
     optimizer: str = "sgd"
     lr: float = 0.1
@@ -129,8 +130,8 @@ class Config:
                  "eps": self.eps}
         optimizer = Optimizer(self.optimizer, self.lr,
                               {k: float(v) for k, v in given.items() if v is not None})
-        return Recipe(self.batch, optimizer, self.schedule, self.shuffle, self.partial, self.seed,
-                      self.epochs)
+        return Recipe(self.batch or DEFAULT_BATCH, optimizer, self.schedule, self.shuffle,
+                      bool(self.partial), self.seed, self.epochs)
 
     @classmethod
     def known(cls) -> tuple[str, ...]:

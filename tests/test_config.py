@@ -33,12 +33,13 @@ def load(path: Path, content: str | bytes) -> Config:
 
 def test_defaults_are_the_published_task() -> None:
     config = Config()
-    assert (config.layers, config.epochs, config.batch, config.lr) == ((784, 10), 20, 128, 0.1)
+    assert (config.layers, config.epochs, config.lr) == ((784, 10), 20, 0.1)
+    assert config.recipe().batch == 128
 
 
 def test_a_file_makes_the_same_config_as_the_call(tmp_path: Path) -> None:
     assert load(tmp_path / "a.toml", EXAMPLE) == Config(
-        layers=(784, 128, 10), seed=3, opt="best,-cudnn,graphs=while", device="gpu:1",
+        layers=(784, 128, 10), batch=128, seed=3, opt="best,-cudnn,graphs=while", device="gpu:1",
         dataset="idx", data="some/where")
 
 

@@ -22,10 +22,11 @@ from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit
 from rawnn.errors import ConfigError, RawnnError
+from rawnn.files import write_atomically
 from rawnn.machine import Opened, open_device
 from rawnn.opts import TOGGLES
 from rawnn.opts.numbers import NUMBERS
-from rawnn.result import Environment, Result, write_atomically
+from rawnn.result import Environment, Result
 from rawnn.training import Listener, Session
 from rawnn.workloads import workload
 
@@ -153,9 +154,10 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
              device: str = "auto", dataset: str = "mnist", *,
              notify: Callable[[str], None] = lambda message: None,
              on_progress: Callable[[Progress], None] = lambda progress: None,
-             data: Dataset | None = None) -> SetsResult:
+             data: Dataset | None = None, stand_in: bool = False) -> SetsResult:
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
-    opened device, interleaved. `epochs` are the workload's own unless given.
+    opened device, interleaved. `epochs` are the workload's own unless given; `stand_in` is
+    explained at `load_dataset`.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -167,7 +169,7 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
         check_words(opt.split(","), f"--opt {opt}")
     series = [_Series(name, opt, _config(name, opt, epochs, device, dataset))
               for name, opt in sets]
-    data = data or load_dataset(dataset, notify=notify)
+    data = data or load_dataset(dataset, notify=notify, stand_in=stand_in)
     for each in series:
         check_fit(each.config, data)
     opened = open_device(device, notify)

@@ -23,14 +23,15 @@ from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult, read_measured
 from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
-from rawnn.cli.options import check_output, make_config
+from rawnn.cli.options import make_config
 from rawnn.cli.screen import Screen, say, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
+from rawnn.datasource import settled
 from rawnn.errors import ConfigError, RawnnError, nearest
+from rawnn.files import check_output, write_atomically
 from rawnn.machine import open_device
-from rawnn.result import write_atomically
 
 
 class _Bench(click.Group):
@@ -94,7 +95,8 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
     names = [name.strip() for name in rungs.split(",") if name.strip()]
     check_rungs(names)
     _check_outputs(json_file, markdown_file, plot_file)
-    data = load_dataset(config.dataset, config.data, notify=say)
+    data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
+    config, _ = settled(config, data)
     reference = _reference(oracle, oracle_file or default_path(), config, data)
     with Screen("ladder", repeats) as screen:
 

@@ -59,7 +59,7 @@ def read(path: Path) -> list[Entry]:
 
 def write(path: Path, entries: Sequence[Entry]) -> None:
     """Write a table whole, atomically, one entry a line."""
-    from rawnn.result import write_atomically
+    from rawnn.files import write_atomically
 
     lines = ",\n".join(msgspec.json.encode(e).decode() for e in entries)
     path.parent.mkdir(parents=True, exist_ok=True)
