@@ -134,10 +134,9 @@ def test_toggles_are_compared_and_kept(tmp_path: Path) -> None:
 def test_what_does_not_apply_on_the_host_is_a_row_that_says_so(
         device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "open_gpu", no_gpu)
-    done = invoke("toggles", "arena", "bf16", *SETS, "--device", device)
+    done = invoke("toggles", "arena", *SETS, "--device", device)
     assert "linear    preload,arena         only for a GPU: arena" in done.output
-    assert "the host only emulates bf16: its time says nothing" in done.output
-    assert done.exit_code == 0  # `preload` and `best`, which they are compared with, can run
+    assert done.exit_code == 0  # `preload`, which it is compared with, can run
 
 
 def no_gpu(*arguments: Any) -> Any:
