@@ -27,6 +27,7 @@ from rawnn.ptx.cache import CubinCache
 from rawnn.ptx.compile import Compiled, compile_source
 from rawnn.ptx.programmatic import Proof
 from rawnn.ptx.signature import KernelSignature, parse_kernels
+from rawnn.words import counted
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ class Device:
                 f"update the driver, or install rawnn[cu12] in place of rawnn[cu13]"
             )
         if ordinal >= count:
-            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has {count} GPU(s); "
+            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has "
+                              f"{counted(count, 'GPU')}; "
                               f"run with --device host to train on the CPU")
         return self._check("cuDeviceGet", ordinal)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from rawnn.caches import cache_directory
 from rawnn.data.catalog import is_pinned
 from rawnn.data.idx import Bytes
 
@@ -25,10 +26,8 @@ Notify = Callable[[str], None]
 
 
 def default_directory() -> Path:
-    """The user's cache directory for data sets."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rawnn")) / "data"
+    """`data` in rawnn's cache directory."""
+    return cache_directory() / "data"
 
 
 class RawStore:

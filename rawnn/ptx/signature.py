@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rawnn.errors import ConfigError, nearest
+from rawnn.words import counted
 
 _LONG = "i" if os.name == "nt" else "q"  # NVRTC follows the host's data model
 _FORMATS = {
@@ -147,7 +148,7 @@ class KernelSignature:
         if len(arguments) > wanted or len(values) < wanted:
             declared = f"<{', '.join(self.template)}>" if wanted else "no template parameters"
             raise ConfigError(
-                f"'{expression}' gives {len(arguments)} template argument(s), but kernel "
+                f"'{expression}' gives {counted(len(arguments), 'template argument')}, but kernel "
                 f"'{self.name}' has {declared}"
             )
         types = {p.name: values[p.name] for p in self.template_parameters if p.kind == "typename"}
