@@ -13,6 +13,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
+from rawnn.ptx.batch import Batch, Job
 from rawnn.ptx.programmatic import Proof
 from rawnn.runners.kernels import kernel_arguments, kernel_for, kernel_maps
 from rawnn.runners.programmatic import follows_anything
@@ -41,16 +42,22 @@ class Lowering:
         self.libraries: dict[str, str] = {}
 
     def compile(self, plans: Iterable[Plan]) -> None:
-        """Compile every kernel that the plans need, one NVRTC program per source file."""
+        """Compile every kernel that the plans need."""
+        self.device.finish(self.begin(plans))
+
+    def begin(self, plans: Iterable[Plan]) -> Batch:
+        """Begin to compile them, beside what is done until `device.finish`."""
+        return self.device.begin(self._jobs(plans))
+
+    def _jobs(self, plans: Iterable[Plan]) -> list[Job]:
         wanted: dict[str, dict[str, None]] = {}
         for plan in plans:
             for op in plan.ops:
                 if _is_kernel(op):
                     impl = kernel_for(op)
                     wanted.setdefault(impl.source, {})[impl.expression(op, plan)] = None
-        for source, expressions in wanted.items():
-            self.device.compile(source, tuple(expressions), source == "while.cu",
-                                self._programmatic)
+        return [Job(source, tuple(expressions), source == "while.cu", self._programmatic)
+                for source, expressions in wanted.items()]
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no
