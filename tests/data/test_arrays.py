@@ -344,3 +344,23 @@ def test_after_a_random_split_errors_name_the_rows_of_the_file(seed: int, tmp_pa
 def test_too_few_rows_to_split(count: int, said: str) -> None:
     with pytest.raises(DataError, match=said):
         from_arrays((np.zeros((count, 3), np.float32), np.zeros(count, np.int64)))
+
+
+def test_nothing_where_an_array_should_be() -> None:
+    x, y = np.zeros((8, 3), np.float32), np.arange(8) % 2
+    with pytest.raises(DataError, match="X is None"):
+        from_arrays((None, y))
+    with pytest.raises(DataError, match="the training inputs are None"):
+        from_arrays((None, y), (x, y))
+    with pytest.raises(DataError, match="the validation inputs are None"):
+        from_arrays((x, y), (None, y))
+
+
+def test_masks_are_not_ignored() -> None:
+    x, y = np.zeros((8, 3), np.float32), np.arange(8) % 2
+    whole = from_arrays((np.ma.array(x), np.ma.array(y, mask=False)))
+    assert type(whole.train_images) is np.ndarray
+    with pytest.raises(DataError, match="X: 3 values are masked: fill them in"):
+        from_arrays((np.ma.array(x, mask=np.eye(8, 3)), y))
+    with pytest.raises(DataError, match="y: 4 values are masked"):
+        from_arrays((x, np.ma.array(y, mask=y > 0)))
