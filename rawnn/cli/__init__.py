@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "Train a network (the default command).",
     "eval": "Measure a checkpoint on its test set, or on other data.",
     "predict": "Write what a checkpoint says of a file of examples.",
+    "export": "Write a checkpoint as an ONNX model, for other runtimes.",
     "toggles": "List every toggle, and whether this machine can run it.",
     "plan": "Show the plan of a step and the graph that it becomes; needs no GPU.",
     "bench": "Measure what each optimization is worth on this machine.",

@@ -122,8 +122,7 @@ def test_auto_without_a_gpu_runs_on_the_host_and_names_what_does_not_apply(
     done = rawnn("--opt", "graphs,cublas,cudnn", *FAST)
     assert done.status == 0
     assert "running on the host: no GPU here" in done.err
-    for toggle in ("graphs", "cublas", "cudnn"):
-        assert f"{toggle} does not apply on the host" in done.out
+    assert "graphs, cublas, cudnn do not apply on the host and are left out" in done.out
 
 
 @pytest.fixture
