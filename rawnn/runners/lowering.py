@@ -15,7 +15,8 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
-from rawnn.runners.kernels import kernel_arguments, kernel_for, kernel_maps
+from rawnn.ptx.kernels import kernel_for
+from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

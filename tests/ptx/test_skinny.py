@@ -13,7 +13,7 @@ from rawnn.compiling.compile import Compiled, compile_source
 from rawnn.compiling.resources import spills
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, MissingLibrary
-from rawnn.runners.kernels.skinny import Launch, choose_backward, choose_nt
+from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
 from rawnn.target import known
 
 HOPPER = known((9, 0))
