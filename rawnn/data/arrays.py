@@ -115,7 +115,7 @@ def _split(pair: Pair, fraction: float, seed: int, device: Device | None,
         raise ConfigError(f"validation = {fraction:g}: the fraction must lie between 0 and 1")
     arrays = []
     for array, name in ((pair.inputs, "X"), (pair.answers, "y")):
-        found = None if array is None else read(array, name)
+        found = None if array is None and name == "y" else read(array, name)
         if isinstance(found, DeviceArray):
             notes.append(f"{name} is copied from the GPU, since part of its rows are taken out for "
                          f"validation: give validation=(X, y) to train on it in place")
@@ -318,6 +318,14 @@ def check_labels(labels: NDArray[Any], classes: int, name: str) -> None:
         row = int(np.argmax(labels >= classes))
         raise DataError(f"{name}: row {row} has the label {int(labels[row])}, but labels run from "
                         f"0 to {classes - 1}")
+
+
+def check_fractions(array: NDArray[Any], name: str) -> None:
+    """Raise DataError unless every value lies in 0 .. 1, as binary cross-entropy needs it."""
+    low, high = (float(found) for found in (array.min(), array.max()))
+    if low < 0 or high > 1:
+        raise DataError(f"{name} reach from {low:g} to {high:g}, but the loss bce compares with "
+                        f"numbers from 0 to 1: scale them, or use --loss mse")
 
 
 def check_finite(array: NDArray[Any], name: str) -> None:

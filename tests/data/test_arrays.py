@@ -310,3 +310,23 @@ def test_training_reads_cuda_arrays_in_place(device: Device, opt: str, dtype: st
     for name, array in found[0][0].items():
         np.testing.assert_array_equal(array, found[1][0][name])
     device.memory.free_all()
+
+
+def test_nothing_where_an_array_should_be() -> None:
+    x, y = np.zeros((8, 3), np.float32), np.arange(8) % 2
+    with pytest.raises(DataError, match="X is None"):
+        from_arrays((None, y))
+    with pytest.raises(DataError, match="the training inputs are None"):
+        from_arrays((None, y), (x, y))
+    with pytest.raises(DataError, match="the validation inputs are None"):
+        from_arrays((x, y), (None, y))
+
+
+def test_masks_are_not_ignored() -> None:
+    x, y = np.zeros((8, 3), np.float32), np.arange(8) % 2
+    whole = from_arrays((np.ma.array(x), np.ma.array(y, mask=False)))
+    assert type(whole.train_images) is np.ndarray
+    with pytest.raises(DataError, match="X: 3 values are masked: fill them in"):
+        from_arrays((np.ma.array(x, mask=np.eye(8, 3)), y))
+    with pytest.raises(DataError, match="y: 4 values are masked"):
+        from_arrays((x, np.ma.array(y, mask=y > 0)))
