@@ -9,9 +9,9 @@ import pytest
 
 import rawnn
 from rawnn.bench import accuracy
-from rawnn.caches import cache_directory
+from rawnn.compiling import cache
 from rawnn.data import store
-from rawnn.ptx import cache
+from rawnn.files import cache_directory
 
 
 def test_one_variable_moves_kernels_data_and_references(

@@ -17,12 +17,11 @@ import numpy as np
 
 import rawnn
 from rawnn.bench.statistics import mean_std
-from rawnn.caches import cache_directory
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit, settled
 from rawnn.errors import ConfigError, TrainingDiverged
-from rawnn.files import write_atomically
+from rawnn.files import cache_directory, write_atomically
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.base import prepare

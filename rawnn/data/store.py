@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from rawnn.caches import cache_directory
 from rawnn.data.catalog import is_pinned
 from rawnn.data.idx import Bytes
+from rawnn.files import cache_directory
 
 Notify = Callable[[str], None]
 

@@ -14,8 +14,8 @@ from rawnn.network import Network
 from rawnn.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
+from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.host import HostRunner
-from rawnn.runners.kernels import kernel_for
 from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
 from rawnn.step.ops.head import shared_bytes, splits_of, units_of
