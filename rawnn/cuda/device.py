@@ -29,6 +29,7 @@ from rawnn.cuda.stream import Stream
 from rawnn.dtypes import numpy_dtype
 from rawnn.errors import ConfigError, DeviceError
 from rawnn.target import Target
+from rawnn.words import counted
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class Device:
                 f"update the driver, or install rawnn[cu12] in place of rawnn[cu13]"
             )
         if ordinal >= count:
-            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has {count} GPU(s); "
+            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has "
+                              f"{counted(count, 'GPU')}; "
                               f"run with --device host to train on the CPU")
         return self._check("cuDeviceGet", ordinal)
 

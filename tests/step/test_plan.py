@@ -180,7 +180,7 @@ def test_slots_of_metrics() -> None:
 
 def test_a_plan_prints_its_tensors_and_ops(plan: Plan) -> None:
     text = str(plan)
-    assert text.startswith("plan train: batch 4, 1 step(s), 20 ops")
+    assert text.startswith("plan train: batch 4, 1 step, 20 ops")
     assert "fc1.weight: float32[5, 6] ld 8 (parameter)" in text
     assert "lr=0.1" in text
     assert "  images:" not in text  # only what is used
