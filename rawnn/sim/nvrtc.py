@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rawnn.ptx.compile import follow_includes
-from rawnn.ptx.programmatic import TRIGGER, WAIT
+from rawnn.compiling.compile import follow_includes
+from rawnn.compiling.programmatic import TRIGGER, WAIT
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
 from rawnn.sim.errors import Refused

@@ -12,12 +12,13 @@ from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.joining import joined
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
+from rawnn.target import HOST, Target
 
 
 @dataclass(frozen=True)
 class Plan:
     """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
-    is what the data set's inputs are multiplied by.
+    is what the data set's inputs are multiplied by, `target` the GPU that the plan is for.
 
     Toggles rewrite it; runners execute it; neither changes one in place. What `find`, `producer`
     and `consumers` ask for is indexed once a plan: a rewrite that asks for each layer, and then
@@ -30,6 +31,7 @@ class Plan:
     batch: int
     steps: int = 1
     scale: float = 1.0
+    target: Target = HOST
 
     def __getitem__(self, tensor: str) -> Tensor:
         return self.tensors[tensor]

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from rawnn.errors import ConfigError
-from rawnn.ptx.cache import default_directory
+from rawnn.files import cache_directory
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"
@@ -43,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def user_file() -> Path:
     """Where the user's own entries are kept: RAWNN_BEST, or a file beside the kernel cache."""
     given = os.environ.get(ENVIRONMENT)
-    return Path(given).expanduser() if given else default_directory().parent / "best.json"
+    return Path(given).expanduser() if given else cache_directory() / "best.json"
 
 
 def read(path: Path) -> list[Entry]:
@@ -59,7 +59,7 @@ def read(path: Path) -> list[Entry]:
 
 def write(path: Path, entries: Sequence[Entry]) -> None:
     """Write a table whole, atomically, one entry a line."""
-    from rawnn.result import write_atomically
+    from rawnn.files import write_atomically
 
     lines = ",\n".join(msgspec.json.encode(e).decode() for e in entries)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,8 @@ from rawnn.network import Network
 from rawnn.optimizers import Optimizer
 from rawnn.opts import TOGGLES, head, select
 from rawnn.opts.registry import Machine
+from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.host import HostRunner
-from rawnn.runners.kernels import kernel_for
 from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op

@@ -10,10 +10,11 @@ from itertools import product
 import pytest
 
 from rawnn.dtypes import itemsize
-from rawnn.runners.kernels import KERNELS
+from rawnn.ptx.kernels import KERNELS
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
+from rawnn.target import known
 
 Numbers = dict[str, int]
 
@@ -44,7 +45,7 @@ def product_of(impl: str, layout: str, m: int, n: int, k: int,
     tensors["c"] = Tensor("c", (m, n), "float32", Role.ACTIVATION)
     op = Op("matmul", "product", {role: role for role in tensors},
             {"layout": layout, "m": m, "n": n, "k": k, "compute": "float32"}, impl)
-    return op, Plan("one", tensors, (op,), m)
+    return op, Plan("one", tensors, (op,), m, target=known((9, 0)))
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])

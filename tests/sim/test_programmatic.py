@@ -6,7 +6,7 @@ import pytest
 
 from rawnn import ptx
 from rawnn.cuda.device import Device
-from rawnn.runners.kernels import KERNELS, kernel_for
+from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.sim import Simulation
 from rawnn.sim.programmatic import triggers, waits
 from tests.catalogue import cases
