@@ -103,7 +103,7 @@ class _Layer:
         return self.forward, self.loss, self.backward, self.update
 
 
-def _rewrite(plan: Plan) -> Plan | str:
+def rewrite(plan: Plan) -> Plan | str:
     """`plan` with softmax_head in place of the last layer's ops, where a kernel for it fits."""
     layer = _last_layer(plan)
     if layer is None:
@@ -204,7 +204,7 @@ def _shared(s: Scalars) -> int:
 
 FAMILY = Family("head", "the last layer with its softmax cross-entropy in one cluster of blocks",
                 ("clusters",), Fusion(
-    "head", "the last layer with its loss: product, softmax, gradients and update", _rewrite,
+    "head", "the last layer with its loss: product, softmax, gradients and update", rewrite,
     (("wide1024", "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl"),
      ("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"))))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from rawnn.compiling.batch import Batch, Job
 from rawnn.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
@@ -42,7 +43,14 @@ class Lowering:
         self.libraries: dict[str, str] = {}
 
     def compile(self, plans: Iterable[Plan]) -> None:
-        """Compile every kernel that the plans need, one NVRTC program per source file."""
+        """Compile every kernel that the plans need."""
+        self.device.finish(self.begin(plans))
+
+    def begin(self, plans: Iterable[Plan]) -> Batch:
+        """Begin to compile them, beside what is done until `device.finish`."""
+        return self.device.begin(self._jobs(plans))
+
+    def _jobs(self, plans: Iterable[Plan]) -> list[Job]:
         wanted: dict[tuple[str, bool, bool], dict[str, None]] = {}
         for plan in plans:
             for op in plan.ops:
@@ -50,9 +58,8 @@ class Lowering:
                     impl = kernel_for(op)
                     key = impl.source, impl.relocatable, impl.specific
                     wanted.setdefault(key, {})[impl.expression(op, plan)] = None
-        for (source, relocatable, specific), expressions in wanted.items():
-            self.device.compile(source, tuple(expressions), relocatable, self._programmatic,
-                                specific)
+        return [Job(source, tuple(expressions), relocatable, self._programmatic, specific)
+                for (source, relocatable, specific), expressions in wanted.items()]
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no
