@@ -52,6 +52,13 @@ class Target:
     at_once: Mapping[int, int] = field(default_factory=dict)
     features: frozenset[str] = frozenset()
 
+    def __str__(self) -> str:
+        if not self.gpu:
+            return self.name
+        return (f"{self.name}, compute capability {'.'.join(map(str, self.capability))}, "
+                f"{self.multiprocessors} multiprocessors with {self.shared_per_block >> 10} KiB of "
+                f"shared memory a block")
+
     @property
     def gpu(self) -> bool:
         return self.multiprocessors > 0
