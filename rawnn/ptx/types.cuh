@@ -11,6 +11,7 @@
 // instruction it is used (float16 everywhere, bfloat16 from sm_80, 8 bits from sm_89); the integer
 // path gives the same bits.
 #pragma once
+#include "device/convert.cuh"
 
 struct float16 {
   unsigned short bits;
@@ -24,6 +25,11 @@ struct float8_e4m3 {
 struct float8_e5m2 {
   unsigned char bits;
 };
+
+template <typename A, typename B>
+constexpr bool kSame = false;
+template <typename A>
+constexpr bool kSame<A, A> = true;
 
 #if defined(__CUDA_ARCH__)
 #define RAWNN_ARCH __CUDA_ARCH__
