@@ -37,29 +37,31 @@ def dependencies(ops: Sequence[Op]) -> list[tuple[int, ...]]:
                 covered |= ancestors[candidate] | 1 << candidate
         ancestors.append(covered)
         edges.append(tuple(sorted(direct)))
-        for name, slot in op.writes:
-            if slot is None:
+        for name, slots in op.writes:
+            if slots is None:
                 writers[name] = {None: index}
                 readers[name] = {}
-            else:
+                continue
+            for slot in slots:
                 writers.setdefault(name, {})[slot] = index
                 readers.setdefault(name, {}).pop(slot, None)
-        for name, slot in op.reads:
-            readers.setdefault(name, {}).setdefault(slot, []).append(index)
+        for name, slots in op.reads:
+            for each in (None,) if slots is None else slots:
+                readers.setdefault(name, {}).setdefault(each, []).append(index)
     return edges
 
 
 def _writers(writers: dict[str, dict[int | None, int]], access: Access) -> set[int]:
-    name, slot = access
+    name, wanted = access
     slots = writers.get(name, {})
-    if slot is None:
+    if wanted is None:
         return set(slots.values())
-    return {slots[s] for s in (None, slot) if s in slots}
+    return {slots[s] for s in (None, *wanted) if s in slots}
 
 
 def _readers(readers: dict[str, dict[int | None, list[int]]], access: Access) -> set[int]:
-    name, slot = access
+    name, wanted = access
     slots = readers.get(name, {})
-    if slot is None:
+    if wanted is None:
         return {i for group in slots.values() for i in group}
-    return {i for s in (None, slot) for i in slots.get(s, [])}
+    return {i for s in (None, *wanted) for i in slots.get(s, [])}

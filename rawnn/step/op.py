@@ -15,9 +15,9 @@ from typing import Any
 Attributes = Mapping[str, Any]
 Reference = Callable[[SimpleNamespace, Attributes], None]
 
-Access = tuple[str, int | None]
-"""A tensor, and the slot of it that is touched: None means all of it, a number the element of a
-metric at that offset from the cursor."""
+Access = tuple[str, range | None]
+"""A tensor, and the slots of it that are touched: None means all of it, a range the elements of a
+metric at those offsets from the cursor."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class OpSpec:
     """What is true of every op of one kind.
 
     `reads` and `writes` are operand names; `slotted` are those of which an op touches only the
-    element at its own step, `optional` those an op may leave out. `reference(operands, attributes)`
-    computes the op with NumPy, in place, in whatever float type its operands have.
+    elements at its own steps, `optional` those an op may leave out.
+    `reference(operands, attributes)` computes the op with NumPy, in place, in whatever float type
+    its operands have.
     """
 
     kind: str
@@ -65,7 +66,8 @@ class Op:
 
     `impl` says which code runs it ("naive", "tiled", "mma", "cublas", "cudnn", "fused", "memcpy"),
     `operands` maps operand names to tensor names, `attributes` holds everything static (sizes,
-    learning rate, the step's `offset` from the cursor).
+    learning rate, the step's `offset` from the cursor, and the `span` of steps from there on that
+    an op does which does more than one).
     """
 
     kind: str
@@ -91,7 +93,7 @@ class Op:
 
     def _accesses(self, names: tuple[str, ...]) -> tuple[Access, ...]:
         return tuple(
-            (self.operands[name], self.offset if name in self.spec.slotted else None)
+            (self.operands[name], self.slots if name in self.spec.slotted else None)
             for name in names
             if name in self.operands
         )
@@ -111,14 +113,25 @@ class Op:
 
     @property
     def offset(self) -> int:
-        """Steps between the cursor and the step this op works on."""
+        """Steps between the cursor and the (first) step this op works on."""
         return int(self.attributes.get("offset", 0))
+
+    @property
+    def slots(self) -> range:
+        """The steps this op works on, counted from the cursor."""
+        return range(self.offset, self.offset + int(self.attributes.get("span", 1)))
 
     def __str__(self) -> str:
         def words(accesses: tuple[Access, ...]) -> str:
-            return ", ".join(n if s is None else f"{n}[cursor+{s}]" for n, s in accesses) or "-"
+            return ", ".join(n if s is None else f"{n}[{_slots(s)}]" for n, s in accesses) or "-"
 
         static = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
                            for k, v in self.attributes.items())
         return (f"{self.name:<24} {self.kind}/{self.impl:<8} reads {words(self.reads)}; "
                 f"writes {words(self.writes)}" + (f"  [{static}]" if static else ""))
+
+
+def _slots(slots: range) -> str:
+    """Such as "cursor+2", or "cursor+2 to cursor+5" where they are four."""
+    first = f"cursor+{slots.start}"
+    return first if len(slots) == 1 else f"{first} to cursor+{slots.stop - 1}"

@@ -148,9 +148,9 @@ def test_producer_and_consumers(plan: Plan) -> None:
 def test_slots_of_metrics() -> None:
     op = Op("loss_accuracy", "m", {"p": "p", "y": "y", "cursor": "cursor", "loss": "loss",
                                    "correct": "correct"}, {"offset": 2})
-    assert op.writes == (("loss", 2), ("correct", 2))
+    assert op.writes == (("loss", range(2, 3)), ("correct", range(2, 3)))
     assert op.reads == (("p", None), ("y", None), ("cursor", None))
-    assert op.at_step(3, {"y": "y'"}).writes == (("loss", 5), ("correct", 5))
+    assert op.at_step(3, {"y": "y'"}).writes == (("loss", range(5, 6)), ("correct", range(5, 6)))
     assert op.at_step(3, {"y": "y'"}).operands["y"] == "y'"
     assert "writes loss[cursor+2], correct[cursor+2]" in str(op)
 
