@@ -87,7 +87,8 @@ class Lowering:
         return KernelLaunch(self.device.driver, stream, function.handle, label, grid, block,
                             arguments, impl.shared(scalars),
                             (blocks, 1, 1) if blocks > 1 else None,
-                            self._programmatic and follows_anything(op, plan, function.proof))
+                            self._programmatic and follows_anything(op, plan, function.proof),
+                            impl.cooperative)
 
     def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays,
                 stream: Stream) -> list[Command]:

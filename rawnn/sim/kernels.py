@@ -113,7 +113,7 @@ class Kernel:
                  triggers: bool = False) -> None:
         self.expression, self.most_threads = expression, most_threads
         self.waits, self.triggers = waits, triggers
-        self.shared_limit, self.largest_cluster = 48 << 10, 8
+        self.shared_limit, self.largest_cluster, self.registers = 48 << 10, 8, 32
         self._memory, self._launcher = memory, launcher
         self._source = source
         self.signature = declared.instantiate(expression)

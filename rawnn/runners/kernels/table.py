@@ -26,8 +26,9 @@ Scalars = dict[str, int | float]
 Geometry = tuple[Dim, Dim]
 Shape = tuple[str, ...]
 """Extents of an operand: numbers, or names of the kernel's scalar parameters and their products.
-A leading "@" marks the rows (or the one element) that belong to the current step: "@batch" are
-`batch` rows from s*stride on, "@1" is element s. "?" stands for an extent that only the data's size
+A leading "@" marks the rows (or the elements) that belong to the current step: "@batch" are
+`batch` rows from s*stride on, "@1" is element s, and of a metric "@span" are `span` elements from
+s on. "?" stands for an extent that only the data's size
 gives: rows that `order` picks from."""
 
 
@@ -54,6 +55,7 @@ class KernelImpl:
     number of variants of a launch, of which the op's attribute `choice` picks one, 0 by default;
     None where they are the forms of the geometry. `boxes(scalars)` are the rows of a box of every
     operand that the kernel takes a tensor map of; they follow from the kernel's own parameters.
+    The blocks of a `cooperative` kernel all run at once.
     """
 
     source: str
@@ -66,6 +68,7 @@ class KernelImpl:
     cluster: Callable[[Scalars], int] = lambda s: 1
     choices: Callable[[Scalars], int] | None = None
     boxes: Callable[[Scalars], Mapping[str, int]] = lambda s: {}
+    cooperative: bool = False
 
     def variants(self, scalars: Scalars) -> int:
         """How many variants of a launch there are; 1 where there is nothing to choose."""
