@@ -192,15 +192,22 @@ class Device:
             text, signatures = self._source(file)
             self.load(text, file, signatures, wanted, relocatable, programmatic)
 
+    def compile_text(self, file: str, text: str, kernel: str, options: tuple[str, ...] = (),
+                     programmatic: bool = False) -> None:
+        """Compile (or take from the cache) the one kernel of a generated text."""
+        if (file, kernel, programmatic) not in self._functions:
+            self.load(text, file, parse_kernels(text), (kernel,), programmatic=programmatic,
+                      options=options)
+
     def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
              expressions: tuple[str, ...], relocatable: bool = False,
-             programmatic: bool = False) -> None:
+             programmatic: bool = False, options: tuple[str, ...] = ()) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
         arch = self.arch + "a" if name in ptx.ARCHITECTURE_SPECIFIC else self.arch
         built = compile_source(
             self.backend.nvrtc, text, name=name, arch=arch, expressions=expressions,
-            relocatable=relocatable, programmatic=programmatic, cache=self._cache,
+            options=options, relocatable=relocatable, programmatic=programmatic, cache=self._cache,
         )
         image = self._link(built, name) if relocatable else built.cubin
         module = self._check("cuModuleLoadData", image, context=f"{name} for {arch}")

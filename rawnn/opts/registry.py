@@ -17,7 +17,8 @@ Rewritten = tuple[Plan, Policy]
 class Machine:
     """What toggles need to know of the machine: whether there is a GPU, its compute capability,
     the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
-    whether the driver can allocate in the order of a stream, and what the GPU is called.
+    whether the driver can allocate in the order of a stream, what the GPU is called, and how many
+    multiprocessors it has (0: not known).
     `gpu` is None where there is one, else the sentence that says why not."""
 
     gpu: str | None
@@ -26,6 +27,7 @@ class Machine:
     has_package: Callable[[str], bool] = lambda package: False
     memory_pools: bool = True
     name: str = ""
+    multiprocessors: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,95 +1,46 @@
-// What the kernels that train on the chip ask of the device beyond plain C: the blocks of a cluster,
-// their view of each other's shared memory, and counters in global memory that blocks wait at.
+// What everything in onchip_*.cuh shares: the numbers of a kernel that trains on the chip, and what
+// its blocks are to each other.
 //
-// A SHAPE, the first template parameter of everything in onchip_*.cuh, has
+// A SHAPE, the first template parameter of the rest, has
 //   kThreads  of a block                      kRanks    blocks of a cluster, which share the widths
 //   kGroups   clusters, which share the batch kColumns  examples of a group, in eights
 //   kPitch    floats from one feature of activations [features, examples] to the next
 //   kNumbers  how products are computed: kFloat32 as three of tf32, kTf32, or kBfloat16
 #pragma once
 #include "common.cuh"
-#include "mma_fragments.cuh"
+#include "device/cluster.cuh"
+#include "device/convert.cuh"
+#include "device/copies.cuh"
+#include "device/grid.cuh"
+#include "device/products.cuh"
+#include "device/shared.cuh"
 
 constexpr int kFloat32 = 0;
 constexpr int kTf32 = 1;
 constexpr int kBfloat16 = 2;
 
-// Spins of a wait after which the kernel ends with an error: some seconds.
-constexpr int kMostSpins = 1 << 24;
-
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// This block's place in its cluster.
-template <typename SHAPE>
-__device__ __forceinline__ int cluster_rank() {
-  int rank = 0;
-#if RAWNN_ARCH >= 900
-  if constexpr (SHAPE::kRanks > 1) asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-#endif
-  return rank;
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) & 31; }
+__device__ __forceinline__ int warp_index() {
+  return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
-// All blocks of the cluster: what was written to shared memory ahead of arriving is seen behind the
-// wait. All threads must call both.
+// This block's place in its cluster, and the halves of the cluster's barrier; nothing where a
+// cluster is one block.
+template <typename SHAPE>
+__device__ __forceinline__ int rank_of_block() {
+  if constexpr (SHAPE::kRanks > 1) return static_cast<int>(ptx::cluster_rank());
+  return 0;
+}
+
 template <typename SHAPE>
 __device__ __forceinline__ void cluster_arrive() {
-#if RAWNN_ARCH >= 900
-  if constexpr (SHAPE::kRanks > 1) {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  }
-#endif
+  if constexpr (SHAPE::kRanks > 1) ptx::arrive_at_cluster();
 }
 
 template <typename SHAPE>
 __device__ __forceinline__ void cluster_wait() {
-#if RAWNN_ARCH >= 900
-  if constexpr (SHAPE::kRanks > 1) {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  }
-#endif
-}
-
-// Four floats at the same place of the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ float4 load_from_rank(const float* mine, int rank) {
-  float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#if RAWNN_ARCH >= 900
-  unsigned int address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(address)
-               : "r"(shared_address(mine)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-#endif
-  return v;
-}
-
-// The blocks of one rank over all clusters meet at a counter that is 0 when the kernel begins:
-// arriving publishes what the whole block has written to global memory.
-__device__ __forceinline__ void groups_arrive(unsigned int* counter) {
-  __syncthreads();
-#if RAWNN_ARCH >= 700
-  if (threadIdx.x == 0) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-  }
-#endif
-}
-
-__device__ __forceinline__ void groups_wait(unsigned int* counter, unsigned int target) {
-#if RAWNN_ARCH >= 700
-  if (threadIdx.x == 0) {
-    unsigned int seen;
-    int spins = 0;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-      if (++spins > kMostSpins) {
-        printf("train_steps: a block waits for the gradients of other clusters: %u of %u came\n",
-               seen, target);
-        __trap();
-      }
-    } while (static_cast<int>(seen - target) < 0);
-  }
-#endif
-  __syncthreads();
+  if constexpr (SHAPE::kRanks > 1) ptx::wait_for_cluster();
 }

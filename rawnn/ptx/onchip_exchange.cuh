@@ -18,7 +18,7 @@ __device__ __forceinline__ void sum_of_ranks(const float* mine, int first, int c
   constexpr int at_once = ranks < 8 ? ranks : 8;
   constexpr int passes = ceil_div(items * shares, SHAPE::kThreads);
   for (int pass = 0; pass < passes; ++pass) {
-    const int j = pass * SHAPE::kThreads + static_cast<int>(threadIdx.x);
+    const int j = pass * SHAPE::kThreads + thread_index();
     const int item = j / shares;
     const int share = j % shares;
     const int row = item / quads;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void sum_of_ranks(const float* mine, int first, int c
         for (int i = 0; i < at_once; ++i) {
           const int rank = share * ranks + from + i;
           v[i] = from + i < ranks && rank < SHAPE::kRanks
-                     ? load_from_rank(p, rank) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                     ? ptx::load_remote4(ptx::in_block(ptx::shared_address(p), rank)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
@@ -61,10 +61,11 @@ template <typename SHAPE, int ROWS, int SLICE, typename F>
 __device__ __forceinline__ void gather_ranks(const float* mine, F body) {
   constexpr int quads = SHAPE::kColumns / 4;
 #pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < ROWS * quads; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < ROWS * quads; i += SHAPE::kThreads) {
     const int row = i / quads;
     const int column = i % quads * 4;
-    const float4 v = load_from_rank(mine + row % SLICE * SHAPE::kPitch + column, row / SLICE);
+    const unsigned int at = ptx::shared_address(mine + row % SLICE * SHAPE::kPitch + column);
+    const float4 v = ptx::load_remote4(ptx::in_block(at, row / SLICE));
     body(row, column, v.x, v.y);
     body(row, column + 2, v.z, v.w);
   }

@@ -13,11 +13,11 @@ struct PublishTiles {
   __device__ __forceinline__ Early early(int, int) const { return {}; }
   __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
                                         const Early&) const {
-    __stcg(tiles + (mt * ACROSS + nt) * kTileQuads + threadIdx.x % 32,
+    __stcg(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
            make_float4(sum[0], sum[1], sum[2], sum[3]));
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    const int place = nt * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+    const int place = nt * 8 + lane_index() % 4 * 2;
     __stcg(reinterpret_cast<float2*>(reinterpret_cast<float*>(tiles + TILES * kTileQuads) + place),
            make_float2(first, second));
   }
@@ -33,9 +33,9 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
 template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typename Q>
 __device__ __forceinline__ void update_all(const float4* parts, long long stride, const RULE& rule,
                                            P place, Q state) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int lane = lane_index();
 #pragma unroll 1
-  for (int tile = static_cast<int>(threadIdx.x) / 32; tile < TILES; tile += SHAPE::kThreads / 32) {
+  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
     Kept<RULE, FAR> kept;
     kept.load(state(tile) + lane);
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -58,8 +58,8 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
                                              float4* fresh, P place, Q state) {
   constexpr int mine = ceil_div(TILES, SHAPE::kGroups);
   constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = lane_index();
+  const int warp = warp_index();
 #pragma unroll 1
   for (int item = warp; item < mine * SHARES; item += SHAPE::kThreads / 32) {
     const int tile = group + item / SHARES * SHAPE::kGroups;
@@ -100,9 +100,9 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
 
 template <typename SHAPE, int TILES, typename P>
 __device__ __forceinline__ void copy_fresh(const float4* fresh, P place) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int lane = lane_index();
 #pragma unroll 4
-  for (int tile = static_cast<int>(threadIdx.x) / 32; tile < TILES; tile += SHAPE::kThreads / 32) {
+  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
     const float4 v = __ldcg(fresh + tile * kTileQuads + lane);
     const Place at = place(tile);
     *reinterpret_cast<float2*>(at.first) = make_float2(v.x, v.y);

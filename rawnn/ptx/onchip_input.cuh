@@ -15,14 +15,8 @@ __device__ __forceinline__ long long example_of(const int* fetched, long long fi
 template <typename SHAPE>
 __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ order,
                                             long long first, int count) {
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += SHAPE::kThreads) {
-#if RAWNN_ARCH >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to + i)),
-                 "l"(order + first + i)
-                 : "memory");
-#else
-    to[i] = order[first + i];
-#endif
+  for (int i = thread_index(); i < count; i += SHAPE::kThreads) {
+    ptx::copy_async<4>(ptx::shared_address(to + i), order + first + i);
   }
 }
 
@@ -33,15 +27,16 @@ template <typename SHAPE, bool ORDERED, int WIDTH, int PITCH, typename T>
 __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, int ld, int from,
                                            int width, const int* fetched, long long first,
                                            int rows) {
-  constexpr int each = kChunkBytes / static_cast<int>(sizeof(T));
+  constexpr int each = 16 / static_cast<int>(sizeof(T));
   constexpr int chunks = (WIDTH + each - 1) / each;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < rows * chunks; i += SHAPE::kThreads) {
     const int row = i / chunks;
     const int column = i % chunks * each;
     if (column < width) {
       const long long example = example_of<ORDERED>(fetched, first, row);
-      copy_part(shared_address(to + row * PITCH + column), matrix + example * ld + from + column,
-                min(each, width - column));
+      ptx::copy_async(ptx::shared_address(to + row * PITCH + column),
+                      matrix + example * ld + from + column,
+                      min(each, width - column) * static_cast<int>(sizeof(T)));
     }
   }
 }
@@ -53,7 +48,7 @@ __device__ __forceinline__ void convert_rows(float* x, const T* raw, float scale
                                              const float* mean, const float* inverse_std,
                                              int width, int rows) {
   constexpr int quads = (WIDTH + 3) / 4;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * quads; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < rows * quads; i += SHAPE::kThreads) {
     const int row = i / quads;
     const int column = i % quads * 4;
     const T* from = raw + row * RAW_PITCH + column;
@@ -89,7 +84,7 @@ struct NextLabels {
                                         long long first, int rows) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = i * SHAPE::kThreads + static_cast<int>(threadIdx.x);
+      const int row = i * SHAPE::kThreads + thread_index();
       value[i] = row < rows ? static_cast<int>(labels[example_of<ORDERED>(fetched, first, row)])
                             : -1;
     }
@@ -97,7 +92,7 @@ struct NextLabels {
   __device__ __forceinline__ void store(int* to) const {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = i * SHAPE::kThreads + static_cast<int>(threadIdx.x);
+      const int row = i * SHAPE::kThreads + thread_index();
       if (row < SHAPE::kColumns) to[row] = value[i];
     }
   }

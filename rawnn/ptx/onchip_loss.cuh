@@ -13,8 +13,8 @@ __device__ __forceinline__ void softmax_loss(float* logits, float* dz, int first
                                              const int* labels, int present, float share,
                                              Tally& tally) {
   constexpr int side = 32 / LANES;  // examples of a warp
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = lane_index();
+  const int warp = warp_index();
   const int part = lane / side;
   for (int from = warp * side; from < SHAPE::kColumns; from += SHAPE::kThreads / 32 * side) {
     const int example = from + lane % side;
@@ -74,7 +74,7 @@ template <typename SHAPE, typename LOSS, int ROWS, int PITCH>
 __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, int count,
                                                int present, float share, Tally& tally) {
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < ROWS * SHAPE::kColumns; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < ROWS * SHAPE::kColumns; i += SHAPE::kThreads) {
     const int row = i / SHAPE::kColumns;
     const int example = i % SHAPE::kColumns;
     if (row >= count) break;
@@ -99,7 +99,8 @@ __device__ __forceinline__ void leave_in_warps(Tally tally, Tally* sums) {
     tally.loss += __shfl_xor_sync(kFullWarp, tally.loss, step);
     tally.right += __shfl_xor_sync(kFullWarp, tally.right, step);
   }
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = tally;
+  const int warp = warp_index();
+  if (lane_index() == 0) sums[warp] = tally;
 }
 
 template <typename SHAPE>
@@ -128,7 +129,7 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (int s = static_cast<int>(threadIdx.x); s < steps; s += SHAPE::kThreads) {
+  for (int s = thread_index(); s < steps; s += SHAPE::kThreads) {
     Tally total = {0.0f, 0};
     for (int i = 0; i < parts; ++i) {
       const float2 part = __ldcg(left + static_cast<long long>(s) * parts + i);
@@ -139,7 +140,7 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
     if (correct != nullptr) correct[s] = total.right;
   }
   if (threadIdx.x == 0) *ticket = 0u;
-  for (int i = static_cast<int>(threadIdx.x); i < count_counters; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < count_counters; i += SHAPE::kThreads) {
     counters[i] = 0u;
   }
 }

@@ -37,7 +37,7 @@ __device__ __forceinline__ Finish<F> finish(F body) {
 template <typename F>
 __device__ __forceinline__ auto pairs(F body) {
   return finish([=](int, int mt, int nt, const float (&sum)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int lane = lane_index();
     const int row = mt * 16 + lane / 4;
     const int column = nt * 8 + lane % 4 * 2;
     body(row, column, sum[0], sum[1]);
@@ -67,8 +67,8 @@ struct Product {
 
   const float* a[MT];
   const float* b[NT];
-  Block<float> sum[kChains][MT][NT];
-  Block<float> ones_sum[SUMS ? NT : 1];
+  float sum[kChains][MT][NT][4];
+  float ones_sum[SUMS ? NT : 1][4];
   bool counts;
 
   __device__ __forceinline__ void load(int k, Step& to) const {
@@ -96,16 +96,12 @@ struct Product {
     }
   }
 
-  static __device__ __forceinline__ unsigned int high_part(float x) {
-    return (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-  }
-
-  static __device__ __forceinline__ void mma(Block<float>& to, const unsigned int (&x)[4],
+  static __device__ __forceinline__ void mma(float (&to)[4], const unsigned int (&x)[4],
                                              const unsigned int (&y)[2]) {
     if constexpr (SHAPE::kNumbers == kBfloat16) {
-      multiply<bfloat16, bfloat16>(to, x, y[0], y[1]);
+      ptx::multiply<bfloat16>(to, x, y[0], y[1]);
     } else {
-      multiply<float, float>(to, x, y[0], y[1]);
+      ptx::multiply<float>(to, x, y[0], y[1]);
     }
   }
 
@@ -114,31 +110,17 @@ struct Product {
   __device__ __forceinline__ void add(const Step& step) {
     unsigned int high_a[MT][4], high_b[NT][2];
     constexpr unsigned int one[4] = {0x3f800000u, 0x3f800000u, 0x3f800000u, 0x3f800000u};
-#pragma unroll
-    for (int i = 0; i < MT; ++i) {
-#pragma unroll
-      for (int q = 0; q < 4; ++q) high_a[i][q] = high_part(step.a[i][q]);
-    }
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-#pragma unroll
-      for (int q = 0; q < 2; ++q) high_b[j][q] = high_part(step.b[j][q]);
-    }
     if constexpr (SHAPE::kNumbers == kFloat32) {
       unsigned int low_a[MT][4], low_b[NT][2];
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
 #pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          low_a[i][q] = __float_as_uint(step.a[i][q] - __uint_as_float(high_a[i][q]));
-        }
+        for (int q = 0; q < 4; ++q) ptx::split_tf32(step.a[i][q], high_a[i][q], low_a[i][q]);
       }
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
 #pragma unroll
-        for (int q = 0; q < 2; ++q) {
-          low_b[j][q] = __float_as_uint(step.b[j][q] - __uint_as_float(high_b[j][q]));
-        }
+        for (int q = 0; q < 2; ++q) ptx::split_tf32(step.b[j][q], high_b[j][q], low_b[j][q]);
       }
       constexpr int second = kChains > 1 ? 1 : 0;
       constexpr int third = kChains > 2 ? 2 : second;
@@ -155,6 +137,17 @@ struct Product {
       if (SUMS && counts) {
 #pragma unroll
         for (int j = 0; j < NT; ++j) mma(ones_sum[SUMS ? j : 0], one, low_b[j]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) high_a[i][q] = ptx::near_tf32(step.a[i][q]);
+      }
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+#pragma unroll
+        for (int q = 0; q < 2; ++q) high_b[j][q] = ptx::near_tf32(step.b[j][q]);
       }
     }
     constexpr int chain = SHAPE::kNumbers == kTf32 && ODD && kChains > 1 ? 1 : 0;
@@ -175,15 +168,15 @@ struct Product {
     constexpr unsigned int one[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
-      pa[i][0] = Pairs<bfloat16>::pack(first.a[i][0], first.a[i][2]);
-      pa[i][1] = Pairs<bfloat16>::pack(first.a[i][1], first.a[i][3]);
-      pa[i][2] = Pairs<bfloat16>::pack(second.a[i][0], second.a[i][2]);
-      pa[i][3] = Pairs<bfloat16>::pack(second.a[i][1], second.a[i][3]);
+      pa[i][0] = ptx::pack_bf16(first.a[i][0], first.a[i][2]);
+      pa[i][1] = ptx::pack_bf16(first.a[i][1], first.a[i][3]);
+      pa[i][2] = ptx::pack_bf16(second.a[i][0], second.a[i][2]);
+      pa[i][3] = ptx::pack_bf16(second.a[i][1], second.a[i][3]);
     }
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
-      pb[j][0] = Pairs<bfloat16>::pack(first.b[j][0], first.b[j][1]);
-      pb[j][1] = Pairs<bfloat16>::pack(second.b[j][0], second.b[j][1]);
+      pb[j][0] = ptx::pack_bf16(first.b[j][0], first.b[j][1]);
+      pb[j][1] = ptx::pack_bf16(second.b[j][0], second.b[j][1]);
     }
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
@@ -204,6 +197,11 @@ struct Product {
     }
 #pragma unroll
     for (int j = 0; j < NT; ++j) step.b[j][0] = step.b[j][1] = 0.0f;
+  }
+
+  static __device__ __forceinline__ void clear(float (&values)[4]) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) values[q] = 0.0f;
   }
 
   // The steps from `k` to `end`; loads run ahead of the products.
@@ -268,9 +266,9 @@ struct Product {
   template <typename FINISH>
   static __device__ __forceinline__ void run(const float* left, const float* right, int first,
                                              const FINISH& finish) {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
-    const int t = static_cast<int>(threadIdx.x) % 4;
+    const int warp = warp_index();
+    const int g = lane_index() / 4;
+    const int t = lane_index() % 4;
     for (int task = warp < first ? warp - first + kWarps : warp - first; task < kTasks;
          task += kWarps) {
       const int part = task % SPLIT;
@@ -296,13 +294,13 @@ struct Product {
         for (int j = 0; j < NT; ++j) {
           early[i][j] = finish.early(min(down + i, M16 - 1), min(across + j, N8 - 1));
 #pragma unroll
-          for (int chain = 0; chain < kChains; ++chain) p.sum[chain][i][j] = {};
+          for (int chain = 0; chain < kChains; ++chain) clear(p.sum[chain][i][j]);
         }
       }
       if constexpr (SUMS) {
         p.counts = down == 0;
 #pragma unroll
-        for (int j = 0; j < NT; ++j) p.ones_sum[j] = {};
+        for (int j = 0; j < NT; ++j) clear(p.ones_sum[j]);
       }
       if constexpr (SPLIT == 1 && K8 <= kUnrolled) {
         p.add_all();
@@ -316,10 +314,10 @@ struct Product {
           float total[4];
 #pragma unroll
           for (int q = 0; q < 4; ++q) {
-            total[q] = p.sum[0][i][j].value[q];
-            if constexpr (kChains == 2) total[q] += p.sum[1][i][j].value[q];
+            total[q] = p.sum[0][i][j][q];
+            if constexpr (kChains == 2) total[q] += p.sum[1][i][j][q];
             if constexpr (kChains == 3) {
-              total[q] += p.sum[1][i][j].value[q] + p.sum[2][i][j].value[q];
+              total[q] += p.sum[1][i][j][q] + p.sum[2][i][j][q];
             }
           }
           if ((M16 % MT == 0 || down + i < M16) && (N8 % NT == 0 || across + j < N8)) {
@@ -332,7 +330,7 @@ struct Product {
 #pragma unroll
           for (int j = 0; j < NT; ++j) {
             if (N8 % NT == 0 || across + j < N8) {
-              finish.sums(across + j, p.ones_sum[j].value[0], p.ones_sum[j].value[1]);
+              finish.sums(across + j, p.ones_sum[j][0], p.ones_sum[j][1]);
             }
           }
         }
@@ -346,7 +344,7 @@ struct Product {
 template <typename SHAPE, int ROWS>
 __device__ __forceinline__ auto store_parts(float* scratch) {
   return finish([=](int part, int mt, int nt, const float (&sum)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int lane = lane_index();
     float* p = scratch + (part * ROWS + mt * 16 + lane / 4) * SHAPE::kPitch + nt * 8 + lane % 4 * 2;
     *reinterpret_cast<float2*>(p) = make_float2(sum[0], sum[1]);
     *reinterpret_cast<float2*>(p + 8 * SHAPE::kPitch) = make_float2(sum[2], sum[3]);
@@ -356,7 +354,7 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
 template <typename SHAPE, int SPLIT, int ROWS, typename F>
 __device__ __forceinline__ void add_parts(const float* scratch, F body) {
   constexpr int quads = SHAPE::kColumns / 4;
-  for (int i = static_cast<int>(threadIdx.x); i < ROWS * quads; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < ROWS * quads; i += SHAPE::kThreads) {
     const int row = i / quads;
     const int column = i % quads * 4;
     const float* p = scratch + row * SHAPE::kPitch + column;

@@ -69,13 +69,13 @@ struct UpdateTiles {
     return states + tile * (RULE::kStates * kTileQuads);
   }
   __device__ __forceinline__ Early early(int mt, int nt) const {
-    Early kept;
-    if constexpr (FAR) kept.load(state_of(mt * ACROSS + nt) + threadIdx.x % 32);
+    Early kept = {};
+    if constexpr (FAR) kept.load(state_of(mt * ACROSS + nt) + lane_index());
     return kept;
   }
   __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
                                         const Early& early) const {
-    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int lane = lane_index();
     Early kept = early;
     float4* const state = state_of(mt * ACROSS + nt) + lane;
     if constexpr (!FAR) kept.load(state);
@@ -85,7 +85,7 @@ struct UpdateTiles {
     kept.store(state);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    const int place = nt * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+    const int place = nt * 8 + lane_index() % 4 * 2;
     const float gradient[2] = {first, second};
     float* const state = reinterpret_cast<float*>(state_of(TILES + place / kTileFloats)) +
                          place % kTileFloats;
@@ -118,7 +118,7 @@ struct Place {
 
 template <int LDW, int ROWS, int ACROSS, int TILES>
 __device__ __forceinline__ Place place_of(int tile, float* w, float* bias) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int lane = lane_index();
   if (tile >= TILES) {
     float* const at = bias + (tile - TILES) * kTileFloats + lane * 4;
     return {at, at + 2};
@@ -137,7 +137,7 @@ struct Part {
 template <typename SHAPE, int LDW>
 __device__ __forceinline__ void load_weights(float* image, const float* __restrict__ w, int ld,
                                              Part part) {
-  for (int i = static_cast<int>(threadIdx.x); i < part.outs * part.ins; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < part.outs * part.ins; i += SHAPE::kThreads) {
     const int out = i / part.ins;
     const int in = i % part.ins;
     image[in * LDW + out] = w[static_cast<long long>(part.out + out) * ld + part.in + in];
@@ -147,7 +147,7 @@ __device__ __forceinline__ void load_weights(float* image, const float* __restri
 template <typename SHAPE, int LDW, typename T>
 __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, const float* image,
                                                  Part part) {
-  for (int i = static_cast<int>(threadIdx.x); i < part.outs * part.ins; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < part.outs * part.ins; i += SHAPE::kThreads) {
     const int out = i / part.ins;
     const int in = i % part.ins;
     w[static_cast<long long>(part.out + out) * ld + part.in + in] =
@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, cons
 template <typename SHAPE, int STATES, int ACROSS, int TILES, int SHARES, typename F>
 __device__ __forceinline__ void for_states(int tiles, int base, int share, int state, int ld,
                                            Part part, F body) {
-  for (int i = static_cast<int>(threadIdx.x); i < tiles * kTileFloats; i += SHAPE::kThreads) {
+  for (int i = thread_index(); i < tiles * kTileFloats; i += SHAPE::kThreads) {
     const int tile = i / kTileFloats;
     const int place = i % kTileFloats;
     int slot = tile;

@@ -14,7 +14,7 @@ from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
 from rawnn.ptx.programmatic import Proof
-from rawnn.runners.kernels import kernel_arguments, kernel_for, kernel_maps
+from rawnn.runners.kernels import KernelImpl, kernel_arguments, kernel_for, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -43,14 +43,21 @@ class Lowering:
     def compile(self, plans: Iterable[Plan]) -> None:
         """Compile every kernel that the plans need, one NVRTC program per source file."""
         wanted: dict[str, dict[str, None]] = {}
+        written: dict[str, KernelImpl] = {}
         for plan in plans:
             for op in plan.ops:
                 if _is_kernel(op):
                     impl = kernel_for(op)
+                    if impl.text:
+                        written[impl.source] = impl
+                        continue
                     wanted.setdefault(impl.source, {})[impl.expression(op, plan)] = None
         for source, expressions in wanted.items():
             self.device.compile(source, tuple(expressions), source == "while.cu",
                                 self._programmatic)
+        for impl in written.values():
+            self.device.compile_text(impl.source, impl.text, impl.name, impl.options,
+                                     self._programmatic)
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no

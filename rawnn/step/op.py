@@ -27,7 +27,7 @@ class OpSpec:
     `reads` and `writes` are operand names; `slotted` are those of which an op touches only the
     elements at its own steps, `optional` those an op may leave out.
     `reference(operands, attributes)` computes the op with NumPy, in place, in whatever float type
-    its operands have.
+    its operands have. Where operands vary from op to op, `of(op)` gives what is true of that one.
     """
 
     kind: str
@@ -37,6 +37,7 @@ class OpSpec:
     slotted: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     summary: str = ""
+    of: Callable[[Op], OpSpec] | None = None
 
 
 OPS: dict[str, OpSpec] = {}
@@ -78,7 +79,8 @@ class Op:
 
     @property
     def spec(self) -> OpSpec:
-        return OPS[self.kind]
+        spec = OPS[self.kind]
+        return spec.of(self) if spec.of else spec
 
     @property
     def reads(self) -> tuple[Access, ...]:
@@ -126,7 +128,8 @@ class Op:
             return ", ".join(n if s is None else f"{n}[{_slots(s)}]" for n, s in accesses) or "-"
 
         static = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
-                           for k, v in self.attributes.items())
+                           for k, v in self.attributes.items()
+                           if isinstance(v, (bool, int, float, str)))
         return (f"{self.name:<24} {self.kind}/{self.impl:<8} reads {words(self.reads)}; "
                 f"writes {words(self.writes)}" + (f"  [{static}]" if static else ""))
 

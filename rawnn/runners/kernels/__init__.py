@@ -7,12 +7,14 @@ from rawnn.runners.kernels import linear as _linear
 from rawnn.runners.kernels import losses as _losses
 from rawnn.runners.kernels import mma as _mma
 from rawnn.runners.kernels import narrow as _narrow
+from rawnn.runners.kernels import persistent as _persistent
 from rawnn.runners.kernels import products as _products
 from rawnn.runners.kernels import skinny as _skinny
 from rawnn.runners.kernels import tiled as _tiled
 from rawnn.runners.kernels import updates as _updates
 from rawnn.runners.kernels.table import (
     KERNELS,
+    WRITTEN,
     KernelImpl,
     Scalars,
     Shape,
@@ -21,7 +23,7 @@ from rawnn.runners.kernels.table import (
     kernel_maps,
 )
 
-__all__ = ["KERNELS", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for",
+__all__ = ["KERNELS", "WRITTEN", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for",
            "kernel_maps"]
-del _activations, _epoch, _head, _linear, _losses, _mma, _narrow, _products, _skinny, _tiled
+del _activations, _epoch, _head, _linear, _losses, _mma, _narrow, _persistent, _products, _skinny, _tiled
 del _updates

@@ -19,7 +19,7 @@ from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.dtypes import c_type
 from rawnn.errors import ConfigError
 from rawnn.ptx.signature import KernelSignature
-from rawnn.step.op import Op
+from rawnn.step.op import Op, OpSpec
 from rawnn.step.plan import Plan
 
 Scalars = dict[str, int | float]
@@ -55,7 +55,8 @@ class KernelImpl:
     number of variants of a launch, of which the op's attribute `choice` picks one, 0 by default;
     None where they are the forms of the geometry. `boxes(scalars)` are the rows of a box of every
     operand that the kernel takes a tensor map of; they follow from the kernel's own parameters.
-    The blocks of a `cooperative` kernel all run at once.
+    The blocks of a `cooperative` kernel all run at once. A generated kernel brings its `text`, and
+    NVRTC's `options` for it.
     """
 
     source: str
@@ -69,6 +70,8 @@ class KernelImpl:
     choices: Callable[[Scalars], int] | None = None
     boxes: Callable[[Scalars], Mapping[str, int]] = lambda s: {}
     cooperative: bool = False
+    text: str = ""
+    options: tuple[str, ...] = ()
 
     def variants(self, scalars: Scalars) -> int:
         """How many variants of a launch there are; 1 where there is nothing to choose."""
@@ -92,6 +95,13 @@ class KernelImpl:
 KERNELS: dict[tuple[str, str], KernelImpl] = {}
 
 
+GENERATED: dict[str, Callable[[Op], KernelImpl]] = {}
+"""Kinds of ops whose kernels are written for each op -> what writes it."""
+
+WRITTEN: dict[str, tuple[OpSpec, KernelImpl]] = {}
+"""Kernels that were written, by name: what they mean."""
+
+
 def register(kind: str, impl: str, entry: KernelImpl) -> None:
     """Add the kernel of (kind, impl); a product's kind is "matmul nt", "matmul nn" or
     "matmul tn"."""
@@ -100,6 +110,10 @@ def register(kind: str, impl: str, entry: KernelImpl) -> None:
 
 def kernel_for(op: Op) -> KernelImpl:
     """The table's entry for an op. Raises ConfigError for an impl that no kernel provides."""
+    if op.kind in GENERATED:
+        written = GENERATED[op.kind](op)
+        WRITTEN[written.name] = op.spec, written
+        return written
     kind = f"matmul {op.attributes['layout']}" if op.kind == "matmul" else op.kind
     try:
         return KERNELS[kind, op.impl]

@@ -1,0 +1,562 @@
+"""The text of a training kernel: constants, and calls of the templates in ptx/onchip_*.cuh."""
+
+from __future__ import annotations
+
+from rawnn.activations import functor
+from rawnn.dtypes import c_type
+from rawnn.onchip.decompose import (
+    BY_INPUTS,
+    BY_OUTPUTS,
+    EVERYWHERE,
+    FULL,
+    GATHERED,
+    SLICED,
+    Decomposition,
+    ceil,
+)
+from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout
+from rawnn.onchip.problem import Problem
+
+NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16"}
+
+
+def literal(value: float | bool | int) -> str:
+    """A number as C++ has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, int) else f"{value!r}"
+
+
+class Writer:
+    """Lines of a kernel, indented by their braces."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._depth = 0
+
+    def __call__(self, text: str) -> None:
+        for line in text.strip("\n").split("\n"):
+            line = line.strip()
+            if line.startswith("}"):
+                self._depth -= 1
+            self.lines.append("  " * self._depth + line)
+            self._depth += line.count("{") - line.count("}") + (line.startswith("}"))
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+def source(layout: Layout, name: str) -> str:
+    """The CUDA C of the kernel `name`."""
+    return _Kernel(layout, name).text()
+
+
+def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
+    """(type, name) of every parameter, pointers by the roles of their operands."""
+    found = [(f"const {p.input_type}*", "images"), ("int", "ldimages")]
+    if p.labelled:
+        found.append((f"const {c_type(p.labels)}*", "labels"))
+    elif not p.reconstruct:
+        found += [("const float*", "targets"), ("int", "ldtargets")]
+    found += [("const int*", "order")] if p.ordered else []
+    found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
+    found += [("const float*", "rates")] if p.scheduled else []
+    found += [("const int*", "clock")] if p.timed else []
+    found.append(("const int*", "cursor"))
+    for layer in range(1, p.depth + 1):
+        for role in (f"w{layer}", *(f"w{layer}_{s}" for s in p.states)):
+            found += [("float*", role), ("int", f"ld{role}")]
+        if p.copies:
+            found += [(f"{c_type(p.copies)}*", f"c{layer}"), ("int", f"ldc{layer}")]
+        if p.bias:
+            found += [("float*", role) for role in (f"b{layer}",
+                                                    *(f"b{layer}_{s}" for s in p.states))]
+    found += [("float*", "tally"), ("unsigned int*", "counters")]
+    found += [("float*", name) for name in layout.workspaces() if name != "counters"]
+    found.append(("float*", "loss"))
+    if p.measured:
+        found.append(("int*", "correct"))
+    return [*found, ("int", "offset"), ("int", "span")]
+
+
+class _Kernel:
+    def __init__(self, layout: Layout, name: str) -> None:
+        self.layout, self.d, self.p, self.name = layout, layout.decomposition, \
+            layout.decomposition.problem, name
+        self.w = Writer()
+
+    # -- where things lie --------------------------------------------------------------------------
+    def at(self, name: str) -> str:
+        return f"(shared + {self.layout.places[name]})"
+
+    def a(self, boundary: int) -> str:
+        return "x" if boundary == 0 else self.at(f"a{boundary}")
+
+    def z(self, boundary: int) -> str:
+        return self.at(f"z{boundary}")
+
+    def exchange(self, other: bool = False) -> str:
+        turn = "(turn ^ 1)" if other else "turn"
+        return f"(shared + {self.layout.places['exchange']} + {turn} * {self.layout.exchange})"
+
+    def count(self, boundary: int) -> str:
+        """Features of the boundary that this block holds."""
+        return f"n{boundary}" if self.d.types[boundary] != FULL else str(self.p.layers[boundary])
+
+    # -- the whole ---------------------------------------------------------------------------------
+    def text(self) -> str:
+        d, p, w = self.d, self.p, self.w
+        w(f"// {'-'.join(map(str, p.layers))}, batch {p.batch}, {p.numbers}: {d}")
+        w('#include "onchip.cuh"')
+        w("struct Shape {")
+        for constant, value in (("Threads", d.threads), ("Ranks", d.ranks), ("Groups", d.groups),
+                                ("Columns", d.columns), ("Pitch", d.pitch),
+                                ("Numbers", NUMBERS[p.numbers])):
+            w(f"static constexpr int k{constant} = {value};")
+        w("};")
+        w(f"using Between = {functor(p.activation)};")
+        w(f"using Rule = {p.rule};")
+        w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
+        arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
+                              else f"{kind} {name}" for kind, name in parameters(p, self.layout))
+        w(f"__global__ void __launch_bounds__({d.threads}) {self.name}({arguments}) {{")
+        self.begin()
+        w("for (int u = 0; u < span; ++u) {")
+        self.step()
+        w("}")
+        self.end()
+        w("}")
+        return w.text()
+
+    # -- ahead of the steps ------------------------------------------------------------------------
+    def begin(self) -> None:
+        d, p, w = self.d, self.p, self.w
+        w("float* const shared = ptx::dynamic_shared<float>();")
+        w("const int rank = rank_of_block<Shape>();")
+        w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
+        w("const int thread = thread_index();")
+        w("const int cursor_now = *cursor + offset;")
+        w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
+        for boundary, n in enumerate(p.layers):
+            size = d.slices[boundary]
+            w(f"const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
+        w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + step)"
+          f" * {p.stride} + group * {d.share}; }};")
+        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads}) shared[i] = 0.0f;")
+        w("__syncthreads();")
+        for layer in range(p.depth):
+            self.load_layer(layer)
+        if p.normalised:
+            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+            w(f"for (int i = thread; i < {self.count(0)}; i += {d.threads}) {{")
+            w(f"{self.at('mean')}[i] = mean[{start} + i];")
+            w(f"{self.at('inverse_std')}[i] = inverse_std[{start} + i];")
+            w("}")
+        w(f"Rule* const rules = reinterpret_cast<Rule*>{self.at('rules')};")
+        w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        if p.labelled:
+            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
+            w("NextLabels<Shape> labels_ahead;")
+        if p.ordered:
+            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
+            w("fetch_order<Shape>(fetched, order, first_of(0), present);")
+            w(f"if (span > 1) fetch_order<Shape>(fetched + {d.columns}, order, first_of(1), present);")
+            w("ptx::commit_copies();")
+            w("ptx::wait_for_copies<0>();")
+            w("__syncthreads();")
+        self.fetch("0")
+        w("ptx::wait_for_copies<0>();")
+        if p.labelled:
+            w("labels_ahead.store(y);")
+        w("__syncthreads();")
+        if d.ranks > 1:
+            w("cluster_arrive<Shape>();")
+            w("cluster_wait<Shape>();")
+            if self.layout.exchange:
+                w("int turn = 0;")
+
+    def load_layer(self, layer: int) -> None:
+        p, w, part = self.p, self.w, self.layout.layers[layer]
+        n = layer + 1
+        w(f"const Part part{n} = {self.part_of(layer)};")
+        w(f"float* const weights{n} = shared + {part.weights};")
+        w(f"float* const biases{n} = shared + {part.bias};")
+        w(f"load_weights<Shape, {part.pitch}>(weights{n}, w{n}, ldw{n}, part{n});")
+        if p.bias:
+            w(f"for (int i = thread; i < part{n}.outs; i += {self.d.threads}) "
+              f"biases{n}[i] = b{n}[part{n}.out + i];")
+        self.move_states(layer, "load")
+
+    def part_of(self, layer: int) -> str:
+        kind, below, above = self.d.kinds[layer], self.d.slices[layer], self.d.slices[layer + 1]
+        outs, ins = self.p.layers[layer + 1], self.p.layers[layer]
+        if kind == BY_OUTPUTS:
+            return f"{{rank * {above}, n{layer + 1}, 0, {ins}}}"
+        if kind == BY_INPUTS:
+            return f"{{0, {outs}, rank * {below}, n{layer}}}"
+        return f"{{0, {outs}, 0, {ins}}}"
+
+    def states_at(self, layer: int) -> str:
+        """Where the layer's state lies, as a float4 pointer; that of all layers where clusters share
+        the batch."""
+        found, part = self.layout, self.layout.layers[layer]
+        many = len(self.p.states) * TILE // 4
+        near = found.shared_state if found.sync else part.near
+        if near is not None:
+            return f"reinterpret_cast<float4*>(shared + {near})"
+        if not found.far_tiles:
+            return "static_cast<float4*>(nullptr)"
+        tile = 0 if found.sync else part.far
+        return f"(reinterpret_cast<float4*>(far) + (blockIdx.x * {found.far_tiles}ll + {tile}) * {many})"
+
+    def move_states(self, layer: int, way: str) -> None:
+        found, part, n = self.layout, self.layout.layers[layer], layer + 1
+        share = found.sync == SHARE
+        base = part.base if found.sync else 0
+        for number, state in enumerate(self.p.states):
+            at = f"reinterpret_cast<float*>({self.states_at(layer)})"
+            if found.sync == ALL:
+                at += f" + {base * len(self.p.states) * TILE}"
+            bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
+            self.w(f"{way}_states<Shape, {len(self.p.states)}, {part.across}, {part.tiles}, "
+                   f"{self.d.groups if share else 1}>({at}, {part.all_tiles}, "
+                   f"{base if share else 0}, group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, "
+                   f"part{n});")
+
+    def fetch(self, step: str) -> None:
+        """Ask for all that step `step` needs."""
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        ordered = "true" if p.ordered else "false"
+        buffer = f"(({step}) & 1)"
+        rows = f"fetched + {buffer} * {d.columns}" if p.ordered else "nullptr"
+        start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+        if p.converted:
+            size = d.columns * found.raw_pitch
+            to = f"reinterpret_cast<{p.input_type}*>{self.at('raw')} + {buffer} * {size}"
+            pitch = found.raw_pitch
+        else:
+            to = f"{self.at('x')} + {buffer} * {d.columns * found.input_pitch}"
+            pitch = found.input_pitch
+        w(f"fetch_rows<Shape, {ordered}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, "
+          f"{self.count(0)}, {rows}, first_of({step}), present);")
+        if p.labelled:
+            w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), present);")
+        elif not p.reconstruct:
+            last = p.depth
+            start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
+            w(f"fetch_rows<Shape, {ordered}, {found.target_width}, {found.target_pitch}>("
+              f"{self.at('y')} + {buffer} * {d.columns * found.target_pitch}, targets, ldtargets, "
+              f"{start}, {self.count(last)}, {rows}, first_of({step}), present);")
+        rate = f"rates[cursor_now + {step}]" if p.scheduled else literal(p.lr)
+        time = f"clock[1] + cursor_now + {step} + 1" if p.timed else "0"
+        settings = "".join(f", {literal(value)}" for value in p.settings)
+        w(f"if (thread == {d.threads - 1}) rules[{buffer}] = Rule({rate}, {time}{settings});")
+        w("ptx::commit_copies();")
+
+    def fetch_ahead(self) -> None:
+        w, d = self.w, self.d
+        w("if (u + 1 < span) {")
+        self.fetch("u + 1")
+        if self.p.ordered:
+            w("if (u + 2 < span) {")
+            w(f"fetch_order<Shape>(fetched + (u & 1) * {d.columns}, order, first_of(u + 2), "
+              "present);")
+            w("ptx::commit_copies();")
+            w("}")
+        w("}")
+
+    # -- a step ------------------------------------------------------------------------------------
+    def step(self) -> None:
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        w("Tally seen = {0.0f, 0};")
+        if p.converted:
+            w(f"float* const x = {self.at('x')};")
+            raw = f"reinterpret_cast<const {p.input_type}*>{self.at('raw')} + (u & 1) * " \
+                  f"{d.columns * found.raw_pitch}"
+            vectors = f"{self.at('mean')}, {self.at('inverse_std')}" if p.normalised \
+                else "nullptr, nullptr"
+            w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
+              f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
+              f"{self.count(0)}, present);")
+            w("__syncthreads();")
+        else:
+            w(f"float* const x = {self.at('x')} + (u & 1) * {d.columns * found.input_pitch};")
+        for layer in range(p.depth):
+            self.forward(layer)
+        self.loss()
+        waiting: list[int] = [p.depth - 1]
+        for layer in range(p.depth - 1, 0, -1):
+            self.backward(layer, waiting)
+            waiting.append(layer - 1)
+        self.gradients(waiting)
+        self.meet()
+        repeated = d.ranks > 1 and d.types[-1] != SLICED
+        parts = d.groups if repeated else d.blocks
+        place = "group" if repeated else "blockIdx.x"
+        w(f"if (thread == 0{' && rank == 0' if repeated else ''}) {{")
+        w("const Tally total = add_warps<Shape>(tallies);")
+        w(f"reinterpret_cast<float2*>(tally)[u * {parts}ll + {place}] = make_float2(total.loss, __int_as_float(total.right));")
+        w("}")
+        w("ptx::wait_for_copies<0>();")
+        if p.labelled:
+            w("labels_ahead.store(y);")
+        w("__syncthreads();")
+
+    def product(self, kind: str, layer: int, finish: str) -> None:
+        """The forward or backward product of a layer, with `finish` a lambda of (m, e, v0, v1)."""
+        d, w, part = self.d, self.w, self.layout.layers[layer]
+        tiles = part.forward if kind == "forward" else part.backward
+        assert tiles is not None
+        ins, outs = d.ins(layer), d.outs(layer)
+        n = layer + 1
+        if kind == "forward":
+            rows, inner = ceil(outs, 16), ceil(ins, 8)
+            ways, right = f"false, {literal(layer == 0)}", self.a(layer)
+            pitch = d.pitch if layer else self.layout.input_pitch
+        else:
+            rows, inner = ceil(ins, 16), ceil(outs, 8)
+            ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
+        head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
+               f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}>::run(weights{n}, {right}, 0, "
+        first = kind == "forward" and layer == 0
+        if tiles.split == 1:
+            w(f"{head}pairs({finish}));")
+            if first:
+                self.fetch_ahead()
+            return
+        w(f"{head}store_parts<Shape, {rows * 16}>({self.at('scratch')}));")
+        if first:
+            self.fetch_ahead()
+        w("__syncthreads();")
+        w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({self.at('scratch')}, {finish});")
+
+    @staticmethod
+    def body(limit: str, text: str) -> str:
+        """A lambda over pairs of a row `m` (below the limit) and the examples e, e + 1."""
+        return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
+
+    def store(self, to: str, first: str = "v0", second: str = "v1", row: str = "m") -> str:
+        return f"*reinterpret_cast<float2*>({to} + ({row}) * {self.d.pitch} + e) = " \
+               f"make_float2({first}, {second});"
+
+    def keep(self, boundary: int, layer: int, to: str) -> str:
+        """Text that adds the bias, applies the activation and stores at `to`."""
+        lines = []
+        if self.p.bias:
+            lines += [f"const float bias = biases{layer + 1}[m];", "v0 += bias, v1 += bias;"]
+        if boundary < self.p.depth:
+            if self.p.saves_input:
+                lines.append(self.store(self.z(boundary)))
+            lines.append(self.store(to, "Between::apply(v0)", "Between::apply(v1)"))
+        else:
+            lines.append(self.store(to))
+        return "\n".join(lines)
+
+    def forward(self, layer: int) -> None:
+        d, p, w = self.d, self.p, self.w
+        kind, above = d.kinds[layer], layer + 1
+        type_, n = d.types[above], p.layers[above]
+        last = above == p.depth
+        w(f"// forward {above}: {kind}")
+        home = (self.at("logits") if type_ == GATHERED else self.z(above)) if last \
+            else self.a(above)
+        if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
+            self.product("forward", layer, self.body(self.count(above),
+                                                     self.keep(above, layer, home)))
+        elif kind == BY_OUTPUTS:
+            self.product("forward", layer, self.body(
+                self.count(above), self.keep(above, layer, self.exchange())))
+            self.barrier()
+            w(f"gather_ranks<Shape, {n}, {d.slices[above]}>({self.exchange()}, "
+              f"{self.body(str(n), self.store(home))});")
+            w("turn ^= 1;")
+        else:
+            self.product("forward", layer, self.body(str(n), self.store(self.exchange())))
+            self.all_reduce(n, self.body(str(n), self.keep(above, layer, home)), [])
+        w("__syncthreads();")
+
+    def barrier(self, meanwhile: list[int] | None = None) -> None:
+        self.w("cluster_arrive<Shape>();")
+        self.gradients(meanwhile or [])
+        self.w("cluster_wait<Shape>();")
+
+    def all_reduce(self, n: int, finish: str, meanwhile: list[int]) -> None:
+        w, size = self.w, ceil(n, self.d.ranks)
+        self.barrier(meanwhile)
+        if self.d.sums_at_once(n):
+            w(f"sum_of_ranks<Shape, {n}>({self.exchange()}, 0, {n}, {finish});")
+            w("turn ^= 1;")
+            return
+        w("{")
+        w(f"const int mine = max(0, min({size}, {n} - rank * {size}));")
+        w(f"sum_of_ranks<Shape, {size}>({self.exchange()}, rank * {size}, mine, "
+          f"{self.body('mine', self.store(self.exchange(True)))});")
+        w("}")
+        w("turn ^= 1;")
+        self.barrier()
+        w(f"gather_ranks<Shape, {n}, {size}>({self.exchange()}, {finish});")
+        w("turn ^= 1;")
+
+    def loss(self) -> None:
+        d, p, w = self.d, self.p, self.w
+        last = p.depth
+        w("// the loss")
+        if p.labelled:
+            lanes = softmax_lanes(d)
+            gathered = d.types[last] == GATHERED
+            logits = self.at("logits") if gathered else self.z(last)
+            first = f"rank * {d.slices[last]}" if gathered else "0"
+            w(f"softmax_loss<Shape, {p.outputs}, {lanes}>({logits}, {self.z(last)}, {first}, "
+              f"{self.count(last)}, y, present, {literal(1.0 / p.batch)}f, seen);")
+        else:
+            if p.reconstruct:
+                offset = f" + rank * {d.slices[last]}" \
+                    if d.types[0] != SLICED and d.types[last] == SLICED else ""
+                targets, pitch = f"x{offset}", self.layout.input_pitch
+            else:
+                pitch = self.layout.target_pitch
+                targets = f"{self.at('y')} + (u & 1) * {d.columns * pitch}"
+            share = 1.0 / (p.batch * p.outputs)
+            w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
+              f"{targets}, {self.count(last)}, present, {literal(share)}f, seen);")
+        w("leave_in_warps<Shape>(seen, tallies);")
+        w("__syncthreads();")
+
+    def slope(self, boundary: int, row: str, saved_row: str) -> str:
+        """Text that stores a gradient of the boundary's pre-activations."""
+        p = self.p
+        z = self.z(boundary)
+        saved = f"{z} + ({row}) * {self.d.pitch}" if p.saves_input \
+            else f"{self.a(boundary)} + ({saved_row}) * {self.d.pitch}"
+        return f"const float2 kept = *reinterpret_cast<const float2*>({saved} + e);\n" + \
+            self.store(z, "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)", row)
+
+    def backward(self, layer: int, waiting: list[int]) -> None:
+        """The gradient of boundary `layer`, and the weight gradients that wait beside it."""
+        d, p, w = self.d, self.p, self.w
+        type_, n, size = d.types[layer], p.layers[layer], d.slices[layer]
+        w(f"// backward {layer + 1}: {d.kinds[layer]}")
+        if d.kinds[layer] != BY_OUTPUTS:
+            if type_ == GATHERED:
+                text = f"const int own = m - rank * {size};\n" \
+                       f"if (own >= 0 && own < n{layer}) {{\n{self.slope(layer, 'own', 'm')}\n}}"
+                body = self.body(str(n), text)
+            else:
+                body = self.body(self.count(layer), self.slope(layer, "m", "m"))
+            self.product("backward", layer, body)
+            tiles = self.layout.layers[layer].backward
+            assert tiles is not None
+            self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
+        else:
+            self.product("backward", layer,
+                         self.body(str(n), self.store(self.exchange())))
+            if type_ == GATHERED:
+                self.barrier(waiting)
+                body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
+                w(f"sum_of_ranks<Shape, {size}>({self.exchange()}, rank * {size}, n{layer}, "
+                  f"{body});")
+                w("turn ^= 1;")
+            else:
+                self.all_reduce(n, self.body(str(n), self.slope(layer, "m", "m")), waiting)
+        w("__syncthreads();")
+
+    def gradients(self, layers: list[int], first: int = 0) -> None:
+        """The weight gradients of `layers`, with their updates or for the other clusters to see; the
+        warps from `first` on begin."""
+        d, p, w = self.d, self.p, self.w
+        for layer in layers:
+            n, part, tiles = layer + 1, self.layout.layers[layer], self.layout.layers[layer].update
+            pitch = d.pitch if layer else self.layout.input_pitch
+            w("{")
+            w(f"// gradient {n}")
+            if self.layout.sync:
+                turn = "(u & 1)" if self.layout.sync == ALL else "0"
+                many = self.layout.tiles
+                w(f"const PublishTiles<{part.across}, {part.tiles}> finish = {{reinterpret_cast<float4*>(gradients) + "
+                  f"((({turn} * {d.groups} + group) * {d.ranks}ll + rank) * {many} + {part.base})"
+                  f" * {TILE // 4}}};")
+            else:
+                far = literal(part.near is None and bool(p.states))
+                w("const Rule rule = rules[u & 1];")
+                w(f"const UpdateTiles<Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
+                  f"{part.tiles}> finish = {{rule, weights{n}, biases{n}, "
+                  f"{self.states_at(layer)}}};")
+            w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
+              f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "
+              f"{pitch}, {d.pitch}, {literal(p.bias)}>::run({self.a(layer)}, {self.z(layer + 1)}, "
+              f"{first}, finish);")
+            w("}")
+            first = (first + tiles.tasks) % d.warps
+        layers.clear()
+
+    def meet(self) -> None:
+        """Clusters that share the batch add up their gradients."""
+        d, w, found = self.d, self.w, self.layout
+        if not found.sync:
+            return
+        many, quads = found.tiles, TILE // 4
+        far = literal(found.shared_state is None and bool(self.p.states))
+        w("{")
+        w("// gradients of all clusters")
+        w("const auto place = [=](int tile) {")
+        for layer in range(self.p.depth - 1, -1, -1):
+            part, n = found.layers[layer], layer + 1
+            text = f"return place_of<{part.pitch}, {part.rows}, {part.across}, {part.tiles}>(" \
+                   f"tile - {part.base}, weights{n}, biases{n});"
+            w(f"if (tile >= {part.base}) {text}" if layer else text)
+        w("};")
+        w(f"float4* const states = {self.states_at(0)};")
+        w(f"const auto state = [=](int slot) {{ return states + slot * "
+          f"{len(self.p.states) * quads}; }};")
+        w("const Rule rule = rules[u & 1];")
+        w("unsigned int* const met = counters + 1 + rank * 32;")
+        stride = f"{d.ranks * many * quads}ll"
+        if found.sync == ALL:
+            w(f"ptx::grid_barrier(met, (u + 1u) * {d.groups}u, 1);")
+            w(f"update_all<Shape, Rule, {far}, {many}>(reinterpret_cast<const float4*>(gradients) + ((u & 1) * {d.blocks}ll + rank) *"
+              f" {many * quads}, {stride}, rule, place, state);")
+        else:
+            w(f"ptx::grid_barrier(met, (2u * u + 1u) * {d.groups}u, 1);")
+            w(f"float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * {many * quads};")
+            w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(reinterpret_cast<const float4*>(gradients) + rank * "
+              f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
+              f"state);")
+            w(f"ptx::grid_barrier(met, (2u * u + 2u) * {d.groups}u, 2);")
+            w(f"copy_fresh<Shape, {many}>(new_weights, place);")
+        w("}")
+
+    # -- behind the steps --------------------------------------------------------------------------
+    def end(self) -> None:
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        for layer in range(p.depth):
+            part, n = found.layers[layer], layer + 1
+            everywhere = d.kinds[layer] == EVERYWHERE and d.ranks > 1
+            w(f"if (group == 0{' && rank == 0' if everywhere else ''}) {{")
+            w(f"store_weights_as<Shape, {part.pitch}>(w{n}, ldw{n}, weights{n}, part{n});")
+            if p.copies:
+                w(f"store_weights_as<Shape, {part.pitch}>(c{n}, ldc{n}, weights{n}, part{n});")
+            if p.bias:
+                own = " && rank == 0" if d.kinds[layer] == BY_INPUTS else ""
+                w(f"for (int i = thread; i < part{n}.outs{own}; i += {d.threads}) "
+                  f"b{n}[part{n}.out + i] = biases{n}[i];")
+            w("}")
+            if p.states:
+                conditions = ["rank == 0"] * everywhere + ["group == 0"] * (found.sync != SHARE)
+                w(f"if ({' && '.join(conditions) or 'true'}) {{")
+                self.move_states(layer, "store")
+                w("}")
+        w("cluster_arrive<Shape>();")
+        w("cluster_wait<Shape>();")
+        repeated = d.ranks > 1 and d.types[-1] != SLICED
+        terms = p.batch if p.labelled else p.batch * p.outputs
+        correct = "correct + cursor_now" if p.measured else "nullptr"
+        w(f"report_steps<Shape>(reinterpret_cast<const float2*>(tally), {d.groups if repeated else d.blocks}, span, "
+          f"{literal(float(terms))}f, counters, counters + 1, {found.counters}, loss + cursor_now, "
+          f"{correct});")
+
+
+def softmax_lanes(d: Decomposition) -> int:
+    """Threads that share an example's outputs: as many as leave no warp without work."""
+    fitting = [n for n in (8, 16, 32)
+               if d.columns * n <= 32 * d.warps and n <= d.problem.outputs]
+    return fitting[-1] if fitting else 4
