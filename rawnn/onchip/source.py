@@ -119,7 +119,7 @@ class _Kernel:
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
-        w(f"__global__ void __launch_bounds__({d.threads}) {self.name}({arguments}) {{")
+        w(f"__global__ void __launch_bounds__({d.threads}, 1) {self.name}({arguments}) {{")
         self.begin()
         w("for (int u = 0; u < span; ++u) {")
         self.step()
@@ -284,11 +284,11 @@ class _Kernel:
         for layer in range(p.depth):
             self.forward(layer)
         self.loss()
-        waiting: list[int] = [p.depth - 1]
+        waiting: list[int] = []  # a layer's weights are updated once its backward product is done
         for layer in range(p.depth - 1, 0, -1):
             self.backward(layer, waiting)
-            waiting.append(layer - 1)
-        self.gradients(waiting)
+            waiting.append(layer)
+        self.gradients([*waiting, 0])
         self.meet()
         repeated = d.ranks > 1 and d.types[-1] != SLICED
         parts = d.groups if repeated else d.blocks
