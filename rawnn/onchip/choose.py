@@ -122,13 +122,14 @@ def _step_cost(problem: Problem, ranks: int, groups: int, layer: int, below: str
 
 
 def _with_threads(d: Decomposition) -> Decomposition:
-    """As many warps as the largest product has tasks for."""
+    """As many warps as the largest phase has tasks for: the gradients of the first two layers are
+    one."""
     from rawnn.onchip.tiles import tiling
 
-    most = 0
+    most = sum(cost.layer_tiles(d, layer) for layer in range(d.problem.depth)[:2])
     for layer in range(d.problem.depth):
         ins, outs = d.ins(layer), d.outs(layer)
         forward = tiling(ceil(outs, 16), d.columns // 8, ceil(ins, 8), d.warps, d.problem.numbers)
-        most = max(most, forward.tasks, ceil(ins, 16) * ceil(outs, 8))
+        most = max(most, forward.tasks)
     warps = min(max(up(most, 4), LEAST_WARPS), MOST_WARPS)
     return replace(d, threads=32 * warps)

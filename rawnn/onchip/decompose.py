@@ -106,16 +106,23 @@ class Decomposition:
             else self.problem.layers[layer + 1]
 
     def exchanged(self) -> int:
-        """Features of the widest exchange; 0 where there is none."""
+        """Rows of a mailbox for the widest exchange; 0 where there is none."""
         layers, widest = self.problem.layers, 0
         for layer, kind in enumerate(self.kinds):
             if kind == BY_INPUTS:
-                widest = max(widest, layers[layer + 1])
+                widest = max(widest, self._summed(layers[layer + 1]))
             if self.types[layer + 1] == GATHERED:
-                widest = max(widest, self.slices[layer + 1])
+                widest = max(widest, layers[layer + 1])
             if layer and kind == BY_OUTPUTS:
-                widest = max(widest, layers[layer])
+                gathered = self.types[layer] == GATHERED
+                widest = max(widest, self.slices[layer] * self.ranks if gathered
+                             else self._summed(layers[layer]))
         return widest
+
+    def _summed(self, features: int) -> int:
+        """Rows of partial sums that come to a block."""
+        return features * self.ranks if self.sums_at_once(features) \
+            else up(features, self.ranks)
 
     def sums_at_once(self, features: int) -> bool:
         """Whether partial sums of so many features are added up by every block; else each adds up
@@ -123,9 +130,8 @@ class Decomposition:
         return features * self.columns * 4 * self.ranks <= MOST_AT_ONCE
 
 
-MOST_AT_ONCE = 20_000
-"""Bytes that a block reads to add up partial sums for itself. H200, 16 blocks: one stage above this
-took 1,500 to 2,700 cycles more than two."""
+MOST_AT_ONCE = 8192
+"""Bytes of partial sums that a block sends to all others, so that each adds them up for itself."""
 
 
 def kinds(types: str) -> tuple[str, ...] | None:

@@ -111,6 +111,11 @@ class Layout:
         return self.decomposition.ranks * 32
 
 
+def tallies(d: Decomposition) -> int:
+    """Tallies of a step: of an example, or of a thread where the loss is a mean over elements."""
+    return d.columns if d.problem.labelled else d.threads
+
+
 def layout_of(d: Decomposition, room: int) -> Layout:
     """Where everything of a decomposition lies, whether or not it fits; state of the optimizer lies
     in shared memory as far as that has `room`, in bytes."""
@@ -161,7 +166,8 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     if p.ordered:
         take("order", 2 * d.columns)
     take("rules", 2 * RULE_BYTES // 4)
-    take("tallies", 2 * d.warps)
+    take("barriers", 8)
+    take("tallies", 2 * tallies(d))
     exchange = d.exchanged() * d.pitch
     if exchange:
         take("exchange", 2 * exchange)
@@ -219,10 +225,10 @@ def _with_state(d: Decomposition, parts: list[tuple[int, ...]], places: dict[str
     layers = []
     for layer, (rows, step, weights, bias, across, tiles, bias_tiles, base) in enumerate(parts):
         forward, backward = tilings[layer]
-        # State comes from the L2 cache ahead of a product: more tiles a task, more loads at once.
-        most = 1 if layer in near and states > 1 else 8
         update = tiling(ceil(d.ins(layer), 16), across, d.columns // 8, d.warps, p.numbers,
-                        may_split=False, most_tiles=most)
+                        may_split=False, most_tiles=1 if layer in near and states > 1 else 8)
+        if layer in far:
+            update = far_tiling(ceil(d.ins(layer), 16), across, d.warps)
         layers.append(LayerLayout(rows, step, weights, bias, across, tiles, bias_tiles, base,
                                   near.get(layer), far.get(layer, 0), forward, backward, update))
     return Layout(d, tuple(layers), places, cursor * 4 + FIXED_BYTES, sync, shares, input_pitch,

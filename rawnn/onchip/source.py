@@ -14,7 +14,7 @@ from rawnn.onchip.decompose import (
     Decomposition,
     ceil,
 )
-from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout
+from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout, tallies
 from rawnn.onchip.problem import Problem
 
 NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16"}
@@ -95,10 +95,6 @@ class _Kernel:
     def z(self, boundary: int) -> str:
         return self.at(f"z{boundary}")
 
-    def exchange(self, other: bool = False) -> str:
-        turn = "(turn ^ 1)" if other else "turn"
-        return f"(shared + {self.layout.places['exchange']} + {turn} * {self.layout.exchange})"
-
     def count(self, boundary: int) -> str:
         """Features of the boundary that this block holds."""
         return f"n{boundary}" if self.d.types[boundary] != FULL else str(self.p.layers[boundary])
@@ -154,6 +150,14 @@ class _Kernel:
             w("}")
         w(f"Rule* const rules = reinterpret_cast<Rule*>{self.at('rules')};")
         w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
+        w("if (kBulk && thread == 0) {")
+        w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
+        w("ptx::publish_barriers();")
+        w("}")
+        w("if constexpr (kBulk) ptx::fence_proxy_async();")
+        w("__syncthreads();")
+        w("float rate = 0.0f;")
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
             w("NextLabels<Shape> labels_ahead;")
@@ -165,7 +169,8 @@ class _Kernel:
             w("ptx::wait_for_copies<0>();")
             w("__syncthreads();")
         self.fetch("0")
-        w("ptx::wait_for_copies<0>();")
+        self.make_rule("0", self.rate("0"))
+        self.wait_for_input("0")
         if p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
@@ -173,7 +178,8 @@ class _Kernel:
             w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")
             if self.layout.exchange:
-                w("int turn = 0;")
+                w(f"Mailboxes<Shape, {self.layout.exchange}> mail = {{{self.at('exchange')}, "
+                  f"barriers + 16, rank, 0}};")
 
     def load_layer(self, layer: int) -> None:
         p, w, part = self.p, self.w, self.layout.layers[layer]
@@ -237,8 +243,15 @@ class _Kernel:
         else:
             to = f"{self.at('x')} + {buffer} * {d.columns * found.input_pitch}"
             pitch = found.input_pitch
+        barrier = f"barriers + 8 * {buffer}"
+        expected = f"bulk_bytes<{p.input_type}>({self.count(0)})"
+        if not p.labelled and not p.reconstruct:
+            expected += f" + bulk_bytes<float>({self.count(p.depth)})"
+        w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, present * "
+          f"({expected}));")
+        w("__syncwarp();")
         w(f"fetch_rows<Shape, {ordered}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, "
-          f"{self.count(0)}, {rows}, first_of({step}), present);")
+          f"{self.count(0)}, {rows}, first_of({step}), present, {barrier});")
         if p.labelled:
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), present);")
         elif not p.reconstruct:
@@ -246,12 +259,24 @@ class _Kernel:
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
             w(f"fetch_rows<Shape, {ordered}, {found.target_width}, {found.target_pitch}>("
               f"{self.at('y')} + {buffer} * {d.columns * found.target_pitch}, targets, ldtargets, "
-              f"{start}, {self.count(last)}, {rows}, first_of({step}), present);")
-        rate = f"rates[cursor_now + {step}]" if p.scheduled else literal(p.lr)
+              f"{start}, {self.count(last)}, {rows}, first_of({step}), present, {barrier});")
+        w("ptx::commit_copies();")
+
+    def rate(self, step: str) -> str:
+        return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
+
+    def make_rule(self, step: str, rate: str) -> None:
+        """One thread makes the optimizer's rule of a step."""
+        p = self.p
         time = f"clock[1] + cursor_now + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
-        w(f"if (thread == {d.threads - 1}) rules[{buffer}] = Rule({rate}, {time}{settings});")
-        w("ptx::commit_copies();")
+        self.w(f"if (thread == {self.d.threads - 1}) rules[({step}) & 1] = Rule({rate}, "
+               f"{time}{settings});")
+
+    def wait_for_input(self, step: str) -> None:
+        self.w("ptx::wait_for_copies<0>();")
+        self.w(f"if constexpr (kBulk) ptx::wait_for(barriers + 8 * (({step}) & 1), "
+               f"({step}) >> 1 & 1);")
 
     def fetch_ahead(self) -> None:
         w, d = self.w, self.d
@@ -268,7 +293,6 @@ class _Kernel:
     # -- a step ------------------------------------------------------------------------------------
     def step(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
-        w("Tally seen = {0.0f, 0};")
         if p.converted:
             w(f"float* const x = {self.at('x')};")
             raw = f"reinterpret_cast<const {p.input_type}*>{self.at('raw')} + (u & 1) * " \
@@ -290,20 +314,17 @@ class _Kernel:
             waiting.append(layer)
         self.gradients([*waiting, 0])
         self.meet()
-        repeated = d.ranks > 1 and d.types[-1] != SLICED
-        parts = d.groups if repeated else d.blocks
-        place = "group" if repeated else "blockIdx.x"
-        w(f"if (thread == 0{' && rank == 0' if repeated else ''}) {{")
-        w("const Tally total = add_warps<Shape>(tallies);")
-        w(f"reinterpret_cast<float2*>(tally)[u * {parts}ll + {place}] = make_float2(total.loss, __int_as_float(total.right));")
+        w("if (u + 1 < span) {")
+        self.wait_for_input("u + 1")
         w("}")
-        w("ptx::wait_for_copies<0>();")
         if p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
 
-    def product(self, kind: str, layer: int, finish: str) -> None:
-        """The forward or backward product of a layer, with `finish` a lambda of (m, e, v0, v1)."""
+    def product(self, kind: str, layer: int, finish: str, count: str, *,
+                sent: bool = False) -> None:
+        """The forward or backward product of a layer, of which `count` rows are wanted. `finish` is
+        a lambda of (m, e, v0, v1), or where the result is sent to other blocks of (m, e, v)."""
         d, w, part = self.d, self.w, self.layout.layers[layer]
         tiles = part.forward if kind == "forward" else part.backward
         assert tiles is not None
@@ -316,24 +337,36 @@ class _Kernel:
         else:
             rows, inner = ceil(ins, 16), ceil(outs, 8)
             ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
+        first = kind == "forward" and layer == 0
+        if first:
+            w("if (u + 1 < span) {")
+            if self.p.scheduled:
+                w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
+            w("}")
         head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
                f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}>::run(weights{n}, {right}, 0, "
-        first = kind == "forward" and layer == 0
         if tiles.split == 1:
-            w(f"{head}pairs({finish}));")
+            w(f"{head}{'quads' if sent else 'pairs'}({finish}));")
             if first:
                 self.fetch_ahead()
             return
-        w(f"{head}store_parts<Shape, {rows * 16}>({self.at('scratch')}));")
+        scratch = self.at("scratch")
+        w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
         if first:
             self.fetch_ahead()
         w("__syncthreads();")
-        w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({self.at('scratch')}, {finish});")
+        w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
+          f"{finish if sent else f'by_pairs({finish})'});")
 
     @staticmethod
     def body(limit: str, text: str) -> str:
         """A lambda over pairs of a row `m` (below the limit) and the examples e, e + 1."""
         return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
+
+    @staticmethod
+    def sender(limit: str, text: str) -> str:
+        """A lambda over a row `m` and the examples e .. e + 3."""
+        return f"[=](int m, int e, float4 v) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
 
     def store(self, to: str, first: str = "v0", second: str = "v1", row: str = "m") -> str:
         return f"*reinterpret_cast<float2*>({to} + ({row}) * {self.d.pitch} + e) = " \
@@ -352,6 +385,22 @@ class _Kernel:
             lines.append(self.store(to))
         return "\n".join(lines)
 
+    def keep_and_send(self, boundary: int, layer: int) -> str:
+        """The same for a row of this block's slice, which goes to all blocks."""
+        lines, each = [], "xyzw"
+        if self.p.bias:
+            lines += [f"const float bias = biases{layer + 1}[m];",
+                      ", ".join(f"v.{c} += bias" for c in each) + ";"]
+        if boundary < self.p.depth:
+            if self.p.saves_input:
+                lines.append(f"*reinterpret_cast<float4*>({self.z(boundary)} + m * {self.d.pitch} "
+                             "+ e) = v;")
+            applied = ", ".join(f"Between::apply(v.{c})" for c in each)
+            lines.append(f"v = make_float4({applied});")
+        size = self.d.slices[boundary]
+        lines.append(f"mail.send_to_all((rank * {size} + m) * {self.d.pitch} + e, v);")
+        return "\n".join(lines)
+
     def forward(self, layer: int) -> None:
         d, p, w = self.d, self.p, self.w
         kind, above = d.kinds[layer], layer + 1
@@ -360,54 +409,66 @@ class _Kernel:
         w(f"// forward {above}: {kind}")
         home = (self.at("logits") if type_ == GATHERED else self.z(above)) if last \
             else self.a(above)
+        count = self.count(above)
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
-            self.product("forward", layer, self.body(self.count(above),
-                                                     self.keep(above, layer, home)))
+            self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
         elif kind == BY_OUTPUTS:
-            self.product("forward", layer, self.body(
-                self.count(above), self.keep(above, layer, self.exchange())))
-            self.barrier()
-            w(f"gather_ranks<Shape, {n}, {d.slices[above]}>({self.exchange()}, "
-              f"{self.body(str(n), self.store(home))});")
-            w("turn ^= 1;")
+            w(f"mail.expect({n * d.columns * 4});")
+            self.product("forward", layer,
+                         self.sender(count, self.keep_and_send(above, layer)), count, sent=True)
+            w(f"add_parts<Shape, 1, {n}>(mail.receive(), {n}, "
+              f"by_pairs({self.body(str(n), self.store(home))}));")
         else:
-            self.product("forward", layer, self.body(str(n), self.store(self.exchange())))
-            self.all_reduce(n, self.body(str(n), self.keep(above, layer, home)), [])
+            self.all_reduce("forward", layer, n, self.keep(above, layer, home), [])
         w("__syncthreads();")
 
-    def barrier(self, meanwhile: list[int] | None = None) -> None:
-        self.w("cluster_arrive<Shape>();")
-        self.gradients(meanwhile or [])
-        self.w("cluster_wait<Shape>();")
-
-    def all_reduce(self, n: int, finish: str, meanwhile: list[int]) -> None:
-        w, size = self.w, ceil(n, self.d.ranks)
-        self.barrier(meanwhile)
-        if self.d.sums_at_once(n):
-            w(f"sum_of_ranks<Shape, {n}>({self.exchange()}, 0, {n}, {finish});")
-            w("turn ^= 1;")
+    def all_reduce(self, kind: str, layer: int, n: int, text: str, meanwhile: list[int]) -> None:
+        """A product whose partial sums all blocks want in full: added up by every block, or by the
+        one whose share they are, which sends the sums to all."""
+        d, w = self.d, self.w
+        size, nbytes = ceil(n, d.ranks), d.columns * 4
+        finish = f"by_pairs({self.body(str(n), text)})"
+        if d.sums_at_once(n):
+            w(f"mail.expect({n * nbytes * d.ranks});")
+            place = f"(rank * {n} + m) * {d.pitch} + e"
+            self.product(kind, layer, self.sender(str(n), f"mail.send_to_all({place}, v);"),
+                         str(n), sent=True)
+            self.gradients(meanwhile)
+            w(f"add_parts<Shape, {d.ranks}, {n}>(mail.receive(), {n}, {finish});")
             return
+        mine = f"max(0, min({size}, {n} - rank * {size}))"
+        self.reduce(kind, layer, n, size, mine)
+        self.gradients(meanwhile)
         w("{")
-        w(f"const int mine = max(0, min({size}, {n} - rank * {size}));")
-        w(f"sum_of_ranks<Shape, {size}>({self.exchange()}, rank * {size}, mine, "
-          f"{self.body('mine', self.store(self.exchange(True)))});")
+        w("const float* const parts = mail.receive();")
+        w(f"mail.expect({n * nbytes});")
+        send = f"mail.send_to_all((rank * {size} + m) * {d.pitch} + e, v);"
+        w(f"add_parts<Shape, {d.ranks}, {size}>(parts, {mine}, {self.sender(mine, send)});")
         w("}")
-        w("turn ^= 1;")
-        self.barrier()
-        w(f"gather_ranks<Shape, {n}, {size}>({self.exchange()}, {finish});")
-        w("turn ^= 1;")
+        w(f"add_parts<Shape, 1, {n}>(mail.receive(), {n}, {finish});")
+
+    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str) -> None:
+        """A product whose partial sums go to the block whose share of `size` rows they are."""
+        d = self.d
+        self.w(f"mail.expect({mine} * {d.columns * 4 * d.ranks});")
+        send = f"const int owner = m / {size};\n" \
+               f"mail.send(owner, (rank * {size} + m - owner * {size}) * {d.pitch} + e, v);"
+        self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
 
     def loss(self) -> None:
         d, p, w = self.d, self.p, self.w
         last = p.depth
         w("// the loss")
+        w("if (u + 1 < span) {")
+        self.make_rule("u + 1", "rate" if p.scheduled else self.rate(""))
+        w("}")
         if p.labelled:
             lanes = softmax_lanes(d)
             gathered = d.types[last] == GATHERED
             logits = self.at("logits") if gathered else self.z(last)
             first = f"rank * {d.slices[last]}" if gathered else "0"
             w(f"softmax_loss<Shape, {p.outputs}, {lanes}>({logits}, {self.z(last)}, {first}, "
-              f"{self.count(last)}, y, present, {literal(1.0 / p.batch)}f, seen);")
+              f"{self.count(last)}, y, present, {literal(1.0 / p.batch)}f, tallies);")
         else:
             if p.reconstruct:
                 offset = f" + rank * {d.slices[last]}" \
@@ -418,9 +479,18 @@ class _Kernel:
                 targets = f"{self.at('y')} + (u & 1) * {d.columns * pitch}"
             share = 1.0 / (p.batch * p.outputs)
             w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
-              f"{targets}, {self.count(last)}, present, {literal(share)}f, seen);")
-        w("leave_in_warps<Shape>(seen, tallies);")
+              f"{targets}, {self.count(last)}, present, {literal(share)}f, tallies);")
         w("__syncthreads();")
+        repeated = d.ranks > 1 and d.types[-1] != SLICED
+        parts = d.groups if repeated else d.blocks
+        place = "group" if repeated else "blockIdx.x"
+        w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
+        w(f"const Tally total = add_tallies<{tallies(d)}>(tallies);")
+        w("if (lane_index() == 0) {")
+        w(f"reinterpret_cast<float2*>(tally)[u * {parts}ll + {place}] = "
+          "make_float2(total.loss, __int_as_float(total.right));")
+        w("}")
+        w("}")
 
     def slope(self, boundary: int, row: str, saved_row: str) -> str:
         """Text that stores a gradient of the boundary's pre-activations."""
@@ -440,24 +510,20 @@ class _Kernel:
             if type_ == GATHERED:
                 text = f"const int own = m - rank * {size};\n" \
                        f"if (own >= 0 && own < n{layer}) {{\n{self.slope(layer, 'own', 'm')}\n}}"
-                body = self.body(str(n), text)
+                count = str(n)
             else:
-                body = self.body(self.count(layer), self.slope(layer, "m", "m"))
-            self.product("backward", layer, body)
+                text, count = self.slope(layer, "m", "m"), self.count(layer)
+            self.product("backward", layer, self.body(count, text), count)
             tiles = self.layout.layers[layer].backward
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
+        elif type_ == GATHERED:
+            self.reduce("backward", layer, n, size, f"n{layer}")
+            self.gradients(waiting)
+            body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
+            w(f"add_parts<Shape, {d.ranks}, {size}>(mail.receive(), n{layer}, by_pairs({body}));")
         else:
-            self.product("backward", layer,
-                         self.body(str(n), self.store(self.exchange())))
-            if type_ == GATHERED:
-                self.barrier(waiting)
-                body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
-                w(f"sum_of_ranks<Shape, {size}>({self.exchange()}, rank * {size}, n{layer}, "
-                  f"{body});")
-                w("turn ^= 1;")
-            else:
-                self.all_reduce(n, self.body(str(n), self.slope(layer, "m", "m")), waiting)
+            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting)
         w("__syncthreads();")
 
     def gradients(self, layers: list[int], first: int = 0) -> None:
@@ -486,7 +552,8 @@ class _Kernel:
               f"{pitch}, {d.pitch}, {literal(p.bias)}>::run({self.a(layer)}, {self.z(layer + 1)}, "
               f"{first}, finish);")
             w("}")
-            first = (first + tiles.tasks) % d.warps
+            sums = ceil(ceil(d.outs(layer), 8), tiles.across) if p.bias else 0
+            first = (first + tiles.tasks + sums) % d.warps
         layers.clear()
 
     def meet(self) -> None:

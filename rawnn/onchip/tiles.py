@@ -44,6 +44,8 @@ COSTS = {
     "tf32": ProductCosts(22.0, 10.0),
     "bfloat16": ProductCosts(22.0, 8.0),
 }
+TASK_INSTRUCTIONS, TILE_INSTRUCTIONS = 40, 20
+"""Of a task, and of each of its tiles, besides the steps."""
 MMA_CYCLES = 6.5
 """Of one product of 16 x 8 x 8 (or x 16 of bfloat16) on one of the four sub-cores (H200)."""
 
@@ -77,8 +79,23 @@ def _tiling(costs: ProductCosts, rows: int, columns: int, steps: int, warps: int
                                   + costs.task + costs.task_tile * tiles)
     shared = 1.3 * loads * tasks * depth
     tensor = 1.5 * tasks * depth * tiles * costs.products * MMA_CYCLES / 4
-    issue = 1.3 * tasks * depth * (loads * costs.instructions + tiles * costs.products + 3) / 4
+    issue = 1.2 * tasks * (depth * (loads * costs.instructions + tiles * costs.products + 3)
+                           + TASK_INSTRUCTIONS + TILE_INSTRUCTIONS * tiles) / 4
     cycles = max(chain, shared, tensor, issue)
     if split > 1:
         cycles += costs.splitting + costs.splitting_part * split
     return Tiling(down, across, split, tasks, cycles)
+
+
+def far_tiling(rows: int, columns: int, warps: int) -> Tiling:
+    """The same for gradients whose tiles' state comes from the L2 cache ahead of the product: more
+    tiles a task are more loads at once."""
+    found = [Tiling(down, across, 1, tasks, ceil(tasks, warps) * (FAR_ROUND + FAR_TILE * down * across))
+             for down in (1, 2) for across in (1, 2, 4)
+             if down <= rows and across <= columns
+             for tasks in (ceil(rows, down) * ceil(columns, across),)]
+    return min(found, key=lambda tiling: tiling.cycles)
+
+
+FAR_ROUND, FAR_TILE = 600.0, 150.0
+"""Cycles of a round of tasks, and more for each of a task's tiles (H200)."""

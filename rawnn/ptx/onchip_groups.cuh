@@ -44,8 +44,7 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
       accumulate(sum, __ldcg(parts + group * stride + tile * kTileQuads + lane));
     }
     const Place at = place(tile);
-    kept.update(rule, at.first, 0, sum);
-    if (at.second != nullptr) kept.update(rule, at.second, 2, sum);
+    kept.update(rule, at.first, at.second, sum);
     kept.store(state(tile) + lane);
   }
 }
@@ -88,8 +87,7 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
                             scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
       }
       const Place at = place(tile);
-      kept.update(rule, at.first, 0, sum);
-      if (at.second != nullptr) kept.update(rule, at.second, 2, sum);
+      kept.update(rule, at.first, at.second, sum);
       kept.store(state(slot) + lane);
       float4 v = make_float4(at.first[0], at.first[1], 0.0f, 0.0f);
       if (at.second != nullptr) v.z = at.second[0], v.w = at.second[1];

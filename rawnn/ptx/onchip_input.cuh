@@ -1,6 +1,8 @@
 // A batch from the data set into shared memory, ahead of the step that needs it: rows as they are, in
 // the background, and then as floats, scaled and normalised.
 #pragma once
+#include "device/barriers.cuh"
+#include "device/bulk_copies.cuh"
 #include "onchip_device.cuh"
 
 // Which example of the data set a group's row is: its place in the epoch's order, or the order's
@@ -20,23 +22,54 @@ __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ ord
   }
 }
 
+// Whether rows come by the copy engine: one instruction each, and no thread waits for addresses.
+#if defined(RAWNN_TWIN)
+constexpr bool kBulk = true;
+#else
+constexpr bool kBulk = RAWNN_ARCH >= 900;
+#endif
+
+// Bytes of a row of `width` elements that the copy engine brings: whole chunks of 16.
+template <typename T>
+__device__ __forceinline__ int bulk_bytes(int width) {
+  return kBulk ? width * static_cast<int>(sizeof(T)) / 16 * 16 : 0;
+}
+
 // Asks for `rows` rows of a matrix, WIDTH elements of each at most, of which `width` exist from
-// column `from` on; PITCH elements lie between rows of `to`. Chunks of 16 bytes, the last one filled
-// up with zeros.
+// column `from` on; PITCH elements lie between rows of `to`. What is no whole chunk is filled up
+// with zeros. With the copy engine, `barrier`, which expects them, says when whole chunks are there;
+// for the rest there is wait_for_copies.
 template <typename SHAPE, bool ORDERED, int WIDTH, int PITCH, typename T>
 __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, int ld, int from,
-                                           int width, const int* fetched, long long first,
-                                           int rows) {
+                                           int width, const int* fetched, long long first, int rows,
+                                           unsigned int barrier) {
   constexpr int each = 16 / static_cast<int>(sizeof(T));
   constexpr int chunks = (WIDTH + each - 1) / each;
-  for (int i = thread_index(); i < rows * chunks; i += SHAPE::kThreads) {
-    const int row = i / chunks;
-    const int column = i % chunks * each;
-    if (column < width) {
-      const long long example = example_of<ORDERED>(fetched, first, row);
-      ptx::copy_async(ptx::shared_address(to + row * PITCH + column),
-                      matrix + example * ld + from + column,
-                      min(each, width - column) * static_cast<int>(sizeof(T)));
+  if constexpr (kBulk) {
+    // The copy engine takes one lane's request at a time, so that the rows go round the warps.
+    const int lane = lane_index();
+    if (lane > 1) return;
+    const int whole = width / each * each;
+    for (int row = thread_index() / 32; row < rows; row += SHAPE::kThreads / 32) {
+      const T* const source = matrix + example_of<ORDERED>(fetched, first, row) * ld + from;
+      const unsigned int there = ptx::shared_address(to + row * PITCH);
+      if (lane == 0) {
+        if (whole > 0) ptx::load_bulk(there, source, bulk_bytes<T>(width), barrier);
+      } else if (whole < width) {
+        ptx::copy_async(there + whole * static_cast<int>(sizeof(T)), source + whole,
+                        (width - whole) * static_cast<int>(sizeof(T)));
+      }
+    }
+  } else {
+    for (int i = thread_index(); i < rows * chunks; i += SHAPE::kThreads) {
+      const int row = i / chunks;
+      const int column = i % chunks * each;
+      if (column < width) {
+        const long long example = example_of<ORDERED>(fetched, first, row);
+        ptx::copy_async(ptx::shared_address(to + row * PITCH + column),
+                        matrix + example * ld + from + column,
+                        min(each, width - column) * static_cast<int>(sizeof(T)));
+      }
     }
   }
 }

@@ -7,26 +7,43 @@
 
 // Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES threads take an example.
 // `logits` are all OUTPUTS rows; dz goes to the rows of `dz`, which are those from `first` on, `count`
-// of them; the two may be the same memory where first is 0.
+// of them; the two may be the same memory where first is 0. Each example leaves a tally.
 template <typename SHAPE, int OUTPUTS, int LANES>
-__device__ __forceinline__ void softmax_loss(float* logits, float* dz, int first, int count,
+__device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int first, int count,
                                              const int* labels, int present, float share,
-                                             Tally& tally) {
+                                             Tally* tallies) {
   constexpr int side = 32 / LANES;  // examples of a warp
+  constexpr int each = ceil_div(OUTPUTS, LANES);
+  constexpr bool kept = each <= 8;  // in registers
   const int lane = lane_index();
-  const int warp = warp_index();
   const int part = lane / side;
-  for (int from = warp * side; from < SHAPE::kColumns; from += SHAPE::kThreads / 32 * side) {
+  for (int from = warp_index() * side; from < SHAPE::kColumns;
+       from += SHAPE::kThreads / 32 * side) {
     const int example = from + lane % side;
-    float* const z = logits + example;
+    const bool there = example < present;
+    const int label = there ? labels[example] : -1;
+    const float* const z = logits + example;
+    float values[kept ? each : 1];
+    const auto value_of = [&](int i) {
+      const int m = i * LANES + part;
+      if constexpr (kept) return values[i];
+      return m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
+    };
+    if constexpr (kept) {
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const int m = i * LANES + part;
+        values[i] = m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
+      }
+    }
     float best = -infinity();
     int predicted = OUTPUTS;
-    bool broken = false;
+    float odd = 0.0f;  // a NaN where one is among the values
 #pragma unroll 8
-    for (int i = 0; i < ceil_div(OUTPUTS, LANES); ++i) {
+    for (int i = 0; i < each; ++i) {
+      const float value = value_of(i);
       const int m = i * LANES + part;
-      const float value = m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
-      broken = broken || value != value;
+      if (value != value) odd = value;
       if (value > best || (value == best && m < predicted)) best = value, predicted = m;
     }
 #pragma unroll
@@ -35,49 +52,51 @@ __device__ __forceinline__ void softmax_loss(float* logits, float* dz, int first
       const int m = __shfl_xor_sync(kFullWarp, predicted, step);
       if (value > best || (value == best && m < predicted)) best = value, predicted = m;
     }
-    float total = broken ? not_a_number() : 0.0f;
+    float total = odd;
+    float labelled = 0.0f;
 #pragma unroll 8
-    for (int i = 0; i < ceil_div(OUTPUTS, LANES); ++i) {
-      const int m = i * LANES + part;
-      if (m < OUTPUTS) total += expf(z[m * SHAPE::kPitch] - best);
+    for (int i = 0; i < each; ++i) {
+      const float power = expf(value_of(i) - best);
+      if (i * LANES + part == label) labelled = power;
+      if constexpr (kept) values[i] = power;
+      total += power;
     }
 #pragma unroll
     for (int step = side; step < 32; step *= 2) {
       total += __shfl_xor_sync(kFullWarp, total, step);
+      labelled += __shfl_xor_sync(kFullWarp, labelled, step);
     }
     if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
-    const int label = example < present ? labels[example] : -1;
     const float inverse = 1.0f / total;
-    const float weight = example < present ? share : 0.0f;
-    float labelled = not_a_number();
-    if (label >= 0 && label < OUTPUTS) labelled = expf(z[label * SHAPE::kPitch] - best) * inverse;
     __syncwarp();
 #pragma unroll 8
-    for (int i = 0; i < ceil_div(OUTPUTS, LANES); ++i) {
+    for (int i = 0; i < each; ++i) {
       const int m = i * LANES + part;
       const int row = m - first;
       if (m < OUTPUTS && row >= 0 && row < count) {
-        const float p = expf(z[m * SHAPE::kPitch] - best) * inverse;
-        const float slope = (p - (m == label ? 1.0f : 0.0f)) * weight;
-        dz[row * SHAPE::kPitch + example] = example < present ? slope : 0.0f;
+        const float power = kept ? value_of(i) : expf(value_of(i) - best);
+        const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
+        dz[row * SHAPE::kPitch + example] = there ? slope : 0.0f;
       }
     }
-    if (part == 0 && example < present) {
-      tally.loss += negative_log(labelled);
-      tally.right += predicted == label ? 1 : 0;
+    if (part == 0) {
+      if (label < 0 || label >= OUTPUTS) labelled = not_a_number();
+      const Tally seen = {negative_log(labelled * inverse), predicted == label ? 1 : 0};
+      tallies[example] = there ? seen : Tally{0.0f, 0};
     }
   }
 }
 
 // A mean over all elements: the first `count` of ROWS outputs of z, with targets [example][PITCH].
+// Each thread leaves a tally.
 template <typename SHAPE, typename LOSS, int ROWS, int PITCH>
 __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, int count,
-                                               int present, float share, Tally& tally) {
-#pragma unroll 1
-  for (int i = thread_index(); i < ROWS * SHAPE::kColumns; i += SHAPE::kThreads) {
+                                               int present, float share, Tally* tallies) {
+  Tally tally = {0.0f, 0};
+#pragma unroll 2
+  for (int i = thread_index(); i < count * SHAPE::kColumns; i += SHAPE::kThreads) {
     const int row = i / SHAPE::kColumns;
     const int example = i % SHAPE::kColumns;
-    if (row >= count) break;
     float* const at = z + row * SHAPE::kPitch + example;
     float slope = 0.0f;
     if (example < present) {
@@ -88,28 +107,23 @@ __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, i
     }
     *at = slope;
   }
+  tallies[thread_index()] = tally;
 }
 
-// Leaves the block's tally of step `step` where the last block finds it. `sums` is shared memory for
-// a Tally of each warp; a barrier must lie ahead of the next call. All threads must call it.
-template <typename SHAPE>
-__device__ __forceinline__ void leave_in_warps(Tally tally, Tally* sums) {
+// One warp adds up COUNT tallies, in the same order each time; the sum is valid in its first lane.
+template <int COUNT>
+__device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
+  Tally total = {0.0f, 0};
+#pragma unroll 4
+  for (int i = lane_index(); i < COUNT; i += 32) {
+    const Tally one = tallies[i];
+    total.loss += one.loss;
+    total.right += one.right;
+  }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
-    tally.loss += __shfl_xor_sync(kFullWarp, tally.loss, step);
-    tally.right += __shfl_xor_sync(kFullWarp, tally.right, step);
-  }
-  const int warp = warp_index();
-  if (lane_index() == 0) sums[warp] = tally;
-}
-
-template <typename SHAPE>
-__device__ __forceinline__ Tally add_warps(const Tally* sums) {
-  Tally total = {0.0f, 0};
-#pragma unroll
-  for (int warp = 0; warp < SHAPE::kThreads / 32; ++warp) {
-    total.loss += sums[warp].loss;
-    total.right += sums[warp].right;
+    total.loss += __shfl_down_sync(kFullWarp, total.loss, step);
+    total.right += __shfl_down_sync(kFullWarp, total.right, step);
   }
   return total;
 }

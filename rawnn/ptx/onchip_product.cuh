@@ -9,7 +9,7 @@
 // A task is MT x NT tiles over one of SPLIT parts of k. Tasks go round the warps from warp FIRST on.
 // k beyond the operands must hold zeros in one of them and finite numbers in the other; rows and
 // columns beyond them may hold anything: finish leaves them out.
-// With SUMS the tasks of the first rows also add up the rows of b, on the tensor cores too.
+// With SUMS further tasks add up the rows of b, on the tensor cores too.
 // Limit: dependent loads and splitting: some 84 cycles a step of a tile in float32 (H200).
 #pragma once
 #include "onchip_device.cuh"
@@ -45,6 +45,28 @@ __device__ __forceinline__ auto pairs(F body) {
   });
 }
 
+// Four numbers: lanes give their neighbour half of what they have. body(row, column, four values).
+template <typename F>
+__device__ __forceinline__ auto quads(F body) {
+  return finish([=](int, int mt, int nt, const float (&sum)[4]) {
+    const int lane = lane_index();
+    const bool odd = lane % 2 != 0;
+    const float x = __shfl_xor_sync(kFullWarp, odd ? sum[0] : sum[2], 1);
+    const float y = __shfl_xor_sync(kFullWarp, odd ? sum[1] : sum[3], 1);
+    body(mt * 16 + lane / 4 + (odd ? 8 : 0), nt * 8 + lane % 4 / 2 * 4,
+         odd ? make_float4(x, y, sum[2], sum[3]) : make_float4(sum[0], sum[1], x, y));
+  });
+}
+
+// A body that takes four numbers, of one that takes two.
+template <typename F>
+__device__ __forceinline__ auto by_pairs(F body) {
+  return [=](int row, int column, float4 v) {
+    body(row, column, v.x, v.y);
+    body(row, column + 2, v.z, v.w);
+  };
+}
+
 template <typename SHAPE, bool DEEP_A, bool DEEP_B, int M16, int N8, int K8, int SPLIT, int MT,
           int NT, int LDA, int LDB, bool SUMS = false>
 struct Product {
@@ -52,6 +74,7 @@ struct Product {
   static constexpr int kDown = (M16 + MT - 1) / MT;
   static constexpr int kAcross = (N8 + NT - 1) / NT;
   static constexpr int kTasks = kDown * kAcross * SPLIT;
+  static constexpr int kAllTasks = kTasks + (SUMS ? kAcross : 0);
   static constexpr int kSteps = (K8 + SPLIT - 1) / SPLIT;
   static constexpr bool kPaired = DEEP_A || DEEP_B;  // a lane takes k = 2t, 2t + 1, not t, t + 4
   static constexpr int kUnrolled = 6;
@@ -68,8 +91,6 @@ struct Product {
   const float* a[MT];
   const float* b[NT];
   float sum[kChains][MT][NT][4];
-  float ones_sum[SUMS ? NT : 1][4];
-  bool counts;
 
   __device__ __forceinline__ void load(int k, Step& to) const {
 #pragma unroll
@@ -109,7 +130,6 @@ struct Product {
   template <bool ODD>
   __device__ __forceinline__ void add(const Step& step) {
     unsigned int high_a[MT][4], high_b[NT][2];
-    constexpr unsigned int one[4] = {0x3f800000u, 0x3f800000u, 0x3f800000u, 0x3f800000u};
     if constexpr (SHAPE::kNumbers == kFloat32) {
       unsigned int low_a[MT][4], low_b[NT][2];
 #pragma unroll
@@ -134,10 +154,6 @@ struct Product {
 #pragma unroll
         for (int j = 0; j < NT; ++j) mma(sum[third][i][j], high_a[i], low_b[j]);
       }
-      if (SUMS && counts) {
-#pragma unroll
-        for (int j = 0; j < NT; ++j) mma(ones_sum[SUMS ? j : 0], one, low_b[j]);
-      }
     } else {
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
@@ -156,16 +172,11 @@ struct Product {
 #pragma unroll
       for (int j = 0; j < NT; ++j) mma(sum[chain][i][j], high_a[i], high_b[j]);
     }
-    if (SUMS && counts) {
-#pragma unroll
-      for (int j = 0; j < NT; ++j) mma(ones_sum[SUMS ? j : 0], one, high_b[j]);
-    }
   }
 
   // Two steps of 8 in one of 16: the order of k is free as long as a and b agree.
   __device__ __forceinline__ void add_both(const Step& first, const Step& second) {
     unsigned int pa[MT][4], pb[NT][2];
-    constexpr unsigned int one[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
       pa[i][0] = ptx::pack_bf16(first.a[i][0], first.a[i][2]);
@@ -182,10 +193,6 @@ struct Product {
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) mma(sum[0][i][j], pa[i], pb[j]);
-    }
-    if (SUMS && counts) {
-#pragma unroll
-      for (int j = 0; j < NT; ++j) mma(ones_sum[SUMS ? j : 0], one, pb[j]);
     }
   }
 
@@ -263,14 +270,61 @@ struct Product {
     }
   }
 
+  // The sums of b over all k, of NT tiles from `across` on: the product with a row of ones.
+  template <typename FINISH>
+  static __device__ __forceinline__ void sum_rows(const float* right, int across,
+                                                  const FINISH& finish) {
+    static_assert(!SUMS || DEEP_B, "rows of b");
+    const int g = lane_index() / 4;
+    const int t = lane_index() % 4;
+    constexpr unsigned int unit = SHAPE::kNumbers == kBfloat16 ? 0x3f803f80u : 0x3f800000u;
+    const unsigned int ones[4] = {unit, unit, unit, unit};
+    float high_sum[NT][4], low_sum[NT][4];
+    const float* from[NT];
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      clear(high_sum[j]), clear(low_sum[j]);
+      from[j] = right + (min(across + j, N8 - 1) * 8 + g) * LDB + 2 * t;
+    }
+#pragma unroll 4
+    for (int k = 0; k < K8; ++k) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        const float2 both = *reinterpret_cast<const float2*>(from[j] + k * 8);
+        if constexpr (SHAPE::kNumbers == kBfloat16) {
+          const unsigned int words[2] = {ptx::pack_bf16(both.x, both.y), 0u};
+          mma(high_sum[j], ones, words);
+        } else {
+          unsigned int high[2], low[2];
+          ptx::split_tf32(both.x, high[0], low[0]);
+          ptx::split_tf32(both.y, high[1], low[1]);
+          mma(high_sum[j], ones, high);
+          mma(low_sum[j], ones, low);
+        }
+      }
+    }
+    if (g == 0) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        if (across + j < N8) {
+          finish.sums(across + j, high_sum[j][0] + low_sum[j][0], high_sum[j][1] + low_sum[j][1]);
+        }
+      }
+    }
+  }
+
   template <typename FINISH>
   static __device__ __forceinline__ void run(const float* left, const float* right, int first,
                                              const FINISH& finish) {
     const int warp = warp_index();
     const int g = lane_index() / 4;
     const int t = lane_index() % 4;
-    for (int task = warp < first ? warp - first + kWarps : warp - first; task < kTasks;
+    for (int task = warp < first ? warp - first + kWarps : warp - first; task < kAllTasks;
          task += kWarps) {
+      if (SUMS && task >= kTasks) {
+        sum_rows(right, (task - kTasks) * NT, finish);
+        continue;
+      }
       const int part = task % SPLIT;
       const int down = task / SPLIT % kDown * MT;
       const int across = task / SPLIT / kDown * NT;
@@ -297,11 +351,6 @@ struct Product {
           for (int chain = 0; chain < kChains; ++chain) clear(p.sum[chain][i][j]);
         }
       }
-      if constexpr (SUMS) {
-        p.counts = down == 0;
-#pragma unroll
-        for (int j = 0; j < NT; ++j) clear(p.ones_sum[j]);
-      }
       if constexpr (SPLIT == 1 && K8 <= kUnrolled) {
         p.add_all();
       } else {
@@ -325,22 +374,12 @@ struct Product {
           }
         }
       }
-      if constexpr (SUMS) {
-        if (p.counts && g == 0) {
-#pragma unroll
-          for (int j = 0; j < NT; ++j) {
-            if (N8 % NT == 0 || across + j < N8) {
-              finish.sums(across + j, p.ones_sum[j][0], p.ones_sum[j][1]);
-            }
-          }
-        }
-      }
     }
   }
 };
 
-// The parts of a product that was split, in scratch memory [SPLIT][ROWS][pitch]: store_part puts them
-// there, and behind a barrier add_parts gives body(row, column, value, value of the next column).
+// The parts of a product that was split, in scratch memory [SPLIT][ROWS][pitch]: store_parts puts
+// them there.
 template <typename SHAPE, int ROWS>
 __device__ __forceinline__ auto store_parts(float* scratch) {
   return finish([=](int part, int mt, int nt, const float (&sum)[4]) {
@@ -351,20 +390,22 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
   });
 }
 
-template <typename SHAPE, int SPLIT, int ROWS, typename F>
-__device__ __forceinline__ void add_parts(const float* scratch, F body) {
-  constexpr int quads = SHAPE::kColumns / 4;
-  for (int i = thread_index(); i < ROWS * quads; i += SHAPE::kThreads) {
-    const int row = i / quads;
-    const int column = i % quads * 4;
-    const float* p = scratch + row * SHAPE::kPitch + column;
+// The first `count` of ROWS rows, each the sum of PARTS parts ROWS rows apart, in their order:
+// body(row, column, four values).
+template <typename SHAPE, int PARTS, int ROWS, typename F>
+__device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
+  constexpr int across = SHAPE::kColumns / 4;
+#pragma unroll 2
+  for (int i = thread_index(); i < count * across; i += SHAPE::kThreads) {
+    const int row = i / across;
+    const int column = i % across * 4;
+    const float* p = parts + row * SHAPE::kPitch + column;
     float4 v = *reinterpret_cast<const float4*>(p);
 #pragma unroll
-    for (int part = 1; part < SPLIT; ++part) {
+    for (int part = 1; part < PARTS; ++part) {
       const float4 u = *reinterpret_cast<const float4*>(p + part * ROWS * SHAPE::kPitch);
       v.x += u.x, v.y += u.y, v.z += u.z, v.w += u.w;
     }
-    body(row, column, v.x, v.y);
-    body(row, column + 2, v.z, v.w);
+    body(row, column, v);
   }
 }

@@ -39,20 +39,25 @@ struct Kept {
       }
     }
   }
-  // Two of the lane's four weights.
-  __device__ __forceinline__ void update(const RULE& rule, float* w, int first,
+  // The lane's two pairs of weights, the second of which may not be there. All are read ahead of the
+  // first store, so that the four chains of the rule run side by side.
+  __device__ __forceinline__ void update(const RULE& rule, float* first, float* second,
                                          const float (&gradient)[4]) {
-    float2 both = *reinterpret_cast<float2*>(w);
-    float state[kStates > 0 ? kStates : 1];
+    const float2 upper = *reinterpret_cast<const float2*>(first);
+    const float2 lower = second != nullptr ? *reinterpret_cast<const float2*>(second)
+                                           : make_float2(0.0f, 0.0f);
+    float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
-    for (int j = 0; j < kStates; ++j) state[j] = of[j][first];
-    both.x = rule(both.x, gradient[first], state);
+    for (int q = 0; q < 4; ++q) {
+      float state[kStates > 0 ? kStates : 1];
 #pragma unroll
-    for (int j = 0; j < kStates; ++j) of[j][first] = state[j], state[j] = of[j][first + 1];
-    both.y = rule(both.y, gradient[first + 1], state);
+      for (int j = 0; j < kStates; ++j) state[j] = of[j][q];
+      w[q] = rule(w[q], gradient[q], state);
 #pragma unroll
-    for (int j = 0; j < kStates; ++j) of[j][first + 1] = state[j];
-    *reinterpret_cast<float2*>(w) = both;
+      for (int j = 0; j < kStates; ++j) of[j][q] = state[j];
+    }
+    *reinterpret_cast<float2*>(first) = make_float2(w[0], w[1]);
+    if (second != nullptr) *reinterpret_cast<float2*>(second) = make_float2(w[2], w[3]);
   }
 };
 
@@ -80,8 +85,8 @@ struct UpdateTiles {
     float4* const state = state_of(mt * ACROSS + nt) + lane;
     if constexpr (!FAR) kept.load(state);
     float* const at = w + (mt * 16 + lane / 4) * LDW + nt * 8 + lane % 4 * 2;
-    kept.update(rule, at, 0, sum);
-    if (ROWS % 16 == 0 || mt * 16 + 8 < ROWS) kept.update(rule, at + 8 * LDW, 2, sum);
+    const bool whole = ROWS % 16 == 0 || mt * 16 + 8 < ROWS;
+    kept.update(rule, at, whole ? at + 8 * LDW : nullptr, sum);
     kept.store(state);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
@@ -89,20 +94,26 @@ struct UpdateTiles {
     const float gradient[2] = {first, second};
     float* const state = reinterpret_cast<float*>(state_of(TILES + place / kTileFloats)) +
                          place % kTileFloats;
+    constexpr int states = RULE::kStates > 0 ? RULE::kStates : 1;
+    float kept[2][states];
+    float w[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float kept[RULE::kStates > 0 ? RULE::kStates : 1];
+      w[i] = bias[place + i];
 #pragma unroll
       for (int j = 0; j < RULE::kStates; ++j) {
-        kept[j] = FAR ? __ldcg(state + j * kTileFloats + i) : state[j * kTileFloats + i];
+        kept[i][j] = FAR ? __ldcg(state + j * kTileFloats + i) : state[j * kTileFloats + i];
       }
-      bias[place + i] = rule(bias[place + i], gradient[i], kept);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      bias[place + i] = rule(w[i], gradient[i], kept[i]);
 #pragma unroll
       for (int j = 0; j < RULE::kStates; ++j) {
         if constexpr (FAR) {
-          __stcg(state + j * kTileFloats + i, kept[j]);
+          __stcg(state + j * kTileFloats + i, kept[i][j]);
         } else {
-          state[j * kTileFloats + i] = kept[j];
+          state[j * kTileFloats + i] = kept[i][j];
         }
       }
     }
