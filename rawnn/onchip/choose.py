@@ -43,7 +43,8 @@ def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Cho
             continue
         found = layout_of(d, chip.shared)
         least = min(least or found.nbytes, found.nbytes)
-        if found.nbytes <= chip.shared:
+        us += found.far_tiles * cost.H200.far_tile / cost.H200.clock
+        if found.nbytes <= chip.shared and (best is None or us < best.us):
             best = Choice(found, us)
     if best is None:
         raise Unsupported(

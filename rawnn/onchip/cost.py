@@ -23,32 +23,32 @@ from rawnn.onchip.tiles import tiling
 
 @dataclass(frozen=True)
 class Costs:
-    """Cycles: of a barrier of the block behind a phase; of an exchange in a cluster, and the bytes
-    of it a cycle; of a softmax, an elementwise loss and a conversion for each round of the threads;
-    of the barrier of clusters, the bytes of gradients a cycle that are summed there, and what
-    sharing the update costs beside; of what every step begins and ends with. `overlapped` is the
-    part of a weight gradient that is seen beside other work, `far_state` what a round of tiles costs
-    whose state comes from the L2 cache. `clock` is in cycles a microsecond."""
+    """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
+    cycle; of a softmax, an elementwise loss and a conversion, and of each round of the threads
+    there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed there, by
+    all or each its share; of what every step begins and ends with. What the products are expected
+    to take is multiplied by `product`, weight gradients with their updates by `gradient`, of which
+    those beside other work are seen in part (`overlapped`). A tile whose state comes from the L2
+    cache takes `far_tile` more. `clock` is in cycles a microsecond."""
 
-    phase: float = 60.0
-    exchange: float = 900.0
-    exchange_bytes: float = 16.0
-    softmax: float = 600.0
-    softmax_round: float = 20.0
-    elementwise: float = 150.0
-    elementwise_round: float = 60.0
+    product: float = 1.37
+    gradient: float = 3.05
+    overlapped: float = 0.6
+    exchange: float = 340.0
+    second: float = 1550.0
+    exchange_bytes: float = 9.3
+    softmax: float = 850.0
+    softmax_round: float = 28.0
+    elementwise: float = 210.0
+    elementwise_round: float = 85.0
     convert: float = 120.0
     convert_round: float = 45.0
-    meeting: float = 3000.0
-    meeting_bytes: float = 45.0
-    sharing: float = 6000.0
-    sharing_bytes: float = 14.0
-    step: float = 700.0
-    overlapped: float = 0.6
-    state_round: float = 60.0
-    far_round: float = 250.0
+    meeting: float = 3570.0
+    summed_bytes: float = 71.0
+    shared_bytes: float = 22.0
+    step: float = 900.0
+    far_tile: float = 35.0
     clock: float = 1750.0
-    launch: float = 4.0
 
 
 @dataclass(frozen=True)
@@ -74,31 +74,29 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     def summed(features: int) -> float:
         if d.sums_at_once(features):
             return exchange(features * d.ranks)
-        return exchange(features) + exchange(features)
+        return 2 * exchange(features) - costs.exchange + costs.second
 
     forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
-    found = [Phase(f"forward {n}", forward.cycles + costs.phase)]
+    found = [Phase(f"forward {n}", costs.product * forward.cycles)]
     if kind == BY_INPUTS:
         found.append(Phase(f"sum {n}", summed(p.layers[n])))
     if kind == BY_OUTPUTS and d.types[n] == GATHERED:
         found.append(Phase(f"gather {n}", exchange(p.layers[n])))
     if layer:
         backward = tiling(ceil(ins, 16), columns, ceil(outs, 8), d.warps, p.numbers)
-        found.append(Phase(f"backward {n}", backward.cycles + costs.phase))
+        found.append(Phase(f"backward {n}", costs.product * backward.cycles))
         if kind == BY_OUTPUTS:
             gathered = d.types[layer] == GATHERED
             found.append(Phase(f"sum of gradient {layer}", exchange(p.layers[layer]) if gathered
                                else summed(p.layers[layer])))
     gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
-    tiles = layer_tiles(d, layer)
-    rounds = ceil(tiles, d.warps)
-    state = rounds * costs.state_round * len(p.states) if d.groups == 1 else 0.0
-    seen = 1.0 if layer == 0 else costs.overlapped
-    found.append(Phase(f"gradient {n}", gradient.cycles * seen + state))
+    seen = costs.gradient * (1.0 if layer == 0 else costs.overlapped)
+    found.append(Phase(f"gradient {n}", gradient.cycles * seen))
     if d.groups > 1:
-        nbytes = tiles * TILE * 4
+        nbytes = layer_tiles(d, layer) * TILE * 4
         found.append(Phase(f"gradient {n} over clusters",
-                           d.groups * nbytes / costs.meeting_bytes))
+                           min(d.groups * nbytes / costs.summed_bytes,
+                               nbytes / costs.shared_bytes)))
     return found
 
 
@@ -143,8 +141,8 @@ def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
         return []
     nbytes = TILE * 4 * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
     if d.groups * nbytes <= MOST_SUMMED_BY_ALL:
-        return [Phase("all clusters sum", costs.meeting + d.groups * nbytes / costs.meeting_bytes)]
-    return [Phase("clusters sum and share", costs.sharing + nbytes / costs.sharing_bytes)]
+        return [Phase("all clusters sum", costs.meeting + d.groups * nbytes / costs.summed_bytes)]
+    return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
 
 
 def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:

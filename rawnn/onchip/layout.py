@@ -12,7 +12,7 @@ from rawnn.onchip.decompose import (
     up,
 )
 from rawnn.onchip.problem import Problem
-from rawnn.onchip.tiles import Tiling, tiling
+from rawnn.onchip.tiles import Tiling, far_tiling, tiling
 
 TILE = 128
 """Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
@@ -165,7 +165,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     take("y", d.columns if p.labelled else 2 * d.columns * target_pitch)
     if p.ordered:
         take("order", 2 * d.columns)
-    take("rules", 2 * RULE_BYTES // 4)
+    take("rules", RULE_BYTES // 4)
     take("barriers", 8)
     take("tallies", 2 * tallies(d))
     exchange = d.exchanged() * d.pitch

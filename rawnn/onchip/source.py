@@ -148,7 +148,7 @@ class _Kernel:
             w(f"{self.at('mean')}[i] = mean[{start} + i];")
             w(f"{self.at('inverse_std')}[i] = inverse_std[{start} + i];")
             w("}")
-        w(f"Rule* const rules = reinterpret_cast<Rule*>{self.at('rules')};")
+        w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
         w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
         w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
         w("if (kBulk && thread == 0) {")
@@ -169,7 +169,8 @@ class _Kernel:
             w("ptx::wait_for_copies<0>();")
             w("__syncthreads();")
         self.fetch("0")
-        self.make_rule("0", self.rate("0"))
+        if p.scheduled:
+            w(f"if (thread == {d.threads - 1}) rate = {self.rate('0')};")
         self.wait_for_input("0")
         if p.labelled:
             w("labels_ahead.store(y);")
@@ -270,7 +271,7 @@ class _Kernel:
         p = self.p
         time = f"clock[1] + cursor_now + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
-        self.w(f"if (thread == {self.d.threads - 1}) rules[({step}) & 1] = Rule({rate}, "
+        self.w(f"if (thread == {self.d.threads - 1}) *rule_of_step = Rule({rate}, "
                f"{time}{settings});")
 
     def wait_for_input(self, step: str) -> None:
@@ -339,10 +340,7 @@ class _Kernel:
             ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
         first = kind == "forward" and layer == 0
         if first:
-            w("if (u + 1 < span) {")
-            if self.p.scheduled:
-                w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
-            w("}")
+            self.make_rule("u", "rate" if self.p.scheduled else self.rate(""))
         head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
                f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}>::run(weights{n}, {right}, 0, "
         if tiles.split == 1:
@@ -459,9 +457,10 @@ class _Kernel:
         d, p, w = self.d, self.p, self.w
         last = p.depth
         w("// the loss")
-        w("if (u + 1 < span) {")
-        self.make_rule("u + 1", "rate" if p.scheduled else self.rate(""))
-        w("}")
+        if p.scheduled:
+            w("if (u + 1 < span) {")
+            w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
+            w("}")
         if p.labelled:
             lanes = softmax_lanes(d)
             gathered = d.types[last] == GATHERED
@@ -543,7 +542,7 @@ class _Kernel:
                   f" * {TILE // 4}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
-                w("const Rule rule = rules[u & 1];")
+                w("const Rule rule = *rule_of_step;")
                 w(f"const UpdateTiles<Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
                   f"{part.tiles}> finish = {{rule, weights{n}, biases{n}, "
                   f"{self.states_at(layer)}}};")
@@ -575,7 +574,7 @@ class _Kernel:
         w(f"float4* const states = {self.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * quads}; }};")
-        w("const Rule rule = rules[u & 1];")
+        w("const Rule rule = *rule_of_step;")
         w("unsigned int* const met = counters + 1 + rank * 32;")
         stride = f"{d.ranks * many * quads}ll"
         if found.sync == ALL:

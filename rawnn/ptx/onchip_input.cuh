@@ -17,6 +17,7 @@ __device__ __forceinline__ long long example_of(const int* fetched, long long fi
 template <typename SHAPE>
 __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ order,
                                             long long first, int count) {
+#pragma unroll 1
   for (int i = thread_index(); i < count; i += SHAPE::kThreads) {
     ptx::copy_async<4>(ptx::shared_address(to + i), order + first + i);
   }
@@ -50,6 +51,7 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
     const int lane = lane_index();
     if (lane > 1) return;
     const int whole = width / each * each;
+#pragma unroll 1
     for (int row = thread_index() / 32; row < rows; row += SHAPE::kThreads / 32) {
       const T* const source = matrix + example_of<ORDERED>(fetched, first, row) * ld + from;
       const unsigned int there = ptx::shared_address(to + row * PITCH);
@@ -61,6 +63,7 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
       }
     }
   } else {
+#pragma unroll 1
     for (int i = thread_index(); i < rows * chunks; i += SHAPE::kThreads) {
       const int row = i / chunks;
       const int column = i % chunks * each;
@@ -81,6 +84,7 @@ __device__ __forceinline__ void convert_rows(float* x, const T* raw, float scale
                                              const float* mean, const float* inverse_std,
                                              int width, int rows) {
   constexpr int quads = (WIDTH + 3) / 4;
+#pragma unroll 2
   for (int i = thread_index(); i < rows * quads; i += SHAPE::kThreads) {
     const int row = i / quads;
     const int column = i % quads * 4;

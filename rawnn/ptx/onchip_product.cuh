@@ -286,7 +286,7 @@ struct Product {
       clear(high_sum[j]), clear(low_sum[j]);
       from[j] = right + (min(across + j, N8 - 1) * 8 + g) * LDB + 2 * t;
     }
-#pragma unroll 4
+#pragma unroll 2
     for (int k = 0; k < K8; ++k) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
@@ -395,7 +395,7 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
 template <typename SHAPE, int PARTS, int ROWS, typename F>
 __device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
   constexpr int across = SHAPE::kColumns / 4;
-#pragma unroll 2
+#pragma unroll 1
   for (int i = thread_index(); i < count * across; i += SHAPE::kThreads) {
     const int row = i / across;
     const int column = i % across * 4;

@@ -148,6 +148,7 @@ struct Part {
 template <typename SHAPE, int LDW>
 __device__ __forceinline__ void load_weights(float* image, const float* __restrict__ w, int ld,
                                              Part part) {
+#pragma unroll 1
   for (int i = thread_index(); i < part.outs * part.ins; i += SHAPE::kThreads) {
     const int out = i / part.ins;
     const int in = i % part.ins;
@@ -158,6 +159,7 @@ __device__ __forceinline__ void load_weights(float* image, const float* __restri
 template <typename SHAPE, int LDW, typename T>
 __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, const float* image,
                                                  Part part) {
+#pragma unroll 1
   for (int i = thread_index(); i < part.outs * part.ins; i += SHAPE::kThreads) {
     const int out = i / part.ins;
     const int in = i % part.ins;
@@ -171,6 +173,7 @@ __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, cons
 template <typename SHAPE, int STATES, int ACROSS, int TILES, int SHARES, typename F>
 __device__ __forceinline__ void for_states(int tiles, int base, int share, int state, int ld,
                                            Part part, F body) {
+#pragma unroll 1
   for (int i = thread_index(); i < tiles * kTileFloats; i += SHAPE::kThreads) {
     const int tile = i / kTileFloats;
     const int place = i % kTileFloats;
