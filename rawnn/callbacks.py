@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import logging
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from rawnn.checkpoint import Store, read, write
 from rawnn.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.files import SideOutput, check_output
 from rawnn.listener import Listener
 from rawnn.result import Report
 
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 
 
 class Listeners(Listener):
-    """Several listeners as one: each hears everything, in order."""
+    """Several listeners as one: each hears everything, in order. Messages go to the logger "rawnn",
+    too, as information."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = list(listeners)
 
     def notify(self, message: str) -> None:
+        logging.getLogger("rawnn").info(message)
         for listener in self._listeners:
             listener.notify(message)
 
@@ -50,13 +54,6 @@ class Listeners(Listener):
     def ended(self, epoch: int) -> None:
         for listener in self._listeners:
             listener.ended(epoch)
-
-
-def together(listeners: Listener | Sequence[Listener]) -> Listener:
-    """One listener for any number of them."""
-    if isinstance(listeners, Listener):
-        return listeners
-    return listeners[0] if len(listeners) == 1 else Listeners(listeners)
 
 
 def asked_for(config: Config) -> list[Listener]:
@@ -192,15 +189,15 @@ class CsvLog(Listener):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        self._file: IO[str] | None = None
 
     def started(self, session: Session) -> None:
         names = [field.name for field in fields(Report)]
+        check_output("CsvLog", self._path)
         try:
             kept = self._kept(session.resumed) if session.resumed else []
-            self._file = open(self._path, "w", newline="", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
-            raise RawnnError(f"cannot write {self._path}: {error.strerror or error}") from None
+            raise RawnnError(f"cannot read {self._path}: {error.strerror or error}") from None
+        self._file = SideOutput(self._path, session.listener.notify)
         self._rows = csv.writer(self._file)
         self._rows.writerows([names, *kept])
         self._file.flush()
@@ -214,11 +211,8 @@ class CsvLog(Listener):
         return []
 
     def reported(self, report: Report) -> None:
-        if self._file is not None:
-            self._rows.writerow([getattr(report, field.name) for field in fields(Report)])
-            self._file.flush()
+        self._rows.writerow([getattr(report, field.name) for field in fields(Report)])
+        self._file.flush()
 
     def ended(self, epoch: int) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()

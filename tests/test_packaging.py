@@ -8,7 +8,10 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
 
 import rawnn
 from rawnn import ptx
@@ -59,6 +62,41 @@ def test_the_version_is_one_and_the_command_prints_it() -> None:
     shown = subprocess.run([sys.executable, "-m", "rawnn", "--version"], capture_output=True,
                            text=True, cwd=ROOT, timeout=60, check=True)
     assert rawnn.__version__ in shown.stdout
+
+
+BUILD = """
+import sys
+from setuptools import build_meta
+build_meta.build_editable(sys.argv[1])
+"""
+RUN = """
+import os, runpy, site, sys
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
+sys.path[:] = ["", *(p for p in sys.path if p and not os.path.exists(f"{p}/rawnn"))]
+site.addsitedir(sys.argv[1])
+sys.argv = ["rawnn", "--device", "host", "--dataset", "synthetic", "--epochs", "1"]
+runpy.run_module("rawnn", run_name="__main__")
+"""
+
+
+def test_an_editable_install_runs_from_the_folder_that_holds_the_clone(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    clone, installed = tmp_path / "rawnn", tmp_path / "installed"
+    clone.mkdir()
+    installed.mkdir()
+    for name in ("rawnn", "pyproject.toml", "README.md", "LICENSE"):
+        (clone / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-c", BUILD, str(installed)], cwd=clone, check=True,
+                   capture_output=True, timeout=120)
+    (wheel,) = installed.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(installed)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    for folder in (tmp_path, clone, clone / "rawnn", Path("/")):
+        done = subprocess.run([sys.executable, "-c", RUN, str(installed)], cwd=folder, text=True,
+                              capture_output=True, timeout=120, check=False, env=environment)
+        assert done.returncode == 0, f"{folder}: {done.stderr}"
+        assert "test accuracy" in done.stdout
 
 
 def test_messages_name_only_extras_that_exist() -> None:

@@ -20,11 +20,11 @@ import rawnn
 from rawnn.bench.statistics import mean_std
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import check_fit
+from rawnn.datasource import check_fit, settled
 from rawnn.errors import ConfigError, TrainingDiverged
+from rawnn.files import write_atomically
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.result import write_atomically
 from rawnn.runners.base import prepare
 from rawnn.runners.host import HostRunner
 
@@ -59,7 +59,8 @@ class Oracle(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this is the oracle of a configuration (whatever its seed and toggles)."""
         return (
             (self.layers, self.epochs, self.batch, self.lr, self.dataset, self.data_digest)
-            == (config.layers, config.epochs, config.batch, config.lr, config.dataset, digest)
+            == (config.layers, config.epochs, config.recipe().batch, config.lr, config.dataset,
+                digest)
         )
 
 
@@ -89,6 +90,7 @@ def host_accuracy(config: Config, seeds: Sequence[int] = SEEDS, *, data: Dataset
     """
     data = data or load_dataset(config.dataset, config.data)
     check_fit(config, data)
+    config, _ = settled(config, data)
     network, recipe = config.network(), config.recipe()
     # Gathering from uint8 rather than keeping the whole set as float64 saves 376 MB for MNIST.
     selection = select("preload", network, recipe.steps(len(data.train_images)), HOST)
@@ -111,7 +113,7 @@ def host_accuracy(config: Config, seeds: Sequence[int] = SEEDS, *, data: Dataset
         on_seed(seed, evaluation.accuracy)
     mean, std = mean_std(accuracies)
     return Oracle(
-        layers=config.layers, epochs=config.epochs, batch=config.batch, lr=config.lr,
+        layers=config.layers, epochs=config.epochs, batch=recipe.batch, lr=config.lr,
         dataset=config.dataset, data_digest=data_digest(data), seeds=tuple(seeds),
         accuracies=tuple(accuracies), mean=mean, std=std,
     )

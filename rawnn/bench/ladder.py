@@ -25,7 +25,7 @@ from rawnn.bench.records import (
 )
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import check_fit
+from rawnn.datasource import check_fit, settled
 from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
 from rawnn.machine import Opened, open_device
 from rawnn.opts import TOGGLES
@@ -83,6 +83,7 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
         raise ConfigError(f"repeats = {repeats}: a ladder needs at least 1")
     data = data or load_dataset(config.dataset, config.data, notify=notify)
     check_fit(config, data)
+    config, _ = settled(config, data)
     opened = open_device(config.device, notify)
     try:
         ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify)

@@ -18,8 +18,9 @@ from rawnn.bench.clocks import ClockSample, summarize
 from rawnn.bench.statistics import Spread, mean_std, spread
 from rawnn.config import Config
 from rawnn.errors import ConfigError
+from rawnn.files import write_atomically
 from rawnn.machine import Opened
-from rawnn.result import Environment, Result, environment, write_atomically
+from rawnn.result import Environment, Result, environment
 
 SCHEMA_VERSION = 1
 

@@ -21,8 +21,9 @@ from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit
 from rawnn.errors import ConfigError, RawnnError
+from rawnn.files import write_atomically
 from rawnn.machine import Opened, open_device
-from rawnn.result import Environment, Result, write_atomically
+from rawnn.result import Environment, Result
 from rawnn.training import Listener, Session
 from rawnn.workloads import workload
 
@@ -37,8 +38,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One workload with one set of toggles, trained for `epochs`.
 
     `us` is the time of a step in microseconds, `epoch_ms` of an epoch in milliseconds, both by the
-    clock that the result's `timer` describes; `evaluation_ms` of one pass over the test set by the
-    wall clock. `reason` says why it could not be run, or not again.
+    clock that the result's `timer` describes, and `times_ms` those of each run; `evaluation_ms` of
+    one pass over the test set by the wall clock. `reason` says why it could not be run, or not
+    again.
     """
 
     workload: str
@@ -49,6 +51,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     us: Spread | None = None
     epoch_ms: Spread | None = None
+    times_ms: list[float] = []
     evaluation_ms: Spread | None = None
     accuracies: list[float] = []
     peak_memory_bytes: int = 0
@@ -130,9 +133,10 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
              device: str = "auto", dataset: str = "mnist", *,
              notify: Callable[[str], None] = lambda message: None,
              on_progress: Callable[[Progress], None] = lambda progress: None,
-             data: Dataset | None = None) -> SetsResult:
+             data: Dataset | None = None, stand_in: bool = False) -> SetsResult:
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
-    opened device, interleaved. `epochs` are the workload's own unless given.
+    opened device, interleaved. `epochs` are the workload's own unless given; `stand_in` is
+    explained at `load_dataset`.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -142,7 +146,7 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
         raise ConfigError(f"repeats = {repeats} of {len(sets)} sets: there is nothing to measure")
     series = [_Series(name, opt, _config(name, opt, epochs, device, dataset))
               for name, opt in sets]
-    data = data or load_dataset(dataset, notify=notify)
+    data = data or load_dataset(dataset, notify=notify, stand_in=stand_in)
     for each in series:
         check_fit(each.config, data)
     opened = open_device(device, notify)
@@ -181,6 +185,7 @@ class _Series:
         return msgspec.structs.replace(
             found, toggles=toggle_words(runs[-1]), notes=runs[-1].notes, steps=self.steps,
             us=spread([t * 1e3 / self.steps for t in times]), epoch_ms=spread(times),
+            times_ms=times,
             evaluation_ms=spread([r.times.evaluation / max(len(r.history), 1) for r in runs]),
             accuracies=[r.test_accuracy for r in runs],
             peak_memory_bytes=max(r.peak_memory_bytes for r in runs),

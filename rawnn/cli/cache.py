@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rawnn.ptx.cache import CubinCache
+from rawnn.compiling.cache import CubinCache
 
 
 @click.group()

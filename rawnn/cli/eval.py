@@ -12,10 +12,9 @@ from rich.console import Console
 from rawnn.checkpoint import Checkpoint, find
 from rawnn.cli.examples import Examples, given_examples, own_examples, say
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
-from rawnn.cli.options import check_output
 from rawnn.errors import ConfigError
+from rawnn.files import check_output, write_atomically
 from rawnn.model import Model
-from rawnn.result import write_atomically
 
 
 @click.command(name="eval")

@@ -14,7 +14,7 @@ from rawnn.step.build import training_step
 from rawnn.step.recipe import Form
 
 SHOWN_NODES = 60
-ASSUMED = Machine(None, (9, 0), 13000, lambda package: True, multiprocessors=132)
+ASSUMED = Machine(None, (9, 0), 13000, lambda package: True)
 """Plans are shown as for a GPU on which every toggle can run."""
 
 

@@ -15,10 +15,9 @@ from rich.console import Console
 from rawnn.checkpoint import find
 from rawnn.cli.eval import show
 from rawnn.cli.examples import given_examples, say
-from rawnn.cli.options import check_output
 from rawnn.errors import ConfigError
+from rawnn.files import check_output, write_atomically
 from rawnn.model import Model
-from rawnn.result import write_atomically
 
 
 @click.command()

@@ -38,3 +38,9 @@ class Screen:
                          description=f"{self._name}: {last}", refresh=True)
         if self._bar.disable and done % (total // self._repeats) == 0:
             say(f"repeat {done * self._repeats // total} of {self._repeats} done")
+
+
+def wide_console() -> Console:
+    """For tables: a pipe has no width that one would have to fit."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=200)

@@ -10,10 +10,9 @@ import click
 from rawnn.bench.sets import Kind, Progress, SetsResult, WorkloadSet, run_sets
 from rawnn.bench.workloads import workload_sets
 from rawnn.bench.worth import comparison_sets, markdown, toggles_named
-from rawnn.cli.options import check_output
 from rawnn.cli.screen import Screen, say
 from rawnn.errors import RawnnError
-from rawnn.result import write_atomically
+from rawnn.files import check_output, write_atomically
 from rawnn.workloads import WORKLOADS
 
 _OPTIONS = [
@@ -86,7 +85,7 @@ def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None
             screen.advance(progress.done, progress.total, f"{measured.workload} {measured.opt}")
 
         result = run_sets(kind, sets, repeats, epochs, device, dataset, notify=say,
-                          on_progress=advance)
+                          on_progress=advance, stand_in=True)
     if json_file:
         result.write_json(json_file)
     return result

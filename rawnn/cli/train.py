@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import shlex
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rawnn.cli.options import check_output, config_options, make_config
+from rawnn.checkpoint import listed
+from rawnn.cli.options import config_options, make_config
+from rawnn.files import SideOutput, TextSink, check_output
 from rawnn.machine import since_import
 from rawnn.training import Listener, Session
 
@@ -43,18 +48,25 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
     check_output("--log-allocations", None if log_file == "-" else log_file)
     screen = _Screen(quiet, config.epochs)
     with ExitStack() as closing:
-        log = None
+        log: TextSink | None = None
         if log_file is not None:
-            log = sys.stderr if log_file == "-" else closing.enter_context(open(log_file, "w"))
+            log = sys.stderr if log_file == "-" else \
+                closing.enter_context(SideOutput(log_file, screen.notify))
         closing.enter_context(screen)
-        session = closing.enter_context(Session(config, screen, imports_ms, log_allocations=log))
+        session = closing.enter_context(Session(
+            config, screen, imports_ms=imports_ms, log_allocations=log, stand_in=True))
         result = session.run()
-    if not quiet:
-        _summary(screen.console, result)
-    if json_file:
-        result.write_json(json_file)
+    try:
+        if json_file:
+            result.write_json(json_file)
+    finally:
+        if quiet and result.interrupted:
+            screen.notify(f"interrupted {_interruption(result)}")
+        elif not quiet:
+            with _terminal():
+                _summary(screen.console, result)
     if result.interrupted:
-        click.get_current_context().exit(130)
+        click.get_current_context().exit(128 + session.signal)
 
 
 class _Screen(Listener):
@@ -78,7 +90,8 @@ class _Screen(Listener):
         self._bar.stop()
 
     def notify(self, message: str) -> None:
-        click.echo(f"rawnn: {message}", err=True)
+        with _terminal():
+            click.echo(f"rawnn: {message}", err=True)
 
     def started(self, session: Session) -> None:
         self._counts = session.work.answers > 0
@@ -98,6 +111,8 @@ class _Screen(Listener):
             self._line("device    host (NumPy)")
         self._line(f"data      {data.name}, {len(data.train_images):,} + "
                    f"{len(data.test_images):,} examples, from {data.source}")
+        if session.left_out:
+            self._line(f"          {session.left_out}")
         self._line(f"network   {session.work.network}, batch {session.work.recipe.batch}, "
                    f"lr {session.config.lr:g}, seed {session.config.seed}")
         self._line(f"toggles   {session.selection}")
@@ -117,11 +132,34 @@ class _Screen(Listener):
     def epoch_done(self, epoch: int) -> None:
         # Redrawn at most every 50 ms: drawing takes longer than a fast epoch.
         if not self._bar.disable and perf_counter() - self._drawn > 0.05:
-            self._bar.update(self._task, completed=epoch, refresh=True)
+            with _terminal():
+                self._bar.update(self._task, completed=epoch, refresh=True)
             self._drawn = perf_counter()
 
     def _line(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        with _terminal():
+            self.console.print(text, markup=False)
+
+
+@contextmanager
+def _terminal() -> Iterator[None]:
+    """Go on where the terminal is gone: what hung it up ends the run (SIGHUP)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+
+
+def _interruption(result: Result) -> str:
+    """How far the run got, and how to go on."""
+    done, config = result.resumed_epochs + len(result.epoch_ms), result.config
+    reached = f"after {done} of {config.epochs} epochs"
+    if config.save is None:
+        return f"{reached}; nothing is kept without --save DIRECTORY"
+    if not listed(config.save):
+        return f"{reached}; no checkpoint was reached"
+    return f"{reached}; continue with: python -m rawnn --resume {shlex.quote(config.save)}"
 
 
 def _summary(console: Console, result: Result) -> None:
@@ -132,9 +170,7 @@ def _summary(console: Console, result: Result) -> None:
 
     console.print()
     if result.interrupted:
-        done = result.resumed_epochs + len(result.epoch_ms)
-        line("interrupted", f"after {done} of {result.config.epochs} epochs; this is what was "
-                            f"reached")
+        line("interrupted", _interruption(result))
     if result.stopped:
         line("stopped", result.stopped)
     timed = "device-timed" if result.environment.gpu else "wall clock"
@@ -157,4 +193,16 @@ def _summary(console: Console, result: Result) -> None:
         line("test accuracy", f"{result.test_accuracy:.4f}{synthetic}")
     if result.environment.gpu:
         line("device memory", f"{result.peak_memory_bytes / 2**20:.1f} MiB at the peak")
+    if instead := _instead(result):
+        line("NOTE", instead)
     sys.stdout.flush()
+
+
+def _instead(result: Result) -> str:
+    """What took the place of what was wanted."""
+    said = []
+    if result.synthetic and result.config.dataset != "synthetic":
+        said.append(f"trained on GENERATED digits, not on {result.config.dataset}")
+    if result.environment.gpu is None and result.config.device == "auto":
+        said.append("on the host, not on a GPU" if said else "trained on the host, not on a GPU")
+    return "; ".join(said)

@@ -15,17 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn import ptx
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.compiling.programmatic import Proof
+from rawnn.compiling.signature import KernelSignature, parse_kernels
 from rawnn.cuda.backend import Backend
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, MINIMUM_DRIVER
 from rawnn.cuda.errors import CallFailed, check
 from rawnn.cuda.memory import Memory
+from rawnn.cuda.occupancy import target_of
 from rawnn.cuda.stream import Stream
 from rawnn.dtypes import numpy_dtype
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.ptx.cache import CubinCache
-from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.ptx.programmatic import Proof
-from rawnn.ptx.signature import KernelSignature, parse_kernels
+from rawnn.target import Target
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Device:
         self._functions: dict[tuple[str, str, bool], Function] = {}
         self._cache = CubinCache(notify=notify) if backend.cache else None
         self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
+        self._target: Target | None = None
         self._handle = self._open(ordinal)
         with ExitStack() as opening:
             self.context = self._check("cuDevicePrimaryCtxRetain", self._handle)
@@ -140,10 +143,13 @@ class Device:
                               f"run with --device host to train on the CPU")
         return self._check("cuDeviceGet", ordinal)
 
-    def _describe(self, ordinal: int) -> DeviceInfo:
-        def attribute(name: str) -> int:
-            return int(self._check("cuDeviceGetAttribute", name, self._handle, context=name))
+    def attribute(self, name: str) -> int:
+        """A number that the driver gives for the device; `name` is the driver's, without its
+        `CU_DEVICE_ATTRIBUTE_`."""
+        return int(self._check("cuDeviceGetAttribute", name, self._handle, context=name))
 
+    def _describe(self, ordinal: int) -> DeviceInfo:
+        attribute = self.attribute
         kernel_module = Path("/proc/driver/nvidia/version")
         found = re.search(r"  (\d+\.\d+[.\d]*)", kernel_module.read_text()) \
             if kernel_module.exists() else None
@@ -182,15 +188,22 @@ class Device:
         major, minor = self.capability
         return f"{'compute' if self._assumed else 'sm'}_{major}{minor}"
 
+    def target(self) -> Target:
+        """What launches may know of it; asked for once."""
+        if self._target is None:
+            self._target = target_of(self)
+        return self._target
+
     # -- kernels --------------------------------------------------------------------------------
     def compile(self, file: str, expressions: tuple[str, ...], relocatable: bool = False,
-                programmatic: bool = False) -> None:
+                programmatic: bool = False, specific: bool = False) -> None:
         """Compile (or take from the cache) template instances of one of rawnn's .cu files; with
-        `programmatic`, as instances of their own that wait and trigger (pdl.cuh)."""
+        `programmatic`, as instances of their own that wait and trigger (pdl.cuh). A `specific`
+        source has instructions that this architecture alone has."""
         wanted = tuple(e for e in expressions if (file, e, programmatic) not in self._functions)
         if wanted:
             text, signatures = self._source(file)
-            self.load(text, file, signatures, wanted, relocatable, programmatic)
+            self.load(text, file, signatures, wanted, relocatable, programmatic, specific)
 
     def compile_text(self, file: str, text: str, kernel: str, options: tuple[str, ...] = (),
                      programmatic: bool = False) -> None:
@@ -201,10 +214,11 @@ class Device:
 
     def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
              expressions: tuple[str, ...], relocatable: bool = False,
-             programmatic: bool = False, options: tuple[str, ...] = ()) -> None:
+             programmatic: bool = False, specific: bool = False,
+             options: tuple[str, ...] = ()) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
-        arch = self.arch + "a" if name in ptx.ARCHITECTURE_SPECIFIC else self.arch
+        arch = self.arch + "a" if specific else self.arch
         built = compile_source(
             self.backend.nvrtc, text, name=name, arch=arch, expressions=expressions,
             options=options, relocatable=relocatable, programmatic=programmatic, cache=self._cache,

@@ -13,21 +13,19 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
+import numpy as np
+
+from rawnn.compiling.c_types import MAP_ALIGNMENT, MAP_SIZE, MAP_SUFFIX
+from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.cuda.driver import Dim as Dim
 from rawnn.cuda.errors import check
 from rawnn.cuda.stream import Stream
 from rawnn.cuda.tensormap import MappedMatrix
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import (
-    MAP_ALIGNMENT,
-    MAP_SIZE,
-    MAP_SUFFIX,
-    KernelSignature,
-    Parameter,
-)
 
-Value = int | float | bytes
-"""An argument: a number, an address, or the bytes of a tensor map."""
+Value = int | float | bytes | np.void
+"""An argument: a number, an address, the bytes of a tensor map, or a struct: a NumPy structured
+scalar of its layout, or its bytes."""
 
 PORTABLE_CLUSTER = 8
 """Blocks in a cluster that every GPU with clusters can run; an H200 runs up to 16."""
@@ -89,13 +87,15 @@ class Arguments:
         self._pack(name, value)
         if name in self._maps:
             argument, matrix = self._maps[name]
-            self._pack(argument, matrix.at(int(value)))
+            self._pack(argument, matrix.at(int(value)))  # an operand's address
 
     def _pack(self, name: str, value: Value) -> None:
         parameter = self._parameters[name]
         if parameter.tensor_map and not (isinstance(value, bytes) and len(value) == MAP_SIZE):
             raise ConfigError(f"argument '{name}' is a tensor map: {MAP_SIZE} bytes, not {value!r}")
         try:
+            if parameter.struct is not None:
+                value = parameter.struct.packed(value)
             struct.pack_into("=" + _code(parameter), self._buffer,
                              self._offsets[self._index[name]], value)
         except (struct.error, OverflowError) as error:
@@ -121,9 +121,9 @@ class KernelLaunch:
     `cluster` is the shape of a thread block cluster in blocks (from sm_90 on; it must divide the
     grid; more than 8 blocks are not portable and allowed here at once). With `programmatic` a
     launch on a stream may begin once the kernel before it has triggered; only a kernel that waits
-    (rawnn.ptx.programmatic proves it) may be given that. A `cooperative` kernel has all its blocks
-    on the GPU at once, so that they may wait for each other; the driver refuses one of more blocks
-    than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE).
+    (rawnn.compiling.programmatic proves it) may be given that. A `cooperative` kernel has all its
+    blocks on the GPU at once, so that they may wait for each other; the driver refuses one of more
+    blocks than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE).
 
     Raises CallFailed where the device has not that much shared memory or no such clusters.
     """

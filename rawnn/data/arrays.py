@@ -88,7 +88,7 @@ def from_arrays(
     if (train.answers is None) != (test.answers is None):
         raise ConfigError("give y to both the training and the validation data, or to neither")
     made = Dataset(name, x, None, xt, None, 0, shape, source, False, normalisation=normalisation,
-                   autoencoder=train.answers is None)
+                   autoencoder=train.answers is None, own=True)
     if train.answers is not None:
         made = reader.answered(made, train.answers, test.answers, kind, classes, label_names,
                                known=2 if split else 1)

@@ -12,7 +12,6 @@ from rawnn.onchip.decompose import FULL, GATHERED, SLICED, Decomposition, ceil, 
 from rawnn.onchip.layout import Layout, layout_of
 from rawnn.onchip.problem import Problem, Unsupported
 
-RANKS = (1, 2, 4, 8, 16)
 MOST_WARPS, LEAST_WARPS = 16, 8
 PRICES = (0.0, 0.02, 0.1, 1.0)
 """Cycles that a byte of shared memory may cost, by turns: the dearer, the less memory the types
@@ -55,8 +54,8 @@ def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Cho
 
 
 def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int) -> Iterator[Decomposition]:
-    for r in (ranks,) if ranks else RANKS:
-        if r > chip.most_ranks:
+    for r in chip.sizes:
+        if ranks and r != ranks:
             continue
         for g in (groups,) if groups else _group_counts(problem.batch, chip.most_groups(r)):
             if g > chip.most_groups(r) or g > problem.batch:

@@ -9,26 +9,20 @@ from __future__ import annotations
 import re
 
 from rawnn.errors import ConfigError
-from rawnn.onchip import chip as chips
-from rawnn.onchip.chip import Chip
+from rawnn.onchip.chip import NEEDED, chip_of
 from rawnn.onchip.choose import Choice, choose
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
 from rawnn.policy import Policy
-from rawnn.ptx.resources import SM_LIMITS
 from rawnn.step.ops.train_steps import WORKSPACE, train_steps
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
-USUAL_MULTIPROCESSORS = 128
-"""Where a machine does not say how many it has."""
-USUAL_SHARED = 99 << 10
-"""Bytes of shared memory that a block of every GPU with these tensor cores can have."""
-
-
-def rewrite(plan: Plan, chip: Chip, ranks: int = 0, groups: int = 0) -> Plan:
+def rewrite(plan: Plan, ranks: int = 0, groups: int = 0) -> Plan:
     """`plan`, a step that trains, as one op. Raises Unsupported where no kernel does it."""
-    chosen = choose(problem_of(plan), chip, ranks, groups)
+    if reason := plan.target.lacks(*NEEDED):
+        raise Unsupported(reason)
+    chosen = choose(problem_of(plan), chip_of(plan.target), ranks, groups)
     workspaces = _workspaces(plan, chosen)
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
         chosen.decomposition), expected=f"{chosen.us:.1f} us")
@@ -48,44 +42,22 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     are."""
     if plan.name != "train":
         return plan, policy
-    asked, _, where = str(value).partition("@")
-    ranks, groups = map(int, asked.split("x")) if asked != "auto" else (0, 0)
+    ranks, groups = map(int, str(value).split("x")) if value != "auto" else (0, 0)
     try:
-        return rewrite(plan, chips.parse(where), ranks, groups), policy
+        return rewrite(plan, ranks, groups), policy
     except Unsupported as reason:
         raise ConfigError(f"the toggle 'persistent' cannot run so: the step {reason}") from None
 
 
 def parse(text: str) -> str:
-    asked, _, where = text.partition("@")
-    if asked != "auto" and not re.fullmatch(r"[1-9]\d?x[1-9]\d{0,2}", asked):
+    if text != "auto" and not re.fullmatch(r"[1-9]\d?x[1-9]\d{0,2}", text):
         raise ConfigError(f"persistent={text}: give auto, or blocks of a cluster by clusters, as "
                           f"in 4x8")
-    if where:
-        chips.parse(where)
     return text
 
 
-def chip_of(machine: Machine) -> Chip:
-    """The chip of a machine."""
-    major, minor = machine.compute_capability
-    limits = SM_LIMITS.get(f"sm_{major}{minor}")
-    return Chip(machine.compute_capability, machine.multiprocessors or USUAL_MULTIPROCESSORS,
-                limits.shared_block if limits else USUAL_SHARED)
-
-
-def settle(value: str | int | None, machine: Machine) -> str | int | None:
-    """The value with the chip that it is for."""
-    text = str(value)
-    return text if "@" in text else f"{text}@{chip_of(machine)}"
-
-
 def needs(machine: Machine) -> str | None:
-    if machine.compute_capability >= chips.LEAST:
-        return None
-    have = ".".join(map(str, machine.compute_capability))
-    return f"needs tensor cores with asynchronous copies, from compute capability 8.0 on; this " \
-           f"GPU has {have}"
+    return machine.target.lacks(*NEEDED) or None
 
 
 register(Toggle(
@@ -94,7 +66,7 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|RxG", parse, "auto"), settle=settle,
+    parameter=Parameter("auto|RxG", parse, "auto"),
     implies=("preload", "arena", "nosync"), conflicts=("fp16", "fp8", "sr"),
     comparisons=tuple(Comparison(workload, "preload,arena,nosync,graphs=epoch,fuse",
                                  ("persistent",))

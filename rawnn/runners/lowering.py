@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from rawnn.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
-from rawnn.ptx.programmatic import Proof
 from rawnn.runners.kernels import KernelImpl, kernel_arguments, kernel_for, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
@@ -42,7 +42,7 @@ class Lowering:
 
     def compile(self, plans: Iterable[Plan]) -> None:
         """Compile every kernel that the plans need, one NVRTC program per source file."""
-        wanted: dict[str, dict[str, None]] = {}
+        wanted: dict[tuple[str, bool, bool], dict[str, None]] = {}
         written: dict[str, KernelImpl] = {}
         for plan in plans:
             for op in plan.ops:
@@ -51,10 +51,11 @@ class Lowering:
                     if impl.text:
                         written[impl.source] = impl
                         continue
-                    wanted.setdefault(impl.source, {})[impl.expression(op, plan)] = None
-        for source, expressions in wanted.items():
-            self.device.compile(source, tuple(expressions), source == "while.cu",
-                                self._programmatic)
+                    key = impl.source, impl.relocatable, impl.specific
+                    wanted.setdefault(key, {})[impl.expression(op, plan)] = None
+        for (source, relocatable, specific), expressions in wanted.items():
+            self.device.compile(source, tuple(expressions), relocatable, self._programmatic,
+                                specific)
         for impl in written.values():
             self.device.compile_text(impl.source, impl.text, impl.name, impl.options,
                                      self._programmatic)

@@ -13,14 +13,13 @@ from math import prod
 from typing import Any
 
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, Dim
-from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
 from rawnn.sim.driver_graphs import GraphCalls, kernel_node
 from rawnn.sim.driver_memory import MemoryCalls
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
-from rawnn.sim.image import Image, decode, launch_bounds
+from rawnn.sim.image import Image, decode, launch_bounds, signatures
 from rawnn.sim.kernels import Kernel
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import SimEvent, SimStream
@@ -171,7 +170,7 @@ class SimDriver(GraphCalls, MemoryCalls):
         handle = self.simulation.new_handle()
         self.functions[handle] = Kernel(
             self.simulation.memory, self.simulation.launcher, image.name, expression,
-            parse_kernels(image.source)[base], launch_bounds(image.source, base),
+            signatures(image.name, image.source)[base], launch_bounds(image.source, base),
             waits=programmatic.waits(image.source, base, image.programmatic),
             triggers=programmatic.triggers(image.source, base, image.programmatic),
         )

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rawnn.compiling.resources import occupancy
 from rawnn.cuda.driver import Dim
-from rawnn.ptx.resources import occupancy
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.graphs import Effect
 from rawnn.sim.kernels import Kernel

@@ -10,9 +10,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+from rawnn.compiling.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import find_kernel, parse_kernels
+from rawnn.ptx import SOURCES
 
 MAGIC = b"rawnn simulated cubin\n"
 _DEVICE_RUNTIME = re.compile(r"\bcudaGraphSetConditional\b")
@@ -46,6 +48,11 @@ class Image:
         return replace(self, linked=True)
 
 
+def signatures(name: str, source: str) -> dict[str, KernelSignature]:
+    """Of the kernels in `source`, which may be the file `name`."""
+    return parse_kernels(source, (Path(name).parent, SOURCES))
+
+
 def decode(image: bytes) -> Image | None:
     """The image, or None where the bytes are none."""
     if not image.startswith(MAGIC):
@@ -58,7 +65,7 @@ def build(name: str, source: str, arch: str, expressions: list[str],
     """(image, "") or (None, log): reads the kernels' declarations and checks that every
     expression names one. Errors inside a kernel's body are not seen."""
     try:
-        kernels = parse_kernels(source)
+        kernels = signatures(name, source)
         for expression in expressions:
             find_kernel(kernels, expression)
     except ConfigError as error:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rawnn.ptx.programmatic import TRIGGER, WAIT
+from rawnn.compiling.programmatic import TRIGGER, WAIT
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
 from rawnn.sim.errors import Refused

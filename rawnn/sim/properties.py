@@ -3,8 +3,8 @@ that is sold."""
 
 from __future__ import annotations
 
+from rawnn.compiling.resources import SM_LIMITS
 from rawnn.errors import ConfigError, nearest
-from rawnn.ptx.resources import SM_LIMITS
 
 _MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148,
                     (12, 0): 188}

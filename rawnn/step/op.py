@@ -8,7 +8,8 @@ What an op reads and writes follows from its kind; nobody writes edges by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,8 @@ class OpSpec:
     `reads` and `writes` are operand names; `slotted` are those of which an op touches only the
     elements at its own steps, `optional` those an op may leave out.
     `reference(operands, attributes)` computes the op with NumPy, in place, in whatever float type
-    its operands have. Where operands vary from op to op, `of(op)` gives what is true of that one.
+    its operands have. Of an op that measures beside its other work, `unmeasured` is the kind that
+    does the rest alone. Where operands vary from op to op, `of(op)` gives what is true of that one.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class OpSpec:
     reference: Reference
     slotted: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    unmeasured: str = ""
     summary: str = ""
     of: Callable[[Op], OpSpec] | None = None
 
@@ -50,12 +53,14 @@ def define(
     writes: tuple[str, ...],
     slotted: tuple[str, ...] = (),
     optional: tuple[str, ...] = (),
+    unmeasured: str = "",
 ) -> Callable[[Reference], Reference]:
     """Register a NumPy reference as the meaning of the op `kind`."""
 
     def register(reference: Reference) -> Reference:
         summary = (reference.__doc__ or "").strip().split("\n")[0]
-        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, summary)
+        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, unmeasured,
+                           summary)
         return reference
 
     return register
@@ -82,14 +87,14 @@ class Op:
         spec = OPS[self.kind]
         return spec.of(self) if spec.of else spec
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Access, ...]:
         names = self.spec.reads
         if self.attributes.get("beta", 0.0) != 0.0:  # a product that accumulates reads its output
             names = (*names, "c")
         return self._accesses(names)
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Access, ...]:
         return self._accesses(self.spec.writes)
 
@@ -110,8 +115,10 @@ class Op:
         attributes = self.attributes
         if "offset" in attributes:
             attributes = {**attributes, "offset": attributes["offset"] + offset}
-        operands = {role: rename.get(name, name) for role, name in self.operands.items()}
-        return replace(self, operands=operands, attributes=attributes, name=f"{self.name}@{offset}")
+        operands = self.operands
+        if not rename.keys().isdisjoint(operands.values()):
+            operands = {role: rename.get(name, name) for role, name in operands.items()}
+        return Op(self.kind, f"{self.name}@{offset}", operands, attributes, self.impl)
 
     @property
     def offset(self) -> int:

@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 
 from rawnn import ptx
+from rawnn.compiling.cache import default_directory
 from rawnn.cuda.device import DeviceInfo
 from rawnn.errors import RawnnError
-from rawnn.ptx.cache import default_directory
-from rawnn.result import write_atomically
+from rawnn.files import write_atomically
 from rawnn.runners import kernels
 from rawnn.runners.base import Work
 from rawnn.runners.kernels import kernel_for

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from rawnn.compiling.cache import default_directory
 from rawnn.errors import ConfigError
-from rawnn.ptx.cache import default_directory
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"
@@ -59,7 +59,7 @@ def read(path: Path) -> list[Entry]:
 
 def write(path: Path, entries: Sequence[Entry]) -> None:
     """Write a table whole, atomically, one entry a line."""
-    from rawnn.result import write_atomically
+    from rawnn.files import write_atomically
 
     lines = ",\n".join(msgspec.json.encode(e).decode() for e in entries)
     path.parent.mkdir(parents=True, exist_ok=True)

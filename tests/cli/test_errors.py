@@ -78,7 +78,7 @@ def test_bad_usage(rawnn: Rawnn, arguments: tuple[str, ...], word: str) -> None:
 
 @pytest.mark.parametrize(("text", "words"), [
     ("epoch = 3", ("unknown key 'epoch'", "did you mean 'epochs'")),
-    ("epochs = 'three'", ("epochs", "int")),
+    ("epochs = 'three'", ("epochs", "whole number")),
     ("epochs = [", ("is not valid TOML",)),
     ("opt = [1]", ("opt must be a string",)),
 ])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from rawnn.errors import DataError, DeviceError
 from rawnn.runners.host import HostRunner
 from rawnn.training import train
 from tests.cli.conftest import Rawnn
@@ -23,6 +27,48 @@ def test_the_default_command_prints_reports_and_a_summary(rawnn: Rawnn) -> None:
     rows = [line for line in done.out.splitlines() if line.split()[:1] in (["1"], ["2"])]
     assert len(rows) == 2
     assert rawnn("train", *FAST).out.splitlines()[:4] == done.out.splitlines()[:4]
+
+
+@pytest.fixture
+def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU, no data, no network."""
+    monkeypatch.delenv("RAWNN_DATA", raising=False)
+    monkeypatch.setattr("rawnn.data.dataset._cached", lambda entry, store: None)
+    monkeypatch.setattr("rawnn.data.acquire.acquire", lambda *arguments: None)
+
+    def no_gpu(ordinal: int, notify: Any) -> None:
+        raise DeviceError("there is none")
+
+    monkeypatch.setattr("rawnn.machine.open_gpu", no_gpu)
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_the_last_line_says_what_stood_in(rawnn: Rawnn) -> None:
+    fast = ("--epochs", "1", "--batch", "500")
+    assert rawnn(*fast).out.splitlines()[-1] == \
+        "NOTE            trained on GENERATED digits, not on mnist; on the host, not on a GPU"
+    assert rawnn(*fast, "--dataset", "synthetic").out.splitlines()[-1] == \
+        "NOTE            trained on the host, not on a GPU"
+    assert "NOTE" not in rawnn(*FAST).out
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_the_library_trains_on_no_generated_data_and_warns_of_the_host() -> None:
+    with pytest.raises(DataError, match=r"no MNIST could be had .*dataset=\"synthetic\""):
+        train(epochs=1)
+    with pytest.warns(RuntimeWarning, match="on the host, not on a GPU: there is none") as warned:
+        result = train(dataset="synthetic", epochs=1, batch=500)
+    assert result.synthetic
+    assert [w.filename for w in warned] == [__file__]
+    with warnings.catch_warnings(action="error"):
+        train(dataset="synthetic", epochs=1, batch=500, device="host")
+
+
+def test_messages_without_a_listener_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "rawnn"):
+        train(data=(np.zeros((20, 3)), np.arange(20) % 2), layers=(3, 2), batch=4, device="host",
+              epochs=1)
+    assert any("converted from float64" in message for message in caplog.messages)
 
 
 def test_on_the_simulated_gpu(rawnn: Rawnn) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.graphs import Graph
-from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import Fault, Race, Simulation, kernels, register
 from tests.sim.work import read, vector
 

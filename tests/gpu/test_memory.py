@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
@@ -18,7 +19,6 @@ from rawnn.cuda.stream import Event, Mark, Stream
 from rawnn.errors import OutOfMemory
 from rawnn.graphs import Graph
 from rawnn.machine import machine_of
-from rawnn.ptx.signature import parse_kernels
 from tests.engine import make_work, random_dataset, run_on
 
 pytestmark = pytest.mark.gpu

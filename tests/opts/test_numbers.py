@@ -3,6 +3,7 @@ accuracy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,14 @@ from rawnn.data import Dataset
 from rawnn.dtypes import FLOATS, overflows, rounded
 from rawnn.errors import ConfigError
 from rawnn.network import INITIALISERS, Network
-from rawnn.optimizers import Optimizer
+from rawnn.optimizers import RULES, Optimizer, Rule
 from rawnn.opts import batch, select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Simulation
 from rawnn.step import around
+from rawnn.step.op import OPS, define
 from rawnn.step.ops.common import flag_overflow
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
@@ -94,6 +96,46 @@ def test_products_read_copies_that_updates_write(opt: str) -> None:
         assert copies == {op.operands["copy"] for op in plan.ops if "copy" in op.operands}
         if copies:
             assert not any(plan[n].role is Role.PARAMETER for n in read)
+
+
+@pytest.fixture
+def sign(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...]], Optimizer]:
+    """An optimizer from outside the package, whose op writes the operands that one gives."""
+    monkeypatch.setattr("rawnn.step.op.OPS", OPS | {})
+
+    def made(writes: tuple[str, ...]) -> Optimizer:
+        def step(t: SimpleNamespace, a: Any) -> None:
+            t.w -= a["lr"] * np.sign(t.dw)
+            if hasattr(t, "copy"):
+                t.copy[...] = t.w
+
+        define("sign", reads=("w", "dw", "loss_scale", "overflow"), writes=writes,
+               optional=("copy", "loss_scale", "overflow"))(step)
+        monkeypatch.setitem(RULES, "sign", Rule(
+            "sign", {"decay": 0.0}, lambda s: "sign", lambda s: (), lambda s: {}))
+        return Optimizer("sign", 0.01)
+
+    return made
+
+
+@pytest.mark.parametrize("opt", ["bf16", "fp16", "fp8", "bf16,fuse"])
+def test_an_optimizer_from_outside_writes_the_copies_that_products_read(
+        opt: str, sign: Callable[[tuple[str, ...]], Optimizer]) -> None:
+    baseline = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=sign(("w", "copy")))
+    plan, _ = select(opt, DEEP, STEPS, CAPABLE).apply(baseline)
+    copies = {t.name for t in plan.tensors.values() if t.role is Role.COPY}
+    assert copies
+    assert copies == {op.operands["copy"] for op in plan.find(kind="sign")
+                      if "copy" in op.operands}
+
+
+@pytest.mark.parametrize("opt", ["bf16", "fp16", "fp8", "bf16,fuse"])
+def test_a_plan_with_a_copy_that_is_read_and_never_written_is_refused(
+        opt: str, sign: Callable[[tuple[str, ...]], Optimizer]) -> None:
+    baseline = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=sign(("w",)))
+    wanted = r"fc1\.forward reads fc1\.weight\.\w+, which nothing writes behind fc1\.weight\.sign"
+    with pytest.raises(ValueError, match=wanted):
+        select(opt, DEEP, STEPS, CAPABLE).apply(baseline)
 
 
 def test_acc16_sums_products_in_half_precision_but_for_weight_gradients() -> None:

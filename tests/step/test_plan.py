@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -111,6 +113,27 @@ def test_without_metrics_drops_what_only_measures(plan: Plan) -> None:
     assert [k for k in kinds(plan) if k not in kinds(quiet)] == ["cross_entropy", "accuracy"]
     assert kinds(quiet) == [k for k in kinds(plan) if k not in ("cross_entropy", "accuracy")]
     assert kinds(quiet.without_metrics()) == kinds(quiet)
+
+
+@pytest.mark.parametrize("first", ["rawnn.losses", "rawnn.training", "rawnn.step.plan"])
+def test_quiet_plans_measure_nothing_whatever_is_imported_first(first: str) -> None:
+    """In a process of its own: what is known of an op must not hang on the order of imports."""
+    code = f"""
+import {first}
+from rawnn.network import Network
+from rawnn.opts import select
+from rawnn.opts.registry import Machine
+from rawnn.step.build import training_step
+from rawnn.step.recipe import Form, Recipe
+for loss in ("mse", "bce"):
+    network = Network((6, 5, 3), loss=loss)
+    plan = training_step(network, Recipe(4), Form(14, labels="", targets=3))
+    fused, _ = select("fuse", network, 3, Machine(None)).apply(plan)
+    print(loss, *(op.kind for op in fused.without_metrics().ops if loss in op.kind))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                           timeout=120, check=True)
+    assert found.stdout.split("\n") == ["mse mse_backward", "bce bce_backward", ""]
 
 
 def test_substitute_puts_the_new_ops_where_the_last_old_one_stood(plan: Plan) -> None:

@@ -25,5 +25,5 @@ from rawnn.runners.kernels.table import (
 
 __all__ = ["KERNELS", "WRITTEN", "KernelImpl", "Scalars", "Shape", "kernel_arguments", "kernel_for",
            "kernel_maps"]
-del _activations, _epoch, _head, _linear, _losses, _mma, _narrow, _persistent, _products, _skinny, _tiled
-del _updates
+del _activations, _epoch, _head, _linear, _losses, _mma, _narrow, _persistent, _products, _skinny
+del _tiled, _updates

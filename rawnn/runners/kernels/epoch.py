@@ -66,4 +66,4 @@ register("advance", "naive", KernelImpl(
     {"cursor": ("1",)}))
 register("advance", "while", KernelImpl(
     "while.cu", "advance_while", plain, no_sizes, _one_thread,
-    {"cursor": ("1",)}))
+    {"cursor": ("1",)}, relocatable=True))

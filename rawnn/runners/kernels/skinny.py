@@ -15,12 +15,13 @@ from rawnn.runners.kernels.table import Geometry, KernelImpl, Scalars, ceil, fla
 from rawnn.runners.kernels.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.target import Target
 
-RESIDENT = {1: 132, 2: 132, 4: 124, 8: 120}
-"""Blocks that an H200 runs at once, one a multiprocessor, by the size of their clusters. One more
-cluster than fits waits for the others to end."""
+LARGEST_CLUSTER = 8
+"""Blocks that can share the rounds of the inner dimension; one more cluster than the GPU runs at
+once would wait for the others to end."""
 
-_SHARED_LIMIT = 227 * 1024 - 512  # bytes, but for barriers
+_BARRIERS = 512  # bytes of shared memory, beside what a launch asks for
 _ALIGNMENT = 1024  # bytes that the ring's start may be moved by
 _DEEPEST = 16
 _WARPS = 8
@@ -62,27 +63,27 @@ def _tiles(batch: int) -> int:
     return next(tiles for tiles in (2, 4, 8) if 8 * tiles >= batch)
 
 
-def _splits(blocks: int, rounds: int, least: int) -> int:
+def _splits(target: Target, blocks: int, rounds: int, least: int) -> int:
     """As many as leave no block without a round, give the others `least`, and let all clusters run
     at once."""
-    return max(s for s, most in RESIDENT.items()
-               if s == 1 or (s * blocks <= most and ceil(rounds, s) >= least
-                             and (s - 1) * ceil(rounds, s) < rounds))
+    return max(s for s, most in target.at_once.items()
+               if s == 1 or (s <= LARGEST_CLUSTER and s * blocks <= most
+                             and ceil(rounds, s) >= least and (s - 1) * ceil(rounds, s) < rounds))
 
 
-def _launch(tiles: int, shape: tuple[int, ...], width: int, splits: int, rounds: int, slot: int,
-            sums: int, beside: int = 0) -> Launch:
+def _launch(target: Target, tiles: int, shape: tuple[int, ...], width: int, splits: int,
+            rounds: int, slot: int, sums: int, beside: int = 0) -> Launch:
     """The deepest ring that fits. Bytes: `slot` of a ring's slot, `sums` of the partial sums that
     take its place, 0 where there are none, `beside` of what lies behind the ring."""
     inbox = 4 * 8 * tiles * width if sums and splits > 1 else 0
     share = ceil(rounds, splits)
     beside += _ALIGNMENT
-    depth = min(_DEEPEST, share, (_SHARED_LIMIT - beside - inbox) // slot)
+    depth = min(_DEEPEST, share, (target.shared_per_block - _BARRIERS - beside - inbox) // slot)
     shared = max(depth * slot + beside, sums) + inbox
     return Launch(tiles, shape, width, splits, share, depth, shared)
 
 
-def choose_nt(m: int, n: int, k: int) -> Launch:
+def choose_nt(target: Target, m: int, n: int, k: int) -> Launch:
     """The forward product: a [m, k] with b [n, k]. Rounds of 64 * WK columns of b. 4096 x 4096 at
     batch 32 takes 10.9 us in blocks of 64 rows and two splits, 11.1 in blocks of 32."""
     tiles = _tiles(m)
@@ -90,11 +91,12 @@ def choose_nt(m: int, n: int, k: int) -> Launch:
     width, rounds = 16 * wm, ceil(k, 64 * wk)
     slot = wk * 128 * (width + 8 * tiles)
     sums = wk * 8 * tiles * (width + 4) * 4
-    return _launch(tiles, (wm, wk), width, _splits(ceil(n, width), rounds, 8), rounds, slot, sums)
+    splits = _splits(target, ceil(n, width), rounds, 8)
+    return _launch(target, tiles, (wm, wk), width, splits, rounds, slot, sums)
 
 
-def choose_backward(batch: int, rows: int, cols: int, size: int, *, gradient: bool, update: bool,
-                    ragged: bool = False) -> Launch:
+def choose_backward(target: Target, batch: int, rows: int, cols: int, size: int, *, gradient: bool,
+                    update: bool, ragged: bool = False) -> Launch:
     """Input gradient, update or both for w [rows, cols] of `size` bytes an element, `ragged` where
     draws for rounding by chance do not fit its rows. Blocks that only update share no sums: any
     number of them will do."""
@@ -108,19 +110,19 @@ def choose_backward(batch: int, rows: int, cols: int, size: int, *, gradient: bo
         + box_rows // 64 * 8 * tiles * 128
     sums = down * 8 * tiles * (_STRIP + 4) * 4 if gradient else 0
     if gradient:
-        splits = _splits(strips, rounds, 1)
+        splits = _splits(target, strips, rounds, 1)
     else:
-        share = ceil(rounds, min(rounds, max(RESIDENT[1] // strips, 1)))
+        share = ceil(rounds, min(rounds, max(target.multiprocessors // strips, 1)))
         splits = ceil(rounds, share)
-    return _launch(tiles, (v,), _STRIP, splits, rounds, slot, sums,
+    return _launch(target, tiles, (v,), _STRIP, splits, rounds, slot, sums,
                    beside=1024 * tiles if update else 0)
 
 
-def _of_product(op: Op) -> Launch:
+def _of_product(op: Op, plan: Plan) -> Launch:
     m, n, k = (int(op.attributes[name]) for name in ("m", "n", "k"))
     if op.attributes["layout"] == "nt":
-        return choose_nt(m, n, k)
-    return choose_backward(m, k, n, 2, gradient=True, update=False)
+        return choose_nt(plan.target, m, n, k)
+    return choose_backward(plan.target, m, k, n, 2, gradient=True, update=False)
 
 
 def _by_chance(op: Op, plan: Plan) -> tuple[bool, bool]:
@@ -133,8 +135,8 @@ def _by_chance(op: Op, plan: Plan) -> tuple[bool, bool]:
 def _of_weights(op: Op, plan: Plan) -> Launch:
     w = plan[op.operands["w"]]
     rows, cols = w.shape
-    return choose_backward(plan[op.operands["dz"]].shape[0], rows, cols, itemsize(w.dtype),
-                           gradient="dx" in op.operands, update=True,
+    return choose_backward(plan.target, plan[op.operands["dz"]].shape[0], rows, cols,
+                           itemsize(w.dtype), gradient="dx" in op.operands, update=True,
                            ragged=_by_chance(op, plan)[1])
 
 
@@ -163,11 +165,12 @@ def _boxes(batch: tuple[str, ...], weights: tuple[str, ...]) -> Callable[[Scalar
 
 def _nt_template(op: Op, plan: Plan) -> list[str]:
     return [*types(op, plan, "a", "c"), functor(op.attributes["activation"]),
-            *_of_product(op).template()]
+            *_of_product(op, plan).template()]
 
 
 def _nn_template(op: Op, plan: Plan) -> list[str]:
-    return [*types(op, plan, "a"), functor(op.attributes["slope"]), *_of_product(op).template()]
+    return [*types(op, plan, "a"), functor(op.attributes["slope"]),
+            *_of_product(op, plan).template()]
 
 
 def _weights_template(op: Op, plan: Plan) -> list[str]:
@@ -179,7 +182,7 @@ def _weights_template(op: Op, plan: Plan) -> list[str]:
 
 
 def _product_sizes(op: Op, plan: Plan) -> Scalars:
-    return _of_product(op).scalars()
+    return _of_product(op, plan).scalars()
 
 
 def _weights_sizes(op: Op, plan: Plan) -> Scalars:

@@ -1,10 +1,10 @@
 """The table of kernels.
 
 A kernel's pointer parameters carry the names of the op's operands, its `ld<operand>` parameters
-are their leading dimensions, and its other parameters the names of the op's attributes: all are
-filled in from the plan. A tensor map `<operand>_map` is made of where the operand lies. What is
-left are the sizes, the geometry and the boxes of tensor maps, which an entry gives for every
-(kind, impl).
+are their leading dimensions, and its other parameters, or the members of structs that it takes by
+value, the names of the op's attributes: all are filled in from the plan. A tensor map
+`<operand>_map` is made of where the operand lies. What is left are the sizes, the geometry and the
+boxes of tensor maps, which an entry gives for every (kind, impl).
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rawnn.activations import functor
+from rawnn.compiling.signature import KernelSignature
+from rawnn.compiling.structs import Struct
 from rawnn.cuda.launch import Dim, Value
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.dtypes import c_type
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import KernelSignature
 from rawnn.step.op import Op, OpSpec
 from rawnn.step.plan import Plan
 
@@ -55,8 +58,10 @@ class KernelImpl:
     number of variants of a launch, of which the op's attribute `choice` picks one, 0 by default;
     None where they are the forms of the geometry. `boxes(scalars)` are the rows of a box of every
     operand that the kernel takes a tensor map of; they follow from the kernel's own parameters.
-    The blocks of a `cooperative` kernel all run at once. A generated kernel brings its `text`, and
-    NVRTC's `options` for it.
+    The blocks of a `cooperative` kernel all run at once. A `relocatable` one is linked with the
+    device runtime, an architecture-`specific` one has instructions that the successors of its
+    architecture have not (it is compiled for sm_90a, not sm_90). A generated kernel brings its
+    `text`, and NVRTC's `options` for it.
     """
 
     source: str
@@ -70,6 +75,8 @@ class KernelImpl:
     choices: Callable[[Scalars], int] | None = None
     boxes: Callable[[Scalars], Mapping[str, int]] = lambda s: {}
     cooperative: bool = False
+    relocatable: bool = False
+    specific: bool = False
     text: str = ""
     options: tuple[str, ...] = ()
 
@@ -93,6 +100,10 @@ class KernelImpl:
 
 
 KERNELS: dict[tuple[str, str], KernelImpl] = {}
+
+NEUTRAL: Mapping[str, int | float] = {"alpha": 1.0, "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}
+"""Numbers that a kernel may do without: it then computes with this value, so that an op with
+another is not for it."""
 
 
 GENERATED: dict[str, Callable[[Op], KernelImpl]] = {}
@@ -125,9 +136,18 @@ def kernel_arguments(
     op: Op, plan: Plan, signature: KernelSignature, addresses: Mapping[str, int]
 ) -> dict[str, Value]:
     """Every argument of the op's kernel by name, but for the maps of operands (kernel_maps);
-    operands that the op leaves out are null, their leading dimensions and maps 0."""
+    operands that the op leaves out are null, their leading dimensions and maps 0. Raises
+    ConfigError for a parameter that nothing fills, and for a number of the op that the kernel does
+    not take though it matters."""
     scalars = kernel_for(op).scalars(op, plan)
     pointers = {p.name for p in signature.parameters if p.pointer}
+    taken = {p.name for p in signature.parameters}
+    for parameter in signature.parameters:
+        taken |= {m.name for m in parameter.struct.members} if parameter.struct else set()
+    for name, neutral in NEUTRAL.items():
+        if name not in taken and op.attributes.get(name, neutral) != neutral:
+            raise ConfigError(f"the kernel {signature.name} takes no '{name}', but the op "
+                              f"'{op.name}' has {name}={op.attributes[name]:g}")
     values: dict[str, Value] = {}
     for parameter in signature.parameters:
         name = parameter.name
@@ -135,14 +155,37 @@ def kernel_arguments(
             if parameter.mapped not in op.operands:
                 values[name] = NO_MAP
         elif parameter.pointer:
+            if name not in (*op.spec.reads, *op.spec.writes):
+                raise ConfigError(f"nothing fills the pointer '{name}' of the kernel "
+                                  f"{signature.name}: an op of the kind {op.kind} has no such "
+                                  f"operand")
             tensor = op.operands.get(name)
             values[name] = addresses[tensor] if tensor else 0
         elif name.startswith("ld") and name[2:] in pointers:
             tensor = op.operands.get(name[2:])
             values[name] = plan[tensor].ld if tensor else 0
+        elif parameter.struct is not None:
+            values[name] = _filled(parameter.struct, {**op.attributes, **scalars}, op)
         else:
-            values[name] = scalars.get(name, 0)
+            if name not in scalars:
+                raise ConfigError(f"nothing fills the parameter '{name}' of the kernel "
+                                  f"{signature.name}: it is no operand and no attribute of the op "
+                                  f"'{op.name}', and no size that the table of kernels gives")
+            values[name] = scalars[name]
     return values
+
+
+def _filled(struct: Struct, known: Mapping[str, Any], op: Op) -> np.void:
+    """The struct with every member from what is known by its name. Raises ConfigError for a member
+    that nothing is known of, and for an offset, which changes from launch to launch in place."""
+    record = np.zeros(1, struct.dtype)
+    for member in struct.members:
+        if member.name not in known or member.name == "offset":
+            raise ConfigError(f"the op '{op.name}' ({op.kind}) gives no '{member.name}' for the "
+                              f"struct '{struct.name}'")
+        record[member.name] = known[member.name]
+    filled: np.void = record[0]
+    return filled
 
 
 def kernel_maps(op: Op, plan: Plan, signature: KernelSignature,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rawnn.activations import functor
 from rawnn.dtypes import itemsize
+from rawnn.errors import ConfigError
 from rawnn.runners.kernels.table import (
     Geometry,
     KernelImpl,
@@ -24,6 +25,7 @@ from rawnn.runners.kernels.table import (
 from rawnn.runners.kernels.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.target import Target
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Product:
     size: int
 
 
-Choose = Callable[[Product], Tile]
+Choose = Callable[[Product, Target], Tile]
 
 
 def product_of(op: Op, plan: Plan) -> Product:
@@ -108,20 +110,21 @@ _UPDATE_SHAPES: dict[str, Shape] = {
 
 
 def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Scalars], int], *,
-                    sums: bool, fixed: tuple[str, ...] = (),
-                    others: Sequence[Tile] = ()) -> None:
+                    sums: bool, fixed: tuple[str, ...] = (), others: Sequence[Tile] = (),
+                    specific: bool = False) -> None:
     """Add the kernels <source>_nt, _nn, _tn and _update of `source` as `impl`.
 
-    `choose` picks the tile, `shared` gives bytes of dynamic shared memory (the scalars have the
-    tile's parameters and, as SIZE_A and SIZE_B, bytes of the operands' elements); `sums` says that
-    the type of the sums is a template parameter, `fixed` which of the tile's are not. `others` are
-    the tiles that an op's `choice` picks from, counted from 1 on.
+    `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
+    have the tile's parameters and, as SIZE_A and SIZE_B, bytes of the operands' elements); `sums`
+    says that the type of the sums is a template parameter, `fixed` which of the tile's are not.
+    `others` are the tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in
+    KernelImpl.
     """
     name = source.removesuffix(".cu")
 
     def chosen(op: Op, plan: Plan) -> Tile:
         choice = int(op.attributes.get("choice", 0))
-        return others[choice - 1] if choice else choose(product_of(op, plan))
+        return others[choice - 1] if choice else choose(product_of(op, plan), plan.target)
 
     def choices(s: Scalars) -> int:
         return 1 + len(others)
@@ -158,12 +161,24 @@ def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Sc
     for layout, shapes in _SHAPES.items():
         register(f"matmul {layout}", impl, KernelImpl(
             source, f"{name}_{layout}", product, tile, _geometry, shapes, shared, cluster,
-            choices))
+            choices, specific=specific))
     register("weight_update", impl, KernelImpl(
         source, f"{name}_update", update, update_sizes, _geometry, _UPDATE_SHAPES, shared, cluster,
-        choices))
+        choices, specific=specific))
 
 
 def blocks(product: Product, bm: int, bn: int) -> int:
     """Tiles of bm x bn that cover the result."""
     return ceil(product.m, bm) * ceil(product.n, bn)
+
+
+MANY, SOME, FEW = 1.51, 0.755, 0.45
+"""Tiles a multiprocessor from which on a GPU is filled twice over, filled, and half filled: as
+measured on an H200, which has 132 of them."""
+
+
+def filling(product: Product, target: Target, bm: int, bn: int) -> float:
+    """Tiles of bm x bn for each multiprocessor. Raises ConfigError for the host, which has none."""
+    if not target.gpu:
+        raise ConfigError("a plan of kernels is for a GPU, and this one is for the host")
+    return blocks(product, bm, bn) / target.multiprocessors

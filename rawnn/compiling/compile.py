@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from rawnn.compiling import headers
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.programmatic import Proof, prove
+from rawnn.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.errors import check
 from rawnn.errors import CompileError, MissingLibrary
-from rawnn.ptx import SOURCES, headers
-from rawnn.ptx.cache import CubinCache
-from rawnn.ptx.programmatic import Proof, prove
-from rawnn.ptx.signature import find_kernel, parse_kernels
+from rawnn.ptx import SOURCES
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
@@ -134,14 +135,15 @@ def compile_source(
     flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
     cubin, lowered, log, assembly = _compile(library, text, name, arch, expressions, flags, paths,
                                              programmatic)
-    proofs = _proofs(assembly, lowered, text) if programmatic else {}
+    proofs = _proofs(assembly, lowered, text, paths) if programmatic else {}
     if cache is not None and key is not None:
         cache.put(key, _encode(cubin, lowered, proofs))
     return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs)
 
 
-def _proofs(assembly: str, lowered: Mapping[str, str], text: str) -> dict[str, Proof]:
-    kernels = parse_kernels(text)
+def _proofs(assembly: str, lowered: Mapping[str, str], text: str,
+            paths: Sequence[Path]) -> dict[str, Proof]:
+    kernels = parse_kernels(text, paths)
     return {expression: prove(assembly, name, find_kernel(kernels, expression))
             for expression, name in lowered.items()}
 

@@ -24,8 +24,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rawnn.compiling.signature import KernelSignature
 from rawnn.errors import CompileError
-from rawnn.ptx.signature import KernelSignature
 
 WAIT, TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*\.(?:loc|file)\b[^\n]*", re.DOTALL | re.MULTILINE)
@@ -156,9 +156,8 @@ def _mapped(found: Iterable[object], signature: KernelSignature) -> set[str] | N
 
 
 def _is_number(root: object, signature: KernelSignature) -> bool:
-    """Whether a root is a parameter that is neither pointer nor map: an index, say."""
-    return isinstance(root, int) and not (signature.parameters[root].pointer
-                                          or signature.parameters[root].tensor_map)
+    """Whether a root is a parameter that holds no address: an index, say."""
+    return isinstance(root, int) and signature.parameters[root].number
 
 
 # -- reading PTX ----------------------------------------------------------------------------------

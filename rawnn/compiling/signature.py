@@ -1,54 +1,35 @@
 """Kernel signatures read from CUDA C text, so that arguments are checked and packed from the
 source itself and never from a second list kept by hand.
 
-This reads declarations of `__global__` functions and nothing else of C++: comments, strings and
-preprocessor lines are blanked first (so both branches of an `#if` are seen), then every
-`__global__` is taken as the start of a declarator. Kernels made by macros are not seen.
+This reads declarations of `__global__` functions, and of the structs that these take by value
+(structs.py), and nothing else of C++: comments, strings and preprocessor lines are blanked first
+(so both branches of an `#if` are seen), then every `__global__` is taken as the start of a
+declarator. Kernels made by macros are not seen.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from rawnn.errors import ConfigError, nearest
-
-_LONG = "i" if os.name == "nt" else "q"  # NVRTC follows the host's data model
-_FORMATS = {
-    "bool": "?",
-    "char": "b", "signed char": "b", "unsigned char": "B",
-    "short": "h", "unsigned short": "H",
-    "int": "i", "unsigned int": "I",
-    "long": _LONG, "unsigned long": _LONG.upper(),
-    "long long": "q", "unsigned long long": "Q",
-    "float": "f", "double": "d",
-    "size_t": "Q", "ptrdiff_t": "q", "intptr_t": "q", "uintptr_t": "Q",
-    "int8_t": "b", "uint8_t": "B", "int16_t": "h", "uint16_t": "H",
-    "int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q",
-    # Small floats travel as their raw bits.
-    "__half": "H", "half": "H", "__nv_bfloat16": "H", "nv_bfloat16": "H",
-    "float16": "H", "bfloat16": "H", "float8_e4m3": "B", "float8_e5m2": "B",
-    "TensorMap": "128s",  # what cuTensorMapEncodeTiled makes
-}  # fmt: skip
-MAP_SIZE, MAP_ALIGNMENT = 128, 64
-"""Bytes of a tensor map, and what its address is a multiple of."""
-MAP_SUFFIX = "_map"
-"""`w_map` is the map of operand `w`."""
-_SIZES = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "f": 4, "128s": MAP_SIZE}
-"""Bytes by `struct` code; all others: 8."""
-_QUALIFIERS = {
-    "const", "volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__",
-    "struct", "class", "enum", "typename",
-}  # fmt: skip
-_TYPE_WORDS = {"unsigned", "signed", "short", "long", "int", "char", "float", "double", "bool"}
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_BLANK = re.compile(
-    r'//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\''
-    r"|^[ \t]*#(?:\\\n|/\*.*?\*/|[^\n])*",
-    re.DOTALL | re.MULTILINE,
+from rawnn.compiling.c_types import (
+    FORMATS,
+    MAP_ALIGNMENT,
+    MAP_SUFFIX,
+    QUALIFIERS,
+    SIZES,
+    TYPE_WORDS,
+    canonical,
+    code_of,
+    type_words,
 )
+from rawnn.compiling.structs import Struct, included, read_struct
+from rawnn.errors import ConfigError, nearest
+from rawnn.ptx import SOURCES
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _OPEN, _CLOSE = "(<[{", ")>]}"
 
 
@@ -56,12 +37,15 @@ _OPEN, _CLOSE = "(<[{", ")>]}"
 class Parameter:
     """One kernel parameter. `ctype` is the pointee's type for a pointer, else the type itself,
     in canonical words ("unsigned int", "float", or a template parameter's name); `const` says
-    that the pointee (or the value) is const."""
+    that the pointee (or the value) is const. `struct` is how a struct by value is laid out,
+    `unread` why that of one is not known."""
 
     name: str
     ctype: str
     pointer: bool
     const: bool
+    struct: Struct | None = None
+    unread: str = ""
 
     @property
     def format(self) -> str:
@@ -71,28 +55,41 @@ class Parameter:
         """
         if self.pointer:
             return "P"
+        if self.struct is not None:
+            return f"{self.struct.size}s"
         try:
-            return _FORMATS[self.ctype]
+            return FORMATS[self.ctype]
         except KeyError:
             raise ConfigError(
-                f"parameter '{self.name}' has type '{self.ctype}', which cannot be passed by "
-                f"value; pass a pointer, or one of: {', '.join(_FORMATS)}"
+                f"parameter '{self.name}' has type '{self.ctype}', which cannot be passed by value"
+                + (f": {self.unread}" if self.unread else
+                   f"; pass a pointer, a struct of plain members that the source declares, or one "
+                   f"of: {', '.join(FORMATS)}")
             ) from None
 
     @property
     def size(self) -> int:
         """Bytes of the argument."""
-        return _SIZES.get(self.format, 8)
+        return self.struct.size if self.struct else SIZES.get(self.format, 8)
 
     @property
     def align(self) -> int:
-        """Alignment in bytes: that of every supported type is its size, but for tensor maps."""
+        """Alignment in bytes: that of a number or a pointer is its size."""
+        if self.struct:
+            return self.struct.align
         return MAP_ALIGNMENT if self.tensor_map else self.size
 
     @property
     def tensor_map(self) -> bool:
         """Whether it is a tensor map, by value."""
         return self.ctype == "TensorMap" and not self.pointer
+
+    @property
+    def number(self) -> bool:
+        """Whether nothing in it can be an address: neither a pointer, nor a tensor map, nor a
+        struct with pointers."""
+        return not (self.pointer or self.tensor_map
+                    or (self.struct is not None and self.struct.pointers))
 
     @property
     def mapped(self) -> str:
@@ -178,14 +175,16 @@ class KernelSignature:
         return tuple(offsets), end
 
 
-def parse_kernels(text: str) -> dict[str, KernelSignature]:
+def parse_kernels(text: str, folders: Sequence[Path] = (SOURCES,)) -> dict[str, KernelSignature]:
     """Signatures of every `__global__` function template or function in CUDA C `text`, by name.
 
-    A declaration before the definition is replaced by the definition; explicit specialisations
-    and instantiations are skipped. Raises ConfigError for an overloaded kernel, a parameter
-    passed by reference, and a declaration that cannot be read.
+    Structs that they take by value are declared in `text`, or in headers that it includes in quotes
+    from `folders`. A declaration before the definition is replaced by the definition; explicit
+    specialisations and instantiations are skipped. Raises ConfigError for an overloaded kernel, a
+    parameter passed by reference, and a declaration that cannot be read.
     """
-    text = _BLANK.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text.replace("\\\n", "  "))
+    structs = _Structs(text, folders)
+    text = code_of(text)
     kernels: dict[str, KernelSignature] = {}
     defined: set[str] = set()
     for match in re.finditer(r"\b__global__\b", text):
@@ -197,7 +196,9 @@ def parse_kernels(text: str) -> dict[str, KernelSignature]:
         template = _template(prefix, name)
         if template is None:
             continue
-        parameters = tuple(_parameters(text[start:end], name))
+        types = {p.name for p in template}
+        parameters = tuple(structs.given(p) if p.ctype not in types else p
+                           for p in _parameters(text[start:end], name))
         signature = KernelSignature(name, parameters, template)
         definition = text[end + 1 :].lstrip().startswith("{")
         if name in defined and definition and kernels[name] != signature:
@@ -210,6 +211,25 @@ def parse_kernels(text: str) -> dict[str, KernelSignature]:
         if definition:
             defined.add(name)
     return kernels
+
+
+class _Structs:
+    """Looks structs up in a source and its headers, which are read when the first is wanted."""
+
+    def __init__(self, text: str, folders: Sequence[Path]) -> None:
+        self._text, self._folders = text, folders
+        self._texts: list[str] | None = None
+
+    def given(self, parameter: Parameter) -> Parameter:
+        """The parameter, with its struct where it is one by value."""
+        if parameter.pointer or parameter.ctype in FORMATS:
+            return parameter
+        if self._texts is None:
+            self._texts = [code_of(text) for text in included(self._text, self._folders)]
+        try:
+            return replace(parameter, struct=read_struct(parameter.ctype, self._texts))
+        except ConfigError as error:
+            return replace(parameter, unread=str(error))
 
 
 def find_kernel(kernels: dict[str, KernelSignature], expression: str) -> KernelSignature:
@@ -324,31 +344,12 @@ def _parameters(text: str, kernel: str) -> Iterator[Parameter]:
         # A parameter may go without a name: then nothing but type words is left.
         type_text, name = declared, f"arg{index}"
         match = re.search(r"([A-Za-z_]\w*)\s*$", declared)
-        if match is not None and match[1] not in _TYPE_WORDS | _QUALIFIERS:
+        if match is not None and match[1] not in TYPE_WORDS | QUALIFIERS:
             rest = declared[: match.start()]
-            if "*" in rest or _type_words(rest):
+            if "*" in rest or type_words(rest):
                 type_text, name = rest, match[1]
-        ctype = _canonical(_type_words(type_text.partition("*")[0]))
+        ctype = canonical(type_words(type_text.partition("*")[0]))
         yield Parameter(name, ctype, pointer, const)
-
-
-def _type_words(text: str) -> list[str]:
-    found = re.findall(r"[A-Za-z_][\w:]*(?:\s*<.*>)?", text, re.DOTALL)
-    return [word for word in found if word not in _QUALIFIERS]
-
-
-def _canonical(words: list[str]) -> str:
-    """The type's words in one order: "long unsigned int" -> "unsigned long"."""
-    words = [word.removeprefix("std::") for word in words]
-    if not words or not set(words) <= _TYPE_WORDS:
-        return " ".join(words)
-    sign = "unsigned " if "unsigned" in words else ""
-    if "char" in words:
-        return "signed char" if "signed" in words else sign + "char"
-    for base in ("bool", "float", "double", "short"):
-        if base in words:
-            return sign + base
-    return sign + (" ".join(["long"] * words.count("long")) or "int")
 
 
 def _substitute(parameter: Parameter, types: dict[str, str]) -> Parameter:
@@ -358,7 +359,7 @@ def _substitute(parameter: Parameter, types: dict[str, str]) -> Parameter:
     pointee, star, _ = given.partition("*")
     return replace(
         parameter,
-        ctype=_canonical(_type_words(pointee)),
+        ctype=canonical(type_words(pointee)),
         pointer=parameter.pointer or bool(star),
         const=parameter.const or (bool(re.search(r"\bconst\b", pointee))),
     )
