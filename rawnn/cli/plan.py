@@ -31,10 +31,11 @@ def plan(config_file: str | None, examples: int, dot: bool, show_all: bool, **op
     config = make_config(config_file, options)
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(examples), 1)
-    selection = select(config.opt, network, steps, ASSUMED, batch=recipe.batch)
     labelled = network.answers.answers == "labels"
     form = Form(examples, labels="uint8" if labelled else "", scale=1 / 255,
                 targets=0 if labelled else network.outputs)
+    selection = select(config.opt, network, steps, ASSUMED, batch=recipe.batch,
+                       recipe=recipe, form=form)
     step, policy = selection.apply(training_step(network, recipe, form))
     graphs = graph_plans(step, policy, steps) if policy.graph else [GraphPlan(step, steps)]
     if dot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rawnn.onchip.decompose import (
@@ -194,7 +195,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
                        room - FIXED_BYTES)
 
 
-def _with_state(d: Decomposition, parts: list[tuple[int, ...]], places: dict[str, int], cursor: int,
+def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int], cursor: int,
                 sync: str, shares: int, input_pitch: int, raw_pitch: int, target_pitch: int,
                 target_width: int, exchange: int,
                 tilings: list[tuple[Tiling, Tiling | None]], states: int, room: int) -> Layout:

@@ -98,7 +98,7 @@ def problem_of(plan: Plan) -> Problem:
         raise Unsupported("takes its batches from the host: add preload")
     gather, first = gathers[0], updates[0]
     depth, bias = len(forward), bool(plan.find(kind="bias_add"))
-    loss = next((entry for entry in LOSSES.values() if plan.find(kind=entry.gradient)), None)
+    loss = next((entry for entry in LOSSES.values() if plan.find(kind=entry.parts[-1])), None)
     if loss is None or [op.kind for op in plan.ops] != _kinds(depth, bias, loss.parts, updates):
         raise Unsupported("is not the step that rawnn builds, with nothing fused yet")
     if any(op.impl != "naive" for op in plan.ops):

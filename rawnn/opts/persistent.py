@@ -18,6 +18,7 @@ from rawnn.step.ops.train_steps import WORKSPACE, train_steps
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
+
 def rewrite(plan: Plan, ranks: int = 0, groups: int = 0) -> Plan:
     """`plan`, a step that trains, as one op. Raises Unsupported where no kernel does it."""
     if reason := plan.target.lacks(*NEEDED):
