@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rawnn.cli.options import config_options, make_config
+from rawnn.onchip.report import describe
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.graphplan import GraphPlan, graph_plans
@@ -44,6 +45,9 @@ def plan(config_file: str | None, examples: int, dot: bool, show_all: bool, **op
     click.echo(f"toggles: {selection}")
     click.echo(f"policy: {policy}\n")
     click.echo(step)
+    for op in step.find(kind="train_steps"):
+        click.echo()
+        click.echo(describe(op.attributes["chosen"]))
     for graph in graphs:
         click.echo()
         click.echo(_describe(graph, bool(policy.graph), show_all))

@@ -11,6 +11,7 @@ from rawnn.onchip.chip import Chip
 from rawnn.onchip.decompose import FULL, GATHERED, SLICED, Decomposition, ceil, kinds, up
 from rawnn.onchip.layout import Layout, layout_of
 from rawnn.onchip.problem import Problem, Unsupported
+from rawnn.onchip.tiles import tiling
 
 MOST_WARPS, LEAST_WARPS = 16, 8
 PRICES = (0.0, 0.02, 0.1, 1.0)
@@ -47,9 +48,9 @@ def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Cho
             best = Choice(found, us)
     if best is None:
         raise Unsupported(
-            f"does not fit the chip: a block would need {least / 1024:.0f} KiB of shared memory or "
-            f"more, and has {chip.shared / 1024:.0f} KiB on this GPU: leave persistent out, or take "
-            f"a smaller batch or network")
+            f"does not fit the chip (a block would need {least / 1024:.0f} KiB of shared memory or "
+            f"more, and has {chip.shared / 1024:.0f} KiB on this GPU)",
+            "leave persistent out, or take a smaller batch or network")
     return best
 
 
@@ -69,8 +70,8 @@ def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int) -> Iterat
 
 
 def _group_counts(batch: int, most: int) -> list[int]:
-    """Numbers of clusters worth trying: for each size of a share, in eights, the fewest, and of many
-    sizes some dozen."""
+    """Numbers of clusters worth trying: for each size of a share, in eights, the fewest, and of
+    many sizes some dozen."""
     found: dict[int, int] = {}
     for groups in range(1, min(most, batch) + 1):
         found.setdefault(up(ceil(batch, groups), 8), groups)
@@ -85,8 +86,8 @@ MOST_COUNTS = 14
 
 
 def _best_types(problem: Problem, ranks: int, groups: int, price: float) -> str:
-    """The types of the boundaries with the least expected cycles, a byte of shared memory counted as
-    `price` cycles: a shortest path, as what a layer takes depends on the types at its ends only."""
+    """The types of the boundaries with the least expected cycles, a byte of shared memory counted
+    as `price` cycles: a shortest path, as what a layer takes depends on the types at its ends."""
     depth = problem.depth
     if ranks == 1:
         return FULL * (depth + 1)
@@ -124,8 +125,6 @@ def _step_cost(problem: Problem, ranks: int, groups: int, layer: int, below: str
 def _with_threads(d: Decomposition) -> Decomposition:
     """As many warps as the largest phase has tasks for: the gradients of the first two layers are
     one."""
-    from rawnn.onchip.tiles import tiling
-
     most = sum(cost.layer_tiles(d, layer) for layer in range(d.problem.depth)[:2])
     for layer in range(d.problem.depth):
         ins, outs = d.ins(layer), d.outs(layer)

@@ -18,18 +18,18 @@ from rawnn.onchip.decompose import (
     up,
 )
 from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE
-from rawnn.onchip.tiles import tiling
+from rawnn.onchip.tiles import softmax_lanes, tiling
 
 
 @dataclass(frozen=True)
 class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
     cycle; of a softmax, an elementwise loss and a conversion, and of each round of the threads
-    there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed there, by
-    all or each its share; of what every step begins and ends with. What the products are expected
-    to take is multiplied by `product`, weight gradients with their updates by `gradient`, of which
-    those beside other work are seen in part (`overlapped`). A tile whose state comes from the L2
-    cache takes `far_tile` more. `clock` is in cycles a microsecond."""
+    there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed there,
+    by all or each its share; of what every step begins and ends with. What the products are
+    expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
+    of which those beside other work are seen in part (`overlapped`). A tile whose state comes
+    from the L2 cache takes `far_tile` more. `clock` is in cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -123,8 +123,6 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
         found.append(Phase("input", costs.convert
                            + costs.convert_round * ceil(quads, d.threads)))
     if p.labelled:
-        from rawnn.onchip.source import softmax_lanes
-
         lanes = softmax_lanes(d)
         rounds = ceil(p.outputs, lanes) * ceil(d.columns * lanes, d.threads)
         found.append(Phase("softmax", costs.softmax + costs.softmax_round * rounds))

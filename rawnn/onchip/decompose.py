@@ -1,8 +1,8 @@
 """How the blocks of a cluster share the layers.
 
 Between two layers the values of a boundary are *full* in every block, *sliced* (each block has its
-share of the features), or *gathered*: made in slices, then handed to all. The two types at a layer's
-ends say what a block does of the layer:
+share of the features), or *gathered*: made in slices, then handed to all. The two types at a
+layer's ends say what a block does of the layer:
 
     inputs            outputs     the layer is        its weights
     full, gathered    full        done by every block all of them, in every block
@@ -16,10 +16,9 @@ input's gradient. Narrow layers are best done by every block, for that needs no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise
 
 from rawnn.onchip.problem import Problem
 
@@ -137,23 +136,8 @@ MOST_AT_ONCE = 8192
 def kinds(types: str) -> tuple[str, ...] | None:
     """What a block does of each layer between boundaries of the types; None where it cannot."""
     found = []
-    for below, above in zip(types, types[1:], strict=False):
+    for below, above in pairwise(types):
         if below == SLICED and above != FULL:
             return None
         found.append(BY_INPUTS if below == SLICED else EVERYWHERE if above == FULL else BY_OUTPUTS)
     return tuple(found)
-
-
-def possible_types(problem: Problem, ranks: int) -> Iterator[str]:
-    """All types of the boundaries that a kernel can be written for."""
-    if ranks == 1:
-        yield FULL * (problem.depth + 1)
-        return
-    last = FULL + (GATHERED if problem.labelled else SLICED)
-    choices = [FULL + SLICED, *[FULL + SLICED + GATHERED] * (problem.depth - 1), last]
-    for types in map("".join, product(*choices)):
-        if kinds(types) is None:
-            continue
-        if problem.reconstruct and types[0] == SLICED and types[-1] != SLICED:
-            continue  # the targets are the inputs, of which a block has its share only
-        yield types

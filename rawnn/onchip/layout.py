@@ -195,9 +195,9 @@ def layout_of(d: Decomposition, room: int) -> Layout:
                        room - FIXED_BYTES)
 
 
-def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int], cursor: int,
-                sync: str, shares: int, input_pitch: int, raw_pitch: int, target_pitch: int,
-                target_width: int, exchange: int,
+def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int],
+                cursor: int, sync: str, shares: int, input_pitch: int, raw_pitch: int,
+                target_pitch: int, target_width: int, exchange: int,
                 tilings: list[tuple[Tiling, Tiling | None]], states: int, room: int) -> Layout:
     """State of the largest layers lies in shared memory as far as there is room, the rest in a
     workspace, where it costs round trips to the L2 cache. Where clusters share the batch, it is in
@@ -211,14 +211,14 @@ def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict
     if states and sync:
         owned = sum(sizes) if sync == ALL else ceil(sum(sizes), d.groups)
         if (cursor + owned * states * TILE) * 4 <= room:
-            shared_state = cursor
+            shared_state = places["state"] = cursor
             cursor += owned * states * TILE
         else:
             far_tiles = owned
     elif states:
         for layer in sorted(range(p.depth), key=lambda i: -sizes[i]):
             if (cursor + sizes[layer] * states * TILE) * 4 <= room:
-                near[layer] = cursor
+                near[layer] = places[f"m{layer}"] = cursor
                 cursor += sizes[layer] * states * TILE
             else:
                 far[layer] = far_tiles

@@ -18,7 +18,12 @@ Setting = float | bool
 
 
 class Unsupported(RawnnError):
-    """A step that the kernel cannot do; the message says why, as the end of a sentence."""
+    """A step that the kernel cannot do: `reason` says why, as the end of a sentence, `cure` what to
+    do about it; the message both."""
+
+    def __init__(self, reason: str, cure: str = "leave persistent out") -> None:
+        super().__init__(f"{reason}: {cure}")
+        self.reason, self.cure = reason, cure
 
 
 @dataclass(frozen=True)
@@ -87,15 +92,15 @@ class Problem:
 
 
 def problem_of(plan: Plan) -> Problem:
-    """What the one-step plan trains. Raises Unsupported where it is not the baseline's step with its
-    data on the device, or stores what the kernel cannot."""
+    """What the one-step plan trains. Raises Unsupported where it is not the baseline's step with
+    its data on the device, or stores what the kernel cannot."""
     forward = [op for op in plan.find(kind="matmul") if op.attributes["layout"] == "nt"]
     updates = [op for op in plan.ops if "dw" in op.operands and "w" in op.operands]
     if not forward or not updates:
         raise Unsupported("trains nothing")
     gathers = plan.find(kind="gather")
     if not gathers:
-        raise Unsupported("takes its batches from the host: add preload")
+        raise Unsupported("takes its batches from the host", "add preload")
     gather, first = gathers[0], updates[0]
     depth, bias = len(forward), bool(plan.find(kind="bias_add"))
     loss = next((entry for entry in LOSSES.values() if plan.find(kind=entry.parts[-1])), None)
@@ -139,13 +144,13 @@ def _kinds(depth: int, bias: bool, parts: tuple[str, ...], updates: list[Op]) ->
 def _check_numbers(plan: Plan, updates: list[Op]) -> None:
     types = {t.dtype for t in plan.tensors.values() if t.role.temporary}
     if {"loss_scale", "overflow"} & {role for op in plan.ops for role in op.operands}:
-        raise Unsupported("scales its loss: use bf16 or tf32 in place of fp16 or fp8, or leave "
-                          "persistent out")
+        raise Unsupported("scales its loss", "use bf16 or tf32 in place of fp16 or fp8, or leave "
+                                             "persistent out")
     if any(op.attributes["stochastic"] for op in updates):
-        raise Unsupported("rounds its weights by chance: use bf16 in place of sr, or leave "
-                          "persistent out")
+        raise Unsupported("rounds its weights by chance", "use bf16 in place of sr, or leave "
+                                                          "persistent out")
     if not types <= {"float32", "bfloat16", "int32"}:
-        raise Unsupported("stores 8-bit numbers or float16: use bf16, or leave persistent out")
+        raise Unsupported("stores 8-bit numbers or float16", "use bf16, or leave persistent out")
 
 
 def _numbers(plan: Plan, forward: Op) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from rawnn.onchip.decompose import ceil, pitch
+from rawnn.onchip.decompose import Decomposition, ceil, pitch
 
 SCRATCH_FLOATS = 6144
 """Most floats of partial sums of a product that is split."""
@@ -26,8 +26,8 @@ class Tiling:
 @dataclass(frozen=True)
 class ProductCosts:
     """Cycles of a warp's step of 8 along the inner dimension, a + b for each of its tiles, of the
-    start and end of a task likewise, and of adding up split sums; what the shared memory, the tensor
-    cores and the issue of instructions take at least is counted beside. Fitted on an H200."""
+    start and end of a task likewise, and of adding up split sums; what the shared memory, the
+    tensor cores and the issue of instructions take at least is counted beside (H200)."""
 
     step: float
     step_tile: float
@@ -90,7 +90,8 @@ def _tiling(costs: ProductCosts, rows: int, columns: int, steps: int, warps: int
 def far_tiling(rows: int, columns: int, warps: int) -> Tiling:
     """The same for gradients whose tiles' state comes from the L2 cache ahead of the product: more
     tiles a task are more loads at once."""
-    found = [Tiling(down, across, 1, tasks, ceil(tasks, warps) * (FAR_ROUND + FAR_TILE * down * across))
+    found = [Tiling(down, across, 1, tasks,
+                    ceil(tasks, warps) * (FAR_ROUND + FAR_TILE * down * across))
              for down in (1, 2) for across in (1, 2, 4)
              if down <= rows and across <= columns
              for tasks in (ceil(rows, down) * ceil(columns, across),)]
@@ -99,3 +100,10 @@ def far_tiling(rows: int, columns: int, warps: int) -> Tiling:
 
 FAR_ROUND, FAR_TILE = 600.0, 150.0
 """Cycles of a round of tasks, and more for each of a task's tiles (H200)."""
+
+
+def softmax_lanes(d: Decomposition) -> int:
+    """Threads that share an example's outputs: as many as leave no warp without work."""
+    fitting = [n for n in (8, 16, 32)
+               if d.columns * n <= 32 * d.warps and n <= d.problem.outputs]
+    return fitting[-1] if fitting else 4

@@ -31,4 +31,5 @@ from rawnn.opts.select import Selection, select
 
 __all__ = ["TOGGLES", "Selection", "Toggle", "select"]
 del _arena, _batch, _bf16, _cublas, _cudnn, _fp16, _fp8, _fuse, _graphs, _mma, _nosync, _pdl
-del _persistent, _pinned, _pool, _preload, _report, _sr, _stream_ordered, _streams, _tf32, _tiled, _tune
+del _persistent, _pinned, _pool, _preload, _report, _sr, _stream_ordered, _streams, _tf32
+del _tiled, _tune

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rawnn.network import Network
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.policy import Policy
-from rawnn.network import Network
 from rawnn.step.build import training_step
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
 
 COMPILATION = 1.5e6
-"""Microseconds that a generated kernel takes to compile where it is not cached, about: what it saves
-over a whole run must be more. The state of the cache does not count, so that a run is the same
-whether or not it was run before."""
+"""Microseconds that a generated kernel takes to compile where it is not cached, about: what it
+saves over a whole run must be more. The state of the cache does not count, so that a run is the
+same whether or not it was run before."""
 
 NODE = 3.2
 """Microseconds a node of a step that is one chain of small kernels: 34-27-26 at batch 25, 19 nodes
@@ -48,7 +48,7 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
     try:
         chosen = choose(problem_of(plan), chip_of(machine.target))
     except Unsupported as reason:
-        return Verdict(False, f"best leaves persistent out: the step {reason}")
+        return Verdict(False, f"best leaves persistent out: the step {reason.reason}")
     launches = measured or launched(plan, numbers)
     if chosen.us >= launches:
         return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "
@@ -72,7 +72,7 @@ def _step(network: Network, recipe: Recipe, form: Form, numbers: str) -> Plan:
 def launched(plan: Plan, numbers: str) -> float:
     """About what a step takes launch by launch, in microseconds: its nodes one behind the other,
     and its arithmetic. `fuse` leaves about half of the baseline's ops."""
-    work = sum(2.0 * op.attributes["m"] * op.attributes["n"] * op.attributes["k"]
+    work: float = sum(2.0 * op.attributes["m"] * op.attributes["n"] * op.attributes["k"]
                for op in plan.find(kind="matmul"))
     nodes = sum(op.kind not in FUSED_AWAY for op in plan.ops)
     return NODE * nodes + work / RATE[numbers]

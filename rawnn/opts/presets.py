@@ -77,8 +77,9 @@ def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
         values["persistent"] = TOGGLES["persistent"].parse(None)
     values |= taken
     if TOGGLES["graphs"].needs(machine) is None:
-        nodes = 1 / setting.steps if verdict.taken else _nodes(setting, values)
-        values["graphs"] = "epoch" if nodes * setting.steps <= MAX_UNROLLED_NODES \
+        nodes = _nodes(setting, values)
+        whole = verdict.taken or nodes * setting.steps <= MAX_UNROLLED_NODES
+        values["graphs"] = "epoch" if whole \
             else max(min(UNROLLED_NODES // nodes, UNROLLED_STEPS), 1)
     else:
         notes.append(f"best goes without graphs: {TOGGLES['graphs'].needs(machine)}")

@@ -52,8 +52,8 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
            form: Form | None = None) -> Selection:
     """Resolve "best,-cudnn" or "graphs=epoch,cublas" for a machine.
 
-    `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and `form` say
-    how and on what it is trained, by which a preset may decide. With `lenient`,
+    `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and `form`
+    say how and on what it is trained, by which a preset may decide. With `lenient`,
     toggles that mean nothing where there is no GPU are left out and named in the notes; otherwise
     they are refused. What is typed behind a preset wins over what the preset chose. Raises
     ConfigError for an unknown toggle, a bad value, a conflict, or a toggle the machine cannot run.

@@ -72,9 +72,9 @@ def _key(e: Entry) -> tuple[object, ...]:
 
 
 def exact(gpu: str, layers: Sequence[int], batch: int, numbers: str) -> Entry | None:
-    """The entry of this network, batch and numbers on this GPU; the user's own before the package's.
-    None where it was not measured: what is fastest for a network that is like it may be slow for
-    this one. Raises ConfigError for a broken table."""
+    """The entry of this network, batch and numbers on this GPU; the user's own before the
+    package's. None where it was not measured: what is fastest for a network that is like it may be
+    slow for this one. Raises ConfigError for a broken table."""
     for path in (user_file(), PACKAGED):
         for entry in read(path):
             if _key(entry) == (gpu, tuple(layers), batch, numbers):

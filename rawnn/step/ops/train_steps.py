@@ -1,8 +1,8 @@
 """One or more whole steps of training in one op: what a kernel that trains on the chip computes.
 
-The op's attribute `step` is the plan of one step that it stands for. Its operands are those tensors
-of that plan that live longer than a step, under the roles that `roles_of` gives them, and workspaces
-of its kernel. Its meaning is that of the plan's ops, one behind the other.
+The op's attribute `step` is the plan of one step that it stands for. Its operands are those
+tensors of that plan that live longer than a step, under the roles that `role_of` gives them, and
+workspaces of its kernel. Its meaning is that of the plan's ops, one behind the other.
 """
 
 from __future__ import annotations
