@@ -35,7 +35,7 @@ from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
 from rawnn.opts.fuse import MAX_FUSED_CLASSES  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
-from rawnn.runners.kernels import KERNELS, kernel_for  # noqa: E402
+from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
 from tests.catalogue import Case, Variant, cases, key_of, legal  # noqa: E402
 
 TABLE = ROOT / "docs" / "kernels.md"

@@ -142,7 +142,10 @@ def _keep_host_toggles(asked: presets.Values, notes: list[str], machine: Machine
         )
     for name in gpu_only:
         del asked[name]
-        notes.append(f"{name} does not apply on the host and is left out")
+    if gpu_only:
+        be = "does not apply on the host and is" if len(gpu_only) == 1 else \
+            "do not apply on the host and are"
+        notes.append(f"{', '.join(gpu_only)} {be} left out")
 
 
 def _add_implied(asked: presets.Values, removed: set[str]) -> set[str]:

@@ -1,7 +1,7 @@
 """What a kernel does on the simulated GPU: the NumPy reference of its op, on the bytes that its
 packed arguments point at.
 
-The table of kernels (rawnn/runners/kernels.py) gives the extents of every operand in terms of the
+The table of kernels (rawnn/ptx) gives the extents of every operand in terms of the
 scalar arguments, the op's registration says which operands are read and written, and the CUDA
 source how the arguments are laid out. All three are checked against each launch.
 """
@@ -22,8 +22,8 @@ import numpy as np
 from rawnn.activations import ACTIVATIONS
 from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
-from rawnn.runners.kernels import KERNELS, WRITTEN, Scalars, Shape
-from rawnn.runners.kernels.table import NEUTRAL
+from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
+from rawnn.ptx.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Effect, Launcher
@@ -75,7 +75,7 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     """Give the kernel `name`, which is none of rawnn's own, a meaning on the simulated GPU.
 
     `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` and
-    `boxes` are as in rawnn.runners.kernels.KernelImpl, None leaves boxes unchecked.
+    `boxes` are as in rawnn.ptx.table.KernelImpl, None leaves boxes unchecked.
     """
     _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
 

@@ -13,6 +13,7 @@ from rawnn.step.joining import SPANS, joined
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
 from rawnn.target import HOST, Target
+from rawnn.words import counted
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ class Plan:
                               if copy not in written})
 
     def __str__(self) -> str:
-        head = f"plan {self.name}: batch {self.batch}, {self.steps} step(s), {len(self.ops)} ops"
+        head = f"plan {self.name}: batch {self.batch}, {counted(self.steps, 'step')}, " \
+               f"{counted(len(self.ops), 'op')}"
         lines = [head, "tensors"]
         used = {name for op in self.ops for name in op.tensors}
         lines += [f"  {tensor}" for name, tensor in self.tensors.items() if name in used]

@@ -23,7 +23,8 @@ from rawnn.errors import MissingLibrary
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
-from rawnn.runners.kernels import kernel_arguments, kernel_for
+from rawnn.ptx.kernels import kernel_for
+from rawnn.runners.arguments import kernel_arguments
 from rawnn.step.op import Op
 from rawnn.step.ops.narrow import shared_bytes
 from rawnn.step.plan import Plan

@@ -18,7 +18,8 @@ from rawnn.compiling.structs import Struct
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.errors import ConfigError
-from rawnn.runners.kernels import KERNELS, KernelImpl, kernel_arguments
+from rawnn.ptx.kernels import KERNELS, KernelImpl
+from rawnn.runners.arguments import kernel_arguments
 from rawnn.sim import SimulationError, kernels, register
 from rawnn.step import OPS
 from rawnn.step.op import Op, define

@@ -12,9 +12,10 @@ from rawnn.cuda.launch import Value
 from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts import select
+from rawnn.ptx.kernels import KERNELS, kernel_for
+from rawnn.ptx.table import NEUTRAL
+from rawnn.runners.arguments import kernel_arguments
 from rawnn.runners.graphplan import graph_plans
-from rawnn.runners.kernels import KERNELS, kernel_arguments, kernel_for
-from rawnn.runners.kernels.table import NEUTRAL
 from rawnn.step.op import OPS, Op
 from rawnn.step.plan import Plan
 from tests.catalogue import cases

@@ -16,7 +16,8 @@ from rawnn.cuda.tensormap import NO_MAP
 from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.ptx import source_path
-from rawnn.runners.kernels import KERNELS, kernel_arguments, kernel_maps
+from rawnn.ptx.kernels import KERNELS
+from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.sim import Simulation, SimulationError, kernels
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

@@ -13,7 +13,7 @@ from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.errors import CompileError
-from rawnn.runners.kernels import KERNELS
+from rawnn.ptx.kernels import KERNELS
 from rawnn.sim import SimulationError, kernels, register
 from rawnn.sim.image import decode
 from rawnn.step.op import OPS

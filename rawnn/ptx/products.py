@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.activations import functor
-from rawnn.runners.kernels.table import (
+from rawnn.ptx.table import (
     KernelImpl,
     Shape,
     elements,

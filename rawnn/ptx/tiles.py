@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rawnn.activations import functor
 from rawnn.dtypes import itemsize
 from rawnn.errors import ConfigError
-from rawnn.runners.kernels.table import (
+from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
     Scalars,
@@ -22,7 +22,7 @@ from rawnn.runners.kernels.table import (
     register,
     types,
 )
-from rawnn.runners.kernels.updates import CONTEXT
+from rawnn.ptx.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.target import Target

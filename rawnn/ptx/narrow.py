@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.activations import functor
 from rawnn.dtypes import c_type
-from rawnn.runners.kernels.table import Geometry, KernelImpl, Scalars, Shape, ceil, register
+from rawnn.ptx.table import Geometry, KernelImpl, Scalars, Shape, ceil, register
 from rawnn.step.op import Op
 from rawnn.step.ops.narrow import FEATURES_A_SHARE, MAX_DEPTH, ROWS_A_BLOCK, shared_bytes
 from rawnn.step.plan import Plan

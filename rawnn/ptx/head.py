@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rawnn.activations import functor
-from rawnn.runners.kernels.table import KernelImpl, Scalars, ceil, flag, register, types
-from rawnn.runners.kernels.updates import CONTEXT
+from rawnn.ptx.table import KernelImpl, Scalars, ceil, flag, register, types
+from rawnn.ptx.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.ops.head import WARPS, shared_bytes, splits_of, tiles, units_of
 from rawnn.step.plan import Plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.dtypes import c_type
-from rawnn.runners.kernels.table import (
+from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
     Scalars,

@@ -8,7 +8,7 @@ from functools import cache
 from rawnn.onchip.choose import Choice
 from rawnn.onchip.layout import Layout
 from rawnn.onchip.source import source
-from rawnn.runners.kernels.table import GENERATED, KernelImpl, Shape, no_sizes, plain
+from rawnn.ptx.table import GENERATED, KernelImpl, Shape, no_sizes, plain
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import KIND
 from rawnn.step.plan import Plan

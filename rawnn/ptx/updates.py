@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rawnn.runners.kernels.products import BLOCKS, accumulator
-from rawnn.runners.kernels.table import (
+from rawnn.ptx.products import BLOCKS, accumulator
+from rawnn.ptx.table import (
     KernelImpl,
     Scalars,
     Shape,

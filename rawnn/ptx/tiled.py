@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rawnn.runners.kernels.table import Scalars
-from rawnn.runners.kernels.tiles import (
+from rawnn.ptx.table import Scalars
+from rawnn.ptx.tiles import (
     SOME,
     Product,
     Tile,

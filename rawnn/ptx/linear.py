@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rawnn.runners.kernels.table import KernelImpl, Scalars, Shape, ceil, register, typed
+from rawnn.ptx.table import KernelImpl, Scalars, Shape, ceil, register, typed
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 

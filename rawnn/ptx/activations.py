@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rawnn.runners.kernels.table import (
+from rawnn.ptx.table import (
     Forms,
     Geometry,
     KernelImpl,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from rawnn.activations import functor
 from rawnn.dtypes import itemsize
-from rawnn.runners.kernels.table import Geometry, KernelImpl, Scalars, ceil, flag, register, types
-from rawnn.runners.kernels.updates import CONTEXT
+from rawnn.ptx.table import Geometry, KernelImpl, Scalars, ceil, flag, register, types
+from rawnn.ptx.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.target import Target

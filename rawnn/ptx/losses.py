@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rawnn.runners.kernels.table import (
+from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
     Scalars,
