@@ -13,6 +13,8 @@ from rawnn.step.ops import head as _head
 from rawnn.step.ops import linear as _linear
 from rawnn.step.ops import narrow as _narrow
 from rawnn.step.ops import products as _products
+from rawnn.step.ops import train_steps as _train_steps
 from rawnn.step.ops import updates as _updates
 
-del _activations, _data, _epoch, _head, _linear, _losses, _narrow, _products, _updates
+del _activations, _data, _epoch, _head, _linear, _losses, _narrow, _products, _train_steps
+del _updates
