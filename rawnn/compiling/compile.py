@@ -183,16 +183,20 @@ def _search_paths(
     return list(dict.fromkeys([*beside, *given, *include_paths, SOURCES]))
 
 
-def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
-    """Follow the includes of `text` through `paths`. Those not found there are CUDA's, whose
-    directories are looked up only then: most kernels include none, and start up faster."""
-    parts: list[str] = []
+def follow_includes(text: str, paths: Sequence[Path], *,
+                    quoted: bool = False) -> tuple[list[tuple[str, str]], list[str]]:
+    """(name and content of every file that `text` includes, directly or not, and that is found in
+    `paths`; names of those that are not). With `quoted` those in angle brackets, CUDA's, are left
+    out."""
+    parts: list[tuple[str, str]] = []
     missing: list[str] = []
     seen: set[Path] = set()
     pending: list[tuple[str, Path | None]] = [(text, None)]
     while pending:
         current, folder = pending.pop()
         for match in _INCLUDE.finditer(current):
+            if quoted and not match[1]:
+                continue
             header = match[1] or match[2]
             # A quoted include is looked for beside the file that has it before the -I folders.
             beside = [folder] if match[1] and folder is not None else []
@@ -202,8 +206,16 @@ def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
             elif found.resolve() not in seen:
                 seen.add(found.resolve())
                 content = found.read_text(errors="replace")
-                parts += [header, content]
+                parts.append((header, content))
                 pending.append((content, found.parent))
+    return parts, missing
+
+
+def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
+    """Follow the includes of `text` through `paths`. Those not found there are CUDA's, whose
+    directories are looked up only then: most kernels include none, and start up faster."""
+    found_here, missing = follow_includes(text, paths)
+    parts = [word for pair in found_here for word in pair]
     if not missing:
         return _Includes(_digest(parts), ())
     try:

@@ -21,6 +21,7 @@ from rawnn.optimizers import RULES, Optimizer, Rule
 from rawnn.opts import batch, select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
+from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Simulation
 from rawnn.step import around
@@ -326,10 +327,13 @@ def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict[s
 
 
 @pytest.mark.parametrize("opt", EMULATED)
-def test_copies_are_made_anew_from_what_was_kept(opt: str) -> None:
+@pytest.mark.parametrize("where", ["host", "simulated GPU"])
+def test_copies_are_made_anew_from_what_was_kept(opt: str, where: str) -> None:
     """A run that goes on from parameters and state alone has the same bits."""
-    def runner() -> HostRunner:
-        return HostRunner(make_work(f"preload,{opt}", (29, 20, 10), random_dataset(29, 10, 64, 8)))
+    def runner() -> HostRunner | GpuRunner:
+        work = make_work(f"preload,{opt}", (29, 20, 10), random_dataset(29, 10, 64, 8))
+        return HostRunner(work) if where == "host" \
+            else GpuRunner(Device(Simulation().backend()), work)
 
     whole, first, second = runner(), runner(), runner()
     whole.epoch(True)
