@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts.earning import Verdict, judge, usual_form
-from rawnn.opts.fuse import MAX_FUSED_CLASSES
 from rawnn.opts.registry import TOGGLES, Machine
+from rawnn.ptx.linear import MAX_FUSED_CLASSES
 from rawnn.step.recipe import Form, Recipe
 from rawnn.tuning.table import Entry, exact
 

@@ -8,7 +8,7 @@ from rawnn.errors import ConfigError, nearest
 from rawnn.network import Network
 from rawnn.opts import presets
 from rawnn.opts.numbers import numbers_of
-from rawnn.opts.registry import TOGGLES, Machine, Rewritten
+from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
@@ -36,6 +36,16 @@ class Selection:
         for name, value in self.values.items():
             plan, policy = TOGGLES[name].apply(plan, policy, value)
         return plan.check(), policy
+
+    def outcomes(self, plan: Plan) -> dict[str, list[Outcome]]:
+        """What became of the parts of each toggle that has some, with the baseline `plan`."""
+        found = {}
+        plan, policy = replace(plan, target=self.target), Policy()
+        for name, value in self.values.items():
+            if outcomes := TOGGLES[name].outcomes(plan, value):
+                found[name] = outcomes
+            plan, policy = TOGGLES[name].apply(plan, policy, value)
+        return found
 
     def words(self) -> list[str]:
         """Each toggle as one would type it."""

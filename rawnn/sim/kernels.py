@@ -95,11 +95,10 @@ table of kernels refuses an op with another number."""
 def _by_name() -> dict[tuple[str, str], Meaning]:
     """(source file, kernel) -> meaning, for every kernel of the table."""
     found: dict[tuple[str, str], Meaning] = {}
-    for (kind, _), impl in KERNELS.items():
-        kind, _, layout = kind.partition(" ")
-        spec = OPS[kind]
+    for key, impl in KERNELS.items():
+        spec = OPS[key.kind]
         found[impl.source, impl.name] = Meaning(
-            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, layout,
+            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
             impl.geometry, impl.variants, impl.boxes,
         )
     return found
