@@ -8,6 +8,7 @@ import click
 
 from rawnn.cli.options import config_options, make_config
 from rawnn.compiling.programmatic import Proof
+from rawnn.onchip.report import describe
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.graphplan import GraphPlan, graph_plans
@@ -49,10 +50,11 @@ def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: 
     config = make_config(config_file, options)
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(examples), 1)
-    selection = select(config.opt, network, steps, assumed(gpu), batch=recipe.batch)
     labelled = network.answers.answers == "labels"
     form = Form(examples, labels="uint8" if labelled else "", scale=1 / 255,
                 targets=0 if labelled else network.outputs)
+    selection = select(config.opt, network, steps, assumed(gpu), batch=recipe.batch,
+                       recipe=recipe, form=form)
     baseline = training_step(network, recipe, form)
     step, policy = selection.apply(baseline)
     graphs = graph_plans(step, policy, steps) if policy.graph else [GraphPlan(step, steps)]
@@ -69,6 +71,9 @@ def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: 
                                                   else "taken"))
         click.echo()
     click.echo(step)
+    for op in step.find(kind="train_steps"):
+        click.echo()
+        click.echo(describe(op.attributes["chosen"]))
     for graph in graphs:
         click.echo()
         early = _programmatic(graph) if policy.graph and policy.pdl else None
@@ -87,6 +92,7 @@ def _programmatic(graph: GraphPlan) -> list[tuple[int, ...]]:
     device = Device(Simulation(compute_capability=target.capability).backend())
     lowering = Lowering(device, programmatic=True)
     try:
+        lowering.compile([graph.plan])
         ops = graph.plan.ops
         proofs: dict[tuple[object, ...], Proof | None] = {}
         keys = [(op.kind, op.impl, *op.operands.items()) for op in ops]

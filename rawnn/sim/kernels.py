@@ -22,7 +22,7 @@ import numpy as np
 from rawnn.activations import ACTIVATIONS
 from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
-from rawnn.ptx.kernels import KERNELS, Scalars, Shape
+from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
 from rawnn.ptx.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
@@ -128,6 +128,10 @@ class Kernel:
     def meaning(self) -> Meaning:
         name = self.signature.name
         found = _registered.get(name) or _by_name().get((self._source.rpartition("/")[2], name))
+        if found is None and name in WRITTEN:
+            spec, impl = WRITTEN[name]
+            found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
+                            geometry=impl.geometry)
         if found is None:
             raise SimulationError(
                 f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "

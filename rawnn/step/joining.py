@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rawnn.step.op import Op
+from rawnn.step.ops.train_steps import KIND, spanning
+
+SPANS: dict[str, Callable[[Op, int], Op]] = {KIND: spanning}
+"""Kinds of ops that do a whole step -> the op that does so many from it on."""
 
 Join = Callable[[Op, Op], Op]
 JOINS: dict[tuple[str, str], Join] = {}

@@ -11,6 +11,7 @@ from rawnn.step.ops import activations as _activations
 from rawnn.step.ops import data as _data
 from rawnn.step.ops import epoch as _epoch
 from rawnn.step.ops import products as _products
+from rawnn.step.ops import train_steps as _train_steps
 from rawnn.step.ops import updates as _updates
 
-del _activations, _data, _epoch, _losses, _products, _updates
+del _activations, _data, _epoch, _losses, _products, _train_steps, _updates
