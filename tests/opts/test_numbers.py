@@ -48,7 +48,7 @@ EMULATED = ("fp16", "bf16", "sr", "fp8")
 
 def plan_of(opt: str, network: Network = DEEP, machine: Machine = CAPABLE) -> Plan:
     plan = step_plan(network, BATCH, BATCH * STEPS)
-    return select(opt, network, STEPS, machine).apply(plan)[0].check()
+    return select(f"none,{opt}", network, STEPS, machine).apply(plan)[0].check()
 
 
 def types(plan: Plan) -> dict[str, str]:
@@ -124,7 +124,7 @@ def test_whatever_makes_or_reads_a_copy_knows_its_scale() -> None:
     scales = {t.name: t.scale for t in train.tensors.values() if t.role is Role.COPY}
     assert len(scales) == 3
     assert all(scale > 1 for scale in scales.values())
-    test = select("preload,fp8,fuse", DEEP, STEPS, CAPABLE).apply(
+    test = select("none,preload,fp8,fuse", DEEP, STEPS, CAPABLE).apply(
         measuring_plan(DEEP, BATCH, BATCH * STEPS))[0]
     for plan in (train, test):
         for op in plan.find(kind="matmul"):
@@ -145,7 +145,7 @@ def test_scales_change_nothing_where_nothing_is_rounded(opt: str, optimizer: Opt
     """In float64 copies and loss scale cancel but for the last bits."""
     data, initial = random_dataset(12, 10, BATCH * STEPS, 1), DEEP.initial(0)
     plain = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=optimizer)
-    plan = select(opt, DEEP, STEPS, CAPABLE).apply(plain)[0]
+    plan = select(f"none,{opt}", DEEP, STEPS, CAPABLE).apply(plain)[0]
     found = []
     for chosen in (plain, plan):
         arrays = arrays_of(chosen, data, initial)
@@ -255,7 +255,7 @@ def test_old_gpus_convert_what_their_tensor_cores_lack(opt: str,
 @pytest.mark.parametrize("opt", ["best,fp8", "best,bf16"])
 def test_best_beside_a_number_format_can_run(opt: str, capability: tuple[int, int]) -> None:
     machine = replace(CAPABLE, compute_capability=capability, name="a GPU")
-    selection = select(opt, DEEP, STEPS, machine)
+    selection = select(f"none,{opt}", DEEP, STEPS, machine)
     assert ("mma" in selection.values) == (capability >= ((8, 9) if "fp8" in opt else (8, 0)))
 
 
