@@ -121,7 +121,7 @@ sys.argv[:] = ["rawnn", *sys.argv[2:]]
 """
 KERNELS = """
 from rawnn.ptx import SOURCES
-from rawnn.ptx.compile import compile_source
+from rawnn.compiling.compile import compile_source
 from rawnn.cuda.nvrtc import Nvrtc
 text = (SOURCES / "linear.cu").read_text()
 compile_source(Nvrtc(), text, name="linear.cu", arch="sm_90", expressions=["linear_update<10>"])

@@ -44,8 +44,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One workload with one set of toggles, trained for `epochs`.
 
     `us` is the time of a step in microseconds, `epoch_ms` of an epoch in milliseconds, both by the
-    clock that the result's `timer` describes; `evaluation_ms` of one pass over the test set by the
-    wall clock. `reason` says why it could not be run, or not again.
+    clock that the result's `timer` describes, and `times_ms` those of each run; `evaluation_ms` of
+    one pass over the test set by the wall clock. `reason` says why it could not be run, or not
+    again.
     """
 
     workload: str
@@ -56,6 +57,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     us: Spread | None = None
     epoch_ms: Spread | None = None
+    times_ms: list[float] = []
     evaluation_ms: Spread | None = None
     accuracies: list[float] = []
     peak_memory_bytes: int = 0
@@ -223,6 +225,7 @@ class _Series:
         return msgspec.structs.replace(
             found, toggles=toggle_words(runs[-1]), notes=runs[-1].notes, steps=self.steps,
             us=spread([t * 1e3 / self.steps for t in times]), epoch_ms=spread(times),
+            times_ms=times,
             evaluation_ms=spread([r.times.evaluation / max(len(r.history), 1) for r in runs]),
             accuracies=[r.test_accuracy for r in runs],
             peak_memory_bytes=max(r.peak_memory_bytes for r in runs),

@@ -1,4 +1,4 @@
-"""Median and spread of repeated measurements."""
+"""Median and spread of repeated measurements, and intervals of ratios."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Collection, Sequence
 
 import msgspec
+import numpy as np
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,3 +49,13 @@ def with_deviation(value: float, deviation: float, n: int, digits: int = 4) -> s
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
     """Mean and sample standard deviation (n - 1; 0 for a single value)."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def ratio_interval(a: Sequence[float], b: Sequence[float], resamples: int = 2000,
+                   seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of median(a) / median(b), by a bootstrap of the measurements of each."""
+    generator = np.random.default_rng(seed)
+    ratios = [np.median(generator.choice(np.asarray(v, np.float64), (resamples, len(v))), axis=1)
+              for v in (a, b)]
+    low, high = np.quantile(ratios[0] / ratios[1], [0.025, 0.975])
+    return float(low), float(high)

@@ -37,6 +37,8 @@ OWN_OPTIONS = ("--help", "-h", "--version")
 
 def _with_command(args: Sequence[str]) -> list[str]:
     """The arguments with the default command, if they name none."""
+    if args and args[0] == "help":  # as other tools have it
+        return [*args[1:], "--help"]
     if not args or (args[0] not in OWN_OPTIONS and args[0].startswith("-")):
         return ["train", *args]
     return list(args)

@@ -23,7 +23,9 @@ from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult, read_measured
 from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
+from rawnn.cli.differences import compare
 from rawnn.cli.options import make_config
+from rawnn.cli.peers import peers, random_contests
 from rawnn.cli.screen import Screen, say, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.config import Config
@@ -122,22 +124,49 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
 
 
 @bench.command()
-@click.option("--n", "count", type=click.IntRange(1), default=30, show_default=True,
-              help="How many runs are drawn.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
-              help="Seed of the first run; each has the next. A run follows from its seed alone.")
+@click.option("--n", "count", type=click.IntRange(1),
+              help="How many runs are drawn (30).")
+@click.option("--seed", type=click.IntRange(0),
+              help="Seed of the first run (0); each has the next. A run follows from its seed "
+                   "alone.")
 @click.option("--work", type=click.FloatRange(1), metavar="N",
               help="Multiply-adds of a step at most, which bound the time that NumPy takes to "
                    "check it (2e9; on a simulated device 2e5).")
+@click.option("--peers", "beside_peers", is_flag=True,
+              help="Draw networks for speed, and time `best` beside PyTorch and JAX.")
+@click.option("--peer", "peer_names", multiple=True, metavar="NAME",
+              help="With --peers: torch, jax or numpy; several may be given (torch and jax).")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="With --peers: end with what was measured before this is exceeded.")
+@click.option("--resume", metavar="FILE",
+              help="With --peers: go on where this file ends, and write it.")
+@click.option("--markdown", "markdown_file", metavar="FILE",
+              help="With --peers: write the tables as Markdown.")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
               help="Where to run (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep what was found as JSON.")
-def random(count: int, seed: int, work: float | None, device: str, json_file: str | None) -> None:
+def random(count: int | None, seed: int | None, work: float | None, beside_peers: bool,
+           peer_names: tuple[str, ...], budget: float | None, resume: str | None,
+           markdown_file: str | None, device: str, json_file: str | None) -> None:
     """Train random networks with random toggles, and check each run against NumPy.
 
     Losses and parameters must come as near to a run in float64 as NumPy does that rounds the same
     numbers. Exits with 1 if a run is wrong or fails; one that does not fit into memory is said.
+
+    With --peers another draw is timed: networks trained by `best` in float32, tf32 and bf16, beside
+    the same work in other systems.
     """
+    if beside_peers:
+        if work is not None:
+            raise ConfigError("--work bounds what NumPy checks, which --peers does not")
+        random_contests(count, seed, device, peer_names, budget, resume, json_file, markdown_file)
+        return
+    given = {"--peer": peer_names, "--budget": budget, "--resume": resume,
+             "--markdown": markdown_file}
+    for option, value in given.items():
+        if value:
+            raise ConfigError(f"{option} goes with --peers only")
+    count, seed = count or 30, seed or 0
     from rawnn.bench.random import Outcome, run_random
     from rawnn.bench.specification import SMALL, Limits
 
@@ -166,6 +195,8 @@ def random(count: int, seed: int, work: float | None, device: str, json_file: st
 
 bench.add_command(workloads)
 bench.add_command(toggles)
+bench.add_command(compare)
+bench.add_command(peers)
 
 
 @bench.command()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from rawnn.compiling.cache import CubinCache
 from rawnn.errors import RawnnError
-from rawnn.ptx.cache import CubinCache
 
 
 @click.group()

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from rawnn.config import Config
+from rawnn.optimizers import option
 
 if TYPE_CHECKING:
     from rawnn.result import Result, Times
     from rawnn.runners.base import Work
-
-
-_SETTINGS = {"decay": "weight decay"}
 
 
 def fitted(console: Console, text: str, indent: int) -> str:
@@ -43,7 +41,7 @@ def network_text(work: Work, config: Config) -> str:
     optimizer = recipe.optimizer
     words += [optimizer.name] if optimizer.name != plain.optimizer else []
     words += [f"lr {optimizer.lr:g}"]
-    words += [f"{_SETTINGS.get(k, k)} {v:g}" for k, v in optimizer.given.items()
+    words += [f"{option(k)} {v:g}".replace("_", " ") for k, v in optimizer.given.items()
               if v != optimizer.rule.settings[k]]
     if recipe.schedule != plain.schedule:
         words.append(f"schedule {recipe.schedule}")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rawnn.compiling.headers import cudadevrt_library
 from rawnn.cuda.driver import Driver
 from rawnn.cuda.nvrtc import Nvrtc
-from rawnn.ptx.headers import cudadevrt_library
 
 
 @dataclass(frozen=True)

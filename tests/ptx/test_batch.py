@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from rawnn.compiling.batch import Batch, Job
+from rawnn.compiling.compile import Compiled, compile_source
 from rawnn.errors import CompileError
 from rawnn.ptx import source_path
-from rawnn.ptx.batch import Batch, Job
-from rawnn.ptx.compile import Compiled, compile_source
 
 JOBS = [Job("a.cu", ("x", "y")), Job("b.cu", ("z",), programmatic=True)]
 

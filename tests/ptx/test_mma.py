@@ -10,20 +10,21 @@ from functools import cache
 import pytest
 
 from rawnn import ptx
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.compiling.resources import spills
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, ConfigError, MissingLibrary
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.mma import settle
 from rawnn.opts.registry import Machine
-from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.ptx.resources import spills
-from rawnn.runners.kernels import kernel_for
-from rawnn.runners.kernels.mma import choose, choose_wgmma
-from rawnn.runners.kernels.tiled import choose as choose_tiled
-from rawnn.runners.kernels.tiles import Product, Tile
+from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.mma import choose, choose_wgmma
+from rawnn.ptx.tiled import choose as choose_tiled
+from rawnn.ptx.tiles import Product, Tile
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.target import KNOWN, known
 from tests.engine import CAPABLE, step_plan
 
 DEEP = Network((784, 784, 784, 10))
@@ -165,9 +166,10 @@ def test_tiles_fit_every_product(layout: str, size: int) -> None:
         for n in SIZES:
             for k in SIZES:
                 product = Product(layout, m, n, k, size)
-                _check_mma(choose(product))
-                _check_wgmma(choose_wgmma(product))
-                _check_tiled(choose_tiled(product))
+                for target in KNOWN.values():
+                    _check_mma(choose(product, target))
+                    _check_tiled(choose_tiled(product, target))
+                _check_wgmma(choose_wgmma(product, known((9, 0))))
 
 
 def _check_mma(tile: Tile) -> None:
