@@ -41,7 +41,7 @@ def _streamed() -> Iterator[None]:
 def plan_of(opt: str, layers: tuple[int, ...] = LAYERS, batch: int = 8, **options: Any) -> Plan:
     network = Network(layers, **options.pop("network_options", {}))
     plan = step_plan(network, batch, 4 * batch, **options)
-    return select(opt, network, 4, CAPABLE).apply(plan)[0]
+    return select(f"none,{opt}", network, 4, CAPABLE).apply(plan)[0]
 
 
 def backward(plan: Plan) -> list[tuple[str, str]]:
