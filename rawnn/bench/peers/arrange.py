@@ -104,8 +104,7 @@ class Arrangement:
     def __post_init__(self) -> None:
         opened = open_device(self.rules.device, lambda message: None)
         self._environment: Environment = place_of(opened)
-        self._ordinal = opened.device.info.ordinal if opened.device else 0
-        self._real = opened.device is not None and opened.device.backend.name != "sim"
+        self._watch = Watch.of(opened)
         if opened.device:
             with suppress(RawnnError):
                 opened.device.close()
@@ -148,9 +147,8 @@ class Arrangement:
         """Hold all contests that are left. Ctrl-C and the budget end them; `on_contest` hears each
         as soon as it is over."""
         begun, left = monotonic(), self.result().left
-        watch = Watch(self._ordinal if self._real else -1)
         try:
-            for contest in run_contests(left, self.rules, watch, budget=budget, notify=notify,
+            for contest in run_contests(left, self.rules, self._watch, budget=budget, notify=notify,
                                         versions=self._environment.libraries.update):
                 self.contests.append(contest)
                 on_contest(contest)

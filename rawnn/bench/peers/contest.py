@@ -95,7 +95,8 @@ class _Turn:
             reason=reason, us=[ms * 1e3 / problem.steps for ms in self.samples], clock=made.clock,
             epochs=self.epochs, steady=self.steady, setup_s=made.seconds,
             error=None if self.error in (None, float("inf")) else self.error,
-            conditions=merged(self.conditions), throttled=sorted(self.throttled))
+            conditions=merged(self.conditions), throttled=sorted(self.throttled),
+            footprint=made.footprint)
 
 
 def run_contests(problems: Sequence[Problem], rules: Rules, watch: Watch, *,

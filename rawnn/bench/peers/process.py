@@ -11,6 +11,7 @@ import tempfile
 import threading
 from contextlib import suppress
 from time import monotonic
+from typing import IO
 
 import msgspec
 
@@ -43,7 +44,7 @@ class SystemProcess:
         self.system, self.versions = system, dict[str, str]()
         self.made: list[Made] = []
         self.ready, self.lost = False, ""
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (it outlives this function)
+        self._log = _log(system)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rawnn.bench.peers.worker", system], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment(cores),
@@ -119,6 +120,13 @@ class SystemProcess:
         assert self._process.stdin is not None
         with suppress(OSError):  # what was not yet sent is lost with it
             self._process.stdin.close()
+
+
+def _log(system: str) -> IO[bytes]:
+    """What takes the process's error stream: a file that is kept where RAWNN_PEER_LOGS says."""
+    folder = os.environ.get("RAWNN_PEER_LOGS")
+    return tempfile.NamedTemporaryFile(prefix=f"{system}-", suffix=".log", dir=folder,
+                                       delete=folder is None)
 
 
 def environment(cores: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.bench.footprint import footprint
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.worker import Offer
 from rawnn.data import Dataset, from_arrays
@@ -50,6 +51,7 @@ class Training:
                  opened: Opened) -> None:
         self._session = Session(problem.config(opt, device), Listener(), data=data, opened=opened)
         self._runner = self._session.runner
+        self.footprint = footprint(self._session.work, self._runner.describe())
         self._losses: NDArray[np.floating[Any]] = np.zeros(0)
 
     def reorder(self, order: NDArray[np.int32]) -> None:

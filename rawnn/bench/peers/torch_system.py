@@ -43,10 +43,10 @@ def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
     data = [a.pin_memory().to(place) if on_gpu else a for a in host]
     if problem.loss == "cross_entropy":
         data[1] = data[1].long()
-    wanted = forms or (GRAPHS if on_gpu else (PLAIN,))
+    wanted = (forms or GRAPHS) if on_gpu else (PLAIN,)  # the other forms are a GPU's
     small = problem.examples * problem.layers[0] * 4 <= GATHERED_BYTES
     for form in wanted:
-        if form == PLAIN or not on_gpu:
+        if form == PLAIN:
             yield Offer("float32", form, "wall", partial(Loop, problem, "float32", place, host))
         elif form == TUNED:
             yield Offer("bf16", form, "wall", partial(Loop, problem, "bf16", place, data, True))

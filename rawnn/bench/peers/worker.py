@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, Protocol, TextIO
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.problem import Problem
 
 CHECKED_EPOCHS = 2
@@ -85,8 +87,8 @@ Command = Prepare | Time
 
 
 class Made(msgspec.Struct, tag="made", frozen=True, kw_only=True):
-    """A program that is ready, with the losses of its first steps (None: not finite); or why it is
-    not."""
+    """A program that is ready, with the losses of its first steps (None: not finite) and its
+    footprint where that is known; or why it is not."""
 
     numbers: str
     form: str
@@ -94,6 +96,7 @@ class Made(msgspec.Struct, tag="made", frozen=True, kw_only=True):
     losses: list[float | None] = []
     seconds: float = 0.0
     reason: str = ""
+    footprint: Footprint | None = None
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -173,11 +176,13 @@ class Worker:
                     losses = [float(v) if np.isfinite(v) else None
                               for v in first_losses(program, problem)]
                 except Exception as error:  # whatever it is, the other programs go on
+                    traceback.print_exc()
                     program, reason = None, _sentence(error)
             self._programs.append(program)
             self._answer(Made(numbers=offer.numbers, form=offer.form, clock=offer.clock,
                               losses=losses, reason=reason,
-                              seconds=perf_counter() - started))
+                              seconds=perf_counter() - started,
+                              footprint=getattr(program, "footprint", None)))
         self._answer(Ready(self._system.versions()))
 
     def _timed(self, index: int) -> Timed:
@@ -187,6 +192,7 @@ class Worker:
         try:
             return timed(program)
         except Exception as error:
+            traceback.print_exc()
             self._programs[index] = None
             return Timed(reason=_sentence(error))
 
