@@ -101,7 +101,7 @@ def losses_of(program: Program, problem: Problem) -> np.ndarray:
 
 def ours(problem: Problem) -> np.ndarray:
     opened = open_device("host", lambda message: None)
-    return losses_of(Training(problem, "best", "host", dataset(problem), opened), problem)
+    return losses_of(Training(problem.config("best", "host"), dataset(problem), opened), problem)
 
 
 PROBLEMS = [tiny(loss=loss, optimizer=optimizer, lr=lr, layers=layers) for loss, layers in
