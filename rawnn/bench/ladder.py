@@ -25,6 +25,7 @@ from rawnn.bench.records import (
     place_of,
     toggle_words,
 )
+from rawnn.bench.suites import read_suites
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit, settled
@@ -35,11 +36,11 @@ from rawnn.opts.presets import PRESETS
 from rawnn.result import Result
 from rawnn.training import Listener, Session
 
-BASE = ("preload", "arena")
+_SUITE = read_suites().ladder
+BASE = tuple(_SUITE.base)
 """The report keeps its data and its buffers on the GPU before it starts its clock."""
 
-DEFAULT_RUNGS = ("nosync", "cublas", "report=10", "fuse", "cudnn", "graphs", "streams",
-                 "graphs=epoch", "best")
+DEFAULT_RUNGS = tuple(_SUITE.rungs)
 BASELINE = "baseline"
 
 

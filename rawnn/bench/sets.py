@@ -31,7 +31,7 @@ from rawnn.workloads import workload
 
 HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "test accuracy", "device memory")
 
-Kind = Literal["workloads", "toggles"]
+Kind = Literal["workloads", "toggles", "ablation"]
 WorkloadSet = tuple[str, str]
 """A workload's name, and toggles as after --opt."""
 

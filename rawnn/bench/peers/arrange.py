@@ -13,6 +13,8 @@ from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, smaller
 from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
+from rawnn.bench.suites import SweepSuite
+from rawnn.config import parse_layers
 from rawnn.errors import ConfigError, RawnnError, nearest
 from rawnn.machine import open_device
 from rawnn.result import Environment
@@ -29,8 +31,6 @@ TIMER = {
 }
 COMPILED = 5
 """Drawn networks for which PyTorch has inductor's kernels as well."""
-WORKLOAD_STEPS = 256
-"""Steps of a workload's epoch, unless others are asked for."""
 OUR_SETS = ("float32:best", "tf32:best,tf32", "bf16:best,bf16", "sr:best,sr")
 
 
@@ -65,6 +65,20 @@ def of_workloads(names: Sequence[str], dataset: str, steps: int) -> list[Problem
             bias=values.get("bias", True), shuffle=values.get("shuffle", False), data=dataset,
             steps=min(steps, examples // values["batch"])))
     return made
+
+
+def swept(suite: SweepSuite) -> list[Problem]:
+    """The networks of a sweep, with every batch. Raises ConfigError for layers that are none."""
+    return [Problem(
+        name=f"{suite.name} {'-'.join(map(str, sizes))} batch {batch}", seed=0, layers=sizes,
+        batch=batch, loss="cross_entropy", optimizer="sgd", lr=suite.lr, steps=suite.steps)
+        for sizes in map(parse_layers, suite.layers) for batch in suite.batches]
+
+
+def swept_forms(suites: Sequence[SweepSuite]) -> Callable[[Problem, str], list[str]]:
+    """Our sets as each sweep names them, and the peers' fastest forms."""
+    sets = {p.name: s.sets for s in suites for p in swept(s)}
+    return lambda problem, system: sets[problem.name] if system == OURS else []
 
 
 def workload_forms(problem: Problem, system: str) -> list[str]:

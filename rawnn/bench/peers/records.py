@@ -24,7 +24,7 @@ OURS = "rawnn"
 NUMBERS = ("float32", "tf32", "bf16")
 
 Status = Literal["measured", "wrong", "failed"]
-Kind = Literal["random-peers", "peers"]
+Kind = Literal["random-peers", "peers", "sweep"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
