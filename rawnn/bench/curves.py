@@ -9,14 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 
 import msgspec
 
 from rawnn.bench.peers.check import reference, share
 from rawnn.bench.peers.contest import Rules
+from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
-from rawnn.bench.peers.process import SystemProcess
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, Prepare
 from rawnn.bench.records import place_of
 from rawnn.errors import ConfigError, RawnnError
@@ -74,37 +73,27 @@ def run_curves(problems: Sequence[Problem], rules: Rules, left_out: dict[str, st
     if opened.device:
         with suppress(RawnnError):
             opened.device.close()
-    curves: list[Curve] = []
-    for problem in problems:
-        notify(f"{problem.name}: {CHECKED_EPOCHS * problem.steps} steps in each system")
-        curves += _curves(problem, rules, environment)
+    with Lanes(rules.systems, len(problems)) as lanes:
+        found = lanes.prepare(
+            problems, lambda problem, system: Prepare(
+                problem, rules.device_of(system), rules.forms(problem, system), rules.patience),
+            lambda problem, system: notify(f"{problem} in {system} is done"))
+        environment.libraries.update(lanes.versions)
+    curves = [curve for p in problems for curve in _of(p, found[p.name])]
     return CurvesResult(
         environment=environment, systems=list(rules.systems), left_out=left_out, curves=curves,
         steps={p.name: CHECKED_EPOCHS * p.steps for p in problems})
 
 
-def _curves(problem: Problem, rules: Rules, environment: Environment) -> list[Curve]:
-    processes = [SystemProcess(system, max(1, (os.cpu_count() or 2) // len(rules.systems)))
-                 for system in rules.systems]
-    try:
-        for process in processes:
-            process.prepare(Prepare(problem, rules.device_of(process.system),
-                                    rules.forms(problem, process.system), rules.patience))
-        deadline = monotonic() + 1.25 * rules.patience + 20
-        for process in processes:
-            process.settle(deadline)
-            environment.libraries.update(process.versions)
-        right = reference([(p.system, m) for p in processes for m in p.made])
-        found = [Curve(workload=problem.name, system=p.system, numbers=m.numbers, form=m.form,
-                       losses=m.losses, reason=m.reason,
-                       error=None if right is None or m.reason else _finite(
-                           share(m.losses, right, m.numbers)))
-                 for p in processes for m in p.made]
-        return found + [Curve(workload=problem.name, system=p.system, numbers="", form="",
-                              losses=[], reason=p.lost) for p in processes if p.lost]
-    finally:
-        for process in processes:
-            process.close()
+def _of(problem: Problem, prepared: Sequence[Prepared]) -> list[Curve]:
+    right = reference([(p.system, m) for p in prepared for m in p.made])
+    found = [Curve(workload=problem.name, system=p.system, numbers=m.numbers, form=m.form,
+                   losses=m.losses, reason=m.reason,
+                   error=None if right is None or m.reason else _finite(
+                       share(m.losses, right, m.numbers)))
+             for p in prepared for m in p.made]
+    return found + [Curve(workload=problem.name, system=p.system, numbers="", form="", losses=[],
+                          reason=p.reason) for p in prepared if not p.made]
 
 
 def _finite(value: float) -> float | None:

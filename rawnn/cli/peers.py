@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -96,8 +95,7 @@ def peers(names: tuple[str, ...], peers: tuple[str, ...], bench_file: str | None
     systems, absent = chosen(peers, ("numpy", "torch", "jax"))
     suite = read_suites(bench_file).peers
     asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
-    rules = Rules(systems, device_of(device), workload_forms, patience=200.0,
-                  at_once=max(1, (os.cpu_count() or 4) // 4))
+    rules = Rules(systems, device_of(device), workload_forms, patience=200.0)
     arranged = Arrangement("peers", asked, rules, absent, earlier)
     result = hold(arranged, budget, json_file, markdown_file)
     print_table(WORKLOAD_HEADINGS, table_rows(result))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,8 +114,7 @@ def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...]
     json_file = json_file or resume
     earlier = read_contests(resume) if resume and Path(resume).exists() else None
     asked = [p for s in suites for p in swept(s)]
-    rules = Rules(systems, device_of(device), swept_forms(suites),
-                  at_once=max(1, (os.cpu_count() or 4) // 4))
+    rules = Rules(systems, device_of(device), swept_forms(suites))
     result = hold(Arrangement("sweep", asked, rules, absent, earlier), budget, json_file,
                   markdown_file, network_line)
     print_table(SWEEP_HEADINGS, table_rows(result))

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from rawnn.bench.peers import worker
 from rawnn.bench.peers.arrange import Arrangement, drawn, drawn_forms, of_workloads
 from rawnn.bench.peers.check import reference, share
 from rawnn.bench.peers.contest import Rules, run_contests
+from rawnn.bench.peers.lanes import Lane, Lanes
 from rawnn.bench.peers.numpy_system import Loop
 from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, smaller
 from rawnn.bench.peers.process import SystemProcess, missing
@@ -123,10 +123,9 @@ def test_a_peer_sees_the_same_losses(system: str) -> None:
     for problem in PROBLEMS:
         process = SystemProcess(system)
         try:
-            process.prepare(Prepare(problem, "host", [], 60))
-            process.settle(monotonic() + 60)
-            assert [m.reason for m in process.made] == [""] * len(process.made), process.made
-            for made in process.made:
+            programs = process.prepare(Prepare(problem, "host", [], 60), 60)
+            assert [m.reason for m in programs] == [""] * len(programs), process.lost
+            for made in programs:
                 assert share(made.losses, ours(problem), made.numbers) < 0.1
         finally:
             process.close()
@@ -277,7 +276,7 @@ def test_contests_are_held_in_turns_and_kept(tmp_path: Path) -> None:
 def test_the_budget_ends_between_contests_and_a_file_is_gone_on_with() -> None:
     asked = [smaller(p, 20, 8, 4) for p in drawn(0, 3, "gpu")]
     rules = Rules(("rawnn", "numpy"), "host", at_once=1)
-    ended = Arrangement("random-peers", asked, rules, {}).hold(0.01, lambda c: None,
+    ended = Arrangement("random-peers", asked, rules, {}).hold(0.5, lambda c: None,
                                                                lambda m: None)
     assert "the budget of 0 s was spent" in ended.ended
     assert len(ended.contests) == 1  # what was begun is finished
@@ -309,17 +308,38 @@ def test_a_system_that_breaks_is_an_entry_and_the_others_go_on() -> None:
 
 def test_a_process_that_is_killed_is_said_and_never_waited_for() -> None:
     process = SystemProcess("numpy")
-    process.prepare(Prepare(tiny(steps=4), "host", [], 60))
-    process.settle(monotonic() + 60)
+    process.prepare(Prepare(tiny(steps=4), "host", [], 60), 60)
     process.close()
-    assert "its process ended" in process.time(0, 5.0).reason
-    assert "its process ended" in process.time(0, 5.0).reason
+    assert "its process ended" in process.time("tiny", 0, 5.0).reason
+    assert "its process ended" in process.time("tiny", 0, 5.0).reason
 
 
 def test_a_process_that_does_not_answer_is_given_up() -> None:
     process = SystemProcess("numpy")
-    process.settle(0.0)
+    assert process.prepare(Prepare(tiny(steps=4), "host", [], 60), 0.0) == []
     assert process.lost == "its process did not answer in time"
+
+
+def test_a_lane_whose_process_ends_makes_the_others_ready_again() -> None:
+    lane = Lane("numpy", 1)
+    try:
+        first, second, third = (
+            lane.prepare(Prepare(tiny(name=name, steps=4), "host", [], 60)) for name in "abc")
+        assert not second.time(0, 60).reason
+        third.forget()
+        lane.process.close()
+        assert "its process ended" in first.time(0, 60).reason
+        assert "its process ended" in first.reason
+        assert len(second.time(0, 60).milliseconds) == 4
+    finally:
+        lane.close()
+
+
+def test_lanes_share_the_cores() -> None:
+    with Lanes(("numpy", "rawnn"), 1, cores=16) as lanes:
+        found = lanes.prepare([tiny(steps=4)], lambda p, s: Prepare(p, "host", [], 60))
+        assert [p.system for p in found["tiny"]] == ["numpy", "rawnn"]
+        assert set(lanes.versions) == {"numpy", "rawnn"}
 
 
 # -- conditions ------------------------------------------------------------------------------------

@@ -74,6 +74,9 @@ class _State:
             torch.optim.SGD(self.parameters, lr=problem.lr, fused=gpu) \
             if problem.optimizer == "sgd" else \
             torch.optim.Adam(self.parameters, lr=problem.lr, fused=gpu, capturable=gpu)
+        if compiled:  # every problem compiles the same function anew
+            torch._dynamo.config.recompile_limit = 10_000
+            torch._dynamo.config.accumulated_recompile_limit = 10_000
         function: Callable[..., Tensor] = partial(loss_of, problem.loss, problem.bias)
         self._loss = torch.compile(function, dynamic=False, fullgraph=True) if compiled \
             else function
@@ -86,7 +89,7 @@ class _State:
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         loss = self.loss(x, y)
         for p, g in zip(self.parameters, torch.autograd.grad(loss, self.parameters), strict=True):
-            p.grad = g
+            p.grad = g.contiguous()  # which inductor's are not always, and fused optimizers ask for
         self.optimizer.step()
         return loss.detach()
 
