@@ -19,6 +19,17 @@ from rawnn.errors import ConfigError, RawnnError
 PathLike = str | os.PathLike[str]
 
 
+def cache_directory() -> Path:
+    """Where what can be made anew is kept between runs: `RAWNN_CACHE`, else rawnn's folder in the
+    user's cache directory."""
+    given = os.environ.get("RAWNN_CACHE")
+    if given:
+        return Path(given).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("rawnn", appauthor=False))
+
+
 def write_atomically(path: PathLike, content: bytes, *, durable: bool = False) -> None:
     """Write a file so that it holds either its old content or all of the new; `durable` waits until
     the disk has it, so that this holds after a power failure, too.

@@ -14,10 +14,10 @@ from rawnn.machine import machine_of
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.runners.kernels import kernel_for
-from rawnn.runners.kernels.skinny import choose_nt
-from rawnn.runners.kernels.tiled import choose
-from rawnn.runners.kernels.tiles import Product
+from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.skinny import choose_nt
+from rawnn.ptx.tiled import choose
+from rawnn.ptx.tiles import Product
 from rawnn.sim import Simulation
 from rawnn.target import HOST, KNOWN, features_of, known
 from tests.engine import CAPABLE, make_work, random_dataset, step_plan

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from rawnn.bench.peers.check import reference, share
+from rawnn.bench.peers.check import reference
 from rawnn.bench.peers.contest import Rules
 from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
@@ -90,7 +90,7 @@ def _of(problem: Problem, prepared: Sequence[Prepared]) -> list[Curve]:
     found = [Curve(workload=problem.name, system=p.system, numbers=m.numbers, form=m.form,
                    losses=m.losses, reason=m.reason,
                    error=None if right is None or m.reason else _finite(
-                       share(m.losses, right, m.numbers)))
+                       right.share(m.losses, m.numbers)))
              for p in prepared for m in p.made]
     return found + [Curve(workload=problem.name, system=p.system, numbers="", form="", losses=[],
                           reason=p.reason) for p in prepared if not p.made]

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rawnn.bench.duel import ROUNDS, Duel, duel
 from rawnn.cli.options import config_options, make_config
-from rawnn.cli.screen import say, wide_console
+from rawnn.cli.screen import say, table_console
 from rawnn.data import Dataset
 from rawnn.datasource import check_fit, named, settled
 from rawnn.errors import RawnnError
@@ -64,7 +64,7 @@ _several(compare)
 
 
 def _show(found: Duel) -> None:
-    console = wide_console()
+    console = table_console()
     table = Table()
     for heading in HEADINGS:
         table.add_column(heading, no_wrap=True)

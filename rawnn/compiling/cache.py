@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from rawnn.files import cache_directory
+
 _MAGIC = b"rawnn-cubin-1\n"
 _SUFFIX = ".cubin"
 _PARTIAL = ".partial"
@@ -30,13 +32,8 @@ class CacheInfo(NamedTuple):
 
 
 def default_directory() -> Path:
-    """`$RAWNN_CACHE/cubins` where that is set, else `cubins` in the user's cache directory."""
-    root = os.environ.get("RAWNN_CACHE")
-    if root:
-        return Path(root).expanduser() / "cubins"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rawnn", appauthor=False)) / "cubins"
+    """Where cubins are kept unless another place is given."""
+    return cache_directory() / "cubins"
 
 
 def _log_warning(message: str) -> None:

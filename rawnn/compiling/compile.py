@@ -100,6 +100,8 @@ def compile_source(
     plain kernel has to be listed as well. `options` are further NVRTC options. `relocatable`
     makes a cubin that needs linking (cuLink) before it can be loaded. `programmatic` defines
     RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and proves from the PTX that they do.
+    A source that asks for RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each wanted:
+    NVRTC would compile every kernel that is no template, whether it is wanted or not.
 
     Raises CompileError, with numbered source lines, where NVRTC refuses the source or an option;
     CallFailed where another NVRTC call fails; MissingLibrary where NVRTC or a CUDA header that
@@ -115,6 +117,7 @@ def compile_source(
         "--no-source-include",
         *(["--relocatable-device-code=true"] if relocatable else []),
         *(["-DRAWNN_PDL"] if programmatic else []),
+        *_chosen(text, expressions),
         *options,
     ]
     key = None
@@ -139,6 +142,13 @@ def compile_source(
     if cache is not None and key is not None:
         cache.put(key, _encode(cubin, lowered, proofs))
     return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs)
+
+
+def _chosen(text: str, expressions: Sequence[str]) -> list[str]:
+    if "RAWNN_CHOSEN" not in text:
+        return []
+    kernels = dict.fromkeys(expression.partition("<")[0].strip() for expression in expressions)
+    return ["-DRAWNN_CHOSEN", *(f"-DRAWNN_CHOSEN_{kernel}" for kernel in kernels)]
 
 
 def _proofs(assembly: str, lowered: Mapping[str, str], text: str,
@@ -173,16 +183,20 @@ def _search_paths(
     return list(dict.fromkeys([*beside, *given, *include_paths, SOURCES]))
 
 
-def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
-    """Follow the includes of `text` through `paths`. Those not found there are CUDA's, whose
-    directories are looked up only then: most kernels include none, and start up faster."""
-    parts: list[str] = []
+def follow_includes(text: str, paths: Sequence[Path], *,
+                    quoted: bool = False) -> tuple[list[tuple[str, str]], list[str]]:
+    """(name and content of every file that `text` includes, directly or not, and that is found in
+    `paths`; names of those that are not). With `quoted` those in angle brackets, CUDA's, are left
+    out."""
+    parts: list[tuple[str, str]] = []
     missing: list[str] = []
     seen: set[Path] = set()
     pending: list[tuple[str, Path | None]] = [(text, None)]
     while pending:
         current, folder = pending.pop()
         for match in _INCLUDE.finditer(current):
+            if quoted and not match[1]:
+                continue
             header = match[1] or match[2]
             # A quoted include is looked for beside the file that has it before the -I folders.
             beside = [folder] if match[1] and folder is not None else []
@@ -192,8 +206,16 @@ def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
             elif found.resolve() not in seen:
                 seen.add(found.resolve())
                 content = found.read_text(errors="replace")
-                parts += [header, content]
+                parts.append((header, content))
                 pending.append((content, found.parent))
+    return parts, missing
+
+
+def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
+    """Follow the includes of `text` through `paths`. Those not found there are CUDA's, whose
+    directories are looked up only then: most kernels include none, and start up faster."""
+    found_here, missing = follow_includes(text, paths)
+    parts = [word for pair in found_here for word in pair]
     if not missing:
         return _Includes(_digest(parts), ())
     try:

@@ -171,8 +171,8 @@ class SimDriver(GraphCalls, MemoryCalls):
         self.functions[handle] = Kernel(
             self.simulation.memory, self.simulation.launcher, image.name, expression,
             signatures(image.name, image.source)[base], launch_bounds(image.source, base),
-            waits=programmatic.waits(image.source, base, image.programmatic),
-            triggers=programmatic.triggers(image.source, base, image.programmatic),
+            waits=programmatic.waits(image.text, base, image.programmatic),
+            triggers=programmatic.triggers(image.text, base, image.programmatic),
         )
         functions.append(handle)
         return 0, handle

@@ -1,7 +1,7 @@
 """What a kernel does on the simulated GPU: the NumPy reference of its op, on the bytes that its
 packed arguments point at.
 
-The table of kernels (rawnn/runners/kernels.py) gives the extents of every operand in terms of the
+The table of kernels (rawnn/ptx) gives the extents of every operand in terms of the
 scalar arguments, the op's registration says which operands are read and written, and the CUDA
 source how the arguments are laid out. All three are checked against each launch.
 """
@@ -22,8 +22,8 @@ import numpy as np
 from rawnn.activations import ACTIVATIONS
 from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
-from rawnn.runners.kernels import KERNELS, Scalars, Shape
-from rawnn.runners.kernels.table import NEUTRAL
+from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
+from rawnn.ptx.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Effect, Launcher
@@ -75,7 +75,7 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     """Give the kernel `name`, which is none of rawnn's own, a meaning on the simulated GPU.
 
     `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` and
-    `boxes` are as in rawnn.runners.kernels.KernelImpl, None leaves boxes unchecked.
+    `boxes` are as in rawnn.ptx.table.KernelImpl, None leaves boxes unchecked.
     """
     _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
 
@@ -95,11 +95,10 @@ table of kernels refuses an op with another number."""
 def _by_name() -> dict[tuple[str, str], Meaning]:
     """(source file, kernel) -> meaning, for every kernel of the table."""
     found: dict[tuple[str, str], Meaning] = {}
-    for (kind, _), impl in KERNELS.items():
-        kind, _, layout = kind.partition(" ")
-        spec = OPS[kind]
+    for key, impl in KERNELS.items():
+        spec = OPS[key.kind]
         found[impl.source, impl.name] = Meaning(
-            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, layout,
+            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
             impl.geometry, impl.variants, impl.boxes,
         )
     return found
@@ -129,6 +128,10 @@ class Kernel:
     def meaning(self) -> Meaning:
         name = self.signature.name
         found = _registered.get(name) or _by_name().get((self._source.rpartition("/")[2], name))
+        if found is None and name in WRITTEN:
+            spec, impl = WRITTEN[name]
+            found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
+                            geometry=impl.geometry)
         if found is None:
             raise SimulationError(
                 f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "

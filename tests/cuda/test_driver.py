@@ -94,6 +94,27 @@ def test_other_calls_reach_the_driver(driver: Driver, call: Callable[[Driver], A
         call(driver)
 
 
+@pytest.mark.parametrize("nbytes", [1, 4, 4096])
+def test_a_memset_node_sets_bytes(driver: Driver, monkeypatch: pytest.MonkeyPatch,
+                                  nbytes: int) -> None:
+    made: list[Any] = []
+
+    class Recording:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cu, name)
+
+        def cuGraphAddMemsetNode(self, *arguments: Any) -> Any:
+            made.append(arguments[3])
+            return cu.CUresult.CUDA_SUCCESS, NODE
+
+    monkeypatch.setattr(driver, "_cu", Recording())
+    driver.cuGraphAddMemsetNode(GRAPH, [], 256, 7, nbytes, CONTEXT)
+    node, = made
+    assert (int(node.dst), node.value) == (256, 7)
+    assert node.elementSize == 1  # or 7 would be set in every second or fourth byte only
+    assert (node.width, node.height) == (nbytes, 1)
+
+
 @pytest.mark.parametrize("cooperative", [False, True])
 @pytest.mark.parametrize("programmatic", [False, True])
 @pytest.mark.parametrize("cluster", [None, (4, 2, 1)])

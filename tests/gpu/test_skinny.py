@@ -15,7 +15,7 @@ from rawnn import ptx
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.errors import DeviceError
-from rawnn.runners.kernels.skinny import Launch, choose_backward, choose_nt
+from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
 from rawnn.target import known
 
 pytestmark = pytest.mark.gpu

@@ -21,6 +21,7 @@ from rawnn.optimizers import RULES, Optimizer, Rule
 from rawnn.opts import batch, select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
+from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Simulation
 from rawnn.step import around
@@ -326,10 +327,13 @@ def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict[s
 
 
 @pytest.mark.parametrize("opt", EMULATED)
-def test_copies_are_made_anew_from_what_was_kept(opt: str) -> None:
+@pytest.mark.parametrize("where", ["host", "simulated GPU"])
+def test_copies_are_made_anew_from_what_was_kept(opt: str, where: str) -> None:
     """A run that goes on from parameters and state alone has the same bits."""
-    def runner() -> HostRunner:
-        return HostRunner(make_work(f"preload,{opt}", (29, 20, 10), random_dataset(29, 10, 64, 8)))
+    def runner() -> HostRunner | GpuRunner:
+        work = make_work(f"preload,{opt}", (29, 20, 10), random_dataset(29, 10, 64, 8))
+        return HostRunner(work) if where == "host" \
+            else GpuRunner(Device(Simulation().backend()), work)
 
     whole, first, second = runner(), runner(), runner()
     whole.epoch(True)
@@ -381,7 +385,7 @@ def test_fewer_bits_learn_as_much(opt: str, layers: tuple[int, ...]) -> None:
 def test_another_batch_is_another_recipe() -> None:
     recipe, words = batch.chosen(512, Recipe(128), 60_000, 0, lambda r: 0)
     assert recipe == Recipe(512)
-    assert words.startswith("batch 512 makes 117 step(s) an epoch in place of 468")
+    assert words.startswith("batch 512 makes 117 steps an epoch in place of 468")
     with pytest.raises(ConfigError, match="larger than the training set"):
         batch.chosen(60_001, Recipe(128), 60_000, 0, lambda r: 0)
 

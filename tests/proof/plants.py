@@ -26,10 +26,10 @@ from rawnn.cuda.memory import ALIGNMENT
 from rawnn.cuda.stream import Stream
 from rawnn.errors import RawnnError
 from rawnn.ptx import source_path
+from rawnn.ptx.kernels import kernel_for
 from rawnn.runners import graphplan, lowering, programs
 from rawnn.runners.base import Work, initial_state
 from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.kernels import kernel_for
 from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op

@@ -37,7 +37,7 @@ def cheap_devices() -> Iterator[None]:
         patches.enter_context(mock.patch(
             "rawnn.compiling.compile._read_includes",
             lambda text, name, paths: includes(text, name, tuple(paths))))
-        for module in ("rawnn.cuda.device", "rawnn.sim.driver", "rawnn.sim.image"):
+        for module in ("rawnn.cuda.device", "rawnn.sim.image"):
             patches.enter_context(mock.patch(f"{module}.parse_kernels", remembered))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
         yield

@@ -18,10 +18,10 @@ from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.mma import settle
 from rawnn.opts.registry import Machine
-from rawnn.runners.kernels import kernel_for
-from rawnn.runners.kernels.mma import choose, choose_wgmma
-from rawnn.runners.kernels.tiled import choose as choose_tiled
-from rawnn.runners.kernels.tiles import Product, Tile
+from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.mma import choose, choose_wgmma
+from rawnn.ptx.tiled import choose as choose_tiled
+from rawnn.ptx.tiles import Product, Tile
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.target import KNOWN, known

@@ -23,9 +23,10 @@ from rawnn.errors import MissingLibrary
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
-from rawnn.runners.kernels import kernel_arguments, kernel_for
+from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.narrow import shared_bytes
+from rawnn.runners.arguments import kernel_arguments
 from rawnn.step.op import Op
-from rawnn.step.ops.narrow import shared_bytes
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 from tests.engine import CAPABLE, step_plan

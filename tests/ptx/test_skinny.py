@@ -13,7 +13,8 @@ from rawnn.compiling.compile import Compiled, compile_source
 from rawnn.compiling.resources import spills
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, MissingLibrary
-from rawnn.runners.kernels.skinny import Launch, choose_backward, choose_nt
+from rawnn.ptx.kernels import KERNELS
+from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
 from rawnn.target import known
 
 HOPPER = known((9, 0))
@@ -97,13 +98,20 @@ def test_is_refused_where_the_instructions_are_missing() -> None:
         built("sm_80", _expressions()[:1])
 
 
-def _check(launch: Launch, long_side: int, rounds: int, batch: int) -> None:
+def _check(key: tuple[str, str], launch: Launch, long_side: int, rounds: int, batch: int) -> None:
     assert 8 * launch.tiles >= batch
     assert launch.shared <= 227 * 1024 - 272  # barriers beside it
     assert launch.splits * launch.share >= rounds > (launch.splits - 1) * launch.share
     assert launch.depth >= min(3, launch.share)  # an update's stores may lie two rounds behind
     assert launch.box_rows <= 256
-    assert -(-long_side // launch.width) >= 1
+    entry, side = KERNELS[key], "n" if key[0] == "matmul nt" else "cols"
+    scalars = {**launch.scalars(), side: long_side}
+    grid, _ = entry.geometry(scalars)
+    assert grid[0] == launch.splits
+    assert (grid[1] - 1) * launch.width < long_side <= grid[1] * launch.width
+    # Blocks that share a row of the grid add their sums up: they are a cluster, all of it at once.
+    assert entry.cluster(scalars) == (1 if key[0] == "weight_update" else launch.splits)
+    assert entry.shared(scalars) == launch.shared
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -111,18 +119,26 @@ def _check(launch: Launch, long_side: int, rounds: int, batch: int) -> None:
 @pytest.mark.parametrize("cols", WIDTHS)
 def test_launches_cover_the_matrix(batch: int, rows: int, cols: int) -> None:
     nt = choose_nt(HOPPER, batch, rows, cols)
-    _check(nt, rows, -(-cols // (64 * nt.shape[1])), batch)
+    _check(("matmul nt", "skinny"), nt, rows, -(-cols // (64 * nt.shape[1])), batch)
     launches = [nt]
-    for gradient, update in ((True, False), (False, True), (True, True)):
+    for kind, gradient, update in (("matmul nn", True, False), ("weight_update", False, True),
+                                   ("layer_backward", True, True)):
         for size, ragged in ((2, False), (2, True), (4, False)):
             found = choose_backward(HOPPER, batch, rows, cols, size, gradient=gradient,
                                     update=update, ragged=ragged)
-            _check(found, cols, -(-rows // found.box_rows), batch)
+            key = (kind, "skinny")
+            _check(key, found, cols, -(-rows // found.box_rows), batch)
             if gradient:
                 launches.append(found)
     for launch in launches:
         assert launch.splits in (1, 2, 4, 8)
         assert launch.width >= 4 * launch.splits
+
+
+def test_few_strips_are_shared_by_clusters() -> None:
+    """A layer of one strip, whose long sum would keep one block busy."""
+    assert choose_nt(HOPPER, 32, 10, 8192).splits == 4
+    assert choose_backward(HOPPER, 32, 8192, 64, 2, gradient=True, update=True).splits == 8
 
 
 @pytest.mark.parametrize("width", [4096, 8192])

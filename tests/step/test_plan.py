@@ -12,6 +12,7 @@ from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.step import Op, Plan, Role, Tensor
 from rawnn.step.build import used_tensors
+from rawnn.step.op import OPS
 from tests.engine import measuring_plan, step_plan
 
 
@@ -178,9 +179,17 @@ def test_slots_of_metrics() -> None:
     assert "writes loss[cursor+2], correct[cursor+2]" in str(op)
 
 
+@pytest.mark.parametrize("kind", OPS)
+def test_whatever_measures_touches_the_slot_of_its_step(kind: str) -> None:
+    """Else the steps of an unrolled graph would wait for each other's metrics."""
+    spec = OPS[kind]
+    metrics = {"loss", "correct"} & {*spec.reads, *spec.writes}
+    assert metrics == {*spec.slotted}
+
+
 def test_a_plan_prints_its_tensors_and_ops(plan: Plan) -> None:
     text = str(plan)
-    assert text.startswith("plan train: batch 4, 1 step(s), 20 ops")
+    assert text.startswith("plan train: batch 4, 1 step, 20 ops")
     assert "fc1.weight: float32[5, 6] ld 8 (parameter)" in text
     assert "lr=0.1" in text
     assert "  images:" not in text  # only what is used

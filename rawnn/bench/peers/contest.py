@@ -15,11 +15,11 @@ from time import monotonic
 import msgspec
 
 from rawnn.bench.conditions import Conditions, Watch, merged
-from rawnn.bench.peers.check import reference, share
+from rawnn.bench.peers.check import reference
 from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.records import OURS, Contest, Entry
-from rawnn.bench.peers.worker import Made, Prepare, Timed
+from rawnn.bench.peers.worker import TRUTH, Made, Prepare, Timed
 
 HOPELESS = 1.25
 """A form this much slower than the fastest of its system and number class has no further turn."""
@@ -160,8 +160,8 @@ def timed_in_turns(problem: Problem, prepared: Sequence[Prepared], rules: Rules,
     made = [(p.system, m) for p in prepared for m in p.made]
     right = reference(made)
     turns = [_Turn(p, index, m, None if right is None or m.reason else
-                   share(m.losses, right, m.numbers))
-             for p in prepared for index, m in enumerate(p.made)]
+                   right.share(m.losses, m.numbers))
+             for p in prepared for index, m in enumerate(p.made) if m.numbers != TRUTH]
     for number in range(rules.rounds):
         for turn in turns:
             if turn.usable and not (number and _hopeless(turn, turns)):

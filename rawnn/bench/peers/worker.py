@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.problem import Problem
 
+TRUTH = "float64"
+"""The number class of a program that is only there to say what the losses ought to be."""
 CHECKED_EPOCHS = 2
 """Epochs whose losses are compared."""
 BLOCK_MS = 10.0
