@@ -58,10 +58,14 @@ class Listeners(Listener):
 
 def asked_for(config: Config) -> list[Listener]:
     """The listeners that a configuration asks for. Checkpoints go first: they hold what training
-    reached, not the best parameters that early stopping brings back at the end."""
+    reached, not the best parameters that early stopping brings back at the end. Raises ConfigError
+    for a directory to save in that holds another run's, before anything is fetched for this one."""
     made: list[Listener] = []
     if config.save is not None:
-        made.append(Checkpoints(config.save, config.save_every, config.keep))
+        kept = Checkpoints(config.save, config.save_every, config.keep)
+        if config.resume is None:
+            kept.expect(0)
+        made.append(kept)
     if config.patience is not None:
         made.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
                                   directory=config.save))
@@ -82,9 +86,13 @@ class Checkpoints(Listener):
         self._store, self._every = Store(directory, keep), every
         self._last = -1
 
+    def expect(self, epoch: int) -> None:
+        """Refuse a directory that holds checkpoints of later epochs. Raises ConfigError."""
+        self._store.expect(epoch)
+
     def started(self, session: Session) -> None:
         self._session, self._last = session, session.resumed
-        self._store.expect(session.resumed)
+        self.expect(session.resumed)
 
     def settled(self, epoch: int) -> None:
         if epoch % self._every == 0:

@@ -8,11 +8,13 @@ from typing import Any
 
 from rawnn.config import DEFAULT_BATCH, Config
 from rawnn.data import Dataset, from_arrays, load_dataset
+from rawnn.data.arrays import check_fractions
 from rawnn.data.base import Kind
 from rawnn.data.catalog import is_table
 from rawnn.errors import ConfigError
 from rawnn.step.recipe import Recipe
 
+ROWS = 4096  # of inputs that are normalised at a time, to be checked
 LEAST_STEPS = 8
 """A small set is cut into at least so many batches: with fewer steps an epoch learns little."""
 
@@ -36,6 +38,17 @@ def given(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset
     return from_arrays(
         data, config.validation if validation is None else validation, seed=config.seed,
         normalise=config.normalise if normalise is None else normalise, kind=_kind(config))
+
+
+def _check_bce(data: Dataset) -> None:
+    for part, targets, inputs in (("training", data.train_targets, data.train_images),
+                                  ("test", data.test_targets, data.test_images)):
+        if targets is not None:
+            check_fractions(targets, f"the {part} targets")
+            continue
+        for start in range(0, len(inputs), ROWS):  # of an autoencoder
+            check_fractions(data.normalisation.apply(inputs[start : start + ROWS]),
+                            f"the normalised {part} inputs")
 
 
 def _kind(config: Config) -> Kind:
@@ -78,6 +91,8 @@ def check_fit(config: Config, data: Dataset) -> None:
     if not labelled and data.train_targets is None and not data.autoencoder:
         raise ConfigError(f"the loss {config.loss} compares with target values, but {data.name} "
                           f"has class labels: use --loss cross_entropy, or give targets")
+    if config.loss == "bce":
+        _check_bce(data)
     if outputs < data.outputs or (not labelled and outputs != data.outputs):
         raise ConfigError(f"the network ends in {outputs} outputs, but {data.name} has "
                           f"{data.outputs}: use --layers {features}-...-{data.outputs}")

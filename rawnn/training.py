@@ -32,6 +32,7 @@ from rawnn.network import Network
 from rawnn.opts import Selection, batch, select
 from rawnn.result import Report, Result, Times, environment
 from rawnn.runners.base import Evaluation, Runner, State, Work, prepare
+from rawnn.runners.feed import form_of
 from rawnn.runners.host import HostRunner
 from rawnn.step.recipe import Recipe
 
@@ -107,9 +108,15 @@ class Session:
     def _prepare(self, data: Dataset | None, opened: Opened | None,
                  log_allocations: TextSink | None, stand_in: bool) -> None:
         config, notify = self.config, self.listener.notify
-        started = perf_counter()
         self.stopped = ""
         self.signal = 0
+        if opened is None:  # ahead of the data: a GPU that is not there is found before a download
+            opened = open_device(config.device, notify)
+            if opened.device:
+                self._closing.callback(opened.device.close)
+        self.device, self._driver_ms = opened.device, opened.milliseconds
+        self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
+        started = perf_counter()
         self._brought = data is not None
         self.data = data or named(config, notify, stand_in)
         for note in data.notes if data else ():
@@ -122,12 +129,6 @@ class Session:
         if said:
             notify(said)
         self._data_ms = (perf_counter() - started) * 1e3
-        if opened is None:
-            opened = open_device(config.device, notify)
-            if opened.device:
-                self._closing.callback(opened.device.close)
-        self.device, self._driver_ms = opened.device, opened.milliseconds
-        self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
         if log_allocations is not None:
             self._log_allocations(log_allocations)
         started = perf_counter()
@@ -135,7 +136,8 @@ class Session:
         steps = recipe.steps(len(self.data.train_images))
         lenient = config.device == "auto"
         self.selection: Selection = select(config.opt, network, steps, opened.machine,
-                                           batch=recipe.batch, lenient=lenient)
+                                           batch=recipe.batch, lenient=lenient, recipe=recipe,
+                                           form=form_of(self.data, "train"))
         recipe = self._batched(network, recipe, opened)
         self.left_out = left_out(recipe, len(self.data.train_images))
         if self.left_out:

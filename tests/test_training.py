@@ -10,7 +10,7 @@ import pytest
 
 from rawnn.config import Config
 from rawnn.data import Dataset
-from rawnn.errors import ConfigError, TrainingDiverged
+from rawnn.errors import ConfigError, DataError, TrainingDiverged
 from rawnn.network import Network
 from rawnn.result import Report, Result
 from rawnn.training import Listener, Session, train
@@ -289,3 +289,19 @@ def test_built_in_data_keep_the_batch_and_what_is_left_out_is_said(
 def test_a_batch_larger_than_the_data_names_the_cure() -> None:
     with pytest.raises(ConfigError, match=r"batch = 64 is larger .* use --batch 40 or less"):
         run(batch=64)
+
+
+def test_binary_cross_entropy_compares_with_numbers_from_0_to_1() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    signs = np.where(x[:, :1] > 0, 1.0, -1.0)
+    options = {"loss": "bce", "batch": 4, "epochs": 1, "device": "host"}
+    with pytest.raises(DataError, match="the training targets reach from -1 to 1, but the loss "
+                                        "bce compares with numbers from 0 to 1: scale them"):
+        train(data=(x, signs), layers=(3, 1), **options)
+    with pytest.raises(DataError, match="the test targets reach from -1 to 1"):
+        train(data=(x, (signs + 1) / 2), validation=(x, signs), layers=(3, 1), **options)
+    with pytest.raises(DataError, match="the normalised training inputs reach from -"):
+        train(data=x, layers=(3, 3), normalise="learned", **options)
+    assert train(data=(x, (signs + 1) / 2), layers=(3, 1), **options).test_loss > 0
+    pixels = (x > 0).astype(np.uint8) * 255
+    assert train(data=pixels, layers=(3, 3), **options).test_loss > 0

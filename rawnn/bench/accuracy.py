@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import platformdirs
 
 import rawnn
 from rawnn.bench.statistics import mean_std
@@ -22,7 +21,7 @@ from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit, settled
 from rawnn.errors import ConfigError, TrainingDiverged
-from rawnn.files import write_atomically
+from rawnn.files import cache_directory, write_atomically
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.base import prepare
@@ -120,11 +119,12 @@ def host_accuracy(config: Config, seeds: Sequence[int] = SEEDS, *, data: Dataset
 
 
 def default_path() -> Path:
-    """results/oracle.json of the source tree that rawnn runs from, else of the user's cache."""
+    """results/oracle.json of the source tree that rawnn runs from, else of rawnn's cache, which
+    RAWNN_CACHE moves."""
     root = Path(rawnn.__file__).resolve().parent.parent
     if (root / "pyproject.toml").exists():
         return root / "results" / "oracle.json"
-    return Path(platformdirs.user_cache_dir("rawnn")) / "oracle.json"
+    return cache_directory() / "oracle.json"
 
 
 def read_oracles(path: Path) -> list[Oracle]:

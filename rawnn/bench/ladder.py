@@ -15,12 +15,11 @@ import msgspec
 from rawnn.bench.accuracy import Oracle
 from rawnn.bench.clocks import sampler_of
 from rawnn.bench.records import (
-    GPU_TIMER,
-    HOST_TIMER,
     LadderResult,
     Run,
     Rung,
     place_of,
+    timer_of,
     toggle_words,
 )
 from rawnn.config import Config
@@ -98,16 +97,22 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
 def check_rungs(rungs: Sequence[str]) -> None:
     """Raise ConfigError unless every rung names toggles or presets, with valid values."""
     for rung in rungs:
-        for word in rung.split("+"):
-            name, _, value = word.removeprefix("-").partition("=")
-            if name in PRESETS and not value:
-                continue
-            if name not in TOGGLES:
-                known = (*TOGGLES, *PRESETS)
-                raise ConfigError(f"the rung '{rung}' names no toggle" + (
-                    nearest(name, known) or f"; the toggles are {', '.join(known)}"))
-            if not word.startswith("-"):
-                TOGGLES[name].parse(value if "=" in word else None)
+        check_words(rung.split("+"), f"the rung '{rung}'")
+
+
+def check_words(words: Sequence[str], where: str) -> None:
+    """Raise ConfigError unless each word is a toggle or preset, with a valid value; `where` they
+    stand is said."""
+    for word in words:
+        name, _, value = word.strip().removeprefix("-").partition("=")
+        if not name or (name in PRESETS and not value):
+            continue
+        if name not in TOGGLES:
+            known = (*TOGGLES, *PRESETS)
+            raise ConfigError(f"{where}: no toggle is called '{name}'" + (
+                nearest(name, known) or f"; the toggles are {', '.join(known)}"))
+        if not word.startswith("-"):
+            TOGGLES[name].parse(value if "=" in word else None)
 
 
 def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
@@ -222,7 +227,7 @@ class _Ladder:
             environment=replace(self._environment, libraries=libraries),
             dataset=self._data.name, data_source=self._data.source,
             synthetic=self._data.synthetic,
-            timer=GPU_TIMER if self._opened.device else HOST_TIMER, notes=self._notes,
+            timer=timer_of(self._opened), notes=self._notes,
             oracle=self._oracle, rungs=[step.rung for step in self._steps],
             interrupted=self._interrupted,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -31,6 +31,19 @@ def spread(values: Sequence[float]) -> Spread:
         n=len(values), median=middle, min=min(values), max=max(values),
         mad=statistics.median(abs(v - middle) for v in values),
     )
+
+
+def runs_text(counts: Collection[int]) -> str:
+    """How often things were measured, for a sentence: "medians of 3-5 interleaved runs"."""
+    low, high = min(counts, default=0), max(counts, default=0)
+    if high <= 1:
+        return "one run each, so that no spread is known" if high else "no run has ended"
+    return f"medians of {low if low == high else f'{low}-{high}'} interleaved runs"
+
+
+def with_deviation(value: float, deviation: float, n: int, digits: int = 4) -> str:
+    """ "0.9223 ± 0.0003"; of one measurement there is no deviation."""
+    return f"{value:.{digits}f}" + (f" ± {deviation:.{digits}f}" if n > 1 else "")
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:

@@ -20,22 +20,40 @@ from rawnn.bench.accuracy import (
 )
 from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
 from rawnn.bench.plot import plot_ladder, require_matplotlib
-from rawnn.bench.records import LadderResult, read_ladder
+from rawnn.bench.records import LADDERS, LadderResult, read_measured
+from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import peers, random_contests
-from rawnn.cli.screen import Screen, say, wide_console
-from rawnn.cli.sets import toggles, workloads
+from rawnn.cli.screen import Screen, say, table_console
+from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import settled
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.errors import ConfigError, RawnnError, nearest
 from rawnn.files import check_output, write_atomically
 from rawnn.machine import open_device
 
 
-@click.group(invoke_without_command=True)
+class _Bench(click.Group):
+    """A group whose default is the ladder, with its options: `rawnn bench --epochs 1`."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("-") and args[0] not in ("--help", "-h"):
+            args = ["ladder", *args]
+        return super().parse_args(context, args)
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands:
+            raise click.UsageError(f"no such measurement '{args[0]}'" + (
+                nearest(args[0], self.commands) or f"; there are {', '.join(self.commands)}"))
+        return super().resolve_command(context, args)
+
+
+@click.group(cls=_Bench, invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
     """Measure what each optimization is worth on this machine; the ladder unless another
@@ -186,10 +204,15 @@ bench.add_command(peers)
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
 def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
-    """Print the table of a ladder that --json kept."""
-    result = read_ladder(file)
-    _show(result)
-    _export(result, markdown_file, plot_file)
+    """Print the table of what --json kept of a ladder, of workloads or of toggles."""
+    result: LadderResult | SetsResult = read_measured(file, {**LADDERS, **SETS})
+    if isinstance(result, LadderResult):
+        _show(result)
+        _export(result, markdown_file, plot_file)
+        return
+    if plot_file:
+        raise ConfigError(f"--plot draws a ladder, and {file} holds {result.kind}")
+    show_sets(result, markdown_file)
 
 
 def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:
@@ -215,8 +238,12 @@ def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle |
 
 
 def _show(result: LadderResult) -> None:
-    console = wide_console()
-    console.print(terminal_table(result))
+    console = table_console()
+    table, left_out = terminal_table(result, console.width)
+    console.print(table)
+    if left_out:
+        console.print(f"- no room for {', '.join(left_out)}: a wider terminal, a pipe or "
+                      f"--markdown shows all", markup=False)
     for text in remarks(result):
         console.print(f"- {text}", markup=False)
     for text in provenance(result):

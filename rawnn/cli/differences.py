@@ -11,7 +11,7 @@ from rich.table import Table
 from rawnn.bench.compare import EFFECT, LEVEL, MEANING, Comparison, Pair
 from rawnn.bench.compare import compare as compared
 from rawnn.bench.series import read_series
-from rawnn.cli.screen import wide_console
+from rawnn.cli.screen import table_console
 from rawnn.errors import RawnnError
 from rawnn.files import check_output, write_atomically
 
@@ -45,7 +45,7 @@ def compare(a: str, b: str, effect: float, level: float, everything: bool,
 
 
 def _show(found: Comparison, everything: bool) -> None:
-    console = wide_console()
+    console = table_console()
     shown = [p for p in found.pairs if everything or p.verdict not in ("same", "not measured")]
     if shown:
         table = Table(title=f"A = {found.a}, B = {found.b}", title_justify="left")

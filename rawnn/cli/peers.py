@@ -31,7 +31,7 @@ from rawnn.bench.peers.summary import (
 from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import markdown as workload_markdown
 from rawnn.bench.peers.workload_table import remarks, table_rows
-from rawnn.cli.screen import say, wide_console
+from rawnn.cli.screen import say, table_console
 from rawnn.config import check_device
 from rawnn.errors import RawnnError
 from rawnn.files import check_output, write_atomically
@@ -136,7 +136,7 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
         table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    wide_console().print(table)
+    table_console().print(table)
 
 
 def _finish(result: ContestsResult) -> None:

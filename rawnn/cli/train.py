@@ -16,7 +16,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rawnn.checkpoint import listed
+from rawnn.cli.described import (
+    epoch_text,
+    fitted,
+    initialisation_text,
+    network_text,
+    training_text,
+)
 from rawnn.cli.options import config_options, make_config
+from rawnn.cli.screen import Heartbeat, Pace, duration
 from rawnn.files import SideOutput, TextSink, check_output
 from rawnn.machine import since_import
 from rawnn.training import Listener, Session
@@ -82,12 +90,29 @@ class _Screen(Listener):
         )
         self._task = self._bar.add_task("epochs", total=epochs)
         self._drawn = 0.0
+        self._running = False
+        self._pace = Pace(epochs, "epoch")
+        self._heart = Heartbeat(self._alive)
 
     def __enter__(self) -> _Screen:
+        if not self._quiet:
+            self._heart.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if not self._quiet:
+            self._heart.__exit__()
         self._bar.stop()
+
+    def _alive(self) -> None:
+        """Nothing was said for seconds: data are fetched, or epochs take long, or few are reported.
+        """
+        if not self._running:
+            self.notify(f"making ready for {duration(self._pace.elapsed)}")
+        elif self._bar.disable:
+            self.notify(f"training: {self._pace}")
+        else:
+            self._bar.refresh()
 
     def notify(self, message: str) -> None:
         with _terminal():
@@ -113,23 +138,27 @@ class _Screen(Listener):
                    f"{len(data.test_images):,} examples, from {data.source}")
         if session.left_out:
             self._line(f"          {session.left_out}")
-        self._line(f"network   {session.work.network}, batch {session.work.recipe.batch}, "
-                   f"lr {session.config.lr:g}, seed {session.config.seed}")
+        self._line(f"network   {network_text(session.work, session.config)}")
         self._line(f"toggles   {session.selection}")
         for note in session.selection.notes:
             self._line(f"          {note}")
         self._line("")
         self._line(HEADER if self._counts else LOSS_HEADER)
         self._bar.start()
+        self._done, total = session.resumed, session.config.epochs - session.resumed
+        self._pace, self._total, self._running = Pace(total, "epoch"), total, True
 
     def reported(self, report: Report) -> None:
         if not self._quiet:
+            self._heart.said()
             figures = f"{report.train_accuracy:>10.4f} {report.test_accuracy:>9.4f}" \
                 if self._counts else f"{report.test_loss:>20.4f}"
             self._line(f"{report.epoch:>6} {report.train_loss:>11.4f} {figures} "
                        f"{report.epoch_ms:>10.3f}")
 
     def epoch_done(self, epoch: int) -> None:
+        if self._running:
+            self._pace.advance(epoch - self._done, self._total)
         # Redrawn at most every 50 ms: drawing takes longer than a fast epoch.
         if not self._bar.disable and perf_counter() - self._drawn > 0.05:
             with _terminal():
@@ -138,7 +167,7 @@ class _Screen(Listener):
 
     def _line(self, text: str) -> None:
         with _terminal():
-            self.console.print(text, markup=False)
+            self.console.print(fitted(self.console, text, 10), markup=False)
 
 
 @contextmanager
@@ -163,29 +192,18 @@ def _interruption(result: Result) -> str:
 
 
 def _summary(console: Console, result: Result) -> None:
-    t = result.times
-
     def line(name: str, text: str) -> None:
-        console.print(f"{name:<15} {text}", markup=False)
+        console.print(fitted(console, f"{name:<15} {text}", 16), markup=False)
 
     console.print()
     if result.interrupted:
         line("interrupted", _interruption(result))
     if result.stopped:
         line("stopped", result.stopped)
-    timed = "device-timed" if result.environment.gpu else "wall clock"
     if result.epoch_ms:
-        wall = "" if math.isnan(result.average_epoch_wall_ms) else \
-            f", {result.average_epoch_wall_ms:.3f} ms by the wall clock"
-        line("average epoch", f"{result.average_epoch_ms:.3f} ms {timed}{wall} (later half)")
-    line("total training", f"{t.training_device:.1f} ms {timed}, {t.training:.1f} ms by the wall "
-                           f"clock; test evaluation {t.evaluation:.1f} ms beside it")
-    cached = result.facts.get("kernels_cached", 0)
-    compiled = result.facts.get("kernels_compiled", 0)
-    kernels = f" ({compiled} compiled, {cached} from the cache)" if result.environment.gpu else ""
-    line("initialisation", f"start and imports {t.imports:.0f} ms, data {t.data:.0f} ms, driver "
-                           f"{t.driver:.0f} ms, kernels {t.compile:.0f} ms{kernels}, "
-                           f"setup {t.setup:.0f} ms; process so far {t.process:.0f} ms")
+        line("average epoch", epoch_text(result))
+    line("total training", training_text(result))
+    line("initialisation", initialisation_text(result))
     synthetic = " on SYNTHETIC data" if result.synthetic else ""
     if math.isnan(result.test_accuracy):
         line("test loss", f"{result.test_loss:.6f}{synthetic}")

@@ -100,6 +100,8 @@ def compile_source(
     plain kernel has to be listed as well. `options` are further NVRTC options. `relocatable`
     makes a cubin that needs linking (cuLink) before it can be loaded. `programmatic` defines
     RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and proves from the PTX that they do.
+    A source that asks for RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each wanted:
+    NVRTC would compile every kernel that is no template, whether it is wanted or not.
 
     Raises CompileError, with numbered source lines, where NVRTC refuses the source or an option;
     CallFailed where another NVRTC call fails; MissingLibrary where NVRTC or a CUDA header that
@@ -115,6 +117,7 @@ def compile_source(
         "--no-source-include",
         *(["--relocatable-device-code=true"] if relocatable else []),
         *(["-DRAWNN_PDL"] if programmatic else []),
+        *_chosen(text, expressions),
         *options,
     ]
     key = None
@@ -139,6 +142,13 @@ def compile_source(
     if cache is not None and key is not None:
         cache.put(key, _encode(cubin, lowered, proofs))
     return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs)
+
+
+def _chosen(text: str, expressions: Sequence[str]) -> list[str]:
+    if "RAWNN_CHOSEN" not in text:
+        return []
+    kernels = dict.fromkeys(expression.partition("<")[0].strip() for expression in expressions)
+    return ["-DRAWNN_CHOSEN", *(f"-DRAWNN_CHOSEN_{kernel}" for kernel in kernels)]
 
 
 def _proofs(assembly: str, lowered: Mapping[str, str], text: str,

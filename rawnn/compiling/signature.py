@@ -28,6 +28,7 @@ from rawnn.compiling.c_types import (
 from rawnn.compiling.structs import Struct, included, read_struct
 from rawnn.errors import ConfigError, nearest
 from rawnn.ptx import SOURCES
+from rawnn.words import counted
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OPEN, _CLOSE = "(<[{", ")>]}"
@@ -144,7 +145,7 @@ class KernelSignature:
         if len(arguments) > wanted or len(values) < wanted:
             declared = f"<{', '.join(self.template)}>" if wanted else "no template parameters"
             raise ConfigError(
-                f"'{expression}' gives {len(arguments)} template argument(s), but kernel "
+                f"'{expression}' gives {counted(len(arguments), 'template argument')}, but kernel "
                 f"'{self.name}' has {declared}"
             )
         types = {p.name: values[p.name] for p in self.template_parameters if p.kind == "typename"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn import ptx
+from rawnn.compiling.batch import Batch, Job
 from rawnn.compiling.cache import CubinCache
 from rawnn.compiling.compile import Compiled, compile_source
 from rawnn.compiling.programmatic import Proof
@@ -28,6 +29,7 @@ from rawnn.cuda.stream import Stream
 from rawnn.dtypes import numpy_dtype
 from rawnn.errors import ConfigError, DeviceError
 from rawnn.target import Target
+from rawnn.words import counted
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ class Device:
                 f"update the driver, or install rawnn[cu12] in place of rawnn[cu13]"
             )
         if ordinal >= count:
-            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has {count} GPU(s); "
+            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has "
+                              f"{counted(count, 'GPU')}; "
                               f"run with --device host to train on the CPU")
         return self._check("cuDeviceGet", ordinal)
 
@@ -197,37 +200,68 @@ class Device:
     # -- kernels --------------------------------------------------------------------------------
     def compile(self, file: str, expressions: tuple[str, ...], relocatable: bool = False,
                 programmatic: bool = False, specific: bool = False) -> None:
-        """Compile (or take from the cache) template instances of one of rawnn's .cu files; with
-        `programmatic`, as instances of their own that wait and trigger (pdl.cuh). A `specific`
+        """Compile (or take from the cache) and load template instances of one of rawnn's .cu files;
+        with `programmatic`, as instances of their own that wait and trigger (pdl.cuh). A `specific`
         source has instructions that this architecture alone has."""
-        wanted = tuple(e for e in expressions if (file, e, programmatic) not in self._functions)
-        if wanted:
-            text, signatures = self._source(file)
-            self.load(text, file, signatures, wanted, relocatable, programmatic, specific)
+        self.finish(self.begin([Job(file, expressions, relocatable, programmatic, specific)]))
+
+    def begin(self, jobs: Sequence[Job]) -> Batch:
+        """Begin to compile what of many files is not loaded yet, beside what the caller does until
+        `finish`."""
+        started = perf_counter()
+        missing = [replace(job, expressions=wanted) for job in jobs
+                   if (wanted := tuple(e for e in job.expressions if
+                                       (job.file, e, job.programmatic) not in self._functions))]
+        for job in missing:
+            if job.text:
+                self._sources[job.file] = (job.text, parse_kernels(job.text))
+        texts = {job.file: self._source(job.file)[0] for job in missing}
+        batch = Batch(missing, lambda job: self._built(texts[job.file], job), self.backend.parallel)
+        self.compile_ms += (perf_counter() - started) * 1e3
+        return batch
+
+    def finish(self, batch: Batch) -> None:
+        """Wait for what `begin` began, and load it. `compile_ms` counts the waiting alone."""
+        started = perf_counter()
+        try:
+            for job, built in batch:
+                self._keep(job, built, self._source(job.file)[1])
+        finally:
+            batch.close()
+            self.compile_ms += (perf_counter() - started) * 1e3
 
     def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
-             expressions: tuple[str, ...], relocatable: bool = False,
-             programmatic: bool = False, specific: bool = False) -> None:
+             expressions: tuple[str, ...]) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
-        arch = self.arch + "a" if specific else self.arch
-        built = compile_source(
-            self.backend.nvrtc, text, name=name, arch=arch, expressions=expressions,
-            relocatable=relocatable, programmatic=programmatic, cache=self._cache,
-        )
-        image = self._link(built, name) if relocatable else built.cubin
+        job = Job(name, expressions)
+        self._keep(job, self._built(text, job), signatures)
+        self.compile_ms += (perf_counter() - started) * 1e3
+
+    def _arch_of(self, job: Job) -> str:
+        return self.arch + "a" if job.specific else self.arch
+
+    def _built(self, text: str, job: Job) -> Compiled:
+        return compile_source(
+            self.backend.nvrtc, text, name=job.file, arch=self._arch_of(job),
+            expressions=job.expressions, relocatable=job.relocatable,
+            options=job.options, programmatic=job.programmatic, cache=self._cache)
+
+    def _keep(self, job: Job, built: Compiled, signatures: dict[str, KernelSignature]) -> None:
+        """Load what was compiled into the context."""
+        name, arch = job.file, self._arch_of(job)
+        image = self._link(built, name) if job.relocatable else built.cubin
         module = self._check("cuModuleLoadData", image, context=f"{name} for {arch}")
         self._closing.callback(self._check, "cuModuleUnload", module, context=name)
-        for expression in expressions:
+        for expression in job.expressions:
             lowered = built.lowered[expression]
             handle = self._check("cuModuleGetFunction", module, lowered.encode(),
                                  context=f"{expression} in {name}")
             signature = signatures[expression.split("<")[0]].instantiate(expression)
-            self._functions[name, expression, programmatic] = Function(
+            self._functions[name, expression, job.programmatic] = Function(
                 handle, expression, signature, built.proofs.get(expression, Proof()))
         self.compiled += 0 if built.cached else 1
         self.cached += 1 if built.cached else 0
-        self.compile_ms += (perf_counter() - started) * 1e3
 
     def function(self, file: str, expression: str, programmatic: bool = False) -> Function:
         """A kernel compiled before; compiled now if it was not."""

@@ -58,9 +58,9 @@ def load_dataset(
     with `stand_in`, as on the command line, generated digits take its place, with a warning.
     `notify` gets each message for the user.
 
-    A `path` that ends in .csv, .tsv or .npz is a table, whose columns `target` are to be
-    predicted; `kind`, `fraction` and `seed` are those of `load_table`. `normalise` is explained at
-    `Normalisation.of`.
+    A `path` that ends in .csv, .tsv (or these with .gz) or .npz is a table, whose columns `target`
+    are to be predicted; `kind`, `fraction` and `seed` are those of `load_table`. `normalise` is
+    explained at `Normalisation.of`.
 
     Raises ConfigError for an unknown name or an impossible combination, DataError for data that are
     missing or wrong in a place that was asked for.
@@ -73,6 +73,10 @@ def load_dataset(
         for note in table.notes:
             notify(note)
         return table
+    if path is not None and name != "synthetic" and os.path.isfile(path) and not is_table(path):
+        raise DataError(f"--data names '{os.fspath(path)}', which is not a directory with IDX "
+                        f"files, and tables are read from .csv and .tsv (also with .gz) "
+                        f"and .npz alone: save it as one of those")
     if name == "table":
         raise ConfigError("the data set 'table' needs --data FILE.csv, FILE.tsv or FILE.npz")
     if target is not None:

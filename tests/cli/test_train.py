@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from rawnn.cli.described import fitted
+from rawnn.cli.screen import Heartbeat
 from rawnn.errors import DataError, DeviceError
 from rawnn.runners.host import HostRunner
 from rawnn.training import train
@@ -74,8 +79,66 @@ def test_messages_without_a_listener_go_to_the_logger(caplog: pytest.LogCaptureF
 def test_on_the_simulated_gpu(rawnn: Rawnn) -> None:
     done = rawnn(*FAST, "--device", "sim", "--opt", "seed,graphs=while")
     assert done.status == 0, done.err
-    for word in ("GPU", "device memory", "nosync", "device-timed", "graphs=while"):
+    for word in ("GPU", "device memory", "nosync", "SIMULATED", "graphs=while"):
         assert word in done.out
+    assert "device-timed" not in done.out
+
+
+def test_the_host_has_one_clock_and_no_kernels(rawnn: Rawnn) -> None:
+    done = rawnn(*FAST, "--opt", "report=2")
+    summary = done.out[done.out.index("average epoch"):]
+    epoch, training, initialisation = summary.splitlines()[:3]
+    assert epoch.count(" ms") == 1
+    assert training.count("by the wall clock") == 1
+    for word in ("kernels", "driver"):
+        assert word not in initialisation
+
+
+def test_a_pipe_hears_that_it_goes_on_while_no_report_is_due(
+        rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = HostRunner.epoch
+
+    def slow(self: HostRunner, measured: bool) -> None:
+        time.sleep(0.15)
+        epoch(self, measured)
+
+    monkeypatch.setattr(HostRunner, "epoch", slow)
+    monkeypatch.setattr(Heartbeat, "period", 0.1)
+    said = [line for line in rawnn(*FAST, "--opt", "report=2").err.splitlines()
+            if line.startswith("rawnn: training: ")]
+    assert said[0].startswith("rawnn: training: in the first epoch for 0 s")
+    assert any("1 of 2 epochs done" in line for line in said)
+    assert rawnn(*FAST, "--opt", "report=2", "--quiet").err == ""
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    ((), "784-10, batch 500, lr 0.1, seed 0"),
+    (("--layers", "784-10", "--activation", "tanh"), "784-10, batch 500, lr 0.1, seed 0"),
+    (("--layers", "784-9-10", "--activation", "tanh", "--no-bias", "--init", "he", "--partial",
+      "--shuffle", "--seed", "4"),
+     "784-9-10, no biases, tanh, init he, batch 500, partial batches kept, lr 0.1, shuffled, "
+     "seed 4"),
+    (("--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.1", "--beta1", "0.9"),
+     "784-10, batch 500, adamw, lr 0.001, weight decay 0.1, seed 0"),
+    (("--autoencoder", "--layers", "784-4-784", "--loss", "mse", "--momentum", "0.5", "--schedule",
+      "cosine"),
+     "784-4-784, loss mse, batch 500, lr 0.1, momentum 0.5, schedule cosine, seed 0"),
+])
+def test_the_network_line_names_what_is_not_the_default(
+        rawnn: Rawnn, options: tuple[str, ...], line: str) -> None:
+    found, = (text for text in rawnn(*FAST, *options).out.splitlines()
+              if text.startswith("network"))
+    assert found == f"network   {line}"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_are_wrapped_on_a_terminal_alone(width: int) -> None:
+    text = "network   " + "784-128-10, batch 128, lr 0.1, " * 7
+    for terminal in (True, False):
+        console = Console(width=width, force_terminal=terminal, file=io.StringIO())
+        lines = fitted(console, text.strip(), 10).splitlines()
+        assert (max(map(len, lines)) <= width) is terminal
+        assert all(line.startswith(" " * 10 + "7") or line[10:].strip() for line in lines[1:])
 
 
 def test_quiet_prints_nothing(rawnn: Rawnn) -> None:

@@ -385,7 +385,7 @@ def test_fewer_bits_learn_as_much(opt: str, layers: tuple[int, ...]) -> None:
 def test_another_batch_is_another_recipe() -> None:
     recipe, words = batch.chosen(512, Recipe(128), 60_000, 0, lambda r: 0)
     assert recipe == Recipe(512)
-    assert words.startswith("batch 512 makes 117 step(s) an epoch in place of 468")
+    assert words.startswith("batch 512 makes 117 steps an epoch in place of 468")
     with pytest.raises(ConfigError, match="larger than the training set"):
         batch.chosen(60_001, Recipe(128), 60_000, 0, lambda r: 0)
 

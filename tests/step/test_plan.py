@@ -189,7 +189,7 @@ def test_whatever_measures_touches_the_slot_of_its_step(kind: str) -> None:
 
 def test_a_plan_prints_its_tensors_and_ops(plan: Plan) -> None:
     text = str(plan)
-    assert text.startswith("plan train: batch 4, 1 step(s), 20 ops")
+    assert text.startswith("plan train: batch 4, 1 step, 20 ops")
     assert "fc1.weight: float32[5, 6] ld 8 (parameter)" in text
     assert "lr=0.1" in text
     assert "  images:" not in text  # only what is used
