@@ -76,9 +76,9 @@ def _labelled_loss(plan: Plan) -> Plan:
     return plan
 
 
-FAMILIES = ("tiled", "mma", "wgmma")
+FAMILIES = ("tiled", "mma", "wgmma", "wgmma_tf32")
 """Products by kernels that share mma_epilogue.cuh."""
-BY_TENSOR_CORES = ("mma", "wgmma")
+BY_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32")
 STATE = ("m", "v")
 """What optimizers keep for a parameter."""
 

@@ -24,6 +24,9 @@ LEAST_WGMMA = 1 << 29
 """Multiplications (m n k) from which a product is done by wgmma. H200: 256 x 1024 x 1024 takes
 4.5 us by mma.sync and 4.9 us by wgmma, 1024 cubed 10.1 us and 7.8 us."""
 
+LEAST_WGMMA_TF32 = 1 << 28
+"""The same of float32 operands."""
+
 
 def fits(plan: Plan, op: Op) -> bool:
     """Whether tensor cores take the operands of a product: both of one 16-bit type, both of 8 bits,
@@ -46,6 +49,13 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
     return int(a["m"] * a["n"] * a["k"]) >= LEAST_WGMMA
 
 
+def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
+    """Whether wgmma computes a product of float32, and faster."""
+    a = op.attributes
+    return plan[op.operands["a"]].dtype == "float32" \
+        and int(a["m"] * a["n"] * a["k"]) >= LEAST_WGMMA_TF32
+
+
 def streams_weights(plan: Plan, op: Op) -> bool:
     """Whether a product of few rows is bound by reading its weights: then the kernels of skinny.cu
     compute it."""
@@ -65,7 +75,8 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
         if value != "wgmma":
             return replace(op, impl="mma")
         impl = "skinny" if streams_weights(plan, op) else \
-            "wgmma" if _by_wgmma(plan, op) else "mma"
+            "wgmma" if _by_wgmma(plan, op) else \
+            "wgmma_tf32" if _by_wgmma_tf32(plan, op) else "mma"
         return replace(op, impl=impl, attributes={**op.attributes, "clusters": True})
 
     return plan.map_ops(product), policy

@@ -12,7 +12,7 @@ from rawnn.errors import ConfigError, nearest
 SOURCES = Path(__file__).resolve().parent
 """The folder of the `.cu` and `.cuh` files; every compilation has it in its include path."""
 
-ARCHITECTURE_SPECIFIC = frozenset({"wgmma.cu"})
+ARCHITECTURE_SPECIFIC = frozenset({"wgmma.cu", "wgmma_tf32.cu"})
 """Sources with instructions that one architecture has and its successors have not: compiled for
 sm_90a, not sm_90."""
 

@@ -1,4 +1,5 @@
-"""Matrix products on tensor cores: by mma.sync (sm_80) and by wgmma (sm_90a)."""
+"""Matrix products on tensor cores: by mma.sync (sm_80), and by wgmma (sm_90a) those of 16 and 8 bits
+and those of float32."""
 
 from __future__ import annotations
 
@@ -134,3 +135,22 @@ WGMMA_OTHERS = (
 
 register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
                 fixed=("BYTES",), others=WGMMA_OTHERS, updates=UPDATES)
+
+
+def choose_wgmma_tf32(p: Product) -> Tile:
+    """128 rows of the operand that comes from registers (nn's is the transpose's), and 128 of the
+    other where every multiprocessor gets such a tile."""
+    if blocks(p, 128, 128) >= p.multiprocessors:
+        return Tile(128, 128, 8, 1, 1, 3, bytes=128)
+    return Tile(64, 128, 8, 1, 1, 3, bytes=128) if p.layout == "nn" else \
+        Tile(128, 64, 8, 1, 1, 3, bytes=128)
+
+
+def _shared_wgmma_tf32(s: Scalars) -> int:
+    prepared = 4 * min(s["BM"], s["BN"])  # two, of two parts each
+    return max(int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared)), sums_bytes(s))
+
+
+register_family("wgmma_tf32", "wgmma_tf32.cu", choose_wgmma_tf32, _shared_wgmma_tf32, sums=True,
+                fixed=("CLUSTER", "BYTES"), others=(Tile(128, 128, 8, 1, 1, 3, bytes=128),),
+                updates=UPDATES)
