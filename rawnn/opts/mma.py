@@ -8,6 +8,8 @@ from rawnn.dtypes import itemsize
 from rawnn.errors import ConfigError
 from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
 from rawnn.policy import Policy
+from rawnn.runners.kernels.mma import wgmma_is_faster
+from rawnn.runners.kernels.tiles import product_of
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -23,9 +25,6 @@ them by Hopper's copy engine. A step at batch 32 on an H200, with them and by mm
 LEAST_WGMMA = 1 << 29
 """Multiplications (m n k) from which a product is done by wgmma. H200: 256 x 1024 x 1024 takes
 4.5 us by mma.sync and 4.9 us by wgmma, 1024 cubed 10.1 us and 7.8 us."""
-
-LEAST_WGMMA_TF32 = 1 << 28
-"""The same of float32 operands."""
 
 
 def fits(plan: Plan, op: Op) -> bool:
@@ -51,9 +50,7 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
 
 def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
     """Whether wgmma computes a product of float32, and faster."""
-    a = op.attributes
-    return plan[op.operands["a"]].dtype == "float32" \
-        and int(a["m"] * a["n"] * a["k"]) >= LEAST_WGMMA_TF32
+    return plan[op.operands["a"]].dtype == "float32" and wgmma_is_faster(product_of(op, plan))
 
 
 def streams_weights(plan: Plan, op: Op) -> bool:

@@ -7,12 +7,11 @@
 // wgmma takes one operand from registers, the other from shared memory, where tf32 must lie along
 // the inner dimension. So of nn, whose b does not, the transpose is computed: b comes from
 // registers. While the tensor cores work on a stage, the next stage's other operand is prepared:
-// rounded or split, and transposed where it is tn's. With tf32x3 a stage's sums begin at zero and
-// are added to the others by the float units, as in mma.cu; every sum has one order.
+// rounded or split, and transposed where it is tn's. With tf32x3 the sums of two steps begin at
+// zero and are added to the others by the float units, as in mma.cu; every sum has one order.
 //
 // template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, wgmma_tf32_update <TD, TX, TW, TC,
-// BIAS, SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without CLUSTER and
-// BYTES. The operand from registers has 128 rows of the tile, the other 64 or 128.
+// BIAS, SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without BYTES. The operand from registers has 128 rows of the tile, the other 64 or 128.
 //
 // Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; a stage is 128 bytes of the inner
 // dimension; besides the stages two prepared operands, of two parts each with tf32x3.
@@ -84,18 +83,22 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   constexpr int kTile = PanelL::kBytes + PanelR::kBytes;
   constexpr int kReady = (kThree ? 2 : 1) * Ready::kBytes;
   static_assert(kRows == 128 && kThreads == 256, "two warpgroups of 64 rows");
-  static_assert(kStages >= 2 && TILE::kCluster == 1, "stages ahead, no clusters");
+  // Steps whose products add up before the float units take them: the fewer, the less is cut off.
+  constexpr int kAtOnce = kThree ? 2 : 4;
+  static_assert(kStages >= 2, "stages ahead");
 
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
-  const int stages = (k + kStageDepth - 1) / kStageDepth;
+  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
+  const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
+  const int stages = share.stages;
+  const int begin = share.begin * kStageDepth;
   Loader<PanelL, kThreads, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
-                                                     SWAPPED ? n : m, 0, k, thread);
+                                                     SWAPPED ? n : m, begin, k, thread);
   Loader<PanelR, kThreads, TILE::kAligned> load_right(right, ldright, SWAPPED ? m0 : n0,
-                                                      SWAPPED ? m : n, 0, k, thread);
+                                                      SWAPPED ? m : n, begin, k, thread);
   const Fragments<PanelL, true> fragments(warp * 16, 0, lane);
   const unsigned int shared = shared_address(dynamic_shared);
   const unsigned int prepared = shared + kStages * kTile;
@@ -111,7 +114,6 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     commit_copies();
   }
   epilogue.begin();
-  Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
   wait_for_copies<kStages - 2>();
   __syncthreads();
   prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes, prepared, thread);
@@ -125,56 +127,57 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   int slot = 0;
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
+    const unsigned int tile = shared + slot * kTile;
     const unsigned int ready = prepared + stage % 2 * kReady;
-    Factor<float, SUM> rows[4];
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      fragments.load(rows[step].word, shared + slot * kTile, 0, step);
-    }
-    if (sums_bias) {
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) bias[i % 2] += __uint_as_float(rows[step].word[i]);
-      }
-    }
-#pragma unroll
-    for (int step = 0; step < 4; ++step) rows[step].take();
-    settle(sums);
-    begin_products();
-    if constexpr (kThree) {
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        multiply_async<kColumns>(sums, rows[step].low, operand<Ready>(ready, 0, step), step);
-        multiply_async<kColumns>(sums, rows[step].word,
-                                 operand<Ready>(ready + Ready::kBytes, 0, step), 1);
-      }
-    }
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      multiply_async<kColumns>(sums, rows[step].word, operand<Ready>(ready, 0, step),
-                               kThree ? 1 : stage + step);
-    }
-    commit_products();
     slot = slot == kStages - 1 ? 0 : slot + 1;
-    if (stage + 1 < stages) {
-      if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
-        const int ahead = slot + kStages - 2 < kStages ? slot + kStages - 2 : slot - 2;
-        load_left.load(shared + ahead * kTile);
-        load_right.load(shared + ahead * kTile + PanelL::kBytes);
-      }
-      commit_copies();
-      wait_for_copies<kStages - 2>();
-      __syncthreads();  // the next stage is there
-      prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
-                                            prepared + (stage + 1) % 2 * kReady, thread);
-      publish_to_tensor_cores();
-    }
-    wait_for_products<0>();
-    settle(sums);
-    if constexpr (kThree) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
+    for (int first = 0; first < 4; first += kAtOnce) {
+      Factor<float, SUM> rows[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) fragments.load(rows[i].word, tile, 0, first + i);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (sums_bias) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(rows[i].word[j]);
+        }
+        rows[i].take();
+      }
+      settle(sums);
+      begin_products();
+      if constexpr (kThree) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          multiply_async<kColumns>(sums, rows[i].low, operand<Ready>(ready, 0, first + i), i);
+          multiply_async<kColumns>(sums, rows[i].word,
+                                   operand<Ready>(ready + Ready::kBytes, 0, first + i), 1);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        multiply_async<kColumns>(sums, rows[i].word, operand<Ready>(ready, 0, first + i),
+                                 kThree ? 1 : stage + i);
+      }
+      commit_products();
+      if (first + kAtOnce == 4 && stage + 1 < stages) {
+        if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
+          const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
+          load_left.load(shared + ahead * kTile);
+          load_right.load(shared + ahead * kTile + PanelL::kBytes);
+        }
+        commit_copies();
+        wait_for_copies<kStages - 2>();
+        __syncthreads();  // the next stage is there
+        prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
+                                              prepared + (stage + 1) % 2 * kReady, thread);
+        publish_to_tensor_cores();
+      }
+      wait_for_products<0>();
+      settle(sums);
+      if constexpr (kThree) {
+#pragma unroll
+        for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
+      }
     }
     __syncthreads();  // it is prepared, and nobody reads what this one took
   }
@@ -207,18 +210,19 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
       if (sums_bias && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
     }
   }
+  Finish<TILE, EPILOGUE, 0> finish(epilogue, m0, n0, thread);
   finish.template run<BIAS>(parts, n0 == 0);
 }
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          bool ALIGNED>
-__global__ void __launch_bounds__(256)
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
     wgmma_tf32_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
            int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
            float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 128, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
   block_product<TILE, SUM, true, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -226,12 +230,12 @@ __global__ void __launch_bounds__(256)
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          bool ALIGNED>
-__global__ void __launch_bounds__(256)
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
     wgmma_tf32_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 128, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   block_product<TILE, SUM, false, true, true, false>(b, ldb, a, lda, m, n, k, epilogue);
@@ -239,27 +243,27 @@ __global__ void __launch_bounds__(256)
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          bool ALIGNED>
-__global__ void __launch_bounds__(256)
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
     wgmma_tf32_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 128, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   block_product<TILE, SUM, false, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(256)
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
     wgmma_tf32_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
                const int* __restrict__ cursor, const int* __restrict__ clock,
                const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
                int rows, int cols, float lr, float decay, float copy_scale, int offset,
                bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 128, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const UpdateEpilogue<TW, TC, Sgd> epilogue{
       w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
       rows, cols, {lr, decay}, copy_scale, {stochastic, seed, stream, 0}, 1.0f, false};
@@ -267,8 +271,8 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(256)
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
     wgmma_tf32_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                  int ldw, float* v, int ldv, float* bias, float* bias_v, TC* copy, int ldcopy,
                  const float* __restrict__ rates, const int* __restrict__ cursor,
@@ -276,7 +280,7 @@ __global__ void __launch_bounds__(256)
                  const int* __restrict__ overflow, int batch, int rows, int cols, float lr,
                  float decay, float momentum, bool nesterov, float copy_scale, int offset,
                  bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 128, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const UpdateEpilogue<TW, TC, Momentum> epilogue{
       w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
@@ -285,8 +289,8 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(256)
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
     wgmma_tf32_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
              int ldw, float* m, int ldm, float* v, int ldv, float* bias, float* bias_m,
              float* bias_v, TC* copy, int ldcopy, const float* __restrict__ rates,
@@ -295,7 +299,7 @@ __global__ void __launch_bounds__(256)
              int rows, int cols, float lr, float decay, double beta1, double beta2, float eps,
              bool decoupled, float copy_scale, int offset, bool stochastic,
              unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 128, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const UpdateEpilogue<TW, TC, Adam> epilogue{
       w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,

@@ -20,7 +20,12 @@ from rawnn.opts.registry import Machine
 from rawnn.ptx.compile import Compiled, compile_source
 from rawnn.ptx.resources import spills
 from rawnn.runners.kernels import kernel_for
-from rawnn.runners.kernels.mma import choose, choose_wgmma
+from rawnn.runners.kernels.mma import (
+    choose,
+    choose_wgmma,
+    choose_wgmma_tf32,
+    wgmma_is_faster,
+)
 from rawnn.runners.kernels.tiled import choose as choose_tiled
 from rawnn.runners.kernels.tiles import Product, Tile
 from rawnn.step.op import Op
@@ -28,10 +33,11 @@ from rawnn.step.plan import Plan
 from tests.engine import CAPABLE, step_plan
 
 DEEP = Network((784, 784, 784, 10))
-FAMILIES = {"tiled": "tiled.cu", "mma": "mma.cu", "wgmma": "wgmma.cu"}
+FAMILIES = {"tiled": "tiled.cu", "mma": "mma.cu", "wgmma": "wgmma.cu",
+            "wgmma_tf32": "wgmma_tf32.cu"}
 ARCHITECTURES = {"tiled": ("sm_75", "sm_80", "sm_90", "sm_120"),
                  "mma": ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
-                 "wgmma": ("sm_90a",)}
+                 "wgmma": ("sm_90a",), "wgmma_tf32": ("sm_90a",)}
 FP8 = (
     "mma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,1,4,1,128,"
     "true>",
@@ -46,6 +52,10 @@ OPTIMIZERS = (
     "mma_momentum<float,float,float,float,true,tf32x3,32,32,1,1,4,4,1,256,true>",
     "mma_adam<float,float,float,float,true,tf32x3,64,64,2,2,2,4,1,128,true>",
     "mma_adam<bfloat16,bfloat16,float,bfloat16,true,float,16,32,1,1,8,4,1,256,true>",
+)
+OPTIMIZERS_TF32 = (
+    "wgmma_tf32_momentum<float,float,float,float,false,float,128,128,8,1,1,3,1,true>",
+    "wgmma_tf32_adam<float,float,float,float,true,tf32x3,128,64,8,1,1,3,4,true>",
 )
 OPTIMIZERS_WGMMA = (
     "wgmma_momentum<float16,float16,float,float16,false,64,64,4,1,1,6,1,true>",
@@ -86,8 +96,10 @@ def expressions(impl: str) -> tuple[str, ...]:
     opts = {"tiled": ("preload,tiled,fuse", "preload,tiled,bf16,sr,fuse"),
             "mma": ("preload,mma=sync,bf16,fuse", "preload,mma=sync,tf32,fuse",
                     "preload,mma=sync,fuse", "preload,mma=sync,fp16"),
-            "wgmma": ("preload,mma,bf16,fuse",)}[impl]
-    batches = {"tiled": (64, 1024), "mma": (64, 1024), "wgmma": (1024, 4096)}[impl]
+            "wgmma": ("preload,mma,bf16,fuse",),
+            "wgmma_tf32": ("preload,mma,fuse", "preload,mma,tf32,fuse")}[impl]
+    batches = {"tiled": (64, 1024), "mma": (64, 1024), "wgmma": (1024, 4096),
+               "wgmma_tf32": (4096,)}[impl]
     return tuple(dict.fromkeys(e for opt in opts for batch in batches
                                for _, _, e in instances(opt, batch, impl)))
 
@@ -111,13 +123,16 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
         wanted += CLUSTERS_SYNC if arch == "sm_90" else ()
     if impl == "wgmma":
         wanted += FP8_WGMMA + OPTIMIZERS_WGMMA + CLUSTERS
+    if impl == "wgmma_tf32":
+        wanted += OPTIMIZERS_TF32
     compiled = built(impl, arch, wanted)
     assert "warning" not in compiled.log, compiled.log
     spilled = spills(compiled.log)
     for expression in wanted:
         stored, loaded = spilled[compiled.lowered[expression]]
-        # One word of what is read once a block, for more blocks at a time.
-        assert stored + loaded <= (16 if impl == "tiled" or arch == "sm_120" else 0), expression
+        # A few words of what is read once a block, for more blocks at a time.
+        words = {"tiled": 4, "wgmma_tf32": 12}.get(impl, 4 if arch == "sm_120" else 0)
+        assert stored + loaded <= 4 * words, expression
         if compiled.proofs:
             assert compiled.proofs[expression].waits, compiled.proofs[expression].reason
             assert compiled.proofs[expression].ordered
@@ -126,7 +141,7 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
 
 @pytest.mark.parametrize(("impl", "arch", "sentence"), [
     ("mma", "sm_75", "compute capability 8.0"), ("wgmma", "sm_90", "compile it for sm_90a"),
-    ("wgmma", "sm_80", "compile it for sm_90a"),
+    ("wgmma", "sm_80", "compile it for sm_90a"), ("wgmma_tf32", "sm_90", "compile it for sm_90a"),
 ])
 def test_is_refused_where_the_instructions_are_missing(impl: str, arch: str,
                                                        sentence: str) -> None:
@@ -186,6 +201,28 @@ def test_long_sums_of_few_tiles_are_cut_where_blocks_form_clusters() -> None:
     assert choose(many).cluster == 1
     fewer, more = (choose(Product("nt", 512, 512, 512, 4, 3, multiprocessors=n)) for n in (8, 200))
     assert fewer.bm * fewer.bn > more.bm * more.bn
+
+
+def test_tiles_of_float32_by_wgmma_are_128_rows_of_one_operand() -> None:
+    for layout in ("nt", "nn", "tn"):
+        for times in (1, 3):
+            found = choose_wgmma_tf32(Product(layout, 2048, 1024, 512, 4, times, True))
+            assert (found.bn if layout == "nn" else found.bm) == 128
+            assert {found.bm, found.bn} == {128, 64 if times == 3 else 128}
+            assert found.stages * (found.bm + found.bn) * 128 + 512 * min(found.bm, found.bn) \
+                <= 227 << 10
+
+
+def test_large_products_of_float32_are_for_wgmma() -> None:
+    large, small = Product("nt", 4096, 1024, 1024, 4, 3), Product("nt", 64, 784, 784, 4, 3)
+    assert wgmma_is_faster(large)
+    assert not wgmma_is_faster(small)
+    transposed = replace(large, layout="tn")
+    assert wgmma_is_faster(transposed)
+    assert not wgmma_is_faster(replace(transposed, times=1))
+    for opt, impls in (("mma", {"wgmma_tf32"}), ("mma=sync", {"mma"})):
+        plan, _ = select(f"{opt},fuse", DEEP, 4, CAPABLE).apply(step_plan(DEEP, 4096, 4 * 4096))
+        assert {op.impl for op in plan.ops if op.name.startswith("fc2")} == impls
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])

@@ -3,6 +3,7 @@ and those of float32."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from rawnn.runners.kernels.table import Scalars, ceil
@@ -137,13 +138,45 @@ register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
                 fixed=("BYTES",), others=WGMMA_OTHERS, updates=UPDATES)
 
 
+PACE = {3: {1: 1600.0, 2: 2100.0}, 1: {1: 1570.0}}
+"""Cycles of a stage of float32 by wgmma: of one product of tf32 in tiles of 128 x 128, or of three in
+tiles of 128 x 64, of which two share a multiprocessor."""
+
+
+def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
+    """128 rows of the operand that comes from registers; nn's is that of the transpose."""
+    if p.times == 1:
+        return [Tile(128, 128, 8, 1, 1, 3, bytes=128)]
+    rows, columns = (64, 128) if p.layout == "nn" else (128, 64)
+    return [Tile(rows, columns, 8, 1, 1, 3, cluster, bytes=128) for cluster in (1, 2, 4)]
+
+
+def _cycles_wgmma_tf32(p: Product, tile: Tile) -> float:
+    """As `cycles`, with the pace of a stage as measured."""
+    pace = PACE[p.times]
+    stages = ceil(ceil(p.k, tile.bytes // p.size), tile.cluster)
+
+    def round_of(beside: int) -> float:
+        return FIRST + stages * pace[beside] + beside * tile.bm * tile.bn / FINISHED \
+            + (EXCHANGE if tile.cluster > 1 else 0)
+
+    count = blocks(p, tile.bm, tile.bn) * tile.cluster
+    whole, rest = divmod(count, p.multiprocessors * len(pace))
+    return whole * round_of(len(pace)) + (round_of(ceil(rest, p.multiprocessors)) if rest else 0)
+
+
 def choose_wgmma_tf32(p: Product) -> Tile:
-    """128 rows of the operand that comes from registers (nn's is the transpose's), and 128 of the
-    other where every multiprocessor gets such a tile."""
-    if blocks(p, 128, 128) >= p.multiprocessors:
-        return Tile(128, 128, 8, 1, 1, 3, bytes=128)
-    return Tile(64, 128, 8, 1, 1, 3, bytes=128) if p.layout == "nn" else \
-        Tile(128, 64, 8, 1, 1, 3, bytes=128)
+    """The fastest of the tiles, as predicted."""
+    return min(_tiles_wgmma_tf32(p), key=lambda tile: _cycles_wgmma_tf32(p, tile))
+
+
+def wgmma_is_faster(p: Product) -> bool:
+    """Whether a product of float32 is predicted to take less by wgmma than by mma.sync, on a GPU
+    that has both. The other operand of tn must be transposed, which one product of tf32 does not
+    make up for."""
+    p = replace(p, clusters=True)
+    return (p.times == 3 or p.layout != "tn") \
+        and _cycles_wgmma_tf32(p, choose_wgmma_tf32(p)) < cycles(p, choose(p))
 
 
 def _shared_wgmma_tf32(s: Scalars) -> int:
@@ -152,5 +185,4 @@ def _shared_wgmma_tf32(s: Scalars) -> int:
 
 
 register_family("wgmma_tf32", "wgmma_tf32.cu", choose_wgmma_tf32, _shared_wgmma_tf32, sums=True,
-                fixed=("CLUSTER", "BYTES"), others=(Tile(128, 128, 8, 1, 1, 3, bytes=128),),
-                updates=UPDATES)
+                fixed=("BYTES",), updates=UPDATES)
