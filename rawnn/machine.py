@@ -66,7 +66,7 @@ def machine_of(device: Device) -> Machine:
     major, minor = (int(part) for part in device.info.cuda.split("."))
     return Machine(None, device.capability, major * 1000 + minor * 10,
                    device.backend.provides, device.info.memory_pools, device.info.name,
-                   device.info.multiprocessors)
+                   device.target)
 
 
 def since_import() -> float:

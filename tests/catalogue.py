@@ -17,8 +17,8 @@ from rawnn.network import Network
 from rawnn.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
+from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.graphplan import graph_plans
-from rawnn.runners.kernels import kernel_for
 from rawnn.step import around
 from rawnn.step.build import evaluation_step, training_step
 from rawnn.step.op import Op

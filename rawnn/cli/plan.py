@@ -12,6 +12,7 @@ from rawnn.opts.registry import Machine
 from rawnn.runners.graphplan import GraphPlan, graph_plans
 from rawnn.step.build import training_step
 from rawnn.step.recipe import Form
+from rawnn.words import counted
 
 SHOWN_NODES = 60
 ASSUMED = Machine(None, (9, 0), 13000, lambda package: True)
@@ -41,7 +42,7 @@ def plan(config_file: str | None, examples: int, dot: bool, show_all: bool, **op
         click.echo(_dot(graphs))
         return
     click.echo(f"toggles: {selection}")
-    click.echo(f"policy: {policy}\n")
+    click.echo(f"policy:  {policy}\n")
     click.echo(step)
     for graph in graphs:
         click.echo()
@@ -52,8 +53,9 @@ def _describe(graph: GraphPlan, is_graph: bool, show_all: bool) -> str:
     edges = graph.edges()
     ops = graph.plan.ops
     what = "graph" if is_graph else "stream (no graph); the order that reads and writes require"
-    lines = [f"{what}: {len(ops)} nodes, {sum(map(len, edges))} edges, "
-             f"{graph.plan.steps} step(s), launched {graph.launches} time(s) an epoch"]
+    lines = [f"{what}: {counted(len(ops), 'node')}, {counted(sum(map(len, edges)), 'edge')}, "
+             f"{counted(graph.plan.steps, 'step')}, launched {counted(graph.launches, 'time')} "
+             f"an epoch"]
     if graph.loop:
         lines.append("  the body of a WHILE node, repeated until the epoch is over")
     lines += [f"  on the stream before each launch: {op.name}" for op in graph.ahead]
@@ -70,7 +72,9 @@ def _dot(graphs: list[GraphPlan]) -> str:
     lines = ["digraph step {", "  node [shape=box, fontname=monospace];"]
     for number, graph in enumerate(graphs):
         lines.append(f"  subgraph cluster_{number} {{")
-        lines.append(f'    label="{graph.plan.steps} step(s), {graph.launches} launch(es)";')
+        label = f"{counted(graph.plan.steps, 'step')}, " \
+                f"{counted(graph.launches, 'launch', 'launches')}"
+        lines.append(f'    label="{label}";')
         for index, (op, before) in enumerate(zip(graph.plan.ops, graph.edges(), strict=True)):
             lines.append(f'    g{number}_{index} [label="{op.name}\\n{op.kind}/{op.impl}"];')
             lines += [f"    g{number}_{b} -> g{number}_{index};" for b in before]

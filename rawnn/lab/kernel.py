@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.compiling.signature import Parameter, find_kernel, parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, Dim, KernelLaunch, Value
 from rawnn.errors import ConfigError
 from rawnn.lab.arrays import Array, TensorMap, default_device
-from rawnn.ptx.signature import Parameter, find_kernel, parse_kernels
+from rawnn.ptx import SOURCES
 
 Extent = int | tuple[int, ...]
 
@@ -22,7 +23,8 @@ class Kernel:
 
     `expression` names it, with template arguments where it is a template: "scale<float>". The
     types of the arguments come from the source, so a Python number is passed as the int or float
-    that the kernel declares, and an Array must have the element type of the pointer it is for.
+    that the kernel declares, and an Array must have the element type of the pointer it is for. A
+    struct by value is a NumPy structured scalar with the members and the layout that C gives it.
 
         kernel = rawnn.Kernel(source, "scale<float>")
         kernel[(blocks,), 256](x, 2.0, n)
@@ -36,7 +38,7 @@ class Kernel:
                  device: Device | None = None) -> None:
         text, name = _read(source)
         self.device = device or default_device()
-        signatures = parse_kernels(text)
+        signatures = parse_kernels(text, (Path(name).parent, SOURCES))
         find_kernel(signatures, expression)
         self.device.load(text, name, signatures, (expression,))
         self._function = self.device.function(name, expression)
@@ -92,6 +94,9 @@ def _value(parameter: Parameter, argument: Any) -> Value:
     if parameter.tensor_map:
         raise ConfigError(f"argument '{parameter.name}' is a tensor map: make one with "
                           f"rawnn.lab.tensor_map")
+    if parameter.struct is not None:
+        record: np.void | bytes = argument
+        return record
     if not parameter.pointer:
         if isinstance(argument, Array):
             raise ConfigError(f"argument '{parameter.name}' is a {parameter.ctype}, not an array")

@@ -18,9 +18,9 @@ class Loss:
 
     `answers` says what it compares with: "labels" (y, class indices) or "targets" (t, as wide as
     z). `measure(builder)` adds the ops that give loss (and correct), `backward(builder)` those that
-    give the last dz. `fused` names the op that does the work of all `parts` in one pass,
-    `gradient` the part of it that is left where nothing is measured. `counts` is how many answers
-    an example of `outputs` outputs has that can be right (0: the loss has no accuracy).
+    give the last dz. `fused` names the op that does the work of all `parts` in one pass. `counts`
+    is how many answers an example of `outputs` outputs has that can be right (0: the loss has no
+    accuracy).
     """
 
     name: str
@@ -29,7 +29,6 @@ class Loss:
     backward: Callable[[Builder], None]
     parts: tuple[str, ...]
     fused: str
-    gradient: str
     counts: Callable[[int], int]
 
 

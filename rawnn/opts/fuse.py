@@ -24,12 +24,15 @@ from rawnn.activations import activation
 from rawnn.losses import LOSSES
 from rawnn.opts import head, layers, narrow
 from rawnn.opts.cublas import sliced, slices_of
-from rawnn.opts.precision import UPDATES
+from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
 from rawnn.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
+
+Change = tuple[list[Op], list[Op]]
+"""Ops of a plan, and those that take their place."""
 
 MAX_FUSED_CLASSES = 32
 """Classes that the kernels of linear.cu hold in registers, one accumulator each."""
@@ -39,7 +42,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     for rewrite in (_loss, _epilogue, partial(_slope, saves="output"), _update, _linear,
                     narrow.rewrite, head.rewrite, layers.rewrite, partial(_slope, saves="input")):
         plan = rewrite(plan)
-    return plan.check(), policy
+    return plan, policy
 
 
 def _loss(plan: Plan) -> Plan:
@@ -92,12 +95,12 @@ def _applies(product: Op, name: str) -> bool:
 
 
 def _epilogue(plan: Plan) -> Plan:
+    changes: list[Change] = []
     for product in plan.find(kind="matmul") + plan.find(kind="sum_slices"):
         if product.attributes.get("layout", "nt") != "nt":
             continue
         gone, operands, attributes = [product], product.operands, product.attributes
-        bias = next((op for op in plan.find(kind="bias_add")
-                     if op.operands["z"] == operands["c"]), None)
+        bias = next(iter(plan.consumers(operands["c"], "bias_add")), None)
         if bias is not None and product.impl == "cublas" \
                 and plan[operands["c"]].dtype != plan[bias.operands["bias"]].dtype:
             continue  # cuBLASLt adds a bias of the output's type only
@@ -105,7 +108,7 @@ def _epilogue(plan: Plan) -> Plan:
             gone.append(bias)
             operands = {**operands, "bias": bias.operands["bias"]}
             attributes = {**attributes, "bias": True}
-        applied = [op for op in plan.consumers(operands["c"]) if op.kind == "activate"]
+        applied = plan.consumers(operands["c"], "activate")
         if applied and _applies(product, applied[0].attributes["activation"]):
             gone.append(applied[0])
             kept = {"pre": operands["c"]} if activation(applied[0].attributes["activation"]).saves \
@@ -113,14 +116,14 @@ def _epilogue(plan: Plan) -> Plan:
             operands = {**operands, "c": applied[0].operands["a"], **kept}
             attributes = {**attributes, "activation": applied[0].attributes["activation"]}
         if len(gone) > 1:
-            plan = plan.substitute(
-                gone, [replace(product, operands=operands, attributes=attributes)])
-    return plan
+            changes.append((gone, [replace(product, operands=operands, attributes=attributes)]))
+    return plan.substitute_all(changes)
 
 
 def _slope(plan: Plan, saves: str) -> Plan:
+    changes: list[Change] = []
     for product in plan.find(kind="matmul"):
-        masks = [op for op in plan.find(kind="activate_backward")
+        masks = [op for op in plan.consumers(product.operands["c"], "activate_backward")
                  if op.operands["da"] == product.operands["c"]]
         if not masks or product.impl == "cublas":
             continue
@@ -131,54 +134,59 @@ def _slope(plan: Plan, saves: str) -> Plan:
         for role in ("da", "dz"):
             del operands[role]
         attributes = {**product.attributes, "slope": masks[0].attributes["activation"]}
-        plan = plan.substitute([product, masks[0]],
-                               [replace(product, operands=operands, attributes=attributes)])
-    return plan
+        changes.append(([product, masks[0]],
+                        [replace(product, operands=operands, attributes=attributes)]))
+    return plan.substitute_all(changes)
 
 
 def _update(plan: Plan) -> Plan:
-    for update in [op for op in plan.ops if op.kind in UPDATES]:
-        if update not in plan.ops:  # taken in by the update of its layer's weights
+    changes: list[Change] = []
+    tensors: list[Tensor] = []
+    taken: set[int] = set()
+    for update in filter(steps_a_parameter, plan.ops):
+        if id(update) in taken:  # by the update of its layer's weights
             continue
         gradient = plan.producer(update.operands["dw"], update)
         if gradient is None or len(plan.consumers(update.operands["dw"])) != 1:
             continue
+        change: Change | None = None
         if update.kind != "sgd":
             if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES:
-                plan = _weight_update(plan, gradient, update)
+                change = _weight_update(plan, gradient, update)
         elif gradient.kind == "matmul" and gradient.impl == "cublas":
-            plan = _library_update(plan, gradient, update)
+            change, slices = _library_update(plan, gradient, update)
+            tensors += slices
         elif gradient.kind == "matmul":
-            plan = _weight_update(plan, gradient, update)
+            change = _weight_update(plan, gradient, update)
         elif gradient.kind == "bias_grad" and _library_gradient(plan, gradient):
             operands = {role: name for role, name in update.operands.items()
                         if role not in ("w", "dw")}
             fused = Op("bias_sgd", update.name,
                        {**operands, "dz": gradient.operands["dz"], "bias": update.operands["w"]},
                        {k: update.attributes[k] for k in ("lr", "decay", "offset")})
-            plan = plan.substitute([gradient, update], [fused])
-    return plan
+            change = [gradient, update], [fused]
+        if change:
+            changes.append(change)
+            taken.update(map(id, change[0]))
+    return plan.with_tensors(*tensors).substitute_all(changes)
 
 
 def _library_gradient(plan: Plan, bias_grad: Op) -> bool:
     """Whether the weight gradient beside a bias gradient is a library's, so that no update of
     weights takes the bias in."""
+    dz = bias_grad.operands["dz"]
     return not any(op.impl != "cublas" and op.attributes["layout"] == "tn"
-                   for op in plan.find(kind="matmul")
-                   if op.operands["a"] == bias_grad.operands["dz"])
+                   for op in plan.consumers(dz, "matmul") if op.operands["a"] == dz)
 
 
 def _bias_update(plan: Plan, gradient: Op) -> tuple[Op, Op] | None:
     """The bias gradient from the same dz as a weight gradient, and the update that reads it."""
-    dz = gradient.operands["a"]
-    for bias_grad in plan.find(kind="bias_grad"):
-        if bias_grad.operands["dz"] == dz:
-            update = next(op for op in plan.consumers(bias_grad.operands["db"]))
-            return bias_grad, update
+    for bias_grad in plan.consumers(gradient.operands["a"], "bias_grad"):
+        return bias_grad, plan.consumers(bias_grad.operands["db"])[0]
     return None
 
 
-def _weight_update(plan: Plan, gradient: Op, update: Op) -> Plan:
+def _weight_update(plan: Plan, gradient: Op, update: Op) -> Change:
     """Product and updates of weights and biases in one kernel; the gradient is never stored."""
     operands = {role: name for role, name in update.operands.items() if role != "dw"}
     operands |= {"dz": gradient.operands["a"], "x": gradient.operands["b"]}
@@ -190,24 +198,24 @@ def _weight_update(plan: Plan, gradient: Op, update: Op) -> Plan:
                      if role in STATE}
         gone += biases
     attributes = {**update.attributes, "compute": gradient.attributes["compute"]}
-    if gradient.attributes.get("clusters"):
-        attributes["clusters"] = True
     kind, impl = f"weight_{update.kind}", gradient.impl
     if update.kind == "sgd":
         kind = "weight_update"
-        read = {operands["w"], operands.get("copy")}
-        if any(op.operands["b"] in read for op in plan.find(kind="matmul", impl="skinny")):
+        if any(op.impl == "skinny" and op.operands["b"] == operands[role]
+               for role in ("w", "copy") if role in operands
+               for op in plan.consumers(operands[role], "matmul")):
             impl = "skinny"
-    return plan.substitute(gone, [Op(kind, update.name, operands, attributes, impl)])
+    return gone, [Op(kind, update.name, operands, attributes, impl)]
 
 
-def _library_update(plan: Plan, gradient: Op, update: Op) -> Plan:
+def _library_update(plan: Plan, gradient: Op,
+                    update: Op) -> tuple[Change | None, tuple[Tensor, ...]]:
     """cuBLASLt's product in place, alpha = -lr and beta = 1 - lr * decay; a small one in slices,
     whose sum the update of weights and biases takes in: the same number of kernels as the product
     in place and the bias update beside it, and one chain instead of two branches. Nothing where
     the update does more than that."""
     if set(update.operands) != {"w", "dw"} or plan[update.operands["w"]].dtype != "float32":
-        return plan
+        return None, ()
     slices, biases = slices_of(gradient), _bias_update(plan, gradient)
     lr, decay = update.attributes["lr"], update.attributes["decay"]
     weight = update.operands["w"]
@@ -215,13 +223,13 @@ def _library_update(plan: Plan, gradient: Op, update: Op) -> Plan:
         attributes = {**gradient.attributes, "alpha": -lr, "beta": 1.0 - lr * decay}
         fused = replace(gradient, name=update.name, attributes=attributes,
                         operands={**gradient.operands, "c": weight})
-        return plan.substitute([gradient, update], [fused])
+        return ([gradient, update], [fused]), ()
     partial, product = sliced(plan, gradient, slices)
     total = Op("slices_sgd", update.name,
                {"partial": partial.name, "w": weight, "dz": gradient.operands["a"],
                 "bias": biases[1].operands["w"]},
-               {"slices": slices, "lr": lr, "decay": decay, "offset": 0}, "fused")
-    return plan.with_tensors(partial).substitute([gradient, update, *biases], [product, total])
+               {"slices": slices, "lr": lr, "decay": decay, "offset": 0, "steps": 0}, "fused")
+    return ([gradient, update, *biases], [product, total]), (partial,)
 
 
 def _linear(plan: Plan) -> Plan:

@@ -18,8 +18,8 @@ from rawnn.step.plan import Plan
 
 MAX_CLASSES = 64
 MAX_BATCH = 128
-SHARED_BYTES = 200 << 10
-"""Shared memory of a block, of the 227 KiB that Hopper has; some of it is the kernel's own."""
+OWN_SHARED = 27 << 10
+"""Bytes of a block's shared memory that are left to the kernel's own."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _kernel_fits(plan: Plan, layer: _Layer) -> bool:
     """Products by `mma` on Hopper, of one 16-bit type; weights in float32 with a copy, or rounded
     by chance; as much of the layer as the blocks of a cluster hold."""
     forward, update = layer.forward, layer.update
-    if not forward.attributes.get("clusters"):
+    if not plan.target.has("clusters") or forward.impl not in ("mma", "wgmma", "skinny"):
         return False
     stored = {plan[name].dtype for name in (forward.operands["a"], forward.operands["b"],
                                             layer.loss.operands["dz"],
@@ -99,4 +99,5 @@ def _kernel_fits(plan: Plan, layer: _Layer) -> bool:
     batch, features = plan[forward.operands["a"]].shape
     classes = plan[update.operands["w"]].shape[0]
     return batch <= MAX_BATCH and classes <= MAX_CLASSES \
-        and shared_bytes(batch, features, classes, master == "float32") <= SHARED_BYTES
+        and shared_bytes(batch, features, classes, master == "float32") \
+        <= plan.target.shared_per_block - OWN_SHARED

@@ -16,16 +16,19 @@ from rawnn.step.plan import Plan
 
 def rewrite(plan: Plan) -> Plan:
     """`plan` with layer_backward in place of each streamed layer's input gradient and plain SGD."""
+    both: dict[int, Op] = {}
+    gone: set[int] = set()
     for product in plan.find(kind="matmul", impl="skinny"):
         update = _update_of(plan, product)
         if update is None:
             continue
-        both = Op("layer_backward", update.name,
-                  {**update.operands, "dx": product.operands["c"]},
-                  {**update.attributes, "slope": product.attributes["slope"]}, "skinny")
-        plan = replace(plan, ops=tuple(both if op is product else op for op in plan.ops
-                                       if op is not update))
-    return plan.without_unused()
+        gone.add(id(update))
+        both[id(product)] = Op("layer_backward", update.name,
+                               {**update.operands, "dx": product.operands["c"]},
+                               {**update.attributes, "slope": product.attributes["slope"]},
+                               "skinny")
+    return replace(plan, ops=tuple(both.get(id(op), op) for op in plan.ops
+                                   if id(op) not in gone)).without_unused()
 
 
 def _update_of(plan: Plan, product: Op) -> Op | None:
@@ -37,8 +40,8 @@ def _update_of(plan: Plan, product: Op) -> Op | None:
     that it is done beside.
     """
     slope = product.attributes["slope"]
-    for update in plan.find(kind="weight_update", impl="skinny"):
-        if product.attributes["layout"] == "nn" \
+    for update in plan.consumers(product.operands["a"], "weight_update"):
+        if update.impl == "skinny" and product.attributes["layout"] == "nn" \
                 and product.operands["b"] == update.operands.get("copy", update.operands["w"]) \
                 and product.operands["a"] == update.operands["dz"] \
                 and "loss_scale" not in update.operands \

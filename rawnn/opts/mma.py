@@ -8,13 +8,14 @@ from rawnn.dtypes import itemsize
 from rawnn.errors import ConfigError
 from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
 from rawnn.policy import Policy
-from rawnn.runners.kernels.mma import wgmma_is_faster
-from rawnn.runners.kernels.tiles import product_of
+from rawnn.ptx.mma import wgmma_is_faster
+from rawnn.ptx.tiles import product_of
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.target import features_of
 
 VALUES = ("auto", "sync", "wgmma")
-HOPPER = (9, 0)
+HOPPERS = ("wgmma", "clusters", "bulk copies")
 
 SKINNY_BATCH = 64
 LEAST_STREAMED = 1 << 21
@@ -50,7 +51,8 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
 
 def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
     """Whether wgmma computes a product of float32, and faster."""
-    return plan[op.operands["a"]].dtype == "float32" and wgmma_is_faster(product_of(op, plan))
+    return plan[op.operands["a"]].dtype == "float32" and \
+        wgmma_is_faster(product_of(op, plan), plan.target)
 
 
 def streams_weights(plan: Plan, op: Op) -> bool:
@@ -64,17 +66,18 @@ def streams_weights(plan: Plan, op: Op) -> bool:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """Products that `clusters` are marked with run where blocks of a cluster can share sums: what
-    `fuse` may make of them."""
+    """With `sync` what Hopper has brought is left unused, by what `fuse` makes of the products as
+    well."""
+    if value == "sync":
+        plan = replace(plan, target=plan.target.without(*HOPPERS))
+    hopper = plan.target.has(*HOPPERS)
+
     def product(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):
             return op
-        if value != "wgmma":
-            return replace(op, impl="mma")
-        impl = "skinny" if streams_weights(plan, op) else \
-            "wgmma" if _by_wgmma(plan, op) else \
-            "wgmma_tf32" if _by_wgmma_tf32(plan, op) else "mma"
-        return replace(op, impl=impl, attributes={**op.attributes, "clusters": True})
+        return replace(op, impl="skinny" if hopper and streams_weights(plan, op) else
+                       "wgmma" if hopper and _by_wgmma(plan, op) else
+                       "wgmma_tf32" if hopper and _by_wgmma_tf32(plan, op) else "mma")
 
     return plan.map_ops(product), policy
 
@@ -87,7 +90,7 @@ def parse(text: str) -> str:
 
 def settle(value: str | int | None, machine: Machine) -> str | int | None:
     """What `auto` means on a machine. Raises ConfigError for wgmma on anything but Hopper."""
-    hopper = machine.compute_capability == HOPPER
+    hopper = features_of(machine.compute_capability) >= set(HOPPERS)
     if value == "wgmma" and machine.gpu is None and not hopper:
         have = ".".join(map(str, machine.compute_capability))
         raise ConfigError(f"mma=wgmma needs instructions that only compute capability 9.0 has; "

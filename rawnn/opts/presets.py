@@ -8,7 +8,7 @@ from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts.fuse import MAX_FUSED_CLASSES
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.tuning.table import Entry, lookup
+from rawnn.tuning.table import Entry, exact
 
 Values = dict[str, str | int | None]
 
@@ -18,6 +18,11 @@ MAX_UNROLLED_NODES = 20_000
 """Nodes up to which `best` unrolls the whole epoch: building and instantiating costs about 35 us a
 node once, which a longer graph does not earn back in twenty epochs."""
 UNROLLED_STEPS = 200
+"""Steps that it unrolls of a longer epoch."""
+UNROLLED_NODES = 8_000
+"""Nodes beyond which it unrolls fewer: they run for at least 4 ms (a kernel node takes 0.5 us on an
+H200), beside which the 3 us between two launches are nothing."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -61,8 +66,9 @@ def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
         notes += why
     values |= taken
     if TOGGLES["graphs"].needs(machine) is None:
-        values["graphs"] = "epoch" if _nodes(setting, values) <= MAX_UNROLLED_NODES \
-            else UNROLLED_STEPS
+        nodes = _nodes(setting, values)
+        values["graphs"] = "epoch" if nodes * setting.steps <= MAX_UNROLLED_NODES \
+            else max(min(UNROLLED_NODES // nodes, UNROLLED_STEPS), 1)
     else:
         notes.append(f"best goes without graphs: {TOGGLES['graphs'].needs(machine)}")
     return values, notes
@@ -71,7 +77,7 @@ def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
 def _looked_up(setting: Setting, numbers: str) -> tuple[Values | None, list[str]]:
     """The toggles of the network's entry in the table, None where there is none that can be used."""
     try:
-        found = lookup(setting.machine.name, setting.network.layers, setting.batch, numbers)
+        found = exact(setting.machine.name, setting.network.layers, setting.batch, numbers)
     except ConfigError as error:
         return None, [f"best goes by rule: {error}"]
     return measured(found, setting.machine) if found else (None, [])
@@ -141,6 +147,6 @@ def _is_linear(network: Network) -> bool:
 
 
 def _nodes(setting: Setting, values: Values) -> int:
-    """About as many nodes as an unrolled epoch has."""
+    """About as many nodes as a step has."""
     linear = _is_linear(setting.network) and "fuse" in values and "cublas" not in values
-    return (2 if linear else 6 * setting.network.depth + 4) * setting.steps
+    return 2 if linear else 6 * setting.network.depth + 4

@@ -1,7 +1,7 @@
 // Programmatic dependent launch: a kernel begins while those before it still run, as soon as each of
 // them has triggered, and waits for their end before it touches what they write.
 //
-// The rules, which rawnn.ptx.programmatic proves from the PTX of every kernel launched so:
+// The rules, which rawnn.compiling.programmatic proves from the PTX of every kernel launched so:
 //   - pdl_wait() stands on every thread's path, ahead of any access to global memory. Reads that no
 //     kernel directly before this one writes (a whole data set, say) may stand ahead of it.
 //   - pdl_trigger() stands behind pdl_wait(), if anywhere: a kernel that ends without has triggered.
@@ -14,16 +14,16 @@
 // Without -DRAWNN_PDL, before sm_90 and in the host emulation both are nothing.
 #pragma once
 
+#include "device/fences.cuh"
+
 #if defined(RAWNN_PDL) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define RAWNN_PDL_ASM(text) asm volatile(text ::: "memory")
+#define RAWNN_PDL_CALL(function) ptx::function()
 #else
-#define RAWNN_PDL_ASM(text) static_cast<void>(0)
+#define RAWNN_PDL_CALL(function) static_cast<void>(0)
 #endif
 
 // Returns once every kernel directly before this one has ended and its writes can be seen.
-__device__ __forceinline__ void pdl_wait() { RAWNN_PDL_ASM("griddepcontrol.wait;"); }
+__device__ __forceinline__ void pdl_wait() { RAWNN_PDL_CALL(wait_for_kernels); }
 
 // Lets the kernels behind this one begin, once every block has called it or ended.
-__device__ __forceinline__ void pdl_trigger() {
-  RAWNN_PDL_ASM("griddepcontrol.launch_dependents;");
-}
+__device__ __forceinline__ void pdl_trigger() { RAWNN_PDL_CALL(launch_dependents); }

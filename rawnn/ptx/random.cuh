@@ -5,6 +5,7 @@
 // key is the seed; its four counter words are the counter (two words), the stream and the purpose,
 // so that two uses never share a draw. It also compiles for the host (tests/ptx/emulation).
 #pragma once
+#include "device/convert.cuh"
 
 struct Words {
   unsigned int word[4];
@@ -14,17 +15,6 @@ struct Words {
 constexpr unsigned int kDrawUniform = 0u;
 constexpr unsigned int kDrawRounding = 1u;
 constexpr unsigned int kDrawPermutation = 2u;
-
-// The 64-bit product. As C++ the compiler adds the upper halves' zeros, 14 instructions in 7 rounds.
-__device__ __forceinline__ unsigned long long wide_product(unsigned int a, unsigned int b) {
-#if defined(__CUDA_ARCH__)
-  unsigned long long product;
-  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
-  return product;
-#else
-  return static_cast<unsigned long long>(a) * b;
-#endif
-}
 
 // Four words of 32 random bits. Ten rounds are the published generator; seven already pass the
 // statistical batteries of the paper and are used where a draw is on the critical path.
@@ -38,8 +28,8 @@ __device__ __forceinline__ Words philox(unsigned long long seed, unsigned int st
               purpose}};
 #pragma unroll
   for (int round = 0; round < ROUNDS; ++round) {
-    const unsigned long long even = wide_product(0xD2511F53u, c.word[0]);
-    const unsigned long long odd = wide_product(0xCD9E8D57u, c.word[2]);
+    const unsigned long long even = ptx::wide_product(0xD2511F53u, c.word[0]);
+    const unsigned long long odd = ptx::wide_product(0xCD9E8D57u, c.word[2]);
     c.word[0] = static_cast<unsigned int>(odd >> 32) ^ c.word[1] ^ key0;
     c.word[2] = static_cast<unsigned int>(even >> 32) ^ c.word[3] ^ key1;
     c.word[1] = static_cast<unsigned int>(odd);

@@ -11,6 +11,7 @@
 // instruction it is used (float16 everywhere, bfloat16 from sm_80, 8 bits from sm_89); the integer
 // path gives the same bits.
 #pragma once
+#include "device/convert.cuh"
 
 struct float16 {
   unsigned short bits;
@@ -24,6 +25,11 @@ struct float8_e4m3 {
 struct float8_e5m2 {
   unsigned char bits;
 };
+
+template <typename A, typename B>
+constexpr bool kSame = false;
+template <typename A>
+constexpr bool kSame<A, A> = true;
 
 #if defined(__CUDA_ARCH__)
 #define RAWNN_ARCH __CUDA_ARCH__
@@ -63,9 +69,7 @@ __device__ __forceinline__ float to_float(unsigned char value) { return value; }
 
 __device__ __forceinline__ float to_float(float16 value) {
 #if RAWNN_ARCH
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
-  return result;
+  return ptx::from_f16(value.bits);
 #else
   const unsigned int sign = (value.bits & 0x8000u) << 16;
   const unsigned int magnitude = static_cast<unsigned int>(value.bits & 0x7fffu) << 13;
@@ -100,14 +104,9 @@ template <>
 struct Pairs<float16> {
   static __device__ __forceinline__ unsigned int pack(float low, float high) {
 #if RAWNN_ARCH >= 800
-    unsigned int result;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
-    return result;
+    return ptx::pack_f16(low, high);
 #elif RAWNN_ARCH
-    unsigned short first, second;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(first) : "f"(low));
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(second) : "f"(high));
-    return first | static_cast<unsigned int>(second) << 16;
+    return ptx::to_f16(low) | static_cast<unsigned int>(ptx::to_f16(high)) << 16;
 #else
     return round_bits<5, 10>(low, 0x7c00u, 0x7fffu) |
            round_bits<5, 10>(high, 0x7c00u, 0x7fffu) << 16;
@@ -123,9 +122,7 @@ template <>
 struct Pairs<bfloat16> {
   static __device__ __forceinline__ unsigned int pack(float low, float high) {
 #if RAWNN_ARCH >= 800
-    unsigned int result;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
-    return result;
+    return ptx::pack_bf16(low, high);
 #else
     return round_bits<8, 7>(low, 0x7f80u, 0x7fffu) |
            round_bits<8, 7>(high, 0x7f80u, 0x7fffu) << 16;
@@ -140,18 +137,14 @@ template <>
 struct Pairs<float8_e4m3> {
   static __device__ __forceinline__ unsigned int pack(float low, float high) {
 #if RAWNN_ARCH >= 890
-    unsigned short result;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
-    return result;
+    return ptx::pack_e4m3(low, high);
 #else
     return round_bits<4, 3>(low, 0x7eu, 0x7fu) | round_bits<4, 3>(high, 0x7eu, 0x7fu) << 8;
 #endif
   }
   static __device__ __forceinline__ float2 unpack(unsigned int word) {
 #if RAWNN_ARCH >= 890
-    unsigned int halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(word)));
-    return Pairs<float16>::unpack(halves);
+    return Pairs<float16>::unpack(ptx::widen_e4m3(static_cast<unsigned short>(word)));
 #else
     return make_float2(to_float(float8_e4m3{static_cast<unsigned char>(word)}),
                        to_float(float8_e4m3{static_cast<unsigned char>(word >> 8)}));
@@ -163,18 +156,14 @@ template <>
 struct Pairs<float8_e5m2> {
   static __device__ __forceinline__ unsigned int pack(float low, float high) {
 #if RAWNN_ARCH >= 890
-    unsigned short result;
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
-    return result;
+    return ptx::pack_e5m2(low, high);
 #else
     return round_bits<5, 2>(low, 0x7bu, 0x7fu) | round_bits<5, 2>(high, 0x7bu, 0x7fu) << 8;
 #endif
   }
   static __device__ __forceinline__ float2 unpack(unsigned int word) {
 #if RAWNN_ARCH >= 890
-    unsigned int halves;
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(word)));
-    return Pairs<float16>::unpack(halves);
+    return Pairs<float16>::unpack(ptx::widen_e5m2(static_cast<unsigned short>(word)));
 #else
     return make_float2(to_float(float8_e5m2{static_cast<unsigned char>(word)}),
                        to_float(float8_e5m2{static_cast<unsigned char>(word >> 8)}));
@@ -204,18 +193,14 @@ __device__ __forceinline__ T from_float(float value) {
 #if RAWNN_ARCH
 template <>
 __device__ __forceinline__ float16 from_float<float16>(float value) {
-  float16 result;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
-  return result;
+  return float16{ptx::to_f16(value)};
 }
 #endif
 
 #if RAWNN_ARCH >= 800
 template <>
 __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) {
-  bfloat16 result;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
-  return result;
+  return bfloat16{ptx::to_bf16(value)};
 }
 #endif
 
@@ -237,9 +222,7 @@ __device__ __forceinline__ bfloat16 stochastic_round_bf16(float value, unsigned 
 // a * b + c, rounded once to a float16 (on the host first to a float).
 __device__ __forceinline__ float16 multiply_add(float16 a, float16 b, float16 c) {
 #if RAWNN_ARCH
-  float16 result;
-  asm("fma.rn.f16 %0, %1, %2, %3;" : "=h"(result.bits) : "h"(a.bits), "h"(b.bits), "h"(c.bits));
-  return result;
+  return float16{ptx::fma_f16(a.bits, b.bits, c.bits)};
 #else
   return from_float<float16>(to_float(a) * to_float(b) + to_float(c));
 #endif

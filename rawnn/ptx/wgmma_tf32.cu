@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const UpdateEpilogue<TW, TC, Sgd> epilogue{
       w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
-      rows, cols, {lr, decay}, copy_scale, {stochastic, seed, stream, 0}, 1.0f, false};
+      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }
 
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
   const UpdateEpilogue<TW, TC, Momentum> epilogue{
       w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
-      {lr, decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}, 1.0f, false};
+      lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }
 
@@ -303,7 +303,6 @@ __global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
   const UpdateEpilogue<TW, TC, Adam> epilogue{
       w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
-      {lr, decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}, 1.0f,
-      false};
+      lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

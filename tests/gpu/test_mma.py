@@ -58,7 +58,7 @@ def drawn(rng: np.random.Generator, tensor: Tensor) -> NDArray[Any]:
 def run(lowering: Lowering, op: Op, tensors: dict[str, Tensor],
         values: dict[str, NDArray[Any]], read: tuple[str, ...]) -> list[NDArray[Any]]:
     """Launch the op once on `values`, with NaN in every padding; gives back `read` as float64."""
-    plan = Plan("test", tensors, (op,), 1)
+    plan = Plan("test", tensors, (op,), 1, target=lowering.device.target())
     lowering.compile([plan])
     arrays = {}
     for name, tensor in tensors.items():

@@ -7,7 +7,7 @@ import pytest
 
 from rawnn.cuda.device import Device
 from rawnn.machine import machine_of
-from rawnn.runners.kernels import KERNELS
+from rawnn.ptx.kernels import KERNELS
 from rawnn.runners.lowering import Lowering
 from tests.catalogue import cases
 from tests.ops import outcomes

@@ -11,25 +11,21 @@ from functools import cache
 import pytest
 
 from rawnn import ptx
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.compiling.resources import spills
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, ConfigError, MissingLibrary
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.mma import settle
 from rawnn.opts.registry import Machine
-from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.ptx.resources import spills
-from rawnn.runners.kernels import kernel_for
-from rawnn.runners.kernels.mma import (
-    choose,
-    choose_wgmma,
-    choose_wgmma_tf32,
-    wgmma_is_faster,
-)
-from rawnn.runners.kernels.tiled import choose as choose_tiled
-from rawnn.runners.kernels.tiles import Product, Tile
+from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.mma import choose, choose_wgmma, choose_wgmma_tf32, wgmma_is_faster
+from rawnn.ptx.tiled import choose as choose_tiled
+from rawnn.ptx.tiles import Product, Tile
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.target import KNOWN, known
 from tests.engine import CAPABLE, step_plan
 
 DEEP = Network((784, 784, 784, 10))
@@ -195,18 +191,19 @@ def test_the_float32_products_are_three_of_tf32() -> None:
 
 
 def test_long_sums_of_few_tiles_are_cut_where_blocks_form_clusters() -> None:
-    product = Product("tn", 16, 64, 4096, 4, 3)
-    assert choose(replace(product, clusters=True)).cluster > 1
-    many = replace(product, m=1024, n=1024, clusters=True)
-    assert choose(many).cluster == 1
-    fewer, more = (choose(Product("nt", 512, 512, 512, 4, 3, multiprocessors=n)) for n in (8, 200))
+    product, target = Product("tn", 16, 64, 4096, 4, 3), known((9, 0))
+    assert choose(product, target).cluster > 1
+    assert choose(product, target.without("clusters")).cluster == 1
+    assert choose(replace(product, m=1024, n=1024), target).cluster == 1
+    fewer, more = (choose(Product("nt", 512, 512, 512, 4, 3),
+                          replace(target, multiprocessors=n, at_once={1: n})) for n in (8, 200))
     assert fewer.bm * fewer.bn > more.bm * more.bn
 
 
 def test_tiles_of_float32_by_wgmma_are_128_rows_of_one_operand() -> None:
     for layout in ("nt", "nn", "tn"):
         for times in (1, 3):
-            found = choose_wgmma_tf32(Product(layout, 2048, 1024, 512, 4, times, True))
+            found = choose_wgmma_tf32(Product(layout, 2048, 1024, 512, 4, times), known((9, 0)))
             assert (found.bn if layout == "nn" else found.bm) == 128
             assert {found.bm, found.bn} == {128, 64 if times == 3 else 128}
             assert found.stages * (found.bm + found.bn) * 128 + 512 * min(found.bm, found.bn) \
@@ -215,11 +212,12 @@ def test_tiles_of_float32_by_wgmma_are_128_rows_of_one_operand() -> None:
 
 def test_large_products_of_float32_are_for_wgmma() -> None:
     large, small = Product("nt", 4096, 1024, 1024, 4, 3), Product("nt", 64, 784, 784, 4, 3)
-    assert wgmma_is_faster(large)
-    assert not wgmma_is_faster(small)
+    target = known((9, 0))
+    assert wgmma_is_faster(large, target)
+    assert not wgmma_is_faster(small, target)
     transposed = replace(large, layout="tn")
-    assert wgmma_is_faster(transposed)
-    assert not wgmma_is_faster(replace(transposed, times=1))
+    assert wgmma_is_faster(transposed, target)
+    assert not wgmma_is_faster(replace(transposed, times=1), target)
     for opt, impls in (("mma", {"wgmma_tf32"}), ("mma=sync", {"mma"})):
         plan, _ = select(f"{opt},fuse", DEEP, 4, CAPABLE).apply(step_plan(DEEP, 4096, 4 * 4096))
         assert {op.impl for op in plan.ops if op.name.startswith("fc2")} == impls
@@ -234,14 +232,14 @@ def test_tiles_fit_every_product(layout: str, size: int) -> None:
         for n in SIZES:
             for k in SIZES:
                 product = Product(layout, m, n, k, size)
-                for times in (1, 3) if size == 4 else (1,):
-                    for clusters in (False, True):
-                        found = choose(replace(product, times=times, clusters=clusters))
-                        assert clusters or found.cluster == 1
+                for target in KNOWN.values():
+                    for times in (1, 3) if size == 4 else (1,):
+                        found = choose(replace(product, times=times), target)
+                        assert target.has("clusters") or found.cluster == 1
                         assert times == 1 or found.bm * found.bn <= 1024 * found.wm * found.wn
                         _check_mma(found)
-                _check_wgmma(choose_wgmma(product))
-                _check_tiled(choose_tiled(product))
+                    _check_tiled(choose_tiled(product, target))
+                _check_wgmma(choose_wgmma(product, known((9, 0))))
 
 
 def _check_mma(tile: Tile) -> None:

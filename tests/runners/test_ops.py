@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from rawnn.cuda.device import Device
-from rawnn.runners.kernels import KERNELS
+from rawnn.ptx.kernels import KERNELS
 from rawnn.runners.lowering import Lowering
 from rawnn.sim import Simulation
 from tests.catalogue import cases

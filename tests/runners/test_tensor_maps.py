@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from rawnn.compiling.signature import KernelSignature, parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.tensormap import NO_MAP
 from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.ptx import source_path
-from rawnn.ptx.signature import KernelSignature, parse_kernels
-from rawnn.runners.kernels import KERNELS, kernel_arguments, kernel_maps
+from rawnn.ptx.kernels import KERNELS
+from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.sim import Simulation, SimulationError, kernels
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

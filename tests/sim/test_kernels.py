@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rawnn import ptx
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.errors import CompileError
-from rawnn.ptx.signature import parse_kernels
-from rawnn.runners.kernels import KERNELS
+from rawnn.ptx.kernels import KERNELS
 from rawnn.sim import SimulationError, kernels, register
 from rawnn.sim.image import decode
 from rawnn.step.op import OPS

@@ -13,8 +13,8 @@ from rawnn.cuda.device import Device, DeviceInfo
 from rawnn.cuda.launch import KernelLaunch
 from rawnn.network import Network
 from rawnn.opts import select
-from rawnn.runners.kernels import KERNELS, kernel_for
-from rawnn.runners.kernels.table import Forms, elements
+from rawnn.ptx.kernels import KERNELS, kernel_for
+from rawnn.ptx.table import Forms, elements
 from rawnn.sim import SimulationError
 from rawnn.step.plan import Plan
 from rawnn.tuning import choices

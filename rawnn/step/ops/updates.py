@@ -170,7 +170,7 @@ def layer_backward(t: SimpleNamespace, a: Attributes) -> None:
 def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
     """w -= lr * (sum of the slices of partial + decay * w); bias likewise, by column sums of dz.
 
-    Given `steps`, and then no rates, it also advances the cursor by them.
+    With `steps` above 0, and then no rates, it also advances the cursor by them.
     """
     number = t.w.dtype.type
     lr, decay = number(_rate(t, a)), number(a["decay"])
@@ -179,5 +179,5 @@ def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
     if hasattr(t, "copy"):
         t.copy[...] = t.w
     _update_bias(t, a)
-    if a.get("steps"):
+    if a["steps"]:
         t.cursor[0] += a["steps"]

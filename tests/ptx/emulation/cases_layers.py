@@ -25,8 +25,8 @@ from emulated_kernels import SMALL, SOURCES_AND_EXPRESSIONS, Emulator
 
 
 def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
-    columns = (3,) if emulator.host_threads else (1, 10, 33)
-    ragged = (33,) if emulator.host_threads else RAGGED
+    columns = (3,) if emulator.quick else (1, 10, 33)
+    ragged = (33,) if emulator.quick else RAGGED
     for kind, rows, cols, pad in itertools.product(("float", "bfloat16"), ragged, columns, (0, 6)):
         z = filled(rng.standard_normal((rows, cols)), pad, DTYPES[kind])
         bias = rng.standard_normal(cols).astype(np.float32)
@@ -61,8 +61,8 @@ def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
 
 
 def check_activation(emulator: Emulator, rng: np.random.Generator) -> None:
-    columns = (31,) if emulator.host_threads else (1, 8, 31, 33)
-    pads = (7,) if emulator.host_threads else (0, 3, 7)  # 33 + 7: rows of whole vectors
+    columns = (31,) if emulator.quick else (1, 8, 31, 33)
+    pads = (7,) if emulator.quick else (0, 3, 7)  # 33 + 7: rows of whole vectors
     for rows, cols, pad in itertools.product((1, 33), columns, pads):
         for expression in SOURCES_AND_EXPRESSIONS["activation"]:
             *names, activation = template(expression)
@@ -136,7 +136,7 @@ def check_casts(emulator: Emulator, rng: np.random.Generator) -> None:
                       cols=small.size, copy_scale=1.0)
         assert np.array_equal(got, small.astype(np.float32), equal_nan=True), kind
         values = edges(kind).reshape(1, -1)
-        if emulator.host_threads:
+        if emulator.quick:
             values = values[:, :1000]
         rounded = np.empty(values.shape, dtype)
         emulator.call(f"cast<float,{kind}>", (2,), (32,), source=values, copy=rounded, rows=1,

@@ -35,7 +35,7 @@ def scaling() -> dict[str, np.ndarray]:
 
 
 def check_softmax(emulator: Emulator, rng: np.random.Generator) -> None:
-    columns = (10, 33) if emulator.host_threads else (1, 2, 10, 31, 33, 127)
+    columns = (10, 33) if emulator.quick else (1, 2, 10, 31, 33, 127)
     for rows, cols, pad in itertools.product((1, 31, 33), columns, (0, 2)):
         y = rng.integers(0, cols, rows).astype(np.int32)
         for kind in ("float", "bfloat16"):
@@ -58,8 +58,8 @@ def check_softmax(emulator: Emulator, rng: np.random.Generator) -> None:
 
 def check_loss(emulator: Emulator, rng: np.random.Generator) -> None:
     """One block and several; rows that a thread takes and rows that a warp takes."""
-    columns = (10, 33) if emulator.host_threads else (1, 10, 12, 31, 70)
-    counts = (33,) if emulator.host_threads else (1, 33, 140)
+    columns = (10, 33) if emulator.quick else (1, 10, 12, 31, 70)
+    counts = (33,) if emulator.quick else (1, 33, 140)
     for rows, cols, pad in itertools.product(counts, columns, (0, 2)):
         z = filled(rng.standard_normal((rows, cols)) * 4, pad)
         y = rng.integers(0, cols, rows).astype(np.int32)
@@ -78,7 +78,7 @@ def check_loss(emulator: Emulator, rng: np.random.Generator) -> None:
             ((1, 1), (1, 50), (1, 128), (3, 64), (1, 32)),
             ("float", "float16", "float", "bfloat16", "float8_e5m2"), strict=True,
         ):  # fmt: skip
-            if emulator.host_threads and wanted == 128:
+            if emulator.quick and wanted == 128:
                 continue
             grid, block = (blocks,), (threads_for(emulator, wanted),)
             common = {"y": y, "cursor": metrics()[0], "offset": 2, "rows": rows, "cols": cols,
@@ -174,7 +174,7 @@ def pointwise64(name: str, z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np
 
 def check_pointwise(emulator: Emulator, rng: np.random.Generator) -> None:
     """mse and bce: one block and several."""
-    columns = (10,) if emulator.host_threads else (1, 10, 33)
+    columns = (10,) if emulator.quick else (1, 10, 33)
     cases = (
         ("mse", "float", "float"), ("mse", "bfloat16", "float"),
         ("mse_backward", "float", "float16"), ("mse_gradient", "float", "float"),
@@ -183,7 +183,7 @@ def check_pointwise(emulator: Emulator, rng: np.random.Generator) -> None:
         ("bce_backward", "float", "float16"), ("bce_gradient", "float", "float"),
         ("bce_gradient", "float16", "bfloat16"),
     )  # fmt: skip
-    pads = (2,) if emulator.host_threads else (0, 2)
+    pads = (2,) if emulator.quick else (0, 2)
     for (rows, cols, pad), (name, tt, td) in itertools.product(
         itertools.product((1, 33), columns, pads), cases
     ):

@@ -35,7 +35,7 @@ def product_bound(size: np.ndarray, terms: int, half: bool) -> np.ndarray:
 
 def check_matmul(emulator: Emulator, rng: np.random.Generator) -> None:
     shapes = ((1, 1, 1), (31, 33, 17), (33, 10, 127), (1, 31, 784))
-    if emulator.host_threads:
+    if emulator.quick:
         shapes = ((9, 7, 5),)
     for expression in SOURCES_AND_EXPRESSIONS["matmul"]:
         kind, names = expression[7:9], template(expression)
@@ -60,7 +60,7 @@ def check_matmul(emulator: Emulator, rng: np.random.Generator) -> None:
                 c = pitched(m, n, pad, tc)  # beta == 0 must not read the NaN it starts from
                 if beta:
                     c[:] = start
-                side = 8 if emulator.host_threads else 16
+                side = 8 if emulator.quick else 16
                 optional = {"bias": bias} if biased else {}
                 if slope != "None":
                     optional["saved"] = saved
@@ -97,7 +97,7 @@ def check_matmul_overflow(emulator: Emulator, rng: np.random.Generator) -> None:
 
 
 def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
-    shapes = ((1, 1, 1), (33, 31, 17)) if not emulator.host_threads else ((9, 7, 5),)
+    shapes = ((1, 1, 1), (33, 31, 17)) if not emulator.quick else ((9, 7, 5),)
     lr, decay = 0.25, 0.125
     for expression in SOURCES_AND_EXPRESSIONS["weight_update"]:
         names = template(expression)
@@ -116,7 +116,7 @@ def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
                             "rates": np.array([9.0, 9.0, lr], np.float32), "bias": bias,
                             "cursor": np.array([1], np.int32), "offset": 1}
             factor = 0.25 if scaled else 1.0
-            side = 8 if emulator.host_threads else 16
+            side = 8 if emulator.quick else 16
             emulator.call(
                 expression, (-(-n // side), -(-m // side)), (side, side), dz=dz, x=x, w=w, m=m,
                 n=n, k=k, lr=9.0 if scaled else lr, decay=decay, copy_scale=8.0, **optional,
@@ -181,7 +181,7 @@ def check_slices_sgd_rates(emulator: Emulator, rng: np.random.Generator) -> None
 
 
 def check_slices(emulator: Emulator, rng: np.random.Generator) -> None:
-    counts = (1, 28, 33) if emulator.host_threads else (1, 7, 28, 32, 33, 65)
+    counts = (1, 28, 33) if emulator.quick else (1, 7, 28, 32, 33, 65)
     for slices, (rows, cols), pad in itertools.product(counts, ((1, 1), (31, 10)), (0, 2)):
         partial = filled(rng.standard_normal((slices * rows, cols)), pad)
         bias = rng.standard_normal(cols).astype(np.float32)

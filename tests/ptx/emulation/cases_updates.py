@@ -56,7 +56,7 @@ RULES: dict[str, tuple[Step, tuple[str, ...], tuple[dict[str, float], ...]]] = {
 
 def optimizer(name: str, emulator: Emulator, rng: np.random.Generator) -> None:
     rule, states, variants = RULES[name]
-    columns = (33,) if emulator.host_threads else (1, 16, 33, 127)
+    columns = (33,) if emulator.quick else (1, 16, 33, 127)
     shapes = itertools.product((1, 5), columns, (0, 3, 9), variants)  # 127 + 9: whole vectors
     for (rows, cols, pad, variant), expression in itertools.product(
         shapes, SOURCES_AND_EXPRESSIONS[name]
@@ -137,7 +137,7 @@ def check_stochastic(emulator: Emulator, rng: np.random.Generator) -> None:
         exact = start.astype(np.float32) - np.float32(0.0625) * dw  # rounded as the kernel does
         assert np.array_equal(f64(w), f64(stochastic(exact, seed, stream, step)))
         padding_untouched(w)
-        side = 8 if emulator.host_threads else 16
+        side = 8 if emulator.quick else 16
         x, ones = filled(dw[:1], pad), filled(np.ones((1, rows)), pad)  # the gradient is x itself
         w = filled(start, pad, ml_dtypes.bfloat16)
         emulator.call("weight_update<float,bfloat16,float>", (-(-cols // side), -(-rows // side)),

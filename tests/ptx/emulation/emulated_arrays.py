@@ -82,7 +82,7 @@ def f64(array: np.ndarray) -> np.ndarray:
 
 def threads_for(emulator: Any, wanted: int) -> int:
     """`wanted`, but 64 at most where each is a thread of the host."""
-    return min(wanted, 64) if emulator.host_threads else wanted
+    return min(wanted, 64) if emulator.quick else wanted
 
 
 def softmax64(z: np.ndarray) -> np.ndarray:

@@ -1,25 +1,22 @@
-"""Builds rawnn's kernels for the host with g++ and cuda_host.h, and calls them on NumPy arrays."""
+"""The portable kernels on the twin: which instances of them are built, and how the checks call them."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from emulated_arrays import DTYPES, pitch
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from rawnn.ptx.signature import KernelSignature, find_kernel, parse_kernels  # noqa: E402
+from rawnn.ptx import SOURCES
+from rawnn.sim.programmatic import waits
+from tests.ptx.twin.twin import Kernels, Twin, signature_of, with_headers
 
-SOURCES = HERE.parents[2] / "rawnn" / "ptx"
 SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
 SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "matmul": (
@@ -100,128 +97,63 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 FILES = tuple(SOURCES_AND_EXPRESSIONS)
 EXPRESSIONS = tuple(e for group in SOURCES_AND_EXPRESSIONS.values() for e in group)
-FLAGS = {
-    None: ["-O1"],
-    "address": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
-    "thread": ["-O1", "-g", "-fsanitize=thread", "-DCUDA_HOST_THREADS"],
-}
-RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}
+ARCHITECTURES = {"sm_75": 750, "sm_90": 900}
+"""The conversions by integers, that run anywhere, and those by the GPU's instructions."""
 
 
-def compiler() -> str | None:
-    """The C++ compiler, or None: the tests are then skipped."""
-    return shutil.which("g++")
-
-
-def runtime(sanitizer: str) -> str | None:
-    """The sanitizer's run-time library, which must be loaded before Python's own memory; None
-    where the compiler came without it."""
-    found = subprocess.run(
-        [compiler() or "g++", f"-print-file-name={RUNTIMES[sanitizer]}"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    return str(Path(found).resolve()) if os.path.isabs(found) else None
-
-
-def start_build(
-    directory: Path, sanitizer: str | None = None, files: Iterable[str] = FILES,
-    expressions: Sequence[str] = EXPRESSIONS,
-) -> tuple[Path, subprocess.Popen]:
-    """Starts the compiler on all kernels at once; finish_build waits for it."""
-    lines = ['#include "cuda_host.h"', *(f'#include "{name}.cu"' for name in files)]
-    lines += [f"CUDA_HOST_EXPORT(kernel_{i}, {e})" for i, e in enumerate(expressions)]
-    source = directory / f"kernels_{sanitizer}.cpp"
-    source.write_text("\n".join(lines) + "\n")
-    library = directory / f"kernels_{sanitizer}.so"
-    # -ffp-contract=off: the host's products and sums round one by one, whatever its processor.
-    # -Bsymbolic: the C library has an old function named `advance` as well.
-    command = [
-        compiler() or "g++", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wl,-Bsymbolic",
-        "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
-        *FLAGS[sanitizer], f"-I{HERE}", f"-I{SOURCES}", str(source), "-o", str(library),
-    ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return library, process
-
-
-def finish_build(library: Path, process: subprocess.Popen) -> Path:
-    output, _ = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"{library.name} does not compile:\n{output}")
-    return library
+def kernels(files: Iterable[str] = FILES, expressions: tuple[str, ...] = EXPRESSIONS,
+            arch: str = "sm_90", sources: Path = SOURCES) -> Kernels:
+    """Instances of the kernels of `files`, named without ".cu"."""
+    return Kernels(tuple(f"{name}.cu" for name in files), expressions, ARCHITECTURES[arch],
+                   ("RAWNN_PDL",), sources, (Path(__file__).resolve().parent,))
 
 
 class Emulator:
-    """Launches kernels of one built library; `reverse` turns the order of a block's threads round.
+    """Launches kernels of a built library with a seed of the twin; `quick` asks the checks for fewer
+    and smaller launches."""
 
-    `host_threads` says that the library runs a host thread for each CUDA thread: kernel_cases then
-    keeps to small blocks and fewer of them.
-    """
-
-    def __init__(
-        self, library: Path, *, reverse: bool = False, host_threads: bool = False,
-        expressions: Sequence[str] = EXPRESSIONS,
-    ) -> None:
-        self._expressions = expressions
-        self._library = ctypes.CDLL(str(library))
-        self._reverse = reverse
-        self.host_threads = host_threads
+    def __init__(self, twin: Twin, *, seed: int = 0, quick: bool = False) -> None:
+        self.twin = twin
+        self.seed = seed
+        self.quick = quick
 
     def launch(
         self, expression: str, grid: Iterable[int], block: Iterable[int], *arguments: object
     ) -> None:
         """Arrays go as pointers, int as int, float as float, ctypes values as they are."""
-        function = self._library[f"kernel_{self._expressions.index(expression)}"]
-        shape = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
+        signature = signature_of(self.twin.kernels, expression)
         values = [_value(argument) for argument in arguments]
+        memory = {parameter.name: argument
+                  for parameter, argument in zip(signature.parameters, arguments, strict=True)
+                  if isinstance(argument, np.ndarray)}
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        function((ctypes.c_int * 6)(*shape), int(self._reverse), pointers)
+        self.twin.launch(expression, grid, block, pointers, memory, run=self.seed,
+                         early=self._early(expression))
 
     def call(
-        self, expression: str, grid: Iterable[int], block: Iterable[int], **arguments: object
+        self, expression: str, grid: Iterable[int], block: Iterable[int], **arguments: Any
     ) -> None:
         """As `launch`, with arguments by the names in the kernel's source: pitches are those of the
         arrays, operands left out are null and numbers left out 0. An array must have the type that
         the kernel reads."""
-        signature = _signature(expression)
-        values: list[object] = []
-        left = set(arguments)
-        for parameter in signature.parameters:
-            name = parameter.name
-            given = arguments.get(name)
-            left.discard(name)
-            if parameter.pointer:
-                if isinstance(given, np.ndarray) and parameter.ctype in DTYPES:
-                    assert given.dtype == DTYPES[parameter.ctype], (expression, name)
-                values.append(ctypes.c_void_p() if given is None else given)
-            elif name.startswith("ld") and given is None:
-                array = arguments.get(name[2:])
-                values.append(pitch(array) if isinstance(array, np.ndarray) else 0)
-            else:
-                values.append(_NUMBERS[parameter.format](given or 0))
-        assert not left, f"{expression} has no {left}"
-        self.launch(expression, grid, block, *values)
+        self.twin.call(expression, grid, block, run=self.seed, early=self._early(expression),
+                       **arguments)
 
-
-_NUMBERS = {
-    "?": ctypes.c_bool, "i": ctypes.c_int, "I": ctypes.c_uint, "f": ctypes.c_float,
-    "d": ctypes.c_double, "Q": ctypes.c_ulonglong, "q": ctypes.c_longlong,
-}  # fmt: skip
+    def _early(self, expression: str) -> tuple[str, ...] | None:
+        """What a kernel may touch ahead of its wait: nothing; None for one that does not wait."""
+        kernels = self.twin.kernels
+        programmatic = kernels.arch >= 900 and _waits(kernels, expression.partition("<")[0])
+        return () if programmatic else None
 
 
 @functools.cache
-def _signature(expression: str) -> KernelSignature:
-    name = expression.partition("<")[0]
-    for source in sorted(SOURCES.glob("*.cu")):
-        text = source.read_text()
-        if f" {name}(" in text:
-            kernels = parse_kernels(text)
-            if name in kernels:
-                return find_kernel(kernels, expression)
-    raise LookupError(f"no source has the kernel {name}")
+def _waits(kernels: Kernels, name: str) -> bool:
+    # By the sources as they are: a planted fault must not choose how it is looked at.
+    return any(waits(with_headers(SOURCES, file), name, True) for file in kernels.files
+               if (SOURCES / file).is_file())
 
 
-def _value(argument: object) -> ctypes._SimpleCData:
+def _value(argument: object) -> ctypes._SimpleCData[Any]:
     if isinstance(argument, np.ndarray):
         return ctypes.c_void_p(argument.ctypes.data)
     if isinstance(argument, float):

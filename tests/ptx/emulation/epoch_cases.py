@@ -1,17 +1,12 @@
 """What the kernels of data and of epochs must do, as checks on an Emulator: bit for bit NumPy where
 they draw random numbers or move data, within rounding where they compute rates.
-
-Run as a program, it does all checks on one library, for the sanitizers:
-    python epoch_cases.py LIBRARY {fibers|threads}
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import linear_cases
@@ -161,10 +156,10 @@ def check_gather(emulator: Emulator, rng: np.random.Generator) -> None:
         Batch(rng, first, 5, 8, "packed").run(emulator, *operands)
     for batch, features in itertools.product((1, 33), (1, 4, 31, 64)):
         for layout, ordered in itertools.product(("packed", "pitched", "shifted"), (False, True)):
-            if not emulator.host_threads or batch * features < 40:
+            if not emulator.quick or batch * features < 40:
                 made = Batch(rng, first, batch, features, layout)
                 made.run(emulator, ordered, True, True, False, False)
-    if not emulator.host_threads:  # more labels than threads
+    if not emulator.quick:  # more labels than threads
         Batch(rng, first, 300, 2, "packed").run(emulator, True, True, True, False, False)
 
 
@@ -220,7 +215,7 @@ def check_initialise(emulator: Emulator, rng: np.random.Generator) -> None:
 
 
 def check_shuffle(emulator: Emulator, rng: np.random.Generator) -> None:
-    counts = (1, 2, 5, 64, 65) if emulator.host_threads else (1, 2, 3, 5, 16, 17, 65, 1000, 4097)
+    counts = (1, 2, 5, 64, 65) if emulator.quick else (1, 2, 3, 5, 16, 17, 65, 1000, 4097)
     for count, seed, epoch in itertools.product(counts, (3, 1 << 40 | 7), (0, 9)):
         clock, order = np.array([epoch, 77], np.int32), np.full(count + 1, UNTOUCHED, np.int32)
         emulator.call("shuffle", (3,), (32,), clock=clock, order=order, seed=seed, count=count)
@@ -267,14 +262,3 @@ CHECKS: dict[str, Callable[[Emulator, np.random.Generator], None]] = {
     for name, function in sorted({**globals(), **vars(linear_cases)}.items())
     if name.startswith("check_")
 }
-
-
-def main(library: str, kind: str) -> None:
-    emulator = Emulator(Path(library), host_threads=kind == "threads", expressions=EXPRESSIONS)
-    for name, check in CHECKS.items():
-        check(emulator, np.random.default_rng(7))
-        print(f"{name} passed", flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,12 +1,5 @@
-// What the checks of the epoch's kernels need besides: cospif, which hosts lack, and kernels that show
-// what random.cuh draws, one element a thread.
+// Kernels that show what random.cuh draws, one element a thread.
 #include "random.cuh"
-
-#ifndef __CUDACC__
-inline float cospif(float x) {
-  return static_cast<float>(std::cos(3.14159265358979323846 * static_cast<double>(x)));
-}
-#endif
 
 extern "C" __global__ void draw_words(unsigned int* words, unsigned long long seed,
                                       unsigned int stream, unsigned long long counter,

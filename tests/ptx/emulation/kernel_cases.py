@@ -3,16 +3,11 @@
 Each check runs at ragged sizes, on outputs filled beforehand with NaN (or -77777) and inputs whose
 padding columns hold NaN, and looks that the outputs' padding columns were left alone. The
 tolerances are those of emulated_arrays.py.
-
-Run as a program, it does all checks on one library, for the sanitizers:
-    python kernel_cases.py LIBRARY {fibers|threads}
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import cases_layers
 import cases_losses
@@ -27,14 +22,3 @@ CHECKS: dict[str, Callable[[Emulator, np.random.Generator], None]] = {
     for name, function in sorted(vars(module).items())
     if name.startswith("check_")
 }
-
-
-def main(library: str, kind: str) -> None:
-    emulator = Emulator(Path(library), host_threads=kind == "threads")
-    for name, check in CHECKS.items():
-        check(emulator, np.random.default_rng(7))
-        print(f"{name} passed", flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

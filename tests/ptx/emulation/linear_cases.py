@@ -31,7 +31,7 @@ EXPRESSIONS = tuple(
 
 def threads_for(emulator: Emulator, wanted: int) -> int:
     """`wanted`, but 64 at most where each is a thread of the host."""
-    return min(wanted, 64) if emulator.host_threads else wanted
+    return min(wanted, 64) if emulator.quick else wanted
 
 
 class LinearStep:
@@ -124,7 +124,7 @@ class LinearStep:
 def check_linear(emulator: Emulator, rng: np.random.Generator) -> None:
     """Every class count; ragged features with and without rows aligned for wide loads (pitches that
     are multiples of 16 bytes and ones that are not); batches around the staging size of 128."""
-    few = emulator.host_threads
+    few = emulator.quick
     for classes in (3, 10) if few else CLASSES:
         for batch, features, pad in (
             (1, 1, 0),

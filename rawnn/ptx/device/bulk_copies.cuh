@@ -1,0 +1,77 @@
+// The copy engine (cp.async.bulk, sm_90): one thread asks for kilobytes, which cost the warps no issue
+// slots. Loads count their bytes at a barrier in shared memory (barriers.cuh); a thread's stores
+// form groups. The engine is another path to shared memory ("proxy"): what threads have written
+// there needs fence_proxy_async() (fences.cuh) ahead of the copy that reads or overwrites it.
+#pragma once
+#include "types.cuh"
+
+#ifdef RAWNN_TWIN
+#include RAWNN_TWIN
+#else
+
+// What cuTensorMapEncodeTiled makes of a matrix and the shape of its tiles; a kernel takes it as
+// `const __grid_constant__ TensorMap`.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+namespace ptx {
+
+// A multiple of 16 bytes from global memory to the shared address `to`, both at multiples of 16.
+__device__ __forceinline__ void load_bulk(unsigned int to, const void* from, int bytes,
+                                          unsigned int barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// The reverse, part of the open group of stores.
+__device__ __forceinline__ void store_bulk(void* to, unsigned int from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+
+// The tile of a matrix whose first element is (row, column), to shared memory; zeros where the
+// matrix has no elements. The map says how large it is and how its chunks are permuted: with the
+// 128-byte swizzle chunk c of 16 bytes of row r is at r * 128 + (c ^ r % 8) * 16.
+__device__ __forceinline__ void load_tile(unsigned int to, const TensorMap& from, int row,
+                                          int column, unsigned int barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&from), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// The reverse: what lies beyond the matrix is not written.
+__device__ __forceinline__ void store_tile(const TensorMap& to, int row, int column,
+                                           unsigned int from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::
+                   "l"(&to),
+               "r"(column), "r"(row), "r"(from)
+               : "memory");
+}
+
+// Ends this thread's group of stores.
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until all but the last PENDING of this thread's groups have read shared memory.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_reads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Waits until all but the last PENDING of this thread's groups are in memory.
+template <int PENDING = 0>
+__device__ __forceinline__ void wait_for_stores() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+}  // namespace ptx
+
+#endif

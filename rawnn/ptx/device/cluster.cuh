@@ -1,0 +1,96 @@
+// Clusters of blocks (sm_90): their barrier, and each other's shared memory.
+#pragma once
+#include "types.cuh"
+
+#ifdef RAWNN_TWIN
+#include RAWNN_TWIN
+#else
+
+namespace ptx {
+
+// This block's place in its cluster, 0 .. cluster_size() - 1.
+__device__ __forceinline__ unsigned int cluster_rank() {
+  unsigned int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ unsigned int cluster_size() {
+  unsigned int size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+
+// The two halves of a barrier of all threads of all blocks of the cluster: what was written ahead of
+// the arrival can be read behind the wait. Every thread of a warp must come to both together.
+__device__ __forceinline__ void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// An arrival that publishes nothing but barriers (publish_barriers), which spares the fence of all
+// memory that the release is.
+__device__ __forceinline__ void arrive_at_cluster_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+  arrive_at_cluster();
+  wait_for_cluster();
+}
+
+// Where `address`, of this block's shared memory, lies in that of block `rank` (mapa).
+__device__ __forceinline__ unsigned int in_block(unsigned int address, unsigned int rank) {
+  unsigned int there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// 4 or 16 bytes at an address of in_block().
+__device__ __forceinline__ float load_remote(unsigned int from) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float4 load_remote4(unsigned int from) {
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_remote(unsigned int to, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_remote4(unsigned int to, float4 value) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+
+// Stores that count their bytes at a barrier beside them, both at addresses of in_block() for one
+// block: whoever waits there sees them (st.async).
+__device__ __forceinline__ void send(unsigned int to, float value, unsigned int barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+               "f"(value), "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void send4(unsigned int to, float4 value, unsigned int barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
+          "r"(to),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace ptx
+
+#endif

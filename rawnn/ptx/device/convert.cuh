@@ -1,0 +1,134 @@
+// Conversions of numbers, two at a time where the GPU does so, each rounding to nearest even unless it
+// says otherwise. `low` is the first in memory, `high` the second.
+#pragma once
+
+#ifdef RAWNN_TWIN
+#include RAWNN_TWIN
+#else
+
+namespace ptx {
+
+// cvt.rn.bf16x2.f32, sm_80.
+__device__ __forceinline__ unsigned int pack_bf16(float low, float high) {
+  unsigned int result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// cvt.rn.f16x2.f32, sm_80.
+__device__ __forceinline__ unsigned int pack_f16(float low, float high) {
+  unsigned int result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// cvt.rn.satfinite.e4m3x2.f32, sm_89.
+__device__ __forceinline__ unsigned short pack_e4m3(float low, float high) {
+  unsigned short result;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// cvt.rn.satfinite.e5m2x2.f32, sm_89.
+__device__ __forceinline__ unsigned short pack_e5m2(float low, float high) {
+  unsigned short result;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// Two 8-bit floats as two float16, exact (cvt.rn.f16x2.e4m3x2 and .e5m2x2, sm_89).
+__device__ __forceinline__ unsigned int widen_e4m3(unsigned short pair) {
+  unsigned int result;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(pair));
+  return result;
+}
+
+__device__ __forceinline__ unsigned int widen_e5m2(unsigned short pair) {
+  unsigned int result;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(result) : "h"(pair));
+  return result;
+}
+
+// cvt.rn.f16.f32.
+__device__ __forceinline__ unsigned short to_f16(float value) {
+  unsigned short result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(value));
+  return result;
+}
+
+// cvt.rn.bf16.f32, sm_80 (sm_90 has it as one instruction).
+__device__ __forceinline__ unsigned short to_bf16(float value) {
+  unsigned short result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
+  return result;
+}
+
+// cvt.f32.f16, exact.
+__device__ __forceinline__ float from_f16(unsigned short bits) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(bits));
+  return result;
+}
+
+// a * b + c of float16, rounded once (fma.rn.f16).
+__device__ __forceinline__ unsigned short fma_f16(unsigned short a, unsigned short b,
+                                                  unsigned short c) {
+  unsigned short result;
+  asm("fma.rn.f16 %0, %1, %2, %3;" : "=h"(result) : "h"(a), "h"(b), "h"(c));
+  return result;
+}
+
+// A float rounded to tf32 (10 bits of mantissa), ties away from zero; the low 13 bits are 0
+// (cvt.rna.tf32.f32, sm_80).
+__device__ __forceinline__ unsigned int to_tf32(float value) {
+  unsigned int result;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(value));
+  return result;
+}
+
+// The same with one integer addition, for products alone, which ignore the low 13 bits: they are
+// not 0 here, and a NaN or a number next to infinity may become something else.
+__device__ __forceinline__ unsigned int near_tf32(float value) {
+  return __float_as_uint(value) + 0x1000u;
+}
+
+// value = high + low, of which tf32 products take 11 bits of significand each: with the products of
+// high and low parts a float's 24 bits come back but for 2 (two or three tf32 products in place of
+// one of floats). `low` is not rounded: the products cut it off.
+__device__ __forceinline__ void split_tf32(float value, unsigned int& high, unsigned int& low) {
+  high = near_tf32(value) & 0xffffe000u;
+  low = __float_as_uint(value - __uint_as_float(high));
+}
+
+// sqrt.approx.ftz.f32: relative error 2^-23, subnormals are 0.
+__device__ __forceinline__ float approximate_sqrt(float value) {
+  float result;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// All ones in each half where the half of `a`, a bfloat16 or float16, is greater than that of `b`,
+// else zeros; a NaN is not greater (set.gt.u32).
+__device__ __forceinline__ unsigned int greater_bf16(unsigned int a, unsigned int b) {
+  unsigned int result;
+  asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+__device__ __forceinline__ unsigned int greater_f16(unsigned int a, unsigned int b) {
+  unsigned int result;
+  asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// The 64-bit product. As C++ the compiler adds the upper halves' zeros: 14 instructions in 7 rounds
+// of Philox (mul.wide.u32).
+__device__ __forceinline__ unsigned long long wide_product(unsigned int a, unsigned int b) {
+  unsigned long long product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+}  // namespace ptx
+
+#endif

@@ -1,0 +1,63 @@
+// Waiting for other blocks of the grid, all of which must run at once (a cooperative launch). A
+// counter in global memory only grows: a barrier used n times by b blocks ends at n * b.
+#pragma once
+#include "types.cuh"
+
+#ifdef RAWNN_TWIN
+#include RAWNN_TWIN
+#else
+
+extern "C" __device__ int printf(const char*, ...);
+
+namespace ptx {
+
+// Adds to a counter behind everything that this thread has written or seen (red.release.gpu).
+__device__ __forceinline__ void add_release(unsigned int* counter, unsigned int value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
+// Reads a counter, and sees what was written ahead of the additions in it (ld.acquire.gpu).
+__device__ __forceinline__ unsigned int load_acquire(const unsigned int* counter) {
+  unsigned int value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+// Returns once the counter, which may wrap around, has come to `target`. Traps after about a second
+// without it, and says which of the program's waits (`what`) it was.
+__device__ __forceinline__ void wait_for_count(const unsigned int* counter, unsigned int target,
+                                               int what = 0) {
+  unsigned int found = load_acquire(counter);
+#pragma unroll 1
+  for (int tries = 0; static_cast<int>(found - target) < 0; ++tries) {
+    if (tries == 4000000) {
+      printf("rawnn: block %d waited in vain for counter %d: %u of %u\n",
+             static_cast<int>(blockIdx.x), what, found, target);
+      __trap();
+    }
+    found = load_acquire(counter);
+  }
+}
+
+// The two halves of a barrier of all blocks; every thread of a block calls both. `target` is the
+// number of arrivals since the counter was 0, this barrier's included.
+__device__ __forceinline__ void arrive_at_grid(unsigned int* counter) {
+  __syncthreads();
+  if (threadIdx.x == 0) add_release(counter, 1u);
+}
+
+__device__ __forceinline__ void wait_for_grid(const unsigned int* counter, unsigned int target,
+                                              int what = 0) {
+  if (threadIdx.x == 0) wait_for_count(counter, target, what);
+  __syncthreads();
+}
+
+__device__ __forceinline__ void grid_barrier(unsigned int* counter, unsigned int target,
+                                             int what = 0) {
+  arrive_at_grid(counter);
+  wait_for_grid(counter, target, what);
+}
+
+}  // namespace ptx
+
+#endif

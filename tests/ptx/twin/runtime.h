@@ -1,0 +1,290 @@
+// What the parts of the twin's library share.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "clocks.h"
+#include "twin.h"
+
+#undef threadIdx
+#undef blockIdx
+#undef blockDim
+#undef gridDim
+
+namespace twin {
+
+// The clocks of a warp's lanes, and of their copies: what they know of each other beyond `known`.
+struct Overlay {
+  std::uint32_t clock[2][32];
+};
+
+struct Block;
+struct Thread;
+
+// Lanes that wait for each other in a collective operation.
+struct Meeting {
+  unsigned int mask = 0;
+  unsigned int arrived = 0;
+  const char* operation = nullptr;
+  void* gift[32] = {};  // what each lane brought: memory of its own
+};
+
+struct Warp {
+  unsigned int exists = 0;
+  Thread* lane[32] = {};
+  std::vector<Meeting> meetings;
+};
+
+struct Copy {  // cp.async
+  unsigned int to;
+  const unsigned char* from;
+  int bytes, exist;
+  std::uint32_t group;
+};
+
+struct Store {  // a group's part: rows of bytes from shared to global memory
+  std::uint32_t group;
+  struct Row {
+    unsigned int from;
+    unsigned char* to;
+    int bytes;
+  };
+  std::vector<Row> rows;
+  std::vector<unsigned char> taken;  // once shared memory has been read
+};
+
+struct Product {  // wgmma of one warpgroup
+  int columns;
+  Number a_kind, b_kind;
+  bool wide_a, wide_b;
+  float* d[128];
+  unsigned long long a, b;
+  int add;
+  std::uint32_t group;
+  unsigned int asked;  // by so many threads
+};
+
+struct Warpgroup {
+  Who who = 0;
+  std::uint32_t first_product = 0;  // of those that are left, since the kernel began
+  std::deque<Product> products;
+  std::vector<Thread*> waiting;
+};
+
+struct Thread {
+  dim3 index{};
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  unsigned int number = 0;  // in the block
+  int lane = 0;
+  const void* here = nullptr;  // where in the kernel it is
+
+  std::uint32_t clock = 1;
+  std::uint32_t copied = 0;           // groups of its copies that it has waited for
+  const Overlay* overlay = nullptr;
+  const Overlay* executed = nullptr;  // what lanes have done before a shuffle, if not published
+  const Vector* known = nullptr;
+  const Vector* proxied = nullptr;    // what asynchronous paths to shared memory may rely on
+  const Vector* published = nullptr;  // barriers whose initialisation is known to all
+  const Vector* publishing = nullptr;  // the same, by this thread's own fence
+  const Vector* released = nullptr;   // at its last fence of global memory
+  const Vector* pending = nullptr;    // seen by relaxed reads, waiting for a fence
+  bool kernels_waited = true;
+
+  std::deque<Copy> copies;
+  std::uint32_t copy_group = 1;
+  std::deque<Store> stores;
+  std::uint32_t store_group = 1;
+  bool open_stores = false;
+  Who reading = 0, writing = 0;
+  bool products_fenced = false;
+  std::uint32_t product_group = 1;
+  std::uint32_t products_asked = 0;
+  bool cluster_arrived = false;
+  std::uint32_t cluster_phase = 0;
+
+  bool done = false;
+  bool ready = true;
+  const char* waits_for = nullptr;
+  void* stack_pointer = nullptr;
+  char* stack = nullptr;
+};
+
+// Collects what threads have done and know, for those that wait for it.
+class Gather {
+ public:
+  void add(Thread& thread);
+  void add(const Vector* vector) { known_ = join(known_, vector); }
+  const Vector* vector();  // of all that was added
+  const Vector* proxied = nullptr;
+  const Vector* published = nullptr;
+  const Vector* pending = nullptr;
+
+ private:
+  struct Own {
+    Who who;
+    std::uint32_t clock, copied;
+  };
+  const Vector* known_ = nullptr;
+  std::vector<Own> own_;
+  std::vector<std::pair<Who, const Overlay*>> overlays_;  // of the warp that begins there
+};
+void learn(Thread& thread, const Vector* vector, const Gather& other);
+
+struct Barrier {  // in shared memory
+  int arrivals = 0;
+  int left = 0;
+  long long bytes = 0;
+  std::uint32_t phase = 0;
+  Who init_by = 0;
+  std::uint32_t init_at = 0;
+  Who who = 0;  // of the copies that count here
+  Gather gather;
+  const Vector* known = nullptr;
+  const Vector* proxied = nullptr;
+  const Vector* published = nullptr;
+  std::vector<Thread*> waiting;
+};
+
+struct Access {
+  Who who;
+  std::uint32_t clock;
+  const void* here;
+  std::uint8_t mask;  // bytes of the word
+  std::uint8_t kind;
+};
+enum Kind : std::uint8_t { kRead = 0, kWrite = 1, kAtomic = 2, kProxy = 4 };
+
+struct Cell {
+  std::uint32_t count = 0;
+  std::uint32_t room = 0;
+  Access* list = nullptr;
+};
+
+// Memory that kernels may touch, with what happened to each of its words.
+struct Space {
+  unsigned char* begin = nullptr;
+  std::size_t bytes = 0;
+  std::string name;
+  bool early = true;
+  std::vector<Cell*> pages;
+  static constexpr std::size_t kPage = 256;  // words
+  Cell& cell(std::size_t word);
+};
+
+struct Cluster {
+  std::vector<Block*> blocks;
+  int expected = 0;
+  int arrived = 0;
+  std::uint32_t phase = 0;
+  Gather gather;
+  const Vector* known = nullptr;
+  const Vector* proxied = nullptr;
+  const Vector* published = nullptr;
+  std::vector<Thread*> waiting;
+};
+
+struct Block {
+  dim3 index{};
+  unsigned int number = 0;
+  unsigned int rank = 0;  // in its cluster
+  Cluster* cluster = nullptr;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<Warpgroup> groups;
+  std::vector<Thread*> ready;
+  int running = 0;
+  int at_barrier = 0;
+  std::uint32_t barrier_phase = 0;
+  bool barrier_or = false, barrier_result = false;
+  Gather gather;
+  std::uint32_t next_place = 0;
+  std::unique_ptr<unsigned char[]> allocation;
+  unsigned char* dynamic_memory = nullptr;  // of shared address 0
+  Space dynamic;   // dynamic shared memory
+  Space fixed;     // declared shared memory: the kernels' .bss
+  std::vector<unsigned char> fixed_copy;  // while another block runs
+  std::unordered_map<unsigned int, Barrier> barriers;
+  bool ended = false;
+};
+
+// Bytes on their way to shared memory, counted at a barrier when they come.
+struct Flight {
+  Block* to_block;
+  unsigned int to;
+  std::vector<std::pair<const unsigned char*, int>> rows;  // null: zeros
+  std::vector<unsigned char> data;  // instead, if any
+  std::vector<unsigned int> places;  // of the rows, from `to`
+  int bytes;
+  Block* barrier_block;
+  unsigned int barrier;
+};
+
+struct Machine {
+  Launch how{};
+  Thunk thunk = nullptr;
+  void* kernel = nullptr;
+  void** arguments = nullptr;
+  unsigned int blocks = 0;
+  unsigned int threads = 0;  // a block
+  std::vector<std::unique_ptr<Block>> live;
+  std::vector<std::unique_ptr<Cluster>> clusters;
+  std::vector<Space> global;
+  unsigned char* image = nullptr;  // of the kernels' library
+  unsigned char* image_end = nullptr;
+  unsigned char* fixed = nullptr;  // its .bss
+  std::size_t fixed_bytes = 0;
+  Block* loaded = nullptr;  // whose copy is in it
+  std::vector<Flight> flights;
+  std::map<const void*, const Vector*> atomics;
+  std::vector<std::pair<Thread*, std::pair<const unsigned int*, unsigned int>>> counting;
+  std::mt19937 random;
+  bool eager = false;
+  std::string failure;
+};
+extern Machine machine;
+extern Thread* self;
+
+constexpr std::size_t kStack = 128 * 1024;  // of a fiber
+constexpr unsigned int kFixedAddress = 0x100000;  // of declared shared memory
+constexpr unsigned int kDynamicAddress = 0x400;
+
+inline void mark(const void* address) { self->here = address; }
+#define TWIN_HERE twin::mark(__builtin_return_address(0))
+
+// Blocks the thread that runs until someone makes it ready again.
+void pause(const char* what);
+void wake(Thread& thread);
+void flush_copies(Thread& thread, std::uint32_t up_to);
+void read_stores(Thread& thread, std::uint32_t up_to);
+void write_stores(Thread& thread, std::uint32_t up_to);
+void land(std::size_t flight);
+bool anything_flies();
+void land_any();
+void end_thread(Thread& thread);
+void end_block(Block& block);
+void check_counting();
+
+bool knows(const Thread& thread, Who who, std::uint32_t clock);
+bool saw_executed(const Thread& thread, Who who, std::uint32_t clock);
+Who hand_out(Block& block);
+const Vector* everything(Thread& thread);
+
+// A shared address: the block it lies in, and the offset there.
+Block& block_of(unsigned int address);
+inline unsigned int local(unsigned int address) { return address & 0xffffffu; }
+unsigned char* shared_pointer(Block& block, unsigned int address, unsigned int bytes);
+void touch_shared(unsigned int address, unsigned int bytes, int kind, Who who,
+                  std::uint32_t clock);
+void touch_global(const void* pointer, std::size_t bytes, int kind, Who who, std::uint32_t clock);
+Barrier& barrier_at(unsigned int address, bool remote, bool asynchronous);
+
+std::string describe(Who who);
+
+}  // namespace twin

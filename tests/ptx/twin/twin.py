@@ -1,0 +1,286 @@
+"""Kernels on the host: builds `.cu` files with g++ and the twin of the device primitives, and launches
+them on NumPy arrays.
+
+A launch that does what a GPU leaves undefined, or what another order of threads and copies would turn
+into something else, raises TwinError, which names the access, the threads and the lines. What the
+twin checks is listed in docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rawnn.compiling.signature import KernelSignature, find_kernel, parse_kernels
+from rawnn.ptx import SOURCES
+
+HERE = Path(__file__).resolve().parent
+LIBRARY = ("shadow", "scheduler", "warps", "copies", "warpgroups", "numbers", "undefined")
+DTYPES: dict[str, Any] = {
+    "float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,
+    "int": np.int32, "unsigned int": np.uint32, "unsigned char": np.uint8,
+}  # fmt: skip
+"""NumPy types by their names in CUDA C."""
+_COMMON = ("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+_KERNELS = (
+    # -ffp-contract=off: products and sums round one by one, whatever the host's processor.
+    "-O1", "-g1", "-ffp-contract=off", "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-fsanitize=bounds,shift,signed-integer-overflow,integer-divide-by-zero,return,unreachable",
+    "-fno-sanitize-recover=all", "-DRAWNN_TWIN=\"twin.h\"",
+)
+_FAULT = re.compile(r"(?<= at )0x[0-9a-f]+")
+
+
+class TwinError(AssertionError):
+    """A launch did what it must not do."""
+
+
+def compiler() -> str | None:
+    """The C++ compiler, or None: the tests are then skipped."""
+    return shutil.which("g++")
+
+
+def _folder() -> Path:
+    """Of what was built, kept by its content: for one user alone."""
+    path = Path(tempfile.gettempdir()) / f"rawnn-twin-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to somebody else")
+    return path
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:24]
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}:\n{done.stderr[-6000:]}")
+
+
+@functools.cache
+def _library() -> Path:
+    """The twin itself, of which every kernel's library takes its functions."""
+    texts = [path.read_text() for path in sorted(HERE.glob("*.h")) + sorted(HERE.glob("*.cpp"))]
+    path = _folder() / f"libtwin-{_digest(*texts, *_COMMON)}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+            built = Path(folder) / "libtwin.so"
+            _run([compiler() or "g++", *_COMMON, "-O2", "-g1", "-shared",
+                  *(str(HERE / f"{name}.cpp") for name in LIBRARY), "-o", str(built)])
+            built.rename(path)
+    return path
+
+
+def _included(text: str, folders: Sequence[Path]) -> list[str]:
+    """The texts of all headers that `text` includes."""
+    found: dict[Path, str] = {}
+    pending = [text]
+    while pending:
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', pending.pop(), re.MULTILINE):
+            path = next((f / name for f in folders if (f / name).is_file()), None)
+            if path is not None and path not in found:
+                found[path] = path.read_text()
+                pending.append(found[path])
+    return [found[path] for path in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Some kernels of one or more sources, to be built: `expressions` name instances of templates
+    ("softmax<float>"); `arch` is the architecture that they are told of (900 is sm_90a, and so on),
+    `sources` the folder that they and their headers come from, `folders` further ones."""
+
+    files: tuple[str, ...]
+    expressions: tuple[str, ...]
+    arch: int = 900
+    defines: tuple[str, ...] = ()
+    sources: Path = SOURCES
+    folders: tuple[Path, ...] = ()
+    extra: str = ""
+
+    def build(self) -> Twin:
+        """Builds the library, where that has not been done, and loads it.
+
+        Raises RuntimeError with the compiler's words where it does not compile.
+        """
+        lines = ['#include "twin.h"', *(f'#include "{name}"' for name in self.files)]
+        lines += [f"TWIN_EXPORT(kernel_{i}, {e})" for i, e in enumerate(self.expressions)]
+        text = "\n".join([*lines, self.extra, ""])
+        flags = [*_COMMON, *_KERNELS, *(f"-D{name}" for name in self.defines), f"-I{HERE}",
+                 f"-I{self.sources}", *(f"-I{folder}" for folder in self.folders),
+                 f"-D__CUDA_ARCH__={self.arch}", "-D__CUDA_ARCH_FEAT_SM90_ALL"]
+        headers = _included(text, (self.sources, *self.folders))
+        digest = _digest(text, *headers, *flags, _library())
+        path = _folder() / f"kernels-{digest}.so"
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+                source, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.o"
+                source.write_text(text)
+                command = [compiler() or "g++"]
+                _run([*command, *flags, "-c", str(source), "-o", str(made)])
+                # Without -fsanitize=thread, whose run-time library would be linked.
+                _run([*command, "-shared", "-Wl,-Bsymbolic", str(made), str(_library()),
+                      "-o", str(made.with_suffix(".so"))])
+                made.with_suffix(".so").rename(path)
+        return Twin(self, path)
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_void_p), ("bytes", ctypes.c_ulonglong),
+                ("name", ctypes.c_char_p), ("early", ctypes.c_int)]
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+                ("cluster", ctypes.c_uint), ("shared", ctypes.c_uint),
+                ("cooperative", ctypes.c_uint), ("programmatic", ctypes.c_uint),
+                ("seed", ctypes.c_uint), ("regions", ctypes.c_uint),
+                ("region", ctypes.POINTER(_Region))]
+
+
+class Twin:
+    """A built library; made by Kernels.build()."""
+
+    def __init__(self, kernels: Kernels, path: Path) -> None:
+        ctypes.CDLL(str(_library()), ctypes.RTLD_GLOBAL)
+        self.kernels = kernels
+        self.path = path
+        self.library = ctypes.CDLL(str(path))
+        self.launches = 0
+
+    def launch(
+        self, expression: str, grid: Iterable[int], block: Iterable[int],
+        arguments: ctypes.Array[ctypes.c_void_p] | ctypes.c_void_p,
+        memory: Mapping[str, np.ndarray], *, shared: int = 0, cluster: int = 1,
+        cooperative: bool = False, early: Iterable[str] | None = None, run: int = 0,
+    ) -> None:
+        """`arguments` as cuLaunchKernel takes them; `memory` has every array that the kernel may
+        touch, each as far as its buffer goes. `early` names those that it may touch ahead of
+        wait_for_kernels(); None where it is not launched programmatically. `run` is the seed of the
+        order in which threads run and copies come: 0 in order and as late as may be, 1 in reverse,
+        others at random.
+
+        Raises TwinError for what the kernel must not do.
+        """
+        allowed = set(early or ())
+        regions = [
+            (*_buffer(array), name.encode(), int(early is None or name in allowed))
+            for name, array in memory.items()
+        ]
+        table = (_Region * len(regions))(*regions)
+        how = _Launch((ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
+                      (ctypes.c_uint * 3)(*[*block, 1, 1][:3]), cluster, shared, cooperative,
+                      early is not None, run, len(regions), table)
+        function = self.library[f"kernel_{self.kernels.expressions.index(expression)}"]
+        function.restype = ctypes.c_char_p
+        self.launches += 1
+        failed = function(ctypes.byref(how), arguments)
+        if failed is not None:
+            raise TwinError(f"{expression}: {self._located(failed.decode())}")
+
+    def call(self, expression: str, grid: Iterable[int], block: Iterable[int], *,
+             shared: int = 0, cluster: int = 1, cooperative: bool = False,
+             early: Iterable[str] | None = None, run: int = 0, **arguments: object) -> None:
+        """As `launch`, with arguments by the names in the kernel's source: pitches are those of the
+        arrays, operands left out are null and numbers left out 0."""
+        signature = signature_of(self.kernels, expression)
+        values: list[Any] = []
+        memory = {k: v for k, v in arguments.items() if isinstance(v, np.ndarray)}
+        left = set(arguments)
+        for parameter in signature.parameters:
+            name = parameter.name
+            given: Any = arguments.get(name)
+            left.discard(name)
+            if parameter.pointer:
+                if given is not None and parameter.ctype in DTYPES:
+                    assert given.dtype == DTYPES[parameter.ctype], (expression, name)
+                values.append(ctypes.c_void_p(None if given is None else given.ctypes.data))
+            elif name.startswith("ld") and given is None:
+                array = arguments.get(name[2:])
+                values.append(ctypes.c_int(
+                    _pitch(array) if isinstance(array, np.ndarray) else 0))
+            elif parameter.tensor_map:
+                values.append((ctypes.c_ubyte * 128)(*(given or bytes(128))))
+            else:
+                values.append(_NUMBERS[parameter.format](given or 0))
+        assert not left, f"{expression} has no {left}"
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        self.launch(expression, grid, block, pointers, memory, shared=shared, cluster=cluster,
+                    cooperative=cooperative, early=early, run=run)
+
+    def _located(self, message: str) -> str:
+        """Addresses in the kernels' code as lines of their sources."""
+        base = _base(self.path)
+        places = {found: int(found, 16) - base for found in _FAULT.findall(message)}
+        inside = {found: place for found, place in places.items() if 0 < place < 1 << 32}
+        tool = shutil.which("addr2line")
+        if not inside or tool is None:
+            return message
+        for found, place in inside.items():
+            # One back: the call, not what it returns to.
+            text = subprocess.run([tool, "-i", "-e", str(self.path), hex(place - 1)],
+                                  capture_output=True, text=True, check=False).stdout
+            lines = [line.split(" ")[0] for line in text.splitlines()]
+            own = [line for line in lines if not line.startswith(str(HERE))] or lines
+            where = " in ".join(line.rpartition("/")[2] for line in own[:2])
+            message = message.replace(found, where)
+        return message
+
+
+_NUMBERS = {
+    "?": ctypes.c_bool, "i": ctypes.c_int, "I": ctypes.c_uint, "f": ctypes.c_float,
+    "d": ctypes.c_double, "Q": ctypes.c_ulonglong, "q": ctypes.c_longlong,
+}  # fmt: skip
+
+
+def _buffer(array: np.ndarray) -> tuple[int, int]:
+    """Address and bytes of the array that owns this one's memory."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.ctypes.data, array.nbytes
+
+
+def _pitch(array: np.ndarray) -> int:
+    return array.strides[0] // array.itemsize if array.ndim > 1 else array.shape[-1]
+
+
+def _base(path: Path) -> int:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(str(path)):
+            return int(line.partition("-")[0], 16)
+    return 0
+
+
+def with_headers(sources: Path, file: str) -> str:
+    """The text of a source, ahead of it those of all headers that it includes."""
+    text = (sources / file).read_text()
+    return "\n".join([*_included(text, (sources,)), text])
+
+
+@functools.cache
+def signature_of(kernels: Kernels, expression: str) -> KernelSignature:
+    """Of the kernel in its source. Raises LookupError where no source has it."""
+    name = expression.partition("<")[0]
+    for file in kernels.files:
+        path = next(f / file for f in (kernels.sources, *kernels.folders) if (f / file).is_file())
+        text = path.read_text()
+        if f" {name}(" in text and name in (found := parse_kernels(text)):
+            return find_kernel(found, expression)
+    raise LookupError(f"no source has the kernel {name}")

@@ -1,0 +1,168 @@
+// wgmma: products of four warps that read shared memory by descriptors, in the background.
+#include "runtime.h"
+
+namespace twin {
+
+namespace {
+
+struct Operand {
+  unsigned int start, leading, stride;
+  bool swizzled;
+  explicit Operand(unsigned long long bits)
+      : start(static_cast<unsigned int>(bits & 0x3fffu) << 4),
+        leading(static_cast<unsigned int>(bits >> 16 & 0x3fffu) << 4),
+        stride(static_cast<unsigned int>(bits >> 32 & 0x3fffu) << 4),
+        swizzled(bits >> 62 == 1) {
+    if (bits >> 62 > 1 || (bits >> 49 & 7u) != 0) fail("a descriptor of wgmma that is not known");
+  }
+  // Of the byte `deep` (0 .. 31) along the inner dimension of element `along` of the other one. Wide
+  // operands have `size` bytes an element, and `deep` counts elements.
+  unsigned int address(bool wide, int size, int along, int deep) const {
+    unsigned int at;
+    if (!swizzled) {
+      if (wide) fail("a wide operand of wgmma without swizzle");
+      at = start + static_cast<unsigned>(along / 8) * stride +
+           static_cast<unsigned>(deep / 16) * leading + static_cast<unsigned>(along % 8 * 16 + deep % 16);
+      return at;
+    }
+    if (wide) {
+      const int across = 128 / size;
+      at = start + static_cast<unsigned>(along / across) * leading +
+           static_cast<unsigned>(deep / 8) * stride +
+           static_cast<unsigned>(deep % 8 * 128 + along % across * size);
+    } else {
+      at = start + static_cast<unsigned>(along / 8) * stride +
+           static_cast<unsigned>(along % 8 * 128 + deep);
+    }
+    return at ^ (at >> 7 & 7u) << 4;
+  }
+};
+
+int size_of(Number kind) { return kind == Number::kBf16 || kind == Number::kF16 ? 2 : 1; }
+
+Warpgroup& group_of(Thread& thread) {
+  Warpgroup& group = thread.block->groups[thread.number / 128];
+  if (group.who == 0) group.who = hand_out(*thread.block);
+  if (thread.block->threads.size() < thread.number / 128 * 128 + 128) {
+    fail("wgmma in less than four warps, at %p", thread.here);
+  }
+  return group;
+}
+
+void touch(const Operand& operand, bool wide, Number kind, int first, int count, Who who,
+           std::uint32_t clock) {
+  const int size = size_of(kind);
+  if (wide) {
+    for (int deep = 0; deep < 32 / size; ++deep) {
+      for (int along = first; along < first + count; along += 16 / size) {
+        touch_shared(operand.address(true, size, along, deep), 16, kRead | kProxy, who, clock);
+      }
+    }
+  } else {
+    for (int along = first; along < first + count; ++along) {
+      for (int deep = 0; deep < 32; deep += 16) {
+        touch_shared(operand.address(false, size, along, deep), 16, kRead | kProxy, who, clock);
+      }
+    }
+  }
+}
+
+void execute(Block& block, const Product& product) {
+  static double a[64][32], b[256][32];
+  const int size = size_of(product.a_kind);
+  const int depth = 32 / size;
+  const auto read = [&](const Operand& operand, bool wide, Number kind, int along, int k) {
+    const unsigned int at = operand.address(wide, size, along, wide ? k : k * size);
+    const unsigned char* const from = shared_pointer(block, at, static_cast<unsigned>(size));
+    const unsigned int bits = size == 2 ? from[0] | unsigned{from[1]} << 8 : from[0];
+    return double{decode(kind, bits)};
+  };
+  const Operand left(product.a), right(product.b);
+  for (int row = 0; row < 64; ++row) {
+    for (int k = 0; k < depth; ++k) a[row][k] = read(left, product.wide_a, product.a_kind, row, k);
+  }
+  for (int column = 0; column < product.columns; ++column) {
+    for (int k = 0; k < depth; ++k) {
+      b[column][k] = read(right, product.wide_b, product.b_kind, column, k);
+    }
+  }
+  for (int thread = 0; thread < 128; ++thread) {
+    const int g = thread % 32 / 4;
+    const int t = thread % 4;
+    for (int i = 0; i < product.columns / 2; ++i) {
+      const int row = thread / 32 * 16 + g + i / 2 % 2 * 8;
+      const int column = i / 4 * 8 + 2 * t + i % 2;
+      double sum = product.add != 0 ? double{product.d[thread][i]} : 0.0;
+      for (int k = 0; k < depth; ++k) sum += a[row][k] * b[column][k];
+      product.d[thread][i] = static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace
+
+void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool wide_b, float* d,
+                    unsigned long long a, unsigned long long b, int add) {
+  TWIN_HERE;
+  Warpgroup& group = group_of(*self);
+  if (!self->products_fenced) fail("a product of wgmma without fence_products(), at %p", self->here);
+  const unsigned int lane = self->number % 128;
+  const std::uint32_t turn = self->products_asked++;
+  if (turn >= group.first_product + group.products.size()) {
+    group.products.push_back(
+        {columns, a_kind, b_kind, wide_a, wide_b, {}, a, b, add, self->product_group, 0});
+  }
+  Product& product = group.products[turn - group.first_product];
+  if (product.columns != columns || product.a != a || product.b != b || product.add != add ||
+      product.group != self->product_group) {
+    fail("the warps of a warpgroup ask for different products, at %p", self->here);
+  }
+  product.d[lane] = d;
+  if (lane % 32 == 0) {
+    touch(Operand(a), wide_a, a_kind, static_cast<int>(lane / 2), 16, group.who, product.group);
+    touch(Operand(b), wide_b, b_kind, 0, columns, group.who, product.group);
+  }
+  if (++product.asked == 128) {
+    for (Thread* thread : group.waiting) wake(*thread);
+    group.waiting.clear();
+  }
+}
+
+void wait_for_products(int pending) {
+  TWIN_HERE;
+  Warpgroup& group = group_of(*self);
+  const std::uint32_t groups = self->product_group - 1;
+  const auto left = static_cast<std::uint32_t>(pending);
+  if (groups <= left) return;
+  const std::uint32_t up_to = groups - left;
+  while (!group.products.empty() && group.products.front().group <= up_to) {
+    if (group.products.front().asked < 128) {
+      group.waiting.push_back(self);
+      pause("products of its warpgroup");
+      continue;
+    }
+    execute(*self->block, group.products.front());
+    group.products.pop_front();
+    ++group.first_product;
+  }
+  self->known = with(self->known, machine.blocks, group.who, up_to);
+}
+
+}  // namespace twin
+
+namespace ptx {
+
+using twin::self;
+
+void fence_products() {
+  TWIN_HERE;
+  self->products_fenced = true;
+}
+
+void commit_products() {
+  TWIN_HERE;
+  self->products_fenced = false;
+  ++self->product_group;
+}
+
+}  // namespace ptx
