@@ -4,7 +4,7 @@ and those of float32."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from rawnn.ptx.table import Scalars, ceil
@@ -155,26 +155,35 @@ register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
                 fixed=("BYTES",), others=WGMMA_OTHERS, updates=UPDATES, specific=True)
 
 
-PACE = {3: {1: 1600.0, 2: 2100.0}, 1: {1: 1570.0}}
-"""Cycles of a stage of float32 by wgmma: of one product of tf32 in tiles of 128 x 128, or of three in
-tiles of 128 x 64, of which two share a multiprocessor."""
+PACES: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
+    (3, 64): {"nt": (1700.0, 2500.0), "nn": (1800.0, 2850.0), "tn": (2030.0, 2950.0)},
+    (1, 64): {"nt": (1100.0, 1700.0), "nn": (1230.0, 1850.0), "tn": (1265.0, 1900.0)},
+    (1, 128): {"nt": (1590.0,), "nn": (1900.0,), "tn": (1530.0,)},
+}
+"""Cycles of a stage of float32 by wgmma, of one block and of two that share a multiprocessor: by
+products for one and by the rows of the operand from shared memory (H200)."""
+LONGEST_SUM = 32
+"""Stages of a float32 sum in one block: the rounding of its 64 additions leaves an error of at most
+twice that of cuBLAS's float32."""
 
 
 def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
     """128 rows of the operand that comes from registers; nn's is that of the transpose."""
-    if p.times == 1:
-        return [Tile(128, 128, 8, 1, 1, 3, bytes=128)]
-    rows, columns = (64, 128) if p.layout == "nn" else (128, 64)
-    return [Tile(rows, columns, 8, 1, 1, 3, cluster, bytes=128) for cluster in (1, 2, 4)]
+    stages = ceil(p.k, 32)
+    return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
+                 bytes=128)
+            for times, other in PACES if times == p.times
+            for cluster in ((1,) if other == 128 else (1, 2, 4))
+            if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 4]
 
 
 def _cycles_wgmma_tf32(p: Product, tile: Tile, target: Target) -> float:
     """As `cycles`, with the pace of a stage as measured."""
-    pace = PACE[p.times]
+    pace = PACES[p.times, min(tile.bm, tile.bn)][p.layout]
     stages = ceil(ceil(p.k, tile.bytes // p.size), tile.cluster)
 
     def round_of(beside: int) -> float:
-        return FIRST + stages * pace[beside] + beside * tile.bm * tile.bn / FINISHED \
+        return FIRST + stages * pace[beside - 1] + beside * tile.bm * tile.bn / FINISHED \
             + (EXCHANGE if tile.cluster > 1 else 0)
 
     return _in_rounds(p, tile, target, len(pace), round_of)
@@ -188,10 +197,10 @@ def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
 
 def wgmma_is_faster(p: Product, target: Target) -> bool:
     """Whether a product of float32 is predicted to take less by wgmma than by mma.sync, on a GPU
-    that has both. The other operand of tn must be transposed, which one product of tf32 does not
-    make up for."""
-    return (p.times == 3 or p.layout != "tn") \
-        and _cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) \
+    that has both; and whether its sums are short enough for that, where it must be as exact."""
+    if p.times == 3 and ceil(p.k, 32) > 4 * LONGEST_SUM:
+        return False
+    return _cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) \
         < cycles(p, choose(p, target), target)
 
 

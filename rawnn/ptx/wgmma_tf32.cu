@@ -104,7 +104,6 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   const unsigned int prepared = shared + kStages * kTile;
 
   pdl_wait();
-  pdl_trigger();
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < stages) {
@@ -182,6 +181,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     __syncthreads();  // it is prepared, and nobody reads what this one took
   }
   wait_for_copies<0>();
+  pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
   __syncthreads();  // the operands are done with: their place takes the sums
 
   float* const parts = reinterpret_cast<float*>(dynamic_shared);

@@ -205,7 +205,7 @@ def test_tiles_of_float32_by_wgmma_are_128_rows_of_one_operand() -> None:
         for times in (1, 3):
             found = choose_wgmma_tf32(Product(layout, 2048, 1024, 512, 4, times), known((9, 0)))
             assert (found.bn if layout == "nn" else found.bm) == 128
-            assert {found.bm, found.bn} == {128, 64 if times == 3 else 128}
+            assert {found.bm, found.bn} <= ({128, 64} if times == 3 else {128})
             assert found.stages * (found.bm + found.bn) * 128 + 512 * min(found.bm, found.bn) \
                 <= 227 << 10
 
@@ -215,9 +215,8 @@ def test_large_products_of_float32_are_for_wgmma() -> None:
     target = known((9, 0))
     assert wgmma_is_faster(large, target)
     assert not wgmma_is_faster(small, target)
-    transposed = replace(large, layout="tn")
-    assert wgmma_is_faster(transposed, target)
-    assert not wgmma_is_faster(replace(transposed, times=1), target)
+    assert not wgmma_is_faster(replace(large, k=8192), target)  # a sum that long is less exact
+    assert wgmma_is_faster(replace(large, k=8192, times=1), target)
     for opt, impls in (("mma", {"wgmma_tf32"}), ("mma=sync", {"mma"})):
         plan, _ = select(f"{opt},fuse", DEEP, 4, CAPABLE).apply(step_plan(DEEP, 4096, 4 * 4096))
         assert {op.impl for op in plan.ops if op.name.startswith("fc2")} == impls
