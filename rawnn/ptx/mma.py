@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cache
 
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import Scalars, ceil
 from rawnn.ptx.tiles import (
     MANY,
@@ -19,6 +20,9 @@ from rawnn.ptx.tiles import (
     sums_bytes,
 )
 from rawnn.target import Target
+
+SYNC = Family("mma", "matrix products on tensor cores by mma.sync", ("asynchronous copies",))
+WGMMA = Family("wgmma", "large matrix products on tensor cores by wgmma", ("wgmma",))
 
 TILES = (
     Tile(16, 32, 1, 1, 8, 4, bytes=256), Tile(16, 32, 1, 1, 4, 2, bytes=128),
@@ -124,7 +128,7 @@ OTHERS = (
 """What `tune` tries besides."""
 UPDATES = ("weight_update", "weight_momentum", "weight_adam")
 
-register_family("mma", "mma.cu", choose, _shared, sums=True, others=OTHERS, updates=UPDATES)
+register_family(SYNC, "mma", "mma.cu", choose, _shared, sums=True, others=OTHERS, updates=UPDATES)
 
 
 def choose_wgmma(p: Product, target: Target) -> Tile:
@@ -151,7 +155,7 @@ WGMMA_OTHERS = (
     Tile(256, 128, 16, 1, 1, 4, bytes=128),
 )
 
-register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
+register_family(WGMMA, "wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
                 fixed=("BYTES",), others=WGMMA_OTHERS, updates=UPDATES, specific=True)
 
 
@@ -209,5 +213,5 @@ def _shared_wgmma_tf32(s: Scalars) -> int:
     return max(int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared)), sums_bytes(s))
 
 
-register_family("wgmma_tf32", "wgmma_tf32.cu", choose_wgmma_tf32, _shared_wgmma_tf32, sums=True,
-                fixed=("BYTES",), updates=UPDATES, specific=True)
+register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", choose_wgmma_tf32,
+                _shared_wgmma_tf32, sums=True, fixed=("BYTES",), updates=UPDATES, specific=True)

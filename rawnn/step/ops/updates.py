@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from rawnn import random
-from rawnn.activations import activation
 from rawnn.step.op import Attributes, Reference, define
 from rawnn.step.ops.common import Array, matrix_view, step_of
 
@@ -150,19 +149,6 @@ def weight_momentum(t: SimpleNamespace, a: Attributes) -> None:
 def weight_adam(t: SimpleNamespace, a: Attributes) -> None:
     """adam with the gradient dz^T x, which is never stored, and the bias likewise."""
     _with_bias(adam, t, a, "m", "v")
-
-
-@define("layer_backward",
-        reads=("dz", "x", "w", "bias", "copy", "rates", "cursor", "clock"),
-        writes=("w", "bias", "copy", "dx"),
-        optional=("bias", "copy", "rates", "cursor", "clock"))
-def layer_backward(t: SimpleNamespace, a: Attributes) -> None:
-    """dx = (dz w) * slope(x), x being the layer's input, and weight_update, with w read once.
-
-    The gradient is that of the weights before the update: of their copy, where there is one."""
-    dx = t.dz @ (t.copy if hasattr(t, "copy") else t.w)
-    t.dx[...] = dx * activation(a["slope"]).slope(t.x) if a["slope"] else dx
-    weight_update(t, a)
 
 
 @define("slices_sgd", reads=("partial", "w", "dz", "bias", "rates", "cursor"),
