@@ -26,7 +26,7 @@ from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import peers, random_contests
-from rawnn.cli.screen import Screen, say, table_console
+from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
@@ -241,15 +241,10 @@ def _show(result: LadderResult) -> None:
     console = table_console()
     table, left_out = terminal_table(result, console.width)
     console.print(table)
-    if left_out:
-        console.print(f"- no room for {', '.join(left_out)}: a wider terminal, a pipe or "
-                      f"--markdown shows all", markup=False)
-    for text in remarks(result):
-        console.print(f"- {text}", markup=False)
-    for text in provenance(result):
-        console.print(text, markup=False)
-    for name, text in result.timer.items():
-        console.print(f"{name}: {text}", markup=False)
+    said = [f"no room for {', '.join(left_out)}: a wider terminal, a pipe or --markdown shows all"
+            ] if left_out else []
+    sentences(console, [*(f"- {text}" for text in (*said, *remarks(result))), *provenance(result),
+                        *(f"{name}: {text}" for name, text in result.timer.items())])
 
 
 def _export(result: LadderResult, markdown_file: str | None, plot_file: str | None) -> None:
