@@ -167,7 +167,7 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
         if value:
             raise ConfigError(f"{option} goes with --peers only")
     count, seed = count or 30, seed or 0
-    from rawnn.bench.random import Outcome, run_random
+    from rawnn.bench.random import HEADER, Outcome, run_random
     from rawnn.bench.specification import SMALL, Limits
 
     check_output("--json", json_file)
@@ -176,9 +176,13 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
     try:
         limits = SMALL if device == "sim" else Limits()
         limits = replace(limits, work=work or limits.work)
-        for outcome in run_random(opened, limits, seed, count):
-            click.echo(str(outcome))
-            found.append(outcome)
+        click.echo(HEADER)
+        with Screen("random runs", count) as screen:
+            for outcome in run_random(opened, limits, seed, count):
+                with screen.aside():
+                    click.echo(str(outcome))
+                found.append(outcome)
+                screen.advance(len(found), count, f"seed {outcome.seed}")
     finally:
         if opened.device:
             with suppress(RawnnError):  # a run that failed may have broken the context

@@ -179,8 +179,9 @@ class Screen:
         self._pace.advance(done, total)
         room = max(self._bar.console.width - 48, 10)
         shown = f"{self._name}: {last}"
-        self._bar.update(self._task, completed=done, total=total,
-                         description=shown if len(shown) <= room else f"{shown[: room - 1]}…", left=self._pace.left, refresh=True)
+        shown = shown if len(shown) <= room else f"{shown[: room - 1]}…"
+        self._bar.update(self._task, completed=done, total=total, description=shown,
+                         left=self._pace.left, refresh=True)
         if self._heart.due:
             self._heart.said()
             self._tell()
