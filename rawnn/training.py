@@ -32,6 +32,7 @@ from rawnn.network import Network
 from rawnn.opts import Selection, batch, select
 from rawnn.result import Report, Result, Times, environment
 from rawnn.runners.base import Evaluation, Runner, State, Work, prepare
+from rawnn.runners.feed import form_of
 from rawnn.runners.host import HostRunner
 from rawnn.step.recipe import Recipe
 
@@ -135,7 +136,8 @@ class Session:
         steps = recipe.steps(len(self.data.train_images))
         lenient = config.device == "auto"
         self.selection: Selection = select(config.opt, network, steps, opened.machine,
-                                           batch=recipe.batch, lenient=lenient)
+                                           batch=recipe.batch, lenient=lenient, recipe=recipe,
+                                           form=form_of(self.data, "train"))
         recipe = self._batched(network, recipe, opened)
         self.left_out = left_out(recipe, len(self.data.train_images))
         if self.left_out:

@@ -33,8 +33,10 @@ def comparison_sets(toggles: Sequence[Toggle]) -> list[WorkloadSet]:
 
 def _opts(toggle: Toggle, comparison: Comparison) -> list[str]:
     """Toggles as after --opt: those without it first, then with each that is added."""
-    added = ("", *(comparison.added or (toggle.name,)))
-    return [_in_order([*comparison.beside.split(","), word]) for word in added]
+    beside = comparison.beside.split(",")
+    without = [word for word in beside if word.partition("=")[0] != toggle.name]
+    return [_in_order(beside), *(_in_order([*without, word])
+                                 for word in comparison.added or (toggle.name,))]
 
 
 def _in_order(words: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rawnn.cli.options import config_options, make_config
+from rawnn.onchip.report import describe
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.graphplan import GraphPlan, graph_plans
@@ -32,10 +33,11 @@ def plan(config_file: str | None, examples: int, dot: bool, show_all: bool, **op
     config = make_config(config_file, options)
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(examples), 1)
-    selection = select(config.opt, network, steps, ASSUMED, batch=recipe.batch)
     labelled = network.answers.answers == "labels"
     form = Form(examples, labels="uint8" if labelled else "", scale=1 / 255,
                 targets=0 if labelled else network.outputs)
+    selection = select(config.opt, network, steps, ASSUMED, batch=recipe.batch,
+                       recipe=recipe, form=form)
     step, policy = selection.apply(training_step(network, recipe, form))
     graphs = graph_plans(step, policy, steps) if policy.graph else [GraphPlan(step, steps)]
     if dot:
@@ -44,6 +46,9 @@ def plan(config_file: str | None, examples: int, dot: bool, show_all: bool, **op
     click.echo(f"toggles: {selection}")
     click.echo(f"policy:  {policy}\n")
     click.echo(step)
+    for op in step.find(kind="train_steps"):
+        click.echo()
+        click.echo(describe(op.attributes["chosen"]))
     for graph in graphs:
         click.echo()
         click.echo(_describe(graph, bool(policy.graph), show_all))

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Job:
     """Kernels of one of rawnn's .cu files: instances `expressions`, as `compile_source` takes
-    them. A `specific` source has instructions that one architecture alone has."""
+    them. A `specific` source has instructions that one architecture alone has. What is no file of
+    rawnn's brings its `text`, and NVRTC's `options` for it."""
 
     file: str
     expressions: tuple[str, ...]
     relocatable: bool = False
     programmatic: bool = False
     specific: bool = False
+    text: str = ""
+    options: tuple[str, ...] = ()
 
     def apart(self) -> list[Job]:
         """A job for each instance."""

@@ -212,6 +212,9 @@ class Device:
         missing = [replace(job, expressions=wanted) for job in jobs
                    if (wanted := tuple(e for e in job.expressions if
                                        (job.file, e, job.programmatic) not in self._functions))]
+        for job in missing:
+            if job.text:
+                self._sources[job.file] = (job.text, parse_kernels(job.text))
         texts = {job.file: self._source(job.file)[0] for job in missing}
         batch = Batch(missing, lambda job: self._built(texts[job.file], job), self.backend.parallel)
         self.compile_ms += (perf_counter() - started) * 1e3
@@ -242,7 +245,7 @@ class Device:
         return compile_source(
             self.backend.nvrtc, text, name=job.file, arch=self._arch_of(job),
             expressions=job.expressions, relocatable=job.relocatable,
-            programmatic=job.programmatic, cache=self._cache)
+            options=job.options, programmatic=job.programmatic, cache=self._cache)
 
     def _keep(self, job: Job, built: Compiled, signatures: dict[str, KernelSignature]) -> None:
         """Load what was compiled into the context."""

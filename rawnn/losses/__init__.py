@@ -20,7 +20,8 @@ class Loss:
     z). `measure(builder)` adds the ops that give loss (and correct), `backward(builder)` those that
     give the last dz. `fused` names the op that does the work of all `parts` in one pass. `counts`
     is how many answers an example of `outputs` outputs has that can be right (0: the loss has no
-    accuracy).
+    accuracy). `functor` is the CUDA functor (ptx/losses.cuh) of a loss that is a mean over all
+    elements, else "".
     """
 
     name: str
@@ -30,6 +31,7 @@ class Loss:
     parts: tuple[str, ...]
     fused: str
     counts: Callable[[int], int]
+    functor: str = ""
 
 
 LOSSES: dict[str, Loss] = {}

@@ -64,4 +64,4 @@ def _backward(b: Builder) -> None:
 
 
 register(Loss("bce", "targets", _measure, _backward, ("bce", "bce_accuracy", "bce_backward"),
-              "bce_gradient", lambda outputs: outputs))
+              "bce_gradient", lambda outputs: outputs, "LogitCrossEntropy"))

@@ -48,4 +48,4 @@ def _backward(b: Builder) -> None:
 
 
 register(Loss("mse", "targets", _measure, _backward, ("mse", "mse_backward"), "mse_gradient",
-              lambda outputs: 0))
+              lambda outputs: 0, "SquaredError"))

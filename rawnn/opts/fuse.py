@@ -1,44 +1,37 @@
 """`fuse`: neighbouring ops become one kernel.
 
-In this order, each where the plan allows it:
-1. the loss, its accuracy and its gradient in one pass; unless a library computes it, with the
-   softmax itself;
-2. bias and activation in the epilogue of the product ahead of them, the activation's slope in that
-   of the input gradient;
-3. plain SGD in the weight gradient's product: gradient and update of weights and biases in one
-   kernel, or what cuBLASLt allows (alpha = -lr, beta = 1, in place; or a sum of slices);
-4. the whole step of a one-layer network in two kernels that read the uint8 data set directly;
-5. the whole step of a network of narrow layers with 16-bit weights in three (narrow.py);
-6. the last layer of other networks on Hopper, with the loss, in one (head.py);
-7. input gradient and update of a layer whose weights stream from memory, in one (layers.py).
+It is an ordered list of fusions, each taken where the plan allows it and left out by its name
+(`fuse=-head`). Those here make what several families of kernels can do; those that one family has
+made up stand with it, in rawnn/ptx.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from rawnn.activations import activation
 from rawnn.losses import LOSSES
-from rawnn.opts import head, layers, narrow
 from rawnn.opts.cublas import sliced, slices_of
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import (
+    Comparison,
+    Outcome,
+    Parameter,
+    Rewritten,
+    Toggle,
+    leaving_out,
+    left_out,
+    register,
+)
 from rawnn.policy import Policy
+from rawnn.ptx import head, linear, narrow, skinny
+from rawnn.ptx.family import Fusion
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.step.tensor import Tensor
 
 Change = tuple[list[Op], list[Op]]
 """Ops of a plan, and those that take their place."""
-
-MAX_FUSED_CLASSES = 32
-"""Classes that the kernels of linear.cu hold in registers, one accumulator each."""
-
-
-def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite, head.rewrite,
-                    layers.rewrite):
-        plan = rewrite(plan)
-    return plan, policy
 
 
 def _loss(plan: Plan) -> Plan:
@@ -206,50 +199,71 @@ def _library_update(plan: Plan, gradient: Op,
     return ([gradient, update, *biases], [product, total]), (partial,)
 
 
-def _linear(plan: Plan) -> Plan:
-    kinds = [op.kind for op in plan.ops]
-    if kinds != ["gather", "matmul", "softmax_loss_gradient", "weight_update"]:
-        return plan
-    gather, forward, loss, update = plan.ops
-    classes = plan[forward.operands["c"]].shape[1]
-    if {forward.impl, update.impl} != {"naive"} or classes > MAX_FUSED_CLASSES \
-            or not set(update.operands) <= {"dz", "x", "w", "bias", "rates", "cursor"} \
-            or "bias" not in update.operands or "mean" in gather.operands \
-            or {plan[gather.operands[r]].dtype for r in ("images", "labels")} != {"uint8"} \
-            or {plan[o].dtype for o in ("x", forward.operands["b"])} != {"float32"} \
-            or forward.attributes["compute"] != "float32":
-        return plan
-    rows = (
-        Tensor("row_loss", (plan.batch,), "float32", Role.ACTIVATION),
-        Tensor("row_correct", (plan.batch,), "int32", Role.ACTIVATION),
-    )
-    data = {"images": gather.operands["images"], "cursor": "cursor",
-            **{role: name for role, name in gather.operands.items() if role == "order"}}
-    shared = {"w": update.operands["w"], "bias": update.operands["bias"],
-              "dz": loss.operands["dz"], "row_loss": "row_loss", "row_correct": "row_correct"}
-    place = {k: gather.attributes[k] for k in ("offset", "stride", "scale")}
-    first = Op("linear_forward", "linear_forward",
-               {**data, "labels": gather.operands["labels"], **shared}, place, "fused")
-    rates = {"rates": "rates"} if "rates" in update.operands else {}
-    second = Op("linear_update", "linear_update",
-                {**data, **shared, **rates, "loss": loss.operands["loss"],
-                 "correct": loss.operands["correct"]},
-                {**place, "lr": update.attributes["lr"], "decay": update.attributes["decay"]},
-                "fused")
-    return plan.with_tensors(*rows).substitute(plan.ops, [first, second])
+def _or(rewrite: Callable[[Plan], Plan], reason: str) -> Callable[[Plan], Plan | str]:
+    """What `rewrite` makes of a plan, or the reason why it finds nothing to change."""
+
+    def apply(plan: Plan) -> Plan | str:
+        found = rewrite(plan)
+        return reason if found.ops == plan.ops else found
+
+    return apply
+
+
+_MMA = "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl"
+_FAMILIES = (linear.FAMILY, narrow.FAMILY, head.FAMILY, skinny.FAMILY)
+FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
+    Fusion("loss", "the loss, its accuracy and its gradient in one pass; unless a library computes "
+                   "it, with the softmax itself",
+           _or(_loss, "no loss whose accuracy or gradient is an op of its own"),
+           (("linear", "preload,arena,nosync,cublas,graphs=epoch"), ("mlp4", _MMA))),
+    Fusion("epilogue", "bias and activation in the product ahead of them",
+           _or(_epilogue, "no product that could add a bias or apply an activation behind it"),
+           (("mlp4", _MMA), ("wide1024", _MMA))),
+    Fusion("slope", "the activation's slope in the product of the input gradient",
+           _or(_slope, "no product that could apply the slope behind it"),
+           (("mlp4", _MMA), ("wide1024", _MMA))),
+    Fusion("update", "plain SGD in the product of the weight gradient, weights and biases in one "
+                     "kernel, or what cuBLASLt allows: alpha = -lr, beta = 1, in place; or a sum "
+                     "of slices",
+           _or(_update, "no plain SGD directly behind the gradient's product"),
+           (("mlp4", _MMA), ("wide1024", _MMA))),
+    *(family.fusion for family in _FAMILIES if family.fusion is not None),
+)}
+"""In the order in which they are tried."""
+
+
+def rewritten(plan: Plan, value: str | int | None) -> tuple[Plan, list[Outcome]]:
+    """The plan with every fusion that is not left out and finds a place, and what became of each.
+    """
+    outcomes = []
+    for name, fusion in FUSIONS.items():
+        found = f"{name} is left out by fuse={value}" if name in left_out(value) \
+            else fusion.apply(plan)
+        if isinstance(found, Plan):
+            plan, found = found, ""
+        outcomes.append(Outcome(name, found))
+    return plan, outcomes
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return rewritten(plan, value)[0], policy
 
 
 register(Toggle(
     "fuse",
     claim="softmax + loss + gradient, bias + activation, gradient + SGD in one kernel each; "
-          "a one-layer step in two",
+          "a one-layer step in two; -NAME leaves out one of " + ", ".join(FUSIONS),
     source="the report's rung of fused loss and accuracy, taken further",
     group="kernels", apply=apply, host=True,
+    parameter=Parameter("-NAME", leaving_out("fuse", "fusions", FUSIONS), ""),
+    outcomes=lambda plan, value: rewritten(plan, value)[1],
     comparisons=(
         Comparison("linear", "preload,arena,nosync"),
         Comparison("linear", "preload,arena,nosync,graphs=epoch"),
         *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl")
           for workload in ("wide128", "mlp4", "wide1024")),
         Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"),
+        *(Comparison(workload, f"{beside},fuse=-{name}") for name, fusion in FUSIONS.items()
+          for workload, beside in fusion.shown),
     ),
 ))

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from rawnn.errors import ConfigError
 from rawnn.network import Network
-from rawnn.opts.fuse import MAX_FUSED_CLASSES
+from rawnn.opts.earning import Verdict, judge, usual_form
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.tuning.table import Entry, nearest
+from rawnn.ptx.linear import MAX_FUSED_CLASSES
+from rawnn.step.recipe import Form, Recipe
+from rawnn.tuning.table import Entry, exact
 
 Values = dict[str, str | int | None]
 
@@ -26,12 +28,15 @@ H200), beside which the 3 us between two launches are nothing."""
 
 @dataclass(frozen=True)
 class Setting:
-    """What a preset decides by: the network, examples a step, steps an epoch, the machine."""
+    """What a preset decides by: the network, examples a step, steps an epoch, the machine; and how
+    it is trained on which form of data, where that is known."""
 
     network: Network
     batch: int
     steps: int
     machine: Machine
+    recipe: Recipe | None = None
+    form: Form | None = None
 
 
 def none() -> Values:
@@ -60,27 +65,40 @@ def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
     if machine.gpu is not None:
         return {"preload": None, "fuse": None}, []
     values: Values = {"preload": None, "arena": None, "nosync": None}
-    taken, notes = _looked_up(setting, numbers)
+    entry, notes = _looked_up(setting, numbers)
+    taken, why = measured(entry, machine) if entry else (None, [])
+    notes += why
     if taken is None:
         taken, why = by_rule(setting, numbers)
         notes += why
+    verdict = _judge(setting, numbers, entry.us if entry else None)
+    notes += [verdict.why] if verdict.why else []
+    if verdict.taken:
+        values["persistent"] = TOGGLES["persistent"].parse(None)
     values |= taken
     if TOGGLES["graphs"].needs(machine) is None:
         nodes = _nodes(setting, values)
-        values["graphs"] = "epoch" if nodes * setting.steps <= MAX_UNROLLED_NODES \
+        whole = verdict.taken or nodes * setting.steps <= MAX_UNROLLED_NODES
+        values["graphs"] = "epoch" if whole \
             else max(min(UNROLLED_NODES // nodes, UNROLLED_STEPS), 1)
     else:
         notes.append(f"best goes without graphs: {TOGGLES['graphs'].needs(machine)}")
     return values, notes
 
 
-def _looked_up(setting: Setting, numbers: str) -> tuple[Values | None, list[str]]:
-    """The toggles of the nearest entry of the table, None where there is none that can be used."""
+def _judge(setting: Setting, numbers: str, measured: float | None) -> Verdict:
+    if setting.recipe is None:  # nobody says how many steps there will be
+        return Verdict(False)
+    form = setting.form or usual_form(setting.network, setting.batch * setting.steps)
+    return judge(setting.network, setting.recipe, form, numbers, setting.machine, measured)
+
+
+def _looked_up(setting: Setting, numbers: str) -> tuple[Entry | None, list[str]]:
+    """The table's entry of this very network, None where there is none."""
     try:
-        found = nearest(setting.machine.name, setting.network.layers, setting.batch, numbers)
+        return exact(setting.machine.name, setting.network.layers, setting.batch, numbers), []
     except ConfigError as error:
         return None, [f"best goes by rule: {error}"]
-    return measured(found, setting.machine) if found else (None, [])
 
 
 def measured(entry: Entry, machine: Machine) -> tuple[Values | None, list[str]]:

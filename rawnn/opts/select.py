@@ -8,9 +8,10 @@ from rawnn.errors import ConfigError, nearest
 from rawnn.network import Network
 from rawnn.opts import presets
 from rawnn.opts.numbers import numbers_of
-from rawnn.opts.registry import TOGGLES, Machine, Rewritten
+from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
+from rawnn.step.recipe import Form, Recipe
 from rawnn.target import HOST, Target
 
 
@@ -36,6 +37,16 @@ class Selection:
             plan, policy = TOGGLES[name].apply(plan, policy, value)
         return plan.check(), policy
 
+    def outcomes(self, plan: Plan) -> dict[str, list[Outcome]]:
+        """What became of the parts of each toggle that has some, with the baseline `plan`."""
+        found = {}
+        plan, policy = replace(plan, target=self.target), Policy()
+        for name, value in self.values.items():
+            if outcomes := TOGGLES[name].outcomes(plan, value):
+                found[name] = outcomes
+            plan, policy = TOGGLES[name].apply(plan, policy, value)
+        return found
+
     def words(self) -> list[str]:
         """Each toggle as one would type it."""
         return [n if v is None else f"{n}={v}" for n, v in self.values.items()]
@@ -47,15 +58,18 @@ class Selection:
 
 
 def select(text: str, network: Network, steps: int, machine: Machine, *,
-           batch: int = 1, lenient: bool = False) -> Selection:
+           batch: int = 1, lenient: bool = False, recipe: Recipe | None = None,
+           form: Form | None = None) -> Selection:
     """Resolve "best,-cudnn" or "graphs=epoch,cublas" for a machine.
 
-    `steps` is the number of steps in an epoch, `batch` the examples in each. With `lenient`,
+    `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and `form`
+    say how and on what it is trained, by which a preset may decide. With `lenient`,
     toggles that mean nothing where there is no GPU are left out and named in the notes; otherwise
     they are refused. What is typed behind a preset wins over what the preset chose. Raises
     ConfigError for an unknown toggle, a bad value, a conflict, or a toggle the machine cannot run.
     """
-    asked, removed, notes = _parse(text, presets.Setting(network, batch, steps, machine))
+    asked, removed, notes = _parse(text, presets.Setting(
+        network, batch, steps, machine, recipe, form))
     if machine.gpu is not None:
         _keep_host_toggles(asked, notes, machine, lenient)
     implied = _add_implied(asked, removed)

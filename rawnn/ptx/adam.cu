@@ -10,12 +10,8 @@
 // beta2 (double: 1 - beta is what counts), eps, decoupled (bool), copy_scale, offset, stochastic
 // (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 16 bytes a weight more than sgd.
+#include "rules.cuh"
 #include "updates.cuh"
-
-// 1 - beta^t without the cancellation: beta^t is near 1 for small t.
-__device__ __forceinline__ float bias_correction(float complement, int t) {
-  return -expm1f(static_cast<float>(t) * log1pf(-complement));
-}
 
 template <typename TW, typename TG, typename TC>
 __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
@@ -32,11 +28,7 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
-  const int t = total_step(cursor, offset, clock) + 1;
-  const float complement1 = static_cast<float>(1.0 - beta1);
-  const float complement2 = static_cast<float>(1.0 - beta2);
-  const float pace = rate / bias_correction(complement1, t);
-  const float spread = 1.0f / sqrtf(bias_correction(complement2, t));
+  const Adam rule(rate, total_step(cursor, offset, clock) + 1, decay, beta1, beta2, eps, decoupled);
   float first[N];
   float second[N];
   update_matrix(
@@ -47,14 +39,11 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
         load_part<N>(second, at(v, ldv, row, column), whole, count);
       },
       [&](float weight, float gradient, int i) {
-        if (decoupled) {
-          weight -= rate * decay * weight;
-        } else {
-          gradient += decay * weight;
-        }
-        first[i] += complement1 * (gradient - first[i]);
-        second[i] += complement2 * (gradient * gradient - second[i]);
-        return weight - pace * first[i] / (sqrtf(second[i]) * spread + eps);
+        float state[2] = {first[i], second[i]};
+        weight = rule(weight, gradient, state);
+        first[i] = state[0];
+        second[i] = state[1];
+        return weight;
       },
       [&](int row, int column, bool whole, int count) {
         store_part<N>(at(m, ldm, row, column), first, whole, count);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import Scalars
 from rawnn.ptx.tiles import (
     FEW,
@@ -14,6 +15,9 @@ from rawnn.ptx.tiles import (
     sums_bytes,
 )
 from rawnn.target import Target
+
+SYNC = Family("mma", "matrix products on tensor cores by mma.sync", ("asynchronous copies",))
+WGMMA = Family("wgmma", "large matrix products on tensor cores by wgmma", ("wgmma",))
 
 
 def choose(p: Product, target: Target) -> Tile:
@@ -53,7 +57,8 @@ OTHERS = (
 )
 """What `tune` tries besides."""
 
-register_family("mma", "mma.cu", choose, _shared, sums=True, fixed=("CLUSTER",), others=OTHERS)
+register_family(SYNC, "mma", "mma.cu", choose, _shared, sums=True, fixed=("CLUSTER",),
+                others=OTHERS)
 
 
 def choose_wgmma(p: Product, target: Target) -> Tile:
@@ -80,5 +85,5 @@ WGMMA_OTHERS = (
     Tile(256, 128, 16, 1, 1, 4, bytes=128),
 )
 
-register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
+register_family(WGMMA, "wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
                 fixed=("BYTES",), others=WGMMA_OTHERS, specific=True)

@@ -8,6 +8,7 @@
 // template <TW, TG, TC>: storage types of w, dw and copy. Scalars: rows, cols, lr, decay, momentum,
 // nesterov (bool), copy_scale, offset, stochastic (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 8 bytes a weight more than sgd.
+#include "rules.cuh"
 #include "updates.cuh"
 
 template <typename TW, typename TG, typename TC>
@@ -24,6 +25,7 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
+  const Momentum rule(rate, 0, decay, momentum, nesterov);
   float velocity[N];
   update_matrix(
       w, ldw, dw, lddw, copy, ldcopy, copy_scale, vector_aligned<N>(v, ldv), loss_scale, rows, cols,
@@ -32,9 +34,7 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
         load_part<N>(velocity, at(v, ldv, row, column), whole, count);
       },
       [&](float weight, float gradient, int i) {
-        gradient += decay * weight;
-        velocity[i] = momentum * velocity[i] + gradient;
-        return weight - rate * (nesterov ? gradient + momentum * velocity[i] : velocity[i]);
+        return rule(weight, gradient, &velocity[i]);
       },
       [&](int row, int column, bool whole, int count) {
         store_part<N>(at(v, ldv, row, column), velocity, whole, count);

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rawnn.activations import functor
 from rawnn.dtypes import c_type
 from rawnn.errors import ConfigError
-from rawnn.step.op import Op
+from rawnn.step.op import Op, OpSpec
 from rawnn.step.plan import Plan
 
 Dim = tuple[int, int, int]
@@ -52,7 +53,8 @@ class KernelImpl:
     operand that the kernel takes a tensor map of; they follow from the kernel's own parameters.
     The blocks of a `cooperative` kernel all run at once. A `relocatable` one is linked with the
     device runtime, an architecture-`specific` one has instructions that the successors of its
-    architecture have not (it is compiled for sm_90a, not sm_90).
+    architecture have not (it is compiled for sm_90a, not sm_90). A generated kernel brings its
+    `text`, and NVRTC's `options` for it.
     """
 
     source: str
@@ -68,6 +70,8 @@ class KernelImpl:
     cooperative: bool = False
     relocatable: bool = False
     specific: bool = False
+    text: str = ""
+    options: tuple[str, ...] = ()
 
     def variants(self, scalars: Scalars) -> int:
         """How many variants of a launch there are; 1 where there is nothing to choose."""
@@ -88,24 +92,41 @@ class KernelImpl:
         return {**numbers, **self.sizes(op, plan)}
 
 
-KERNELS: dict[tuple[str, str], KernelImpl] = {}
+class Key(NamedTuple):
+    """What a kernel is found by: the op's kind and implementation, and of a product its layout."""
+
+    kind: str
+    impl: str
+    layout: str = ""
+
+
+KERNELS: dict[Key, KernelImpl] = {}
 
 NEUTRAL: Mapping[str, int | float] = {"alpha": 1.0, "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}
 """Numbers that a kernel may do without: it then computes with this value, so that an op with
 another is not for it."""
 
 
-def register(kind: str, impl: str, entry: KernelImpl) -> None:
-    """Add the kernel of (kind, impl); a product's kind is "matmul nt", "matmul nn" or
-    "matmul tn"."""
-    KERNELS[kind, impl] = entry
+GENERATED: dict[str, Callable[[Op], KernelImpl]] = {}
+"""Kinds of ops whose kernels are written for each op -> what writes it."""
+
+WRITTEN: dict[str, tuple[OpSpec, KernelImpl]] = {}
+"""Kernels that were written, by name: what they mean."""
+
+
+def key_of(op: Op) -> Key:
+    """The place of an op's kernel in the table."""
+    return Key(op.kind, op.impl, op.attributes["layout"] if op.kind == "matmul" else "")
 
 
 def kernel_for(op: Op) -> KernelImpl:
     """The table's entry for an op. Raises ConfigError for an impl that no kernel provides."""
-    kind = f"matmul {op.attributes['layout']}" if op.kind == "matmul" else op.kind
+    if op.kind in GENERATED:
+        written = GENERATED[op.kind](op)
+        WRITTEN[written.name] = op.spec, written
+        return written
     try:
-        return KERNELS[kind, op.impl]
+        return KERNELS[key_of(op)]
     except KeyError:
         raise ConfigError(f"no kernel runs the op '{op.name}' ({op.kind}/{op.impl})") from None
 

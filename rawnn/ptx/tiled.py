@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import Scalars
 from rawnn.ptx.tiles import (
     SOME,
@@ -12,6 +13,8 @@ from rawnn.ptx.tiles import (
     sums_bytes,
 )
 from rawnn.target import Target
+
+FAMILY = Family("tiled", "matrix products through tiles in shared memory and registers, in float")
 
 DEPTH = 32
 """Elements of the inner dimension in a stage (kTiledDepth)."""
@@ -39,5 +42,5 @@ OTHERS = (
 )
 """What `tune` tries besides."""
 
-register_family("tiled", "tiled.cu", choose, _shared, sums=False,
+register_family(FAMILY, "tiled", "tiled.cu", choose, _shared, sums=False,
                 fixed=("CLUSTER", "BYTES"), others=OTHERS)

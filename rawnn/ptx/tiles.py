@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rawnn.activations import functor
 from rawnn.dtypes import itemsize
 from rawnn.errors import ConfigError
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
@@ -19,7 +20,6 @@ from rawnn.ptx.table import (
     Shape,
     ceil,
     flag,
-    register,
     types,
 )
 from rawnn.ptx.updates import CONTEXT
@@ -109,10 +109,11 @@ _UPDATE_SHAPES: dict[str, Shape] = {
 }
 
 
-def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Scalars], int], *,
-                    sums: bool, fixed: tuple[str, ...] = (), others: Sequence[Tile] = (),
+def register_family(family: Family, impl: str, source: str, choose: Choose,
+                    shared: Callable[[Scalars], int], *, sums: bool,
+                    fixed: tuple[str, ...] = (), others: Sequence[Tile] = (),
                     specific: bool = False) -> None:
-    """Add the kernels <source>_nt, _nn, _tn and _update of `source` as `impl`.
+    """Add the kernels <source>_nt, _nn, _tn and _update of `source` to a family, as `impl`.
 
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
     have the tile's parameters and, as SIZE_A and SIZE_B, bytes of the operands' elements); `sums`
@@ -159,10 +160,10 @@ def register_family(impl: str, source: str, choose: Choose, shared: Callable[[Sc
         return int(s["CLUSTER"])
 
     for layout, shapes in _SHAPES.items():
-        register(f"matmul {layout}", impl, KernelImpl(
+        family.register("matmul", impl, KernelImpl(
             source, f"{name}_{layout}", product, tile, _geometry, shapes, shared, cluster,
-            choices, specific=specific))
-    register("weight_update", impl, KernelImpl(
+            choices, specific=specific), layout)
+    family.register("weight_update", impl, KernelImpl(
         source, f"{name}_update", update, update_sizes, _geometry, _UPDATE_SHAPES, shared, cluster,
         choices, specific=specific))
 

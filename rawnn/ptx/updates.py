@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rawnn.ptx.family import Family
 from rawnn.ptx.products import BLOCKS, accumulator
 from rawnn.ptx.table import (
     KernelImpl,
@@ -10,12 +11,13 @@ from rawnn.ptx.table import (
     elements,
     in_blocks,
     matrix,
-    register,
     typed,
     types,
 )
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+
+FAMILY = Family("updates", "optimizer steps")
 
 _MATRIX: Shape = ("rows", "cols")
 CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",),
@@ -25,7 +27,7 @@ CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",)
 
 def _update(name: str, source: str, *state: str) -> None:
     shapes = dict.fromkeys(("w", "dw", "copy", *state), _MATRIX)
-    register(name, "naive", KernelImpl(
+    FAMILY.register(name, "naive", KernelImpl(
         source, name, typed("w", "dw", "copy"), matrix("w"), elements(),
         {**shapes, **CONTEXT}))
 
@@ -47,10 +49,10 @@ WEIGHT_UPDATE_SHAPES: dict[str, Shape] = {
 }
 
 
-register("weight_update", "naive", KernelImpl(
+FAMILY.register("weight_update", "naive", KernelImpl(
     "weight_update.cu", "weight_update",
     lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
     in_blocks(*BLOCKS), WEIGHT_UPDATE_SHAPES))
-register("cast", "naive", KernelImpl(
+FAMILY.register("cast", "naive", KernelImpl(
     "cast.cu", "cast", typed("source", "copy"), matrix("copy"), elements(),
     {"source": _MATRIX, "copy": _MATRIX}))

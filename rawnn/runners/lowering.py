@@ -15,7 +15,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
-from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
@@ -52,14 +52,20 @@ class Lowering:
 
     def _jobs(self, plans: Iterable[Plan]) -> list[Job]:
         wanted: dict[tuple[str, bool, bool], dict[str, None]] = {}
+        written: dict[str, KernelImpl] = {}
         for plan in plans:
             for op in plan.ops:
                 if _is_kernel(op):
                     impl = kernel_for(op)
+                    if impl.text:
+                        written[impl.source] = impl
+                        continue
                     key = impl.source, impl.relocatable, impl.specific
                     wanted.setdefault(key, {})[impl.expression(op, plan)] = None
-        return [Job(source, tuple(expressions), relocatable, self._programmatic, specific)
+        jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific)
                 for (source, relocatable, specific), expressions in wanted.items()]
+        return jobs + [Job(impl.source, (impl.name,), False, self._programmatic, impl.specific,
+                           impl.text, impl.options) for impl in written.values()]
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no

@@ -22,7 +22,7 @@ import numpy as np
 from rawnn.activations import ACTIVATIONS
 from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
-from rawnn.ptx.kernels import KERNELS, Scalars, Shape
+from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
 from rawnn.ptx.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
@@ -95,11 +95,10 @@ table of kernels refuses an op with another number."""
 def _by_name() -> dict[tuple[str, str], Meaning]:
     """(source file, kernel) -> meaning, for every kernel of the table."""
     found: dict[tuple[str, str], Meaning] = {}
-    for (kind, _), impl in KERNELS.items():
-        kind, _, layout = kind.partition(" ")
-        spec = OPS[kind]
+    for key, impl in KERNELS.items():
+        spec = OPS[key.kind]
         found[impl.source, impl.name] = Meaning(
-            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, layout,
+            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
             impl.geometry, impl.variants, impl.boxes,
         )
     return found
@@ -129,6 +128,10 @@ class Kernel:
     def meaning(self) -> Meaning:
         name = self.signature.name
         found = _registered.get(name) or _by_name().get((self._source.rpartition("/")[2], name))
+        if found is None and name in WRITTEN:
+            spec, impl = WRITTEN[name]
+            found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
+                            geometry=impl.geometry)
         if found is None:
             raise SimulationError(
                 f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "

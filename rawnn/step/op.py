@@ -29,7 +29,7 @@ class OpSpec:
     elements at its own steps, `optional` those an op may leave out.
     `reference(operands, attributes)` computes the op with NumPy, in place, in whatever float type
     its operands have. Of an op that measures beside its other work, `unmeasured` is the kind that
-    does the rest alone.
+    does the rest alone. Where operands vary from op to op, `of(op)` gives what is true of that one.
     """
 
     kind: str
@@ -40,6 +40,7 @@ class OpSpec:
     optional: tuple[str, ...] = ()
     unmeasured: str = ""
     summary: str = ""
+    of: Callable[[Op], OpSpec] | None = None
 
 
 OPS: dict[str, OpSpec] = {}
@@ -83,7 +84,8 @@ class Op:
 
     @property
     def spec(self) -> OpSpec:
-        return OPS[self.kind]
+        spec = OPS[self.kind]
+        return spec.of(self) if spec.of else spec
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
@@ -133,7 +135,8 @@ class Op:
             return ", ".join(n if s is None else f"{n}[{_slots(s)}]" for n, s in accesses) or "-"
 
         static = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
-                           for k, v in self.attributes.items())
+                           for k, v in self.attributes.items()
+                           if isinstance(v, (bool, int, float, str)))
         return (f"{self.name:<24} {self.kind}/{self.impl:<8} reads {words(self.reads)}; "
                 f"writes {words(self.writes)}" + (f"  [{static}]" if static else ""))
 

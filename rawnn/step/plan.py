@@ -9,7 +9,7 @@ from functools import cached_property
 
 from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.step.joining import joined
+from rawnn.step.joining import SPANS, joined
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
 from rawnn.target import HOST, Target
@@ -140,10 +140,14 @@ class Plan:
         """This one-step plan repeated for `steps` steps at offsets 0, 1, ... from the cursor.
 
         Batch tensors alternate between two buffers, so that the gather of one step may run beside
-        the step before it. Ops of neighbouring steps that one launch can do are joined.
+        the step before it. Ops of neighbouring steps that one launch can do are joined; an op that
+        is the whole step does all of them.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
+        if len(self.ops) == 1 and self.ops[0].kind in SPANS:
+            whole = SPANS[self.ops[0].kind](self.ops[0], steps)
+            return replace(self, ops=(whole,), steps=steps)
         tensors = dict(self.tensors)
         second: dict[str, str] = {}
         if steps > 1:

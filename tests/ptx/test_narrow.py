@@ -24,9 +24,9 @@ from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.narrow import shared_bytes
 from rawnn.runners.arguments import kernel_arguments
 from rawnn.step.op import Op
-from rawnn.step.ops.narrow import shared_bytes
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 from tests.engine import CAPABLE, step_plan

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from rawnn import random
-from rawnn.activations import activation
 from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import Array, matrix_view, step_of
 
@@ -121,19 +120,6 @@ def weight_update(t: SimpleNamespace, a: Attributes) -> None:
     _store(t, a, t.w, t.w - lr * (_gradient(t, t.dz.T @ t.x) + decay * t.w))
     if hasattr(t, "bias"):
         _update_bias(t, a)
-
-
-@define("layer_backward",
-        reads=("dz", "x", "w", "bias", "copy", "rates", "cursor", "clock"),
-        writes=("w", "bias", "copy", "dx"),
-        optional=("bias", "copy", "rates", "cursor", "clock"))
-def layer_backward(t: SimpleNamespace, a: Attributes) -> None:
-    """dx = (dz w) * slope(x), x being the layer's input, and weight_update, with w read once.
-
-    The gradient is that of the weights before the update: of their copy, where there is one."""
-    dx = t.dz @ (t.copy if hasattr(t, "copy") else t.w)
-    t.dx[...] = dx * activation(a["slope"]).slope(t.x) if a["slope"] else dx
-    weight_update(t, a)
 
 
 @define("slices_sgd", reads=("partial", "w", "dz", "bias", "rates", "cursor"),
