@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = ("numpy", "ml_dtypes", "cuda.bindings", "nvmath", "rich", "platformdirs", "safetensors", "onnx")
+HEAVY = ("numpy", "ml_dtypes", "cuda.bindings", "nvmath", "rich", "platformdirs", "safetensors",
+         "onnx")
 SECONDS = 0.15
 """Of processor time, to which other programs on the machine do not add; a third of it is used."""
 
