@@ -233,10 +233,14 @@ def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle |
     if mode == "auto":
         return find_oracle(path, config, data)
 
-    def tell(seed: int, accuracy: float) -> None:
-        say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
+    with Screen("reference", len(SEEDS)) as screen:
 
-    reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
+        def tell(seed: int, accuracy: float) -> None:
+            with screen.aside():
+                say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
+            screen.advance(SEEDS.index(seed) + 1, len(SEEDS), f"seed {seed}")
+
+        reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
     keep_oracle(path, reference)
     return reference
 
