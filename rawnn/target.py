@@ -49,7 +49,7 @@ class Target:
     shared_per_multiprocessor: int = 0
     registers: int = 0
     threads: int = 0
-    at_once: Mapping[int, int] = field(default_factory=dict)
+    at_once: Mapping[int, int] = field(default_factory=dict, hash=False)
     features: frozenset[str] = frozenset()
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
 from rawnn.ptx.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
-from rawnn.sim.graphs import Effect, Launcher
+from rawnn.sim.graphs import Launcher
 from rawnn.sim.memory import Memory, Region
 from rawnn.sim.order import Task
 from rawnn.sim.tensormap import check_maps
@@ -58,7 +58,8 @@ Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 @dataclass(frozen=True)
 class Meaning:
     """What a kernel computes. `attributes` are added to the scalar arguments for the reference;
-    `geometry`, where given, is the only grid and block allowed, in any of its `variants`; `boxes`
+    `geometry`, where given, is the only grid and block allowed, in any of its `variants`, `shared`
+    the only bytes of dynamic shared memory, `cluster` the only blocks of a cluster; `boxes`
     the only rows of boxes."""
 
     reads: tuple[str, ...]
@@ -70,6 +71,8 @@ class Meaning:
     geometry: Callable[[Scalars], Any] | None = None
     variants: Callable[[Scalars], int] = lambda scalars: 1
     boxes: Callable[[Scalars], Mapping[str, int]] | None = None
+    shared: Callable[[Scalars], int] | None = None
+    cluster: Callable[[Scalars], int] | None = None
 
 
 _registered: dict[str, Meaning] = {}
@@ -88,6 +91,12 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
 
 _SLOTS = ("loss", "correct", "rates")
 """Operands of which a step has one element."""
+
+_MULTIPLIED = ("a", "b", "dz", "x")
+"""Operands whose rows the template flag ALIGNED is about."""
+
+_DRAWS = 8
+"""Roundings that one draw of random bits is for, which the template flag RAGGED is about."""
 
 _PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
 """Template flags that say whether an operand is there."""
@@ -112,7 +121,7 @@ def _by_name() -> dict[tuple[str, str], Meaning]:
         spec = OPS[key.kind]
         found[Path(impl.source).name, impl.name] = Meaning(
             spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
-            impl.geometry, impl.variants, impl.boxes,
+            impl.geometry, impl.variants, impl.boxes, impl.shared, impl.cluster,
         )
     return found
 
@@ -152,11 +161,11 @@ class Kernel:
             )
         return found
 
-    def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int],
-               parameters: int) -> Effect:
+    def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int,
+               parameters: int) -> Binding:
         """The effect of a launch with the pointer array at the host address `parameters`, whose
-        values are copied now. Raises SimulationError for arguments or a geometry that do not fit.
-        """
+        values are copied now. Raises SimulationError for arguments, a geometry or dynamic shared
+        memory that do not fit."""
         raw = self._packed(parameters)
         if self._generation != self._memory.generation:
             self._bound.clear()
@@ -168,6 +177,11 @@ class Kernel:
             raise SimulationError(
                 f"{self.expression} is launched with grid {grid} and block {block}, but its work "
                 f"asks for " + " or ".join(f"grid {g} and block {b}" for g, b in bound.geometries)
+            )
+        if bound.shared not in (None, shared_bytes):
+            raise SimulationError(
+                f"{self.expression} is launched with {shared_bytes:,} bytes of dynamic shared "
+                f"memory, but its work asks for {bound.shared:,}"
             )
         return bound
 
@@ -228,11 +242,27 @@ class Binding:
         self._reference = meaning.reference
         self._attributes = self._scalars(values, meaning, template)
         self.geometries = self._geometries(meaning)
+        self.shared, self.cluster = map(self._asked, (meaning.shared, meaning.cluster))
         self._operands = self._make_operands(values, meaning)
         check_maps(kernel.expression, kernel.signature, values, self._operands, meaning.boxes,
                    self._attributes)
         self._generation = -1
         self._end = self._attributes.get("end") if "handle" in self._attributes else None
+
+    def _asked(self, numbers: Callable[[Scalars], int] | None) -> int | None:
+        """What the table of kernels asks for, where the arguments say enough to know it."""
+        try:
+            return numbers(self._attributes) if numbers is not None else None
+        except KeyError:
+            return None
+
+    def check_cluster(self, cluster: tuple[int, int, int] | None) -> None:
+        """Raise SimulationError where the blocks of a cluster are not those that the work asks
+        for: they would wait for, or write to, others than they share it with."""
+        blocks = prod(cluster or (1,))
+        if self.cluster not in (None, blocks):
+            raise SimulationError(f"{self._kernel.expression} is launched in clusters of {blocks} "
+                                  f"block(s), but its work asks for {self.cluster}")
 
     def _geometries(self, meaning: Meaning) -> list[Any]:
         """Every grid and block that the arguments ask for; none where only the plan knows them."""
@@ -327,6 +357,14 @@ class Binding:
                 raise SimulationError(
                     f"{label}: operand '{name}' at {address:#x} is not aligned to {parameter.ctype}"
                 )
+            if scalars.get("ALIGNED") and name in _MULTIPLIED \
+                    and (address % 16 or ld * dtype.itemsize % 16):
+                raise SimulationError(f"{label}: ALIGNED is true, but rows of the operand '{name}' "
+                                      f"do not begin at multiples of 16 bytes")
+            if name == "w" and scalars.get("RAGGED") is False and scalars.get("STOCHASTIC") \
+                    and cols % _DRAWS:
+                raise SimulationError(f"{label}: RAGGED is false, but rows of {cols} weights do "
+                                      f"not hold whole draws of {_DRAWS}")
             made.append(_Operand(name, dtype, address, rows, cols, ld, len(extents) == 2, window,
                                  read, write,
                                  parameter.ctype if parameter.ctype in LOW_PRECISION else ""))
