@@ -65,7 +65,8 @@ def machine_of(device: Device) -> Machine:
     """What toggles need to know of an open device."""
     major, minor = (int(part) for part in device.info.cuda.split("."))
     return Machine(None, device.capability, major * 1000 + minor * 10,
-                   device.backend.provides, device.info.memory_pools, device.info.name)
+                   device.backend.provides, device.info.memory_pools, device.info.name,
+                   device.info.multiprocessors)
 
 
 def since_import() -> float:

@@ -5,22 +5,26 @@ In this order, each where the plan allows it:
    softmax itself;
 2. bias and activation in the epilogue of the product ahead of them, the activation's slope in that
    of the input gradient;
-3. plain SGD in the weight gradient's product: gradient and update of weights and biases in one
-   kernel, or what cuBLASLt allows (alpha = -lr, beta = 1, in place; or a sum of slices);
+3. the update in the weight gradient's product: gradient and step of weights and biases in one
+   kernel, of plain SGD, or by tensor cores of any optimizer; or what cuBLASLt allows of plain SGD
+   (alpha = -lr, beta = 1, in place; or a sum of slices);
 4. the whole step of a one-layer network in two kernels that read the uint8 data set directly;
 5. the whole step of a network of narrow layers with 16-bit weights in three (narrow.py);
 6. the last layer of other networks on Hopper, with the loss, in one (head.py);
-7. input gradient and update of a layer whose weights stream from memory, in one (layers.py).
+7. input gradient and update of a layer whose weights stream from memory, in one (layers.py);
+8. slopes that follow from an activation's input, as 2; later, for 6 takes their product without.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from rawnn.activations import activation
 from rawnn.losses import LOSSES
 from rawnn.opts import head, layers, narrow
 from rawnn.opts.cublas import sliced, slices_of
+from rawnn.opts.precision import UPDATES
 from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
 from rawnn.policy import Policy
 from rawnn.step.op import Op
@@ -32,8 +36,8 @@ MAX_FUSED_CLASSES = 32
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite, head.rewrite,
-                    layers.rewrite):
+    for rewrite in (_loss, _epilogue, partial(_slope, saves="output"), _update, _linear,
+                    narrow.rewrite, head.rewrite, layers.rewrite, partial(_slope, saves="input")):
         plan = rewrite(plan)
     return plan.check(), policy
 
@@ -72,9 +76,19 @@ def _labelled_loss(plan: Plan) -> Plan:
     return plan
 
 
+FAMILIES = ("tiled", "mma", "wgmma")
+"""Products by kernels that share mma_epilogue.cuh."""
+BY_TENSOR_CORES = ("mma", "wgmma")
+STATE = ("m", "v")
+"""What optimizers keep for a parameter."""
+
+
 def _applies(product: Op, name: str) -> bool:
-    """Whether the product's code can apply the activation `name` in its epilogue."""
-    return activation(name).saves == "output" and (product.impl != "cublas" or name == "relu")
+    """Whether the product's code can apply the activation `name` in its epilogue, and keep what the
+    backward pass needs of it."""
+    if activation(name).saves == "input":
+        return product.impl in FAMILIES
+    return product.impl != "cublas" or name == "relu"
 
 
 def _epilogue(plan: Plan) -> Plan:
@@ -94,7 +108,9 @@ def _epilogue(plan: Plan) -> Plan:
         applied = [op for op in plan.consumers(operands["c"]) if op.kind == "activate"]
         if applied and _applies(product, applied[0].attributes["activation"]):
             gone.append(applied[0])
-            operands = {**operands, "c": applied[0].operands["a"]}
+            kept = {"pre": operands["c"]} if activation(applied[0].attributes["activation"]).saves \
+                == "input" and len(plan.consumers(operands["c"])) > 1 else {}
+            operands = {**operands, "c": applied[0].operands["a"], **kept}
             attributes = {**attributes, "activation": applied[0].attributes["activation"]}
         if len(gone) > 1:
             plan = plan.substitute(
@@ -102,12 +118,14 @@ def _epilogue(plan: Plan) -> Plan:
     return plan
 
 
-def _slope(plan: Plan) -> Plan:
+def _slope(plan: Plan, saves: str) -> Plan:
     for product in plan.find(kind="matmul"):
         masks = [op for op in plan.find(kind="activate_backward")
                  if op.operands["da"] == product.operands["c"]]
-        if not masks or product.impl == "cublas" \
-                or not _applies(product, masks[0].attributes["activation"]):
+        if not masks or product.impl == "cublas":
+            continue
+        name = masks[0].attributes["activation"]
+        if activation(name).saves != saves or not _applies(product, name):
             continue
         operands = {**product.operands, **masks[0].operands, "c": masks[0].operands["dz"]}
         for role in ("da", "dz"):
@@ -119,13 +137,16 @@ def _slope(plan: Plan) -> Plan:
 
 
 def _update(plan: Plan) -> Plan:
-    for update in plan.find(kind="sgd"):
+    for update in [op for op in plan.ops if op.kind in UPDATES]:
         if update not in plan.ops:  # taken in by the update of its layer's weights
             continue
         gradient = plan.producer(update.operands["dw"], update)
         if gradient is None or len(plan.consumers(update.operands["dw"])) != 1:
             continue
-        if gradient.kind == "matmul" and gradient.impl == "cublas":
+        if update.kind != "sgd":
+            if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES:
+                plan = _weight_update(plan, gradient, update)
+        elif gradient.kind == "matmul" and gradient.impl == "cublas":
             plan = _library_update(plan, gradient, update)
         elif gradient.kind == "matmul":
             plan = _weight_update(plan, gradient, update)
@@ -165,12 +186,19 @@ def _weight_update(plan: Plan, gradient: Op, update: Op) -> Plan:
     biases = _bias_update(plan, gradient)
     if biases:
         operands["bias"] = biases[1].operands["w"]
+        operands |= {f"bias_{role}": name for role, name in biases[1].operands.items()
+                     if role in STATE}
         gone += biases
     attributes = {**update.attributes, "compute": gradient.attributes["compute"]}
-    read = {operands["w"], operands.get("copy")}
-    streamed = any(op.operands["b"] in read for op in plan.find(kind="matmul", impl="skinny"))
-    return plan.substitute(gone, [Op("weight_update", update.name, operands, attributes,
-                                     "skinny" if streamed else gradient.impl)])
+    if gradient.attributes.get("clusters"):
+        attributes["clusters"] = True
+    kind, impl = f"weight_{update.kind}", gradient.impl
+    if update.kind == "sgd":
+        kind = "weight_update"
+        read = {operands["w"], operands.get("copy")}
+        if any(op.operands["b"] in read for op in plan.find(kind="matmul", impl="skinny")):
+            impl = "skinny"
+    return plan.substitute(gone, [Op(kind, update.name, operands, attributes, impl)])
 
 
 def _library_update(plan: Plan, gradient: Op, update: Op) -> Plan:
@@ -202,7 +230,8 @@ def _linear(plan: Plan) -> Plan:
         return plan
     gather, forward, loss, update = plan.ops
     classes = plan[forward.operands["c"]].shape[1]
-    if {forward.impl, update.impl} != {"naive"} or classes > MAX_FUSED_CLASSES \
+    if forward.impl != update.impl or forward.impl not in ("naive", "mma") \
+            or classes > MAX_FUSED_CLASSES \
             or not set(update.operands) <= {"dz", "x", "w", "bias", "rates", "cursor"} \
             or "bias" not in update.operands or "mean" in gather.operands \
             or {plan[gather.operands[r]].dtype for r in ("images", "labels")} != {"uint8"} \

@@ -26,13 +26,13 @@ LEAST_WGMMA = 1 << 29
 
 
 def fits(plan: Plan, op: Op) -> bool:
-    """Whether tensor cores take the operands of a product as they are: both of one 16-bit type,
-    both of 8 bits, or of float32 where `tf32` allows to round them."""
+    """Whether tensor cores take the operands of a product: both of one 16-bit type, both of 8 bits,
+    or both of float32, rounded where `tf32` allows it, else each as the sum of two tf32."""
     types = {plan[op.operands[role]].dtype for role in ("a", "b")}
     if op.attributes["compute"] == "float16":
         return types == {"float16"}
     if types == {"float32"}:
-        return bool(op.attributes["compute"] == "tf32")
+        return True
     sizes = {itemsize(name) for name in types}
     return sizes == {1} or (sizes == {2} and len(types) == 1)
 
@@ -97,8 +97,8 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "mma",
-    claim="products of 16-bit and tf32 operands by our own kernels on tensor cores; on Hopper "
-          "large ones by wgmma, and those of small batches by kernels that stream the weights",
+    claim="products by our own kernels on tensor cores, float32 as three of tf32; on Hopper large "
+          "ones of 16 bits by wgmma, and those of small batches by kernels that stream the weights",
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|sync|wgmma", parse, "auto"), settle=settle, conflicts=("cublas",),

@@ -8,7 +8,7 @@ from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts.fuse import MAX_FUSED_CLASSES
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.tuning.table import Entry, nearest
+from rawnn.tuning.table import Entry, lookup
 
 Values = dict[str, str | int | None]
 
@@ -69,9 +69,9 @@ def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
 
 
 def _looked_up(setting: Setting, numbers: str) -> tuple[Values | None, list[str]]:
-    """The toggles of the nearest entry of the table, None where there is none that can be used."""
+    """The toggles of the network's entry in the table, None where there is none that can be used."""
     try:
-        found = nearest(setting.machine.name, setting.network.layers, setting.batch, numbers)
+        found = lookup(setting.machine.name, setting.network.layers, setting.batch, numbers)
     except ConfigError as error:
         return None, [f"best goes by rule: {error}"]
     return measured(found, setting.machine) if found else (None, [])
@@ -111,13 +111,11 @@ def by_rule(setting: Setting, numbers: str) -> tuple[Values, list[str]]:
         return TOGGLES[name].needs(machine) or (
             TOGGLES[numeric].beside((name,), machine) if numeric else None)
 
-    if numbers and refused("mma") is None:
+    if refused("mma") is None:
         values["mma"] = TOGGLES["mma"].parse(None)
-        notes.append("best takes mma for these numbers: its products take bias, activation and "
-                     "update in")
-        # In tf32 a step of mlp4 takes 58.1 us with it and 52.2 without, but linear 8.3 and 9.8, and
-        # wide1024 39.6 and 41.2 (H200).
-        if numbers != "tf32" and TOGGLES["pdl"].needs(machine) is None:
+        notes.append("best takes mma: its products take bias, activation and update in" +
+                     ("" if numbers else "; in float32 each is three of tf32"))
+        if TOGGLES["pdl"].needs(machine) is None:
             values["pdl"] = None
     elif numbers == "fp8":
         values["tiled"] = None

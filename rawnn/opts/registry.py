@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rawnn.errors import ConfigError
 from rawnn.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.step.plan import ASSUMED_MULTIPROCESSORS, Plan
 
 Rewritten = tuple[Plan, Policy]
 
@@ -17,7 +17,8 @@ Rewritten = tuple[Plan, Policy]
 class Machine:
     """What toggles need to know of the machine: whether there is a GPU, its compute capability,
     the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
-    whether the driver can allocate in the order of a stream, and what the GPU is called.
+    whether the driver can allocate in the order of a stream, what the GPU is called, and how many
+    multiprocessors it has.
     `gpu` is None where there is one, else the sentence that says why not."""
 
     gpu: str | None
@@ -26,6 +27,7 @@ class Machine:
     has_package: Callable[[str], bool] = lambda package: False
     memory_pools: bool = True
     name: str = ""
+    multiprocessors: int = ASSUMED_MULTIPROCESSORS
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rawnn.errors import ConfigError, nearest
 from rawnn.network import Network
@@ -10,7 +10,7 @@ from rawnn.opts import presets
 from rawnn.opts.numbers import numbers_of
 from rawnn.opts.registry import TOGGLES, Machine, Rewritten
 from rawnn.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.step.plan import ASSUMED_MULTIPROCESSORS, Plan
 
 
 @dataclass(frozen=True)
@@ -18,16 +18,19 @@ class Selection:
     """The toggles of a run, in the order in which they are applied.
 
     `values` maps each to its value (None: it takes none), `implied` names those that another
-    brought in, `notes` says in sentences what a preset or the machine decided.
+    brought in, `notes` says in sentences what a preset or the machine decided; `multiprocessors`
+    are the machine's.
     """
 
     values: dict[str, str | int | None]
     implied: frozenset[str] = frozenset()
     notes: tuple[str, ...] = field(default=())
+    multiprocessors: int = ASSUMED_MULTIPROCESSORS
 
     def apply(self, plan: Plan, policy: Policy | None = None) -> Rewritten:
         """Rewrite the baseline `plan` and `policy` by every toggle in turn."""
         policy = policy or Policy()
+        plan = replace(plan, multiprocessors=self.multiprocessors)
         for name, value in self.values.items():
             plan, policy = TOGGLES[name].apply(plan, policy, value)
         return plan, policy
@@ -66,7 +69,7 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
             raise ConfigError(f"the toggle '{name}' cannot run so: {reason}")
         asked[name] = toggle.settle(asked[name], machine)
     ordered = {name: asked[name] for name in TOGGLES if name in asked}
-    return Selection(ordered, frozenset(implied), tuple(notes))
+    return Selection(ordered, frozenset(implied), tuple(notes), machine.multiprocessors)
 
 
 def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str], list[str]]:

@@ -10,12 +10,7 @@
 // beta2 (double: 1 - beta is what counts), eps, decoupled (bool), copy_scale, offset, stochastic
 // (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 16 bytes a weight more than sgd.
-#include "updates.cuh"
-
-// 1 - beta^t without the cancellation: beta^t is near 1 for small t.
-__device__ __forceinline__ float bias_correction(float complement, int t) {
-  return -expm1f(static_cast<float>(t) * log1pf(-complement));
-}
+#include "optimizers.cuh"
 
 template <typename TW, typename TG, typename TC>
 __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
@@ -30,13 +25,9 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
   pdl_trigger();
   constexpr int N = update_length<TW>();
   if (left_out(overflow)) return;
-  const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
-  const int t = total_step(cursor, offset, clock) + 1;
-  const float complement1 = static_cast<float>(1.0 - beta1);
-  const float complement2 = static_cast<float>(1.0 - beta2);
-  const float pace = rate / bias_correction(complement1, t);
-  const float spread = 1.0f / sqrtf(bias_correction(complement2, t));
+  Adam rule(lr, decay, beta1, beta2, eps, decoupled);
+  rule.begin({rates, cursor, clock, loss_scale, overflow, offset});
   float first[N];
   float second[N];
   update_matrix(
@@ -47,14 +38,11 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
         load_part<N>(second, at(v, ldv, row, column), whole, count);
       },
       [&](float weight, float gradient, int i) {
-        if (decoupled) {
-          weight -= rate * decay * weight;
-        } else {
-          gradient += decay * weight;
-        }
-        first[i] += complement1 * (gradient - first[i]);
-        second[i] += complement2 * (gradient * gradient - second[i]);
-        return weight - pace * first[i] / (sqrtf(second[i]) * spread + eps);
+        float state[] = {first[i], second[i]};
+        const float after = rule.step(weight, gradient, state);
+        first[i] = state[0];
+        second[i] = state[1];
+        return after;
       },
       [&](int row, int column, bool whole, int count) {
         store_part<N>(at(m, ldm, row, column), first, whole, count);

@@ -13,10 +13,14 @@ from rawnn.step.op import OPS, Op
 from rawnn.step.tensor import Role, Tensor
 
 
+ASSUMED_MULTIPROCESSORS = 100
+"""Of a GPU that nobody has named."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
-    is what the data set's inputs are multiplied by.
+    is what the data set's inputs are multiplied by, `multiprocessors` how many the GPU has.
 
     Toggles rewrite it; runners execute it; neither changes one in place.
     """
@@ -27,6 +31,7 @@ class Plan:
     batch: int
     steps: int = 1
     scale: float = 1.0
+    multiprocessors: int = ASSUMED_MULTIPROCESSORS
 
     def __getitem__(self, tensor: str) -> Tensor:
         return self.tensors[tensor]

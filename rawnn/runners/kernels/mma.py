@@ -43,7 +43,9 @@ OTHERS = (
 )
 """What `tune` tries besides."""
 
-register_family("mma", "mma.cu", choose, _shared, sums=True, fixed=("CLUSTER",), others=OTHERS)
+UPDATES = ("weight_update", "weight_momentum", "weight_adam")
+
+register_family("mma", "mma.cu", choose, _shared, sums=True, others=OTHERS, updates=UPDATES)
 
 
 def choose_wgmma(p: Product) -> Tile:
@@ -71,4 +73,4 @@ WGMMA_OTHERS = (
 )
 
 register_family("wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
-                fixed=("BYTES",), others=WGMMA_OTHERS)
+                fixed=("BYTES",), others=WGMMA_OTHERS, updates=UPDATES)
