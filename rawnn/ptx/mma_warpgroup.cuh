@@ -4,36 +4,8 @@
 // permuted by the row modulo 8, is what wgmma calls the 128-byte swizzle: deep tiles are "K-major"
 // and wide tiles "MN-major" operands. Tiles begin at multiples of 1,024 bytes.
 #pragma once
+#include "device/warpgroup.cuh"
 #include "mma_fragments.cuh"
-
-// Writes to shared memory before it, of this thread, are seen by wgmma after the next barrier.
-__device__ __forceinline__ void publish_to_tensor_cores() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void begin_products() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void commit_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-// Waits until at most PENDING groups of this warpgroup's products are under way.
-template <int PENDING>
-__device__ __forceinline__ void wait_for_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-// What wgmma is told of an operand at `address`: `leading` and `stride` in bytes, between panels
-// and between groups of eight rows; the 128-byte swizzle, or none.
-__device__ __forceinline__ unsigned long long descriptor(unsigned int address, int leading,
-                                                         int stride, bool swizzled) {
-  return static_cast<unsigned long long>((address & 0x3ffffu) >> 4) |
-         static_cast<unsigned long long>(leading / 16) << 16 |
-         static_cast<unsigned long long>(stride / 16) << 32 |
-         static_cast<unsigned long long>(swizzled ? 1 : 0) << 62;
-}
 
 // The descriptor of 64 rows of a (or all columns of b) of a tile, from `first` on, at a step of 32
 // bytes of the inner dimension.
@@ -42,128 +14,10 @@ __device__ __forceinline__ unsigned long long operand(unsigned int tile, int fir
   static_assert(PANEL::kRowBytes == 128, "rows of 128 bytes");
   if constexpr (PANEL::kDeep) {
     const unsigned int panel = step / 4 * PANEL::kPanelBytes;
-    return descriptor(tile + panel + first * 128 + step % 4 * 32, 16, 1024, true);
+    return ptx::descriptor(tile + panel + first * 128 + step % 4 * 32, 16, 1024, true);
   } else {
     const unsigned int panel = first * PANEL::kSize / 128 * PANEL::kPanelBytes;
-    return descriptor(tile + panel + step * (32 / PANEL::kSize) * 128, PANEL::kPanelBytes, 1024,
-                      true);
+    return ptx::descriptor(tile + panel + step * (32 / PANEL::kSize) * 128, PANEL::kPanelBytes,
+                           1024, true);
   }
 }
-
-#define RAWNN_FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define RAWNN_SIXTEEN(d, i) \
-  RAWNN_FOUR(d, i), RAWNN_FOUR(d, i + 4), RAWNN_FOUR(d, i + 8), RAWNN_FOUR(d, i + 12)
-#define RAWNN_SIXTY_FOUR(d, i)                                                  \
-  RAWNN_SIXTEEN(d, i), RAWNN_SIXTEEN(d, i + 16), RAWNN_SIXTEEN(d, i + 32), \
-      RAWNN_SIXTEEN(d, i + 48)
-
-#define RAWNN_WGMMA_8(shape, types, tail) \
-  asm volatile( \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8" shape \
-      "." types " " \
-      "{%0, %1, %2, %3}, " \
-      "%4, %5, p, 1, 1" tail ";\n}" \
-      : RAWNN_FOUR(d, 0) \
-      : "l"(a), "l"(b), "r"(add))
-#define RAWNN_WGMMA_64(shape, types, tail) \
-  asm volatile( \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64" shape \
-      "." types " " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "%32, %33, p, 1, 1" tail ";\n}" \
-      : RAWNN_SIXTEEN(d, 0), RAWNN_SIXTEEN(d, 16) \
-      : "l"(a), "l"(b), "r"(add))
-#define RAWNN_WGMMA_128(shape, types, tail) \
-  asm volatile( \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128" shape \
-      "." types " " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, " \
-      "%40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, " \
-      "%56, %57, %58, %59, %60, %61, %62, %63}, " \
-      "%64, %65, p, 1, 1" tail ";\n}" \
-      : RAWNN_SIXTY_FOUR(d, 0) \
-      : "l"(a), "l"(b), "r"(add))
-#define RAWNN_WGMMA_256(shape, types, tail) \
-  asm volatile( \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256" shape \
-      "." types " " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, " \
-      "%40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, " \
-      "%56, %57, %58, %59, %60, %61, %62, %63, " \
-      "%64, %65, %66, %67, %68, %69, %70, %71, " \
-      "%72, %73, %74, %75, %76, %77, %78, %79, " \
-      "%80, %81, %82, %83, %84, %85, %86, %87, " \
-      "%88, %89, %90, %91, %92, %93, %94, %95, " \
-      "%96, %97, %98, %99, %100, %101, %102, %103, " \
-      "%104, %105, %106, %107, %108, %109, %110, %111, " \
-      "%112, %113, %114, %115, %116, %117, %118, %119, " \
-      "%120, %121, %122, %123, %124, %125, %126, %127}, " \
-      "%128, %129, p, 1, 1" tail ";\n}" \
-      : RAWNN_SIXTY_FOUR(d, 0), RAWNN_SIXTY_FOUR(d, 64) \
-      : "l"(a), "l"(b), "r"(add))
-
-// d = a b, or d += a b where `add` is not 0, over 64 rows, N columns and one step. WIDE_A and
-// WIDE_B say that the operand is not contiguous along the inner dimension: 16-bit types only.
-template <int N, typename TA, typename TB, bool WIDE_A, bool WIDE_B>
-__device__ __forceinline__ void multiply_async(float (&d)[N / 2], unsigned long long a,
-                                               unsigned long long b, int add) {
-  constexpr bool e4m3_a = Same<TA, float8_e4m3>::kValue;
-  constexpr bool e4m3_b = Same<TB, float8_e4m3>::kValue;
-  static_assert(sizeof(TA) == 2 || (!WIDE_A && !WIDE_B), "8-bit operands are deep");
-#define RAWNN_WGMMA_N(shape, types, tail)              \
-  if constexpr (N == 8) {                              \
-    RAWNN_WGMMA_8(shape, types, tail);                 \
-  } else if constexpr (N == 64) {                      \
-    RAWNN_WGMMA_64(shape, types, tail);                \
-  } else if constexpr (N == 128) {                     \
-    RAWNN_WGMMA_128(shape, types, tail);               \
-  } else {                                             \
-    static_assert(N == 256, "8, 64, 128 or 256 columns"); \
-    RAWNN_WGMMA_256(shape, types, tail);               \
-  }
-#define RAWNN_WGMMA_16(types)                          \
-  if constexpr (WIDE_A && WIDE_B) {                    \
-    RAWNN_WGMMA_N("k16", types, ", 1, 1")              \
-  } else if constexpr (WIDE_A) {                       \
-    RAWNN_WGMMA_N("k16", types, ", 1, 0")              \
-  } else if constexpr (WIDE_B) {                       \
-    RAWNN_WGMMA_N("k16", types, ", 0, 1")              \
-  } else {                                             \
-    RAWNN_WGMMA_N("k16", types, ", 0, 0")              \
-  }
-  if constexpr (Same<TA, bfloat16>::kValue) {
-    RAWNN_WGMMA_16("f32.bf16.bf16")
-  } else if constexpr (Same<TA, float16>::kValue) {
-    RAWNN_WGMMA_16("f32.f16.f16")
-  } else if constexpr (e4m3_a && e4m3_b) {
-    RAWNN_WGMMA_N("k32", "f32.e4m3.e4m3", "")
-  } else if constexpr (e4m3_a) {
-    RAWNN_WGMMA_N("k32", "f32.e4m3.e5m2", "")
-  } else if constexpr (e4m3_b) {
-    RAWNN_WGMMA_N("k32", "f32.e5m2.e4m3", "")
-  } else {
-    RAWNN_WGMMA_N("k32", "f32.e5m2.e5m2", "")
-  }
-}
-#undef RAWNN_WGMMA_16
-#undef RAWNN_WGMMA_N
-#undef RAWNN_WGMMA_8
-#undef RAWNN_WGMMA_64
-#undef RAWNN_WGMMA_128
-#undef RAWNN_WGMMA_256
-#undef RAWNN_SIXTY_FOUR
-#undef RAWNN_SIXTEEN
-#undef RAWNN_FOUR

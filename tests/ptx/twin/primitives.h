@@ -103,6 +103,11 @@ template <typename TA, typename TB = TA>
 void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0, unsigned int b1) {
   twin::multiply(twin::kNumber<TA>, twin::kNumber<TB>, c, a, b0, b1);
 }
+inline void multiply_from_zero(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
+                               unsigned int b1) {
+  for (float& sum : c) sum = 0.0f;
+  twin::multiply(Number::kTf32, Number::kTf32, c, a, b0, b1);
+}
 inline void multiply_f16(unsigned int (&c)[2], const unsigned int (&a)[4], unsigned int b0,
                          unsigned int b1) {
   twin::multiply_f16(c, a, b0, b1);

@@ -95,6 +95,7 @@ struct Thread {
   const Vector* publishing = nullptr;  // the same, by this thread's own fence
   const Vector* released = nullptr;   // at its last fence of global memory
   const Vector* pending = nullptr;    // seen by relaxed reads, waiting for a fence
+  const Vector* seen = nullptr;       // over, but not published: loads ahead of what was sent
   bool kernels_waited = true;
 
   std::deque<Copy> copies;
@@ -125,6 +126,7 @@ class Gather {
   const Vector* proxied = nullptr;
   const Vector* published = nullptr;
   const Vector* pending = nullptr;
+  const Vector* seen = nullptr;
 
  private:
   struct Own {
@@ -149,6 +151,7 @@ struct Barrier {  // in shared memory
   const Vector* known = nullptr;
   const Vector* proxied = nullptr;
   const Vector* published = nullptr;
+  const Vector* seen = nullptr;
   std::vector<Thread*> waiting;
 };
 
@@ -224,6 +227,7 @@ struct Flight {
   int bytes;
   Block* barrier_block;
   unsigned int barrier;
+  const Vector* seen = nullptr;
 };
 
 struct Machine {

@@ -35,7 +35,8 @@ bool knows(const Thread& thread, Who who, std::uint32_t clock) {
 }
 
 // Whether a lane of the same warp had done it ahead of a shuffle or a product of the warp. That orders
-// its loads before later stores, as a warp issues both in order, but shows nobody its stores.
+// its loads before later stores, as a warp issues both in order, but shows nobody its stores. What
+// was sent to another block (st.async) says as much of the loads ahead of it.
 bool saw_executed(const Thread& thread, Who who, std::uint32_t clock) {
   const unsigned int place = who & 0xffffu;
   return thread.executed != nullptr && who >> 16 == thread.block->number &&
@@ -53,7 +54,8 @@ const char* word_for(int kind) {
 bool ordered(const Thread& viewer, const Access& before, int kind) {
   if (!knows(viewer, before.who, before.clock)) {
     return before.kind == kRead && (kind & kProxy) == 0 &&
-           saw_executed(viewer, before.who, before.clock);
+           (saw_executed(viewer, before.who, before.clock) ||
+            known_clock(viewer.seen, before.who) >= before.clock);
   }
   const bool crosses = (kind & kProxy) && !(before.kind & kProxy) && (before.kind & kWrite);
   return !crosses || known_clock(viewer.proxied, before.who) >= before.clock;
