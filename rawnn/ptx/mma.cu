@@ -76,7 +76,12 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   epilogue.begin();
   Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
 
+  // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts: two
+  // short chains of additions round less than a long one.
+  constexpr bool kInParts = Same<SUM, tf32x3>::kValue && TILE::kWarpsK < 8;
+  constexpr int kPartStages = 16 / kOwnSteps;
   Block<SUM> sums[kBlocksM][2 * kBlocksN] = {};
+  Block<SUM> all[kInParts ? kBlocksM : 1][2 * kBlocksN] = {};
   Block<float> bias[kBlocksM] = {};
   const bool sums_bias = BIAS && n0 == 0 && warp_n == 0;
   int slot = 0;
@@ -111,6 +116,15 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
         if (sums_bias) add_rows<TA, TB, SUM>(bias[i], left[i]);
       }
     }
+    if constexpr (kInParts) {
+      if (stage % kPartStages == kPartStages - 1 || stage == stages - 1) {
+#pragma unroll
+        for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+          for (int j = 0; j < 2 * kBlocksN; ++j) move_sums(all[i][j], sums[i][j]);
+        }
+      }
+    }
     slot = slot == kStages - 1 ? 0 : slot + 1;
   }
   wait_for_copies<0>();
@@ -132,8 +146,9 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
 #pragma unroll
       for (int j = 0; j < kBlocksN; ++j) {
         const int column = (warp_n * kBlocksN + j) * 16;
-        const float2 first = sums[i][2 * j].row(half);
-        const float2 second = sums[i][2 * j + 1].row(half);
+        const Block<SUM>(&found)[2 * kBlocksN] = kInParts ? all[i] : sums[i];
+        const float2 first = found[2 * j].row(half);
+        const float2 second = found[2 * j + 1].row(half);
         if constexpr (kPairedB) {
           const float values[4] = {first.x, second.x, first.y, second.y};
           store_values<4>(to + column + 4 * q, values);

@@ -186,6 +186,15 @@ __device__ __forceinline__ void multiply_part(Block<tf32x3>& part, const unsigne
   }
 }
 
+// all += part, and part = 0.
+__device__ __forceinline__ void move_sums(Block<tf32x3>& all, Block<tf32x3>& part) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    all.value[i] += part.value[i];
+    part.value[i] = 0.0f;
+  }
+}
+
 // d[j] += a b over one step, for N pairs of blocks of 8 columns: one product, or with tf32x3 three,
 // the small ones first. These begin at zero in every step and are added to d by the float units,
 // which round to nearest: the tensor cores cut sums off, which over a long inner dimension would

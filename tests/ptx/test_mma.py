@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -32,13 +33,27 @@ ARCHITECTURES = {"tiled": ("sm_75", "sm_80", "sm_90", "sm_120"),
                  "mma": ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
                  "wgmma": ("sm_90a",)}
 FP8 = (
-    "mma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,1,4,128,true>",
-    "mma_nn<float8_e5m2,float8_e4m3,float8_e5m2,false,None,Relu,float8_e4m3,float,64,64,2,2,1,4,128,"
+    "mma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,1,4,1,128,"
     "true>",
-    "mma_update<float8_e5m2,float8_e4m3,float,float8_e4m3,true,float,64,64,2,2,1,2,128,true>",
+    "mma_nn<float8_e5m2,float8_e4m3,float8_e5m2,false,None,Relu,float8_e4m3,float,64,64,2,2,1,4,1,"
+    "128,true>",
+    "mma_update<float8_e5m2,float8_e4m3,float,float8_e4m3,true,float,64,64,2,2,1,2,1,128,true>",
 )
 FP8_WGMMA = (
     "wgmma_nt<float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,128,128,8,1,1,5,1,true>",
+)
+OPTIMIZERS = (
+    "mma_momentum<float,float,float,float,true,tf32x3,32,32,1,1,4,4,1,256,true>",
+    "mma_adam<float,float,float,float,true,tf32x3,64,64,2,2,2,4,1,128,true>",
+    "mma_adam<bfloat16,bfloat16,float,bfloat16,true,float,16,32,1,1,8,4,1,256,true>",
+)
+OPTIMIZERS_WGMMA = (
+    "wgmma_momentum<float16,float16,float,float16,false,64,64,4,1,1,6,1,true>",
+    "wgmma_adam<bfloat16,bfloat16,float,bfloat16,true,256,128,16,1,1,4,1,true>",
+)
+CLUSTERS_SYNC = (
+    "mma_nt<float,float,float,true,Gelu,None,float,tf32x3,16,32,1,1,8,4,4,256,true>",
+    "mma_adam<float,float,float,float,true,tf32x3,32,32,1,1,8,3,2,256,true>",
 )
 CLUSTERS = (
     "wgmma_nt<bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,64,64,4,1,1,6,2,true>",
@@ -70,7 +85,7 @@ def instances(opt: str, batch: int, impl: str) -> Iterator[tuple[Op, Plan, str]]
 def expressions(impl: str) -> tuple[str, ...]:
     opts = {"tiled": ("preload,tiled,fuse", "preload,tiled,bf16,sr,fuse"),
             "mma": ("preload,mma=sync,bf16,fuse", "preload,mma=sync,tf32,fuse",
-                    "preload,mma=sync,fp16"),
+                    "preload,mma=sync,fuse", "preload,mma=sync,fp16"),
             "wgmma": ("preload,mma,bf16,fuse",)}[impl]
     batches = {"tiled": (64, 1024), "mma": (64, 1024), "wgmma": (1024, 4096)}[impl]
     return tuple(dict.fromkeys(e for opt in opts for batch in batches
@@ -91,8 +106,11 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
     wanted = expressions(impl)
     if impl == "mma" and arch not in ("sm_80", "sm_86"):
         wanted += FP8
+    if impl == "mma":
+        wanted += OPTIMIZERS
+        wanted += CLUSTERS_SYNC if arch == "sm_90" else ()
     if impl == "wgmma":
-        wanted += FP8_WGMMA + CLUSTERS
+        wanted += FP8_WGMMA + OPTIMIZERS_WGMMA + CLUSTERS
     compiled = built(impl, arch, wanted)
     assert "warning" not in compiled.log, compiled.log
     spilled = spills(compiled.log)
@@ -137,9 +155,8 @@ def test_auto_is_what_the_machine_has(capability: tuple[int, int], value: str) -
 
 
 @pytest.mark.parametrize(("opt", "impls"), [
-    ("mma", {"naive"}),  # float32 is not rounded unasked
-    ("mma,tf32", {"mma"}), ("mma,bf16", {"mma"}), ("tiled,mma", {"tiled"}), ("tiled", {"tiled"}),
-    ("tiled,mma,tf32", {"mma"}), ("mma=sync,fp16", {"mma"}),
+    ("mma", {"mma"}), ("mma,tf32", {"mma"}), ("mma,bf16", {"mma"}), ("tiled,mma", {"mma"}),
+    ("tiled", {"tiled"}), ("tiled,mma,tf32", {"mma"}), ("mma=sync,fp16", {"mma"}),
 ])
 def test_which_products_it_takes(opt: str, impls: set[str]) -> None:
     plan, _ = select(opt, DEEP, 4, CAPABLE).apply(step_plan(DEEP, 64, 256))
@@ -156,6 +173,21 @@ def test_large_products_are_for_wgmma() -> None:
 SIZES = (1, 10, 64, 130, 784, 1024, 4096)
 
 
+def test_the_float32_products_are_three_of_tf32() -> None:
+    for opt, wanted in (("mma=sync,fuse", "tf32x3"), ("mma=sync,tf32,fuse", "float")):
+        for _, _, expression in instances(f"preload,{opt}", 64, "mma"):
+            assert f",{wanted}," in expression, expression
+
+
+def test_long_sums_of_few_tiles_are_cut_where_blocks_form_clusters() -> None:
+    product = Product("tn", 16, 64, 4096, 4, 3)
+    assert choose(replace(product, clusters=True)).cluster > 1
+    many = replace(product, m=1024, n=1024, clusters=True)
+    assert choose(many).cluster == 1
+    fewer, more = (choose(Product("nt", 512, 512, 512, 4, 3, multiprocessors=n)) for n in (8, 200))
+    assert fewer.bm * fewer.bn > more.bm * more.bn
+
+
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_tiles_fit_every_product(layout: str, size: int) -> None:
@@ -165,7 +197,12 @@ def test_tiles_fit_every_product(layout: str, size: int) -> None:
         for n in SIZES:
             for k in SIZES:
                 product = Product(layout, m, n, k, size)
-                _check_mma(choose(product))
+                for times in (1, 3) if size == 4 else (1,):
+                    for clusters in (False, True):
+                        found = choose(replace(product, times=times, clusters=clusters))
+                        assert clusters or found.cluster == 1
+                        assert times == 1 or found.bm * found.bn <= 1024 * found.wm * found.wn
+                        _check_mma(found)
                 _check_wgmma(choose_wgmma(product))
                 _check_tiled(choose_tiled(product))
 
