@@ -23,6 +23,11 @@ void store_shared(unsigned int to, const unsigned int (&words)[WORDS]) {
   twin::store_shared(to, words, WORDS);
 }
 
+template <typename T>
+void nobody_reads(const T& object) {
+  twin::nobody_reads(&object, sizeof object);
+}
+
 // convert.cuh
 using twin::Number;
 inline unsigned int pack_bf16(float low, float high) {

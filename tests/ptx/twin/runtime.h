@@ -164,9 +164,11 @@ struct Access {
 };
 enum Kind : std::uint8_t { kRead = 0, kWrite = 1, kAtomic = 2, kProxy = 4 };
 
+constexpr std::uint32_t kUnread = ~0u;
+
 struct Cell {
   std::uint32_t count = 0;
-  std::uint32_t room = 0;
+  std::uint32_t room = 0;  // kUnread: no list
   Access* list = nullptr;
 };
 

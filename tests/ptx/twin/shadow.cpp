@@ -64,6 +64,11 @@ bool ordered(const Thread& viewer, const Access& before, int kind) {
 void check_word(Space& space, std::size_t word, std::uint8_t mask, int kind, Who who,
                 std::uint32_t clock) {
   Cell& cell = space.cell(word);
+  if (cell.room == kUnread) {
+    if (kind & kWrite) return;
+    fail("%s + %zu: read by %s at %p, though nobody_reads() it", space.name.c_str(), 4 * word,
+         describe(who).c_str(), self->here);
+  }
   std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < cell.count; ++i) {
     const Access& before = cell.list[i];
@@ -207,6 +212,20 @@ void touch_global(const void* address, std::size_t bytes, int kind, Who who, std
   }
   fail("%zu bytes %s by %s at %p, in no operand", bytes, word_for(kind), describe(who).c_str(),
        self->here);
+}
+
+void nobody_reads(const void* object, std::size_t bytes) {
+  TWIN_HERE;
+  const auto* const pointer = static_cast<const unsigned char*>(object);
+  if (pointer < machine.fixed || pointer >= machine.fixed + machine.fixed_bytes) {
+    fail("nobody_reads() of something that is not declared in shared memory, at %p", self->here);
+  }
+  const auto offset = static_cast<std::size_t>(pointer - machine.fixed);
+  for (std::size_t i = 0; i < bytes; i += 4) {
+    Cell& cell = self->block->fixed.cell((offset + i) / 4);
+    cell.count = 0;
+    cell.room = kUnread;
+  }
 }
 
 Block& block_of(unsigned int address) {

@@ -88,6 +88,7 @@ unsigned int encode(Number format, float value);
 float decode(Number format, unsigned int bits);
 
 unsigned char* dynamic_shared(int alignment);
+void nobody_reads(const void* object, std::size_t bytes);
 void load_shared(unsigned int* words, int count, unsigned int from);
 void store_shared(unsigned int to, const unsigned int* words, int count);
 void load_matrices(unsigned int* words, unsigned int row, bool transposed);
