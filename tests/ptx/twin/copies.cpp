@@ -576,13 +576,14 @@ void store_shared(unsigned int to, const unsigned int* words, int count) {
 
 // Aligned as asked and no better: a kernel that needs more finds out here.
 unsigned char* dynamic_shared(int alignment) {
-  Block& block = *self->block;
-  const auto wanted = static_cast<std::uintptr_t>(alignment);
-  if (block.dynamic.begin == block.dynamic_memory + kDynamicAddress) {
-    const unsigned int offset = kDynamicAddress + 1024u + (wanted < 1024 ? alignment : 0);
-    block.dynamic.begin = block.dynamic_memory + offset;
+  if (machine.dynamic_offset == 0) {
+    machine.dynamic_offset =
+        kDynamicAddress + 1024u + (alignment < 1024 ? static_cast<unsigned int>(alignment) : 0u);
+    for (auto& block : machine.live) {
+      block->dynamic.begin = block->dynamic_memory + machine.dynamic_offset;
+    }
   }
-  return block.dynamic.begin;
+  return self->block->dynamic.begin;
 }
 
 }  // namespace twin

@@ -247,6 +247,7 @@ struct Machine {
   unsigned char* fixed = nullptr;  // its .bss
   std::size_t fixed_bytes = 0;
   Block* loaded = nullptr;  // whose copy is in it
+  unsigned int dynamic_offset = 0;  // of dynamic shared memory, once a thread has asked for it
   std::vector<Flight> flights;
   std::map<const void*, const Vector*> atomics;
   std::vector<std::pair<Thread*, std::pair<const unsigned int*, unsigned int>>> counting;

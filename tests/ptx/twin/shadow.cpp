@@ -156,10 +156,6 @@ void plain(const void* address, std::size_t bytes, int kind, const void* here) {
   if (pointer >= stack && pointer < stack + kStack) return;
   thread->here = here;
   const Who who = who_of(thread->block->number, thread->number);
-  const bool power = (bytes & (bytes - 1)) == 0 && bytes <= 16;
-  if (power && (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1)) != 0) {
-    fail("a misaligned access to %zu bytes by %s at %p", bytes, describe(who).c_str(), here);
-  }
   Block& block = *thread->block;
   if (inside(block.dynamic, pointer)) {
     const auto offset = static_cast<std::size_t>(pointer - block.dynamic.begin);
@@ -168,6 +164,11 @@ void plain(const void* address, std::size_t bytes, int kind, const void* here) {
   } else if (pointer >= machine.fixed && pointer < machine.fixed + machine.fixed_bytes) {
     check(block.fixed, static_cast<std::size_t>(pointer - machine.fixed), bytes, kind, who,
           thread->clock);
+  } else if (pointer >= block.dynamic_memory &&
+             pointer < block.dynamic.begin + block.dynamic.bytes + 1024) {
+    fail("%s %+td: %zu bytes %s by %s at %p, outside its %zu bytes", block.dynamic.name.c_str(),
+         pointer - block.dynamic.begin, bytes, word_for(kind), describe(who).c_str(), here,
+         block.dynamic.bytes);
   } else if (pointer >= machine.image && pointer < machine.image_end) {
     if (kind & kWrite) fail("a constant is written by %s at %p", describe(who).c_str(), here);
   } else {
@@ -187,11 +188,7 @@ void touch_global(const void* address, std::size_t bytes, int kind, Who who, std
       fail("%s + %zu: %s by %s at %p ahead of wait_for_kernels()", space.name.c_str(), offset,
            word_for(kind), describe(who).c_str(), self->here);
     }
-    if ((kind & kProxy) == 0 || (kind & kWrite)) {
-      check(space, offset, bytes, kind & ~kProxy, who, clock);
-    } else {
-      check(space, offset, bytes, kind & ~kProxy, who, clock);
-    }
+    check(space, offset, bytes, kind & ~kProxy, who, clock);
     return;
   }
   // What lies close behind or ahead of an operand says which one was meant.

@@ -39,9 +39,10 @@ _COMMON = ("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-p
            "-Wno-unused-parameter", "-Wno-psabi")
 _KERNELS = (
     # -ffp-contract=off: products and sums round one by one, whatever the host's processor.
-    "-O1", "-g1", "-ffp-contract=off", "-fno-gnu-unique", "-fsanitize=thread",
+    "-O1", "-g1", "-gdwarf-4", "-ffp-contract=off", "-fno-gnu-unique", "-fsanitize=thread",
     "--param=tsan-instrument-func-entry-exit=0",
-    "-fsanitize=bounds,shift,signed-integer-overflow,integer-divide-by-zero,return,unreachable",
+    "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
+    "-fsanitize=return,unreachable",
     "-fno-sanitize-recover=all", "-DRAWNN_TWIN=\"twin.h\"",
 )
 _FAULT = re.compile(r"(?<= at )0x[0-9a-f]+")
@@ -254,7 +255,8 @@ class Twin:
             text = subprocess.run([tool, "-i", "-e", str(self.path), hex(place - 1)],
                                   capture_output=True, text=True, check=False).stdout
             lines = [line.split(" ")[0] for line in text.splitlines()]
-            own = [line for line in lines if not line.startswith(str(HERE))] or lines
+            own = [line for line in lines if not line.startswith(f"{HERE}/")
+                   or line.partition(":")[0].endswith(".cu")] or lines
             where = " in ".join(line.rpartition("/")[2] for line in own[:2])
             message = message.replace(found, where)
         return message
