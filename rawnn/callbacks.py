@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import logging
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from rawnn.checkpoint import Store, read, write
 from rawnn.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.files import SideOutput, check_output
 from rawnn.listener import Listener
 from rawnn.result import Report
 
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 
 
 class Listeners(Listener):
-    """Several listeners as one: each hears everything, in order."""
+    """Several listeners as one: each hears everything, in order. Messages go to the logger "rawnn",
+    too, as information."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = list(listeners)
 
     def notify(self, message: str) -> None:
+        logging.getLogger("rawnn").info(message)
         for listener in self._listeners:
             listener.notify(message)
 
@@ -52,19 +56,16 @@ class Listeners(Listener):
             listener.ended(epoch)
 
 
-def together(listeners: Listener | Sequence[Listener]) -> Listener:
-    """One listener for any number of them."""
-    if isinstance(listeners, Listener):
-        return listeners
-    return listeners[0] if len(listeners) == 1 else Listeners(listeners)
-
-
 def asked_for(config: Config) -> list[Listener]:
     """The listeners that a configuration asks for. Checkpoints go first: they hold what training
-    reached, not the best parameters that early stopping brings back at the end."""
+    reached, not the best parameters that early stopping brings back at the end. Raises ConfigError
+    for a directory to save in that holds another run's, before anything is fetched for this one."""
     made: list[Listener] = []
     if config.save is not None:
-        made.append(Checkpoints(config.save, config.save_every, config.keep))
+        kept = Checkpoints(config.save, config.save_every, config.keep)
+        if config.resume is None:
+            kept.expect(0)
+        made.append(kept)
     if config.patience is not None:
         made.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
                                   directory=config.save))
@@ -85,9 +86,13 @@ class Checkpoints(Listener):
         self._store, self._every = Store(directory, keep), every
         self._last = -1
 
+    def expect(self, epoch: int) -> None:
+        """Refuse a directory that holds checkpoints of later epochs. Raises ConfigError."""
+        self._store.expect(epoch)
+
     def started(self, session: Session) -> None:
         self._session, self._last = session, session.resumed
-        self._store.expect(session.resumed)
+        self.expect(session.resumed)
 
     def settled(self, epoch: int) -> None:
         if epoch % self._every == 0:
@@ -192,15 +197,15 @@ class CsvLog(Listener):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        self._file: IO[str] | None = None
 
     def started(self, session: Session) -> None:
         names = [field.name for field in fields(Report)]
+        check_output("CsvLog", self._path)
         try:
             kept = self._kept(session.resumed) if session.resumed else []
-            self._file = open(self._path, "w", newline="", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
-            raise RawnnError(f"cannot write {self._path}: {error.strerror or error}") from None
+            raise RawnnError(f"cannot read {self._path}: {error.strerror or error}") from None
+        self._file = SideOutput(self._path, session.listener.notify)
         self._rows = csv.writer(self._file)
         self._rows.writerows([names, *kept])
         self._file.flush()
@@ -214,11 +219,8 @@ class CsvLog(Listener):
         return []
 
     def reported(self, report: Report) -> None:
-        if self._file is not None:
-            self._rows.writerow([getattr(report, field.name) for field in fields(Report)])
-            self._file.flush()
+        self._rows.writerow([getattr(report, field.name) for field in fields(Report)])
+        self._file.flush()
 
     def ended(self, epoch: int) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()

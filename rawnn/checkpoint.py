@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import CheckpointError, ConfigError
+from rawnn.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.files import write_atomically
 from rawnn.network import Network, Parameters
 from rawnn.version import __version__
 
@@ -199,33 +200,10 @@ def _line(error: BaseException) -> str:
 def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """Write a checkpoint so that the name holds either what it held before or all of the new, also
     after a power failure. Raises CheckpointError."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial")
-    content = encode(checkpoint)
     try:
-        try:
-            with open(partial, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-        _sync_directory(target.parent)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {target}: {error.strerror or error}") from None
-
-
-def _sync_directory(directory: Path) -> None:
-    """Let the rename reach the disk, where directories can be opened at all."""
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        write_atomically(path, encode(checkpoint), durable=True)
+    except RawnnError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
@@ -317,7 +295,7 @@ class Store:
             cure = "continue from it with --resume" if epoch == 0 else "remove it"
             raise ConfigError(f"{later[-1]} is of a later epoch than this run begins with: {cure}, "
                               f"or save to another directory")
-        for left in self.directory.glob(".rawnn-*.partial"):
+        for left in self.directory.glob(".*.safetensors*.partial"):
             with contextlib.suppress(OSError):
                 left.unlink()
 

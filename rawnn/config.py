@@ -6,7 +6,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -21,6 +21,7 @@ from rawnn.step.recipe import Recipe
 from rawnn.workloads import workload
 
 MAX_COUNT = 2**31 - 1
+DEFAULT_BATCH = 128
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 
 
@@ -34,8 +35,8 @@ class Config:
     loss      "cross_entropy", "mse" or "bce" (binary cross-entropy on logits)
     init      how parameters start: "uniform" (PyTorch's default), "he", "glorot" or "zeros"
     epochs    passes over the training set
-    batch     examples per step
-    partial   keep the last partial batch of an epoch, which is dropped otherwise
+    batch     examples per step; None: 128, or fewer for a small set of the user's own
+    partial   keep the last partial batch of an epoch; None: with data of the user's own
     shuffle   a new order of the examples for each epoch
     optimizer "sgd", "adam" or "adamw"
     lr        learning rate
@@ -59,6 +60,8 @@ class Config:
     min_delta how much `monitor` must improve to count
     monitor   what is watched: "test_loss", "test_accuracy" or "train_loss"
 
+    Numbers may be NumPy's, layers "784-128-10", toggles a list: `opt=["best", "-cudnn"]`.
+
     Raises ConfigError with one clear sentence for a value of the wrong type or out of range.
     """
 
@@ -68,8 +71,8 @@ class Config:
     loss: str = "cross_entropy"
     init: str = "uniform"
     epochs: Positive = 20
-    batch: Positive = 128
-    partial: bool = False
+    batch: Positive | None = None
+    partial: bool | None = None
     shuffle: bool = False
     optimizer: str = "sgd"
     lr: float = 0.1
@@ -100,13 +103,15 @@ class Config:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, os.PathLike):
-                value = os.fspath(value)
+            value = _plain(getattr(self, field.name))
+            if field.name == "layers" and isinstance(value, str):
+                value = parse_layers(value)
+            if field.name == "opt" and isinstance(value, list):
+                value = _joined(value, "opt")
             try:
                 object.__setattr__(self, field.name, msgspec.convert(value, hints[field.name]))
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"{field.name} = {_shown(value)}: {error}") from None
+            except msgspec.ValidationError:
+                raise ConfigError(f"{field.name} = {_shown(value)}: {_meant(field.name)}") from None
         if not math.isfinite(self.lr) or self.lr < 0:
             raise ConfigError(f"lr = {self.lr}: the learning rate must be a finite number >= 0")
         if not 0 < self.validation < 1:
@@ -129,8 +134,8 @@ class Config:
                  "eps": self.eps}
         optimizer = Optimizer(self.optimizer, self.lr,
                               {k: float(v) for k, v in given.items() if v is not None})
-        return Recipe(self.batch, optimizer, self.schedule, self.shuffle, self.partial, self.seed,
-                      self.epochs)
+        return Recipe(self.batch or DEFAULT_BATCH, optimizer, self.schedule, self.shuffle,
+                      bool(self.partial), self.seed, self.epochs)
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
@@ -148,9 +153,7 @@ class Config:
             if key not in cls.known():
                 raise ConfigError(f"{source}: unknown key '{key}'"
                                   + nearest(key, (*cls.known(), "workload")))
-        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
-                                 for k, v in {**defaults, **values}.items()}
-        return cls(**known)
+        return cls(**{**defaults, **values})
 
 
 def check_device(device: str) -> None:
@@ -160,10 +163,52 @@ def check_device(device: str) -> None:
                           + nearest(device, ("auto", "gpu", "host", "sim")))
 
 
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as Python's, tuples as lists, paths as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple | range):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()  # a number, of a scalar
+    return value
+
+
+def _joined(words: Sequence[Any], where: str) -> str:
+    """Toggles in a list as one text. Raises ConfigError for others than strings."""
+    if not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"{where} must be a string or a list of strings")
+    return ",".join(words)
+
+
+_MEANT = {
+    **dict.fromkeys(("epochs", "batch", "save_every", "keep", "patience"),
+                    f"it must be a whole number from 1 to {MAX_COUNT:,}"),
+    **dict.fromkeys(("bias", "partial", "shuffle", "nesterov", "autoencoder"),
+                    "it must be true or false"),
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "beta1", "beta2", "eps", "validation",
+                     "min_delta"), "it must be a number"),
+    "layers": f"give two sizes or more, from inputs to outputs, each a whole number from 1 to "
+              f"{MAX_COUNT:,}",
+    "seed": "it must be a whole number from 0 to 2**63 - 1",
+    "opt": "it must be a text, or a list of texts",
+    "normalise": "use learned, pixels, none or a mapping of scale, mean, std",
+    "monitor": "use test_loss, test_accuracy or train_loss",
+}
+
+
+def _meant(name: str) -> str:
+    """What a value of the field must be."""
+    return _MEANT.get(name, "it must be a text")
+
+
 def _shown(value: object) -> str:
     """The value, as short as a sentence can bear."""
     try:
-        text = repr(value)
+        plain = isinstance(value, str | int | float | list | dict | None)
+        text = repr(value) if plain else str(value)  # a date of TOML
     except ValueError:  # an integer of more digits than Python converts
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -182,9 +227,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # int() refuses thousands of digits, too
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     if isinstance(values.get("opt"), list):
-        if not all(isinstance(o, str) for o in values["opt"]):
-            raise ConfigError(f"{path}: opt must be a string or a list of strings")
-        values["opt"] = ",".join(values["opt"])
+        values["opt"] = _joined(values["opt"], f"{path}: opt")
     return values
 
 

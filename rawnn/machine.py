@@ -45,8 +45,12 @@ def open_device(wanted: str, notify: Notify) -> Opened:
         try:
             device = open_gpu(int(wanted[4:] or 0) if wanted.startswith("gpu") else 0, notify)
         except DeviceError as error:
+            from rawnn.cuda.errors import CallFailed
+
             if wanted != "auto":
-                raise
+                if isinstance(error, CallFailed) or "--device host" in str(error):
+                    raise
+                raise type(error)(f"{error}; --device host trains on the CPU") from None
             return Opened(None, Machine(str(error)), (perf_counter() - started) * 1e3)
     if device.backend.caution:
         notify(device.backend.caution)
@@ -66,7 +70,7 @@ def machine_of(device: Device) -> Machine:
     major, minor = (int(part) for part in device.info.cuda.split("."))
     return Machine(None, device.capability, major * 1000 + minor * 10,
                    device.backend.provides, device.info.memory_pools, device.info.name,
-                   device.info.multiprocessors)
+                   device.target)
 
 
 def since_import() -> float:

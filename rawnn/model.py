@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rawnn import checkpoint
 from rawnn.activations import activation
-from rawnn.data.arrays import check_labels, label_indices
+from rawnn.data.arrays import check_finite, check_fractions, check_labels, label_indices
 from rawnn.data.dlpack import DeviceArray, read
 from rawnn.data.normalise import Normalisation
 from rawnn.errors import CheckpointError, ConfigError, DataError
@@ -75,8 +75,17 @@ class Model:
         Raises ConfigError, DataError.
         """
         wanted = self._output(output)
-        parts = self._logits(self._inputs(inputs), batch, device)
-        return np.concatenate([self.shaped(z, wanted) for z in parts])
+        parts: list[NDArray[Any]] = []
+        rows = 0
+        for z in self._logits(self._inputs(inputs), batch, device):
+            bad = np.isnan(z).any(axis=1)
+            if bad.any():
+                raise DataError(f"the outputs of the network for row {rows + int(bad.argmax())} "
+                                f"are NaN: its inputs, or the parameters, are too large for "
+                                f"float32")
+            rows += len(z)
+            parts.append(self.shaped(z, wanted))
+        return np.concatenate(parts)
 
     def _output(self, output: str | None) -> str:
         known = OUTPUTS[self.network.loss]
@@ -100,6 +109,8 @@ class Model:
         if flat.dtype.kind not in "biuf" and flat.dtype.name != "bfloat16":
             raise DataError(f"the inputs are of type {flat.dtype}: only numbers can be predicted "
                             f"from")
+        if flat.dtype.kind not in "biu":
+            check_finite(flat, "the inputs")
         return flat
 
     def _logits(self, inputs: NDArray[Any], batch: int, device: str
@@ -175,6 +186,8 @@ class Model:
             if values.shape[1] != outputs:
                 raise DataError(f"the answers have {values.shape[1]} columns, but the network has "
                                 f"{outputs} outputs")
+            if self.network.loss == "bce":
+                check_fractions(values, "the answers")
             return values.astype(np.float32)
         labels = host.reshape(-1)
         if len(labels) != count:

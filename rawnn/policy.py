@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rawnn.words import counted
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -32,3 +34,19 @@ class Policy:
     graph: Literal["", "step", "unroll", "epoch", "while"] = ""
     graph_steps: int = 1
     tune: bool = False
+
+    def __str__(self) -> str:
+        """In words, what is switched on and what is not."""
+        graph = {"": "launch by launch", "step": "a graph of a step",
+                 "unroll": f"a graph of {counted(self.graph_steps, 'step')}",
+                 "epoch": "a graph of an epoch", "while": "a graph with a loop"}[self.graph]
+        memory = {"each-use": "memory from the driver at each use",
+                  "arena": "every tensor placed once", "pool": "memory from a pool of our own",
+                  "async": "memory from the driver's pool"}[self.allocator]
+        waits = "the host waits after every step" if self.sync == "step" else \
+            "the host waits for reports only"
+        report = "a report every epoch" if self.report == 1 else \
+            f"a report every {self.report} epochs"
+        more = {"page-locked batches": self.pinned, "what is independent side by side":
+                self.streams, "kernels begin early": self.pdl, "launches as measured": self.tune}
+        return ", ".join([graph, waits, report, memory, *(w for w, on in more.items() if on)])

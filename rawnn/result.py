@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import subprocess
-import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -21,7 +20,7 @@ import numpy as np
 
 from rawnn.config import Config
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import RawnnError
+from rawnn.files import write_atomically
 from rawnn.version import __version__
 
 if TYPE_CHECKING:
@@ -85,8 +84,9 @@ class Environment:
 class Result:
     """Everything a run found out. `average_epoch_ms` is the mean of the device-timed epochs of the
     later half of the run, `average_epoch_wall_ms` that of the wall clock over the reports that end
-    there. `interrupted` says that the run was stopped early, by Ctrl-C, `stopped` why it stopped
-    by itself. `resumed_epochs` were done by the run whose checkpoint this one continued."""
+    there. `interrupted` says that a signal (Ctrl-C, SIGTERM, SIGHUP) ended the run early,
+    `stopped` why it stopped by itself. `resumed_epochs` were done by the run whose checkpoint this
+    one continued."""
 
     config: Config
     toggles: dict[str, str | int | None]
@@ -148,25 +148,6 @@ def _with_null(rule: Any) -> Any:
         return rule
     inner = {key: _with_null(value) for key, value in rule.items()}
     return {**inner, "type": ["number", "null"]} if rule.get("type") == "number" else inner
-
-
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that it holds either its old content or all of the new."""
-    target = Path(path)
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise RawnnError(f"cannot write {target}: {error.strerror}") from None
 
 
 @cache

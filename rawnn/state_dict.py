@@ -118,7 +118,13 @@ def _values(value: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.float32]
         raise CheckpointError(f"'{key}' is of shape {list(array.shape)}, but the network needs "
                               f"{list(shape)}{turned}")
     with np.errstate(over="ignore"):
-        return np.array(array, np.float32, order="C")
+        values = np.array(array, np.float32, order="C")
+    bad = ~np.isfinite(values)
+    if bad.any():
+        place = [int(i) for i in np.argwhere(bad)[0]]
+        raise CheckpointError(f"'{key}' holds {float(array[tuple(place)])} at {place}: every "
+                              f"parameter must be a finite number that float32 can hold")
+    return values
 
 
 def _host(value: Any, key: str) -> NDArray[Any]:

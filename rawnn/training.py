@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import signal
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from time import perf_counter
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.callbacks import asked_for, together
+from rawnn.callbacks import Listeners, asked_for
 from rawnn.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.config import Config
 from rawnn.data import Dataset
-from rawnn.datasource import check_fit, given, named
+from rawnn.datasource import check_fit, given, left_out, named, settled
 from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
+from rawnn.files import TextSink
+from rawnn.interrupts import LONG_SECONDS, BrokenOff, Signals
 from rawnn.listener import Listener as Listener
 from rawnn.machine import Opened, open_device, since_import
 from rawnn.network import Network
 from rawnn.opts import Selection, batch, select
 from rawnn.result import Report, Result, Times, environment
 from rawnn.runners.base import Evaluation, Runner, State, Work, prepare
+from rawnn.runners.feed import form_of
 from rawnn.runners.host import HostRunner
 from rawnn.step.recipe import Recipe
 
@@ -39,9 +46,18 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     takes them, with `validation` and `normalise`. With `resume` the options of the run that wrote
     the checkpoint hold unless others are given. `listener` is one or several.
 
+    A data set that cannot be had is an error: generated digits are trained on where they are asked
+    for, `dataset="synthetic"`. Where `device` is "auto" and there is no GPU, a RuntimeWarning says
+    that the host trains. Other messages go to the listener, and to the logger "rawnn".
+
     Raises ConfigError, DataError, DeviceError and their kin with one clear sentence;
-    TrainingDiverged carries the reports reached so far as `history`. Ctrl-C ends the run after
-    the epoch in hand and returns what was reached, marked `interrupted`.
+    TrainingDiverged carries the reports reached so far as `history`.
+
+    In the main thread, Ctrl-C ends the run after the epoch in hand (a second one, or 20 s, at once,
+    with the parameters that the last epoch left) and returns what was reached, marked
+    `interrupted`. SIGTERM and SIGHUP do the same, keep a checkpoint if there is a `save`, and then
+    end the process as they would have. Signals that the process ignores or handles itself are left
+    alone, and afterwards all handlers are as before.
     """
     arrays = data is not None and not isinstance(data, str | os.PathLike)
     own = {"data": data, "validation": validation, "normalise": normalise}
@@ -51,24 +67,34 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     if config is None:
         config = Config(**continued({**options, **of_config}))
     dataset = given(data, config, validation, normalise) if arrays else None
-    with Session(config, together(listener), data=dataset) as session:
-        return session.run()
+    listeners = [listener] if isinstance(listener, Listener) else listener
+    with Session(config, *listeners, data=dataset) as session:
+        if session.device is None and config.device == "auto":
+            warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,
+                          stacklevel=2)
+        result = session.run()
+    if session.signal not in (0, signal.SIGINT):
+        with suppress(OSError):
+            sys.stdout.flush()
+        signal.raise_signal(session.signal)
+    return result
 
 
 class Session:
     """One run, from opening the device to the result. Use as a context manager."""
 
-    def __init__(self, config: Config, listener: Listener, imports_ms: float = 0.0,
+    def __init__(self, config: Config, *listeners: Listener, imports_ms: float = 0.0,
                  data: Dataset | None = None, opened: Opened | None = None,
-                 log_allocations: TextIO | None = None) -> None:
+                 log_allocations: TextSink | None = None, stand_in: bool = False) -> None:
         """`imports_ms` is what the process took to get here. `data` and `opened` may be given
         where several runs share them; an opened device is then left open. `log_allocations` gets
-        a line for each call that takes device memory from the driver or gives it back."""
-        self.config, self.listener = config, together([listener, *asked_for(config)])
+        a line for each call that takes device memory from the driver or gives it back. `stand_in`
+        lets generated digits take the place of a data set that cannot be had."""
+        self.config, self.listener = config, Listeners([*listeners, *asked_for(config)])
         self._imports_ms = imports_ms
         self._closing = ExitStack()
         try:
-            self._prepare(data, opened, log_allocations)
+            self._prepare(data, opened, log_allocations, stand_in)
         except BaseException:
             self._closing.close()
             raise
@@ -80,23 +106,29 @@ class Session:
         self._closing.close()
 
     def _prepare(self, data: Dataset | None, opened: Opened | None,
-                 log_allocations: TextIO | None) -> None:
+                 log_allocations: TextSink | None, stand_in: bool) -> None:
         config, notify = self.config, self.listener.notify
-        started = perf_counter()
         self.stopped = ""
+        self.signal = 0
+        if opened is None:  # ahead of the data: a GPU that is not there is found before a download
+            opened = open_device(config.device, notify)
+            if opened.device:
+                self._closing.callback(opened.device.close)
+        self.device, self._driver_ms = opened.device, opened.milliseconds
+        self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
+        started = perf_counter()
         self._brought = data is not None
-        self.data = data or named(config, notify)
+        self.data = data or named(config, notify, stand_in)
         for note in data.notes if data else ():
             notify(note)
         if config.autoencoder:
             self.data = self.data.reconstructing()
         check_fit(config, self.data)
+        self.config, said = settled(config, self.data)
+        config = self.config
+        if said:
+            notify(said)
         self._data_ms = (perf_counter() - started) * 1e3
-        if opened is None:
-            opened = open_device(config.device, notify)
-            if opened.device:
-                self._closing.callback(opened.device.close)
-        self.device, self._driver_ms = opened.device, opened.milliseconds
         if log_allocations is not None:
             self._log_allocations(log_allocations)
         started = perf_counter()
@@ -104,8 +136,12 @@ class Session:
         steps = recipe.steps(len(self.data.train_images))
         lenient = config.device == "auto"
         self.selection: Selection = select(config.opt, network, steps, opened.machine,
-                                           batch=recipe.batch, lenient=lenient)
+                                           batch=recipe.batch, lenient=lenient, recipe=recipe,
+                                           form=form_of(self.data, "train"))
         recipe = self._batched(network, recipe, opened)
+        self.left_out = left_out(recipe, len(self.data.train_images))
+        if self.left_out:
+            logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
         self.work: Work = prepare(network, self.data, self.selection, recipe)
         if opened.device is None:
             if lenient:
@@ -122,7 +158,7 @@ class Session:
             self._resume(config.resume)
         self._setup_ms = (perf_counter() - started) * 1e3
 
-    def _log_allocations(self, sink: TextIO) -> None:
+    def _log_allocations(self, sink: TextSink) -> None:
         if self.device is None:
             self.listener.notify("no allocations are logged: the host has no device memory")
             return
@@ -212,18 +248,27 @@ class Session:
         return recipe
 
     def run(self) -> Result:
-        """Train all epochs and return the result."""
+        """Train all epochs and return the result.
+
+        In the main thread SIGINT (Ctrl-C), SIGTERM and SIGHUP, unless the process handles them
+        itself, end the run after the epoch in hand; a second one, or 20 s, at once, with the
+        parameters that the last epoch left. `signal` then holds its number, and the result is
+        marked `interrupted`. What a GPU has been given already is waited for.
+        """
         self._loop = loop = _Loop(self)
         self.listener.started(self)
         try:
-            interrupted = loop.run()
+            self.signal = loop.run()
         except TrainingDiverged as error:
             error.history = loop.history  # type: ignore[attr-defined]
             raise
-        return self._result(loop, interrupted)
+        return self._result(loop)
 
-    def _result(self, loop: _Loop, interrupted: bool) -> Result:
+    def _result(self, loop: _Loop) -> Result:
         facts = self.runner.describe()
+        if self.left_out:
+            recipe = self.work.recipe
+            facts["examples_left_out"] = len(self.data.train_images) % recipe.batch
         epochs = self.runner.epoch_milliseconds()
         later = epochs[len(epochs) // 2 :]
         half = self.resumed + len(epochs) / 2
@@ -255,7 +300,7 @@ class Session:
                 facts.pop("libraries", {}),
             ),
             facts=facts,
-            interrupted=interrupted,
+            interrupted=bool(self.signal),
             test_accuracy=reached.accuracy,
             test_loss=reached.loss,
             stopped=self.stopped,
@@ -300,38 +345,79 @@ class _Loop:
         self.evaluation_ms = 0.0
         self._watch = _Stopwatch()
         self._whole = True  # whether no epoch was broken off
+        self._kept: tuple[int, State] = (0, {})  # an epoch, and the state behind it
         self.stale = False  # whether parameters were replaced since they were last measured
 
     @property
     def training_ms(self) -> float:
         return self._watch.total
 
-    def run(self) -> bool:
-        """Train; returns whether Ctrl-C cut it short."""
-        session = self._session
-        epoch = reported = session.resumed
+    def run(self) -> int:
+        """Train; returns the number of the signal that cut it short, 0 for none."""
+        with Signals(self._listener.notify) as self._signals:
+            broken = self._epochs()
+            with self.paused():
+                if broken and not self._whole:
+                    self._go_back()
+                if self._whole:
+                    self._listener.ended(self._epoch)
+                if self._reported < self._epoch or self.stale or math.isnan(self.reached.loss):
+                    self.reached = self._runner.evaluate()
+            return self._signals.number or (signal.SIGINT if broken else 0)
+
+    def _epochs(self) -> bool:
+        """Train epoch by epoch; returns whether one was broken off."""
+        session, signals, total = self._session, self._signals, self._config.epochs
+        self._epoch = self._reported = session.resumed
+        if session.resumed and signals.installed:
+            self._keep()
         self._watch.start()
-        interrupted = False
         try:
-            while epoch < self._config.epochs and not session.stopped:
-                epoch += 1
-                due = epoch % self._interval == 0 or epoch == self._config.epochs
+            while self._epoch < total and not session.stopped and not signals.number:
+                due = (self._epoch + 1) % self._interval == 0 or self._epoch + 1 == total
                 self._whole = False
+                signals.inside = True
                 self._runner.epoch(measured=due)
+                signals.inside = False
+                self._epoch += 1
                 self._whole = True
-                self._listener.epoch_done(epoch)
+                self._listener.epoch_done(self._epoch)
                 if due:
-                    self._report(epoch, epoch - reported)
-                    reported = epoch
-                self._listener.settled(epoch)
-        except KeyboardInterrupt:
-            interrupted = True
+                    self._report(self._epoch, self._epoch - self._reported)
+                    self._reported = self._epoch
+                self._listener.settled(self._epoch)
+                if signals.kept or self._epoch == session.resumed + 1:
+                    self._keep_if_long()
+        except (BrokenOff, KeyboardInterrupt):
+            return True
+        finally:
+            signals.inside = False
+        return False
+
+    def _keep_if_long(self) -> None:
+        """Keep the state behind an epoch if epochs are long, and so may have to be given up.
+
+        This waits for the first epoch, which costs some 20 us once, and for all long ones: where
+        reports are rare, a GPU would be given ten of them at a time.
+        """
+        if not self._signals.installed or self._epoch == self._config.epochs:
+            return
         with self.paused():
-            if self._whole:
-                self._listener.ended(epoch)
-            if interrupted or reported < epoch or self.stale:
-                self.reached = self._runner.evaluate()
-        return interrupted
+            self._signals.kept = self._runner.epoch_milliseconds()[-1] > LONG_SECONDS * 1e3
+            if self._signals.kept:
+                self._keep()
+
+    def _keep(self) -> None:
+        self._kept = self._epoch, self._runner.state()
+        self._signals.kept = True
+
+    def _go_back(self) -> None:
+        """To the end of the last epoch, if it is kept; the first epoch of a run is left as it was
+        broken off."""
+        if self._signals.kept:
+            self._epoch, state = self._kept
+            self._runner.load(state)
+            self._whole = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -162,6 +162,26 @@ def test_files_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_checkpoint_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes ahead of the name that they get, and then the folder, which holds the name."""
+    done: list[str] = []
+    sync, rename = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        folder = os.path.samestat(os.fstat(handle), tmp_path.stat())
+        done.append("folder" if folder else "file")
+        sync(handle)
+
+    def renamed(*names: Any) -> None:
+        done.append("name")
+        rename(*names)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write(tmp_path / "c.safetensors", make())
+    assert done == ["file", "name", "folder"]
+
+
 @pytest.mark.parametrize(("network", "sentence"), [
     (Network((6, 5, 3), activation="tanh"), "its layers are 6-4-3, but 6-5-3 was asked for"),
     (Network((6, 4, 3)), "its activation is tanh, but relu was asked for"),

@@ -198,3 +198,36 @@ def test_arguments_that_do_not_fit() -> None:
                      layers=(12, 1), loss="mse").model
     with pytest.raises(DataError, match="the answers have 2 columns, but the network has 1"):
         values.score(DATA.test_images, np.zeros((13, 2)))
+
+
+def test_what_is_not_finite_is_never_class_0() -> None:
+    model = trained(layers=(12, 8, 4)).model
+    rows = DATA.test_images.astype(np.float32)
+    rows[7, 3] = np.nan
+    for ask in (lambda: model.predict(rows), lambda: model.predict(rows.astype(np.float64)),
+                lambda: model.score(rows, np.zeros(13, int)),
+                lambda: model.confusion(rows, np.zeros(13, int))):
+        with pytest.raises(DataError, match=r"the inputs hold nan \(row 7, column 3\)"):
+            ask()
+    rows[7, 3] = 3e38
+    model.parameters["fc1.weight"][:, 3] = 1e4 * np.array((3, -3, 3, -3, 3, -3, 3, -3))
+    model.parameters["fc2.weight"][:] = (1, -1, -1, 1, -1, 1, 1, 1)
+    with pytest.raises(DataError, match="the outputs of the network for row 7 are NaN"):
+        model.predict(rows, batch=4)
+
+
+def test_parameters_that_are_not_finite_are_refused() -> None:
+    model = trained().model
+    state = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
+    first = next(iter(state))
+    for value, shown in ((np.nan, "nan"), (np.inf, "inf"), (1e300, r"1e\+300")):
+        state[first][1, 2] = value
+        with pytest.raises(CheckpointError, match=rf"'{first}' holds {shown} at \[1, 2\]"):
+            model.load_state_dict(state)
+
+
+def test_answers_of_binary_cross_entropy_lie_between_0_and_1() -> None:
+    y = RNG.random((40, 2))
+    model = trained(data=from_arrays((DATA.train_images, y)), layers=(12, 2), loss="bce").model
+    with pytest.raises(DataError, match="the answers reach from -1 to -1, but the loss bce"):
+        model.score(DATA.test_images, np.full((13, 2), -1.0))

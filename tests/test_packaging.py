@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import pytest
 
 import rawnn
 from rawnn import ptx
@@ -59,6 +64,106 @@ def test_the_version_is_one_and_the_command_prints_it() -> None:
     shown = subprocess.run([sys.executable, "-m", "rawnn", "--version"], capture_output=True,
                            text=True, cwd=ROOT, timeout=60, check=True)
     assert rawnn.__version__ in shown.stdout
+
+
+BUILD = """
+import sys
+from setuptools import build_meta
+build_meta.build_editable(sys.argv[1])
+"""
+RUN = """
+import os, runpy, site, sys
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
+sys.path[:] = ["", *(p for p in sys.path if p and not os.path.exists(f"{p}/rawnn"))]
+site.addsitedir(sys.argv[1])
+sys.argv = ["rawnn", "--device", "host", "--dataset", "synthetic", "--epochs", "1"]
+runpy.run_module("rawnn", run_name="__main__")
+"""
+
+
+def test_an_editable_install_runs_from_the_folder_that_holds_the_clone(tmp_path: Path) -> None:
+    try:
+        newest = int(version("setuptools").split(".")[0])
+    except PackageNotFoundError:
+        newest = 0
+    if newest < 77:
+        pytest.skip("setuptools >= 77 is not installed")
+    clone, installed = tmp_path / "rawnn", tmp_path / "installed"
+    clone.mkdir()
+    installed.mkdir()
+    for name in ("rawnn", "pyproject.toml", "README.md", "LICENSE"):
+        (clone / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-c", BUILD, str(installed)], cwd=clone, check=True,
+                   capture_output=True, timeout=120)
+    (wheel,) = installed.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(installed)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    for folder in (tmp_path, clone, clone / "rawnn", Path("/")):
+        done = subprocess.run([sys.executable, "-c", RUN, str(installed)], cwd=folder, text=True,
+                              capture_output=True, timeout=120, check=False, env=environment)
+        assert done.returncode == 0, f"{folder}: {done.stderr}"
+        assert "test accuracy" in done.stdout
+
+
+WHEEL = """
+import sys
+from setuptools import build_meta
+build_meta.build_wheel(sys.argv[1])
+"""
+INSTALLED = """
+import os, runpy, sys
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
+sys.path[:] = [sys.argv[1], *(p for p in sys.path if p and not os.path.exists(f"{p}/rawnn"))]
+import rawnn
+assert rawnn.__file__.startswith(sys.argv[1]), rawnn.__file__
+sys.argv[:] = ["rawnn", *sys.argv[2:]]
+"""
+KERNELS = """
+from rawnn.ptx import SOURCES
+from rawnn.compiling.compile import compile_source
+from rawnn.cuda.nvrtc import Nvrtc
+text = (SOURCES / "linear.cu").read_text()
+compile_source(Nvrtc(), text, name="linear.cu", arch="sm_90", expressions=["linear_update<10>"])
+"""
+
+
+def test_a_wheel_without_the_repository_trains_and_tests_itself(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    clone, installed, elsewhere = (tmp_path / name for name in ("clone", "installed", "elsewhere"))
+    for folder in (clone, installed, elsewhere):
+        folder.mkdir()
+    for name in ("rawnn", "pyproject.toml", "README.md", "LICENSE"):
+        (clone / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-c", WHEEL, str(tmp_path)], cwd=clone, check=True,
+                   capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(installed)
+    package = ROOT / "rawnn"
+    kept = {str(path.relative_to(package)) for path in package.rglob("*")
+            if path.is_file() and path.suffix != ".pyc"}
+    found = {str(path.relative_to(installed / "rawnn"))
+             for path in (installed / "rawnn").rglob("*") if path.is_file()}
+    assert found == kept  # every kernel and table, and nothing but the package
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RAWNN_DATA")}
+    environment["RAWNN_CACHE"] = str(tmp_path / "cache")
+    runs = "runpy.run_module('rawnn', run_name='__main__')"
+    for arguments, said in (
+        (("--device", "host", "--dataset", "synthetic", "--epochs", "1"), "test accuracy"),
+        (("--device", "sim", "--dataset", "synthetic", "--epochs", "1", "--opt", "best"),
+         "SIMULATED"),
+        (("bench", "random", "--device", "sim", "--n", "2"), "right"),
+        (("toggles",), "graphs"),
+    ):
+        done = subprocess.run([sys.executable, "-c", INSTALLED + runs, str(installed), *arguments],
+                              cwd=elsewhere, capture_output=True, text=True, timeout=200,
+                              check=False, env=environment)
+        assert done.returncode == 0, f"{arguments}: {done.stderr}"
+        assert said in done.stdout
+    if importlib.util.find_spec("cuda") and importlib.util.find_spec("nvidia"):
+        subprocess.run([sys.executable, "-c", INSTALLED + KERNELS, str(installed)], cwd=elsewhere,
+                       check=True, timeout=200, env=environment)
 
 
 def test_messages_name_only_extras_that_exist() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rawnn.config import Config
 from rawnn.errors import RawnnError
-from rawnn.result import SCHEMA_VERSION, Report, Result, environment, schema, write_atomically
+from rawnn.result import SCHEMA_VERSION, Report, Result, environment, schema
 from tests.test_training import Recorder, run
 
 
@@ -110,21 +110,6 @@ def test_a_file_is_replaced_whole(result: Result, tmp_path: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
-
-
-def test_a_failed_write_leaves_the_old_content(tmp_path: Path,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "r.json"
-    path.write_text("old")
-
-    def full(*arguments: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(RawnnError, match=r"cannot write .*r\.json: No space left on device"):
-        write_atomically(path, b"new")
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["r.json"]
 
 
 def test_a_directory_that_is_missing_is_one_sentence(result: Result, tmp_path: Path) -> None:

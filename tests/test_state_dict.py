@@ -35,16 +35,32 @@ def test_names_and_shapes_are_those_of_a_sequential() -> None:
     assert layers_of(state) == ((6, 5, 4, 3), True)
 
 
-@pytest.mark.parametrize("names", [("fc1", "fc2", "fc3"), ("net.1", "net.3", "net.10"),
-                                   ("layers.0.linear", "layers.1.linear", "layers.2.linear"),
-                                   ("first", "second", "third"), ("a1", "b1", "c1")])
-@pytest.mark.parametrize("turned", [False, True])
-def test_other_names(names: tuple[str, ...], turned: bool) -> None:
-    if turned and names[0] in ("first", "a1"):
-        return  # no number says which is first: the order of the dict decides
-    state = {f"{new}.{part}": PARAMETERS[f"fc{i}.{part}"] for i, new in enumerate(names, 1)
-             for part in ("weight", "bias")}
-    equal(from_torch(dict(reversed(state.items())) if turned else state, NETWORK))
+def named(names: tuple[str, ...]) -> dict[str, Any]:
+    return {f"{new}.{part}": PARAMETERS[f"fc{i}.{part}"] for i, new in enumerate(names, 1)
+            for part in ("weight", "bias")}
+
+
+NUMBERED = [("fc1", "fc2", "fc3"), ("net.1", "net.3", "net.10"),
+            ("layers.0.linear", "layers.1.linear", "layers.2.linear")]
+WORDS = [("first", "second", "third"), ("a1", "b1", "c1")]
+
+
+@pytest.mark.parametrize("names", [*NUMBERED, *WORDS])
+def test_other_names(names: tuple[str, ...]) -> None:
+    equal(from_torch(named(names), NETWORK))
+
+
+@pytest.mark.parametrize("names", NUMBERED)
+def test_the_numbers_in_names_say_which_layer_is_first(names: tuple[str, ...]) -> None:
+    equal(from_torch(dict(reversed(named(names).items())), NETWORK))
+
+
+@pytest.mark.parametrize("names", WORDS)
+def test_without_such_numbers_the_order_of_the_dict_says_it(names: tuple[str, ...]) -> None:
+    other = named(names[::-1])  # the last of these words comes first
+    equal(from_torch(other, NETWORK))
+    with pytest.raises(CheckpointError, match="but the network needs"):
+        from_torch(dict(reversed(other.items())), NETWORK)
 
 
 def test_a_single_layer_without_a_prefix_and_networks_without_biases() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rawnn.config import Config
 from rawnn.data import Dataset
-from rawnn.errors import ConfigError, TrainingDiverged
+from rawnn.errors import ConfigError, DataError, TrainingDiverged
 from rawnn.network import Network
 from rawnn.result import Report, Result
 from rawnn.training import Listener, Session, train
@@ -243,3 +243,65 @@ def test_train_takes_a_config_or_its_options() -> None:
     result = train(dataset="synthetic", epochs=1, batch=500, device="host")
     assert result.dataset == "synthetic"
     assert result.test_accuracy > 0.3
+
+
+# -- what the data decide ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_own_data_are_trained_on_to_the_last_example(device: str) -> None:
+    x = np.random.default_rng(0).normal(size=(300, 6)).astype(np.float32)
+    y = np.where(np.arange(300) < 128, 0, 1)  # class 1 is in the partial batch alone
+    own = {"data": (x[:240], y[:240]), "validation": (x[240:], y[240:]), "layers": (6, 2),
+           "epochs": 20, "lr": 1.0, "device": device}
+    kept = train(batch=128, **own)
+    dropped = train(batch=128, partial=False, **own)
+    assert (kept.config.partial, dropped.config.partial) == (True, False)
+    assert (kept.facts.get("examples_left_out"), dropped.facts["examples_left_out"]) == (None, 112)
+    assert kept.test_accuracy > dropped.test_accuracy + 0.3
+    assert kept.history[0].train_loss != dropped.history[0].train_loss
+
+
+@pytest.mark.parametrize(("examples", "batch"), [
+    (1, 1), (7, 1), (16, 2), (120, 8), (240, 16), (1000, 64), (1023, 64), (1024, 128), (5000, 128)])
+def test_the_batch_of_small_data_fits_and_is_said(examples: int, batch: int) -> None:
+    data = random_dataset(features=12, classes=4, train=examples, test=5)
+    listener = Recorder()
+    result = run(listener, replace(data, own=True), batch=None, epochs=1)
+    assert result.config.batch == batch
+    said = [m for m in listener.all("notify") if m.startswith(f"batch {batch}, since")]
+    assert len(said) == (examples < 1024)
+
+
+def test_built_in_data_keep_the_batch_and_what_is_left_out_is_said(
+    caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "rawnn"):
+        result = run(batch=None, data=random_dataset(12, 4, 300, 5), epochs=1)
+    assert (result.config.batch, result.config.partial) == (128, False)
+    assert result.facts["examples_left_out"] == 44
+    assert "of random's examples the last 44 fill no batch and are left out; --partial keeps " \
+           "them" in caplog.messages
+    assert "examples_left_out" not in run(batch=None, data=random_dataset(12, 4, 256, 5),
+                                          epochs=1).facts
+
+
+def test_a_batch_larger_than_the_data_names_the_cure() -> None:
+    with pytest.raises(ConfigError, match=r"batch = 64 is larger .* use --batch 40 or less"):
+        run(batch=64)
+
+
+def test_binary_cross_entropy_compares_with_numbers_from_0_to_1() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    signs = np.where(x[:, :1] > 0, 1.0, -1.0)
+    options = {"loss": "bce", "batch": 4, "epochs": 1, "device": "host"}
+    with pytest.raises(DataError, match="the training targets reach from -1 to 1, but the loss "
+                                        "bce compares with numbers from 0 to 1: scale them"):
+        train(data=(x, signs), layers=(3, 1), **options)
+    with pytest.raises(DataError, match="the test targets reach from -1 to 1"):
+        train(data=(x, (signs + 1) / 2), validation=(x, signs), layers=(3, 1), **options)
+    with pytest.raises(DataError, match="the normalised training inputs reach from -"):
+        train(data=x, layers=(3, 3), normalise="learned", **options)
+    assert train(data=(x, (signs + 1) / 2), layers=(3, 1), **options).test_loss > 0
+    pixels = (x > 0).astype(np.uint8) * 255
+    assert train(data=pixels, layers=(3, 3), **options).test_loss > 0

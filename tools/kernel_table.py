@@ -29,19 +29,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn import ptx  # noqa: E402
+from rawnn.compiling.compile import compile_source  # noqa: E402
+from rawnn.compiling.resources import SM_LIMITS, occupancy, resource_usage, spills  # noqa: E402
 from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
-from rawnn.opts.fuse import MAX_FUSED_CLASSES  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
-from rawnn.ptx.compile import compile_source  # noqa: E402
-from rawnn.ptx.resources import SM_LIMITS, occupancy, resource_usage, spills  # noqa: E402
-from rawnn.runners.kernels import KERNELS, kernel_for  # noqa: E402
-from tests.catalogue import Case, Variant, cases, key_of, legal  # noqa: E402
+from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
+from rawnn.ptx.linear import MAX_FUSED_CLASSES  # noqa: E402
+from rawnn.ptx.table import key_of  # noqa: E402
+from tests.catalogue import Case, Variant, cases, legal  # noqa: E402
 
 TABLE = ROOT / "docs" / "kernels.md"
 ARCHITECTURES = tuple(SM_LIMITS)
 BATCH, FEATURES = 128, 784
-RELOCATABLE = ("while.cu",)
 CHUNK = 8
 
 
@@ -135,10 +135,11 @@ def _legal(opt: str, capability: tuple[int, int]) -> bool:
 def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
     """Compile the instances of one source for `arch`; what each uses, by expression."""
     expressions = [i.expression for i in wanted]
-    target = arch + "a" if source in ptx.ARCHITECTURE_SPECIFIC else arch
+    impls = [impl for impl in KERNELS.values() if impl.source == source]
+    target = arch + "a" if any(impl.specific for impl in impls) else arch
     built = compile_source(
         Nvrtc, ptx.source_path(source).read_text(), name=source, arch=target,
-        expressions=expressions, relocatable=source in RELOCATABLE,
+        expressions=expressions, relocatable=any(impl.relocatable for impl in impls),
         options=("--ptxas-options=-v",))
     usage, spilled = resource_usage(built.cubin), spills(built.log)
     rows = {}

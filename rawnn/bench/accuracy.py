@@ -14,17 +14,16 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import platformdirs
 
 import rawnn
 from rawnn.bench.statistics import mean_std
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import check_fit
+from rawnn.datasource import check_fit, settled
 from rawnn.errors import ConfigError, TrainingDiverged
+from rawnn.files import cache_directory, write_atomically
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.result import write_atomically
 from rawnn.runners.base import prepare
 from rawnn.runners.host import HostRunner
 
@@ -59,7 +58,8 @@ class Oracle(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this is the oracle of a configuration (whatever its seed and toggles)."""
         return (
             (self.layers, self.epochs, self.batch, self.lr, self.dataset, self.data_digest)
-            == (config.layers, config.epochs, config.batch, config.lr, config.dataset, digest)
+            == (config.layers, config.epochs, config.recipe().batch, config.lr, config.dataset,
+                digest)
         )
 
 
@@ -89,6 +89,7 @@ def host_accuracy(config: Config, seeds: Sequence[int] = SEEDS, *, data: Dataset
     """
     data = data or load_dataset(config.dataset, config.data)
     check_fit(config, data)
+    config, _ = settled(config, data)
     network, recipe = config.network(), config.recipe()
     # Gathering from uint8 rather than keeping the whole set as float64 saves 376 MB for MNIST.
     selection = select("preload", network, recipe.steps(len(data.train_images)), HOST)
@@ -111,18 +112,19 @@ def host_accuracy(config: Config, seeds: Sequence[int] = SEEDS, *, data: Dataset
         on_seed(seed, evaluation.accuracy)
     mean, std = mean_std(accuracies)
     return Oracle(
-        layers=config.layers, epochs=config.epochs, batch=config.batch, lr=config.lr,
+        layers=config.layers, epochs=config.epochs, batch=recipe.batch, lr=config.lr,
         dataset=config.dataset, data_digest=data_digest(data), seeds=tuple(seeds),
         accuracies=tuple(accuracies), mean=mean, std=std,
     )
 
 
 def default_path() -> Path:
-    """results/oracle.json of the source tree that rawnn runs from, else of the user's cache."""
+    """results/oracle.json of the source tree that rawnn runs from, else of rawnn's cache, which
+    RAWNN_CACHE moves."""
     root = Path(rawnn.__file__).resolve().parent.parent
     if (root / "pyproject.toml").exists():
         return root / "results" / "oracle.json"
-    return Path(platformdirs.user_cache_dir("rawnn")) / "oracle.json"
+    return cache_directory() / "oracle.json"
 
 
 def read_oracles(path: Path) -> list[Oracle]:

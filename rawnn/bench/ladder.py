@@ -15,17 +15,16 @@ import msgspec
 from rawnn.bench.accuracy import Oracle
 from rawnn.bench.clocks import sampler_of
 from rawnn.bench.records import (
-    GPU_TIMER,
-    HOST_TIMER,
     LadderResult,
     Run,
     Rung,
     place_of,
+    timer_of,
     toggle_words,
 )
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import check_fit
+from rawnn.datasource import check_fit, settled
 from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
 from rawnn.machine import Opened, open_device
 from rawnn.opts import TOGGLES
@@ -83,6 +82,7 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
         raise ConfigError(f"repeats = {repeats}: a ladder needs at least 1")
     data = data or load_dataset(config.dataset, config.data, notify=notify)
     check_fit(config, data)
+    config, _ = settled(config, data)
     opened = open_device(config.device, notify)
     try:
         ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify)
@@ -97,16 +97,22 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
 def check_rungs(rungs: Sequence[str]) -> None:
     """Raise ConfigError unless every rung names toggles or presets, with valid values."""
     for rung in rungs:
-        for word in rung.split("+"):
-            name, _, value = word.removeprefix("-").partition("=")
-            if name in PRESETS and not value:
-                continue
-            if name not in TOGGLES:
-                known = (*TOGGLES, *PRESETS)
-                raise ConfigError(f"the rung '{rung}' names no toggle" + (
-                    nearest(name, known) or f"; the toggles are {', '.join(known)}"))
-            if not word.startswith("-"):
-                TOGGLES[name].parse(value if "=" in word else None)
+        check_words(rung.split("+"), f"the rung '{rung}'")
+
+
+def check_words(words: Sequence[str], where: str) -> None:
+    """Raise ConfigError unless each word is a toggle or preset, with a valid value; `where` they
+    stand is said."""
+    for word in words:
+        name, _, value = word.strip().removeprefix("-").partition("=")
+        if not name or (name in PRESETS and not value):
+            continue
+        if name not in TOGGLES:
+            known = (*TOGGLES, *PRESETS)
+            raise ConfigError(f"{where}: no toggle is called '{name}'" + (
+                nearest(name, known) or f"; the toggles are {', '.join(known)}"))
+        if not word.startswith("-"):
+            TOGGLES[name].parse(value if "=" in word else None)
 
 
 def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
@@ -221,7 +227,7 @@ class _Ladder:
             environment=replace(self._environment, libraries=libraries),
             dataset=self._data.name, data_source=self._data.source,
             synthetic=self._data.synthetic,
-            timer=GPU_TIMER if self._opened.device else HOST_TIMER, notes=self._notes,
+            timer=timer_of(self._opened), notes=self._notes,
             oracle=self._oracle, rungs=[step.rung for step in self._steps],
             interrupted=self._interrupted,
         )

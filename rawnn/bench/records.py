@@ -6,7 +6,7 @@ docs/measuring.md explains every key.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +18,9 @@ from rawnn.bench.clocks import ClockSample, summarize
 from rawnn.bench.statistics import Spread, mean_std, spread
 from rawnn.config import Config
 from rawnn.errors import ConfigError
+from rawnn.files import write_atomically
 from rawnn.machine import Opened
-from rawnn.result import Environment, Result, environment, write_atomically
+from rawnn.result import Environment, Result, environment
 
 SCHEMA_VERSION = 1
 
@@ -41,7 +42,20 @@ HOST_TIMER = {
     "total_ms": "wall clock over all epochs; imports, data, setup and test evaluation excluded",
 }
 
+SIMULATED_TIMER = {
+    "average_epoch_ms": "wall clock of the simulation, which computes with NumPy, averaged over "
+                        "the later half of the run's epochs: it says nothing about a GPU",
+    "total_ms": "wall clock of the simulation over all epochs: it says nothing about a GPU",
+}
+
 Status = Literal["measured", "unavailable", "failed"]
+
+
+def timer_of(opened: Opened) -> dict[str, str]:
+    """What the times of a measurement are, in sentences, by the name of the figure."""
+    if opened.device is None:
+        return HOST_TIMER
+    return SIMULATED_TIMER if opened.device.backend.name == "sim" else GPU_TIMER
 
 
 def place_of(opened: Opened) -> Environment:
@@ -159,23 +173,39 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
         write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
+LADDERS: Mapping[str, tuple[type[LadderResult], int]] = {"ladder": (LadderResult, SCHEMA_VERSION)}
+
+
 def read_ladder(path: str | os.PathLike[str]) -> LadderResult:
     """Read what `write_json` wrote. Raises ConfigError for anything else."""
+    ladder: LadderResult = read_measured(path, LADDERS)
+    return ladder
+
+
+def read_measured(path: str | os.PathLike[str],
+                  kinds: Mapping[str, tuple[type[Any], int]]) -> Any:
+    """Read a measurement that `rawnn bench` kept. `kinds` gives the type and the schema version of
+    each kind that is read. Raises ConfigError for anything else."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     try:
-        version = msgspec.json.decode(content, type=_Head).schema_version
-        if version != SCHEMA_VERSION:
-            raise ConfigError(f"{path} has schema version {version}, and this rawnn reads "
-                              f"{SCHEMA_VERSION}")
-        return msgspec.json.decode(content, type=LadderResult)
+        head = msgspec.json.decode(content, type=_Head)
+        if head.kind not in kinds:
+            raise ConfigError(f"{path} holds a measurement of the kind '{head.kind}'; what can be "
+                              f"read here: {', '.join(kinds)}")
+        type_, version = kinds[head.kind]
+        if head.schema_version != version:
+            raise ConfigError(f"{path} holds '{head.kind}' of schema version "
+                              f"{head.schema_version}, and this rawnn reads {version}")
+        return msgspec.json.decode(content, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a ladder that rawnn wrote: {error}") from None
+        raise ConfigError(f"{path} is not a measurement that rawnn wrote: {error}") from None
 
 
 class _Head(msgspec.Struct):
+    kind: str
     schema_version: int
 
 

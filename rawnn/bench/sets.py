@@ -7,7 +7,7 @@ down during the measurement does so for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -15,18 +15,25 @@ from typing import Literal
 import msgspec
 
 from rawnn.bench.clocks import ClockSample, sampler_of, summarize
-from rawnn.bench.records import GPU_TIMER, HOST_TIMER, place_of, toggle_words
-from rawnn.bench.statistics import Spread, mean_std, spread
+from rawnn.bench.ladder import check_words
+from rawnn.bench.records import place_of, read_measured, timer_of, toggle_words
+from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit
 from rawnn.errors import ConfigError, RawnnError
+from rawnn.files import write_atomically
 from rawnn.machine import Opened, open_device
-from rawnn.result import Environment, Result, write_atomically
+from rawnn.opts import TOGGLES
+from rawnn.opts.numbers import NUMBERS
+from rawnn.result import Environment, Result
 from rawnn.training import Listener, Session
 from rawnn.workloads import workload
 
 HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "test accuracy", "device memory")
+
+EMULATED = frozenset(word.partition("=")[0] for word in NUMBERS)
+"""Number formats, whose rounding NumPy carries out beside the arithmetic of float32."""
 
 Kind = Literal["workloads", "toggles"]
 WorkloadSet = tuple[str, str]
@@ -37,8 +44,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One workload with one set of toggles, trained for `epochs`.
 
     `us` is the time of a step in microseconds, `epoch_ms` of an epoch in milliseconds, both by the
-    clock that the result's `timer` describes; `evaluation_ms` of one pass over the test set by the
-    wall clock. `reason` says why it could not be run, or not again.
+    clock that the result's `timer` describes, and `times_ms` those of each run; `evaluation_ms` of
+    one pass over the test set by the wall clock. `reason` says why it could not be run, or not
+    again.
     """
 
     workload: str
@@ -49,6 +57,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     us: Spread | None = None
     epoch_ms: Spread | None = None
+    times_ms: list[float] = []
     evaluation_ms: Spread | None = None
     accuracies: list[float] = []
     peak_memory_bytes: int = 0
@@ -59,17 +68,20 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         """Its row of the table."""
         if self.reason or self.us is None or self.epoch_ms is None:
             return [self.workload, self.opt, "-", "-", self.reason or "not measured", "-"]
-        return [self.workload, self.opt, f"{self.us.median:.2f} ± {self.us.mad:.2f}",
+        return [self.workload, self.opt,
+                with_deviation(self.us.median, self.us.mad, self.us.n, digits=2),
                 f"{self.epoch_ms.median:.2f}", self.accuracy(), self.memory()]
 
     def accuracy(self) -> str:
         """Mean and standard deviation of the test accuracy."""
-        mean, std = mean_std(self.accuracies)
-        return f"{mean:.4f} ± {std:.4f}"
+        return with_deviation(*mean_std(self.accuracies), len(self.accuracies))
 
     def memory(self) -> str:
         """The most device memory that was held at once."""
         return f"{self.peak_memory_bytes / 2**20:.0f} MiB"
+
+
+SCHEMA_VERSION = 2
 
 
 class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +90,7 @@ class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
     runs, or none."""
 
     kind: Kind
-    schema_version: int = 2
+    schema_version: int = SCHEMA_VERSION
     repeats: int
     environment: Environment
     dataset: str
@@ -102,16 +114,30 @@ class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
     def machine(self) -> str:
         """What it was measured on."""
         env = self.environment
+        if env.device == "sim":
+            return "a SIMULATED GPU, whose times say nothing about a real one"
         return f"{env.gpu['name']}, driver {env.gpu['driver']}, CUDA {env.gpu['cuda']}" \
-            if env.gpu else f"host ({env.platform})"
+            if env.gpu else f"host ({env.platform}), by the wall clock"
 
     def provenance(self) -> str:
         """Where, when and how it was measured."""
-        counts = sorted({len(m.accuracies) for m in self.measurements} - {0}) or [0]
-        runs = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        return (f"{self.machine()}; medians and median deviations of {runs} interleaved runs, "
-                f"seeds from 0, on {self.dataset}; accuracy: mean and standard deviation; "
-                f"{self.environment.date}, commit {self.environment.commit or 'unknown'}")
+        runs = runs_text({len(m.accuracies) for m in self.measurements} - {0})
+        several = runs.startswith("medians")
+        if several:
+            runs = runs.replace("medians", "medians and median deviations")
+        return (f"{self.machine()}; {runs}, seeds from 0, on {self.dataset}; "
+                + ("accuracy: mean and standard deviation; " if several else "")
+                + f"{self.environment.date}, commit {self.environment.commit or 'unknown'}")
+
+
+SETS: Mapping[str, tuple[type[SetsResult], int]] = dict.fromkeys(
+    ("workloads", "toggles"), (SetsResult, SCHEMA_VERSION))
+
+
+def read_sets(path: str | os.PathLike[str]) -> SetsResult:
+    """Read what `SetsResult.write_json` wrote. Raises ConfigError for anything else."""
+    sets: SetsResult = read_measured(path, SETS)
+    return sets
 
 
 @dataclass(frozen=True)
@@ -130,9 +156,10 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
              device: str = "auto", dataset: str = "mnist", *,
              notify: Callable[[str], None] = lambda message: None,
              on_progress: Callable[[Progress], None] = lambda progress: None,
-             data: Dataset | None = None) -> SetsResult:
+             data: Dataset | None = None, stand_in: bool = False) -> SetsResult:
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
-    opened device, interleaved. `epochs` are the workload's own unless given.
+    opened device, interleaved. `epochs` are the workload's own unless given; `stand_in` is
+    explained at `load_dataset`.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -140,18 +167,35 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
     """
     if repeats < 1 or not sets:
         raise ConfigError(f"repeats = {repeats} of {len(sets)} sets: there is nothing to measure")
+    for _, opt in sets:
+        check_words(opt.split(","), f"--opt {opt}")
     series = [_Series(name, opt, _config(name, opt, epochs, device, dataset))
               for name, opt in sets]
-    data = data or load_dataset(dataset, notify=notify)
+    data = data or load_dataset(dataset, notify=notify, stand_in=stand_in)
     for each in series:
         check_fit(each.config, data)
     opened = open_device(device, notify)
+    if opened.device is None:
+        for each in series:
+            each.config = replace(each.config, device="host")  # which leaves no toggle out
+            each.reason = _not_on_host(kind, each.opt)
     try:
         return _Sets(kind, series, repeats, data, opened).run(on_progress)
     finally:
         if opened.device:
             with suppress(RawnnError):  # a run that failed may have broken the context
                 opened.device.close()
+
+
+def _not_on_host(kind: Kind, opt: str) -> str:
+    """Why a set says nothing where there is no GPU; "" where it does."""
+    names = [name for word in opt.split(",") if word[:1] != "-"
+             for name in [word.partition("=")[0]] if name in TOGGLES]
+    if gpu := [name for name in names if not TOGGLES[name].host]:
+        return f"only for a GPU: {', '.join(gpu)}"
+    if kind == "toggles" and (emulated := [name for name in names if name in EMULATED]):
+        return f"the host only emulates {', '.join(emulated)}: its time says nothing"
+    return ""
 
 
 def _config(name: str, opt: str, epochs: int | None, device: str, dataset: str) -> Config:
@@ -181,6 +225,7 @@ class _Series:
         return msgspec.structs.replace(
             found, toggles=toggle_words(runs[-1]), notes=runs[-1].notes, steps=self.steps,
             us=spread([t * 1e3 / self.steps for t in times]), epoch_ms=spread(times),
+            times_ms=times,
             evaluation_ms=spread([r.times.evaluation / max(len(r.history), 1) for r in runs]),
             accuracies=[r.test_accuracy for r in runs],
             peak_memory_bytes=max(r.peak_memory_bytes for r in runs),
@@ -233,6 +278,6 @@ class _Sets:
         return SetsResult(
             kind=self._kind, repeats=self._repeats, environment=self._environment,
             dataset=self._data.name, synthetic=self._data.synthetic,
-            timer=GPU_TIMER if self._opened.device else HOST_TIMER,
+            timer=timer_of(self._opened),
             measurements=[series.measurement() for series in self._series],
             interrupted=self._interrupted)

@@ -14,11 +14,13 @@ from rawnn.data.normalise import Normalisation
 from rawnn.errors import ConfigError
 from rawnn.network import INITIALISERS, Network
 from rawnn.optimizers import Optimizer
-from rawnn.opts import TOGGLES, select
+from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.numbers import NUMBERS
 from rawnn.opts.registry import Machine, Toggle
 from rawnn.runners.base import Work, prepare
-from rawnn.step.recipe import Recipe
+from rawnn.runners.feed import form_of
+from rawnn.step.build import training_step
+from rawnn.step.recipe import Form, Recipe
 from rawnn.tuning.choices import applied, key_of, variants
 
 EPOCHS = 2
@@ -83,7 +85,7 @@ class Specification:
         """The run made ready. Raises ConfigError for toggles that do not go together."""
         recipe = self.recipe
         selection = select(opt, self.network, recipe.steps(self.examples), machine,
-                           batch=self.batch)
+                           batch=self.batch, recipe=recipe, form=form_of(data, "train"))
         return prepare(self.network, data, selection, recipe, evaluation_batch=256)
 
     def in_other_forms(self, work: Work) -> Work:
@@ -244,6 +246,19 @@ def _spelled(generator: Generator, toggle: Toggle) -> str:
     return toggle.name
 
 
+def _trained_so(spec: Specification, selection: Selection) -> bool:
+    """Whether the toggles take a step of this network and batch on data of its form."""
+    labelled = spec.network.answers.answers == "labels"
+    form = Form(spec.examples, inputs=spec.inputs, labels="uint8" if labelled else "",
+                targets=0 if labelled or spec.autoencoder else spec.network.outputs,
+                normalised=spec.normalised, reconstruct=spec.autoencoder)
+    try:
+        selection.apply(training_step(spec.network, spec.recipe, form))
+    except ConfigError:
+        return False
+    return True
+
+
 def _accepted(spec: Specification, machine: Machine) -> bool:
     """Whether the toggles go together: a graph that repeats cannot take batches from the host."""
     try:
@@ -251,4 +266,6 @@ def _accepted(spec: Specification, machine: Machine) -> bool:
     except ConfigError:
         return False
     values: dict[str, Any] = selection.values
+    if "persistent" in values and not _trained_so(spec, selection):
+        return False
     return "preload" in values or values.get("graphs") not in ("while", 2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Console
 from rich.table import Table
 
 from rawnn.bench.records import LadderResult, Rung
-from rawnn.bench.statistics import Spread
+from rawnn.bench.statistics import Spread, runs_text, with_deviation
 
 HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "x baseline", "accuracy",
             "reference")
@@ -49,7 +50,8 @@ class Row:
             rung.name, milliseconds(epoch.median),
             f"{milliseconds(epoch.min)}-{milliseconds(epoch.max)}",
             milliseconds(rung.total_ms.median), times_text(self.factor), times_text(self.overall),
-            f"{rung.accuracy_mean:.4f} ± {rung.accuracy_std:.4f}", _agreement(rung),
+            with_deviation(rung.accuracy_mean or 0.0, rung.accuracy_std or 0.0, len(rung.runs)),
+            _agreement(rung),
         )
 
 
@@ -131,8 +133,7 @@ def provenance(ladder: LadderResult) -> list[str]:
     machine = f"{gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}" if gpu else \
         f"host ({env.platform})"
     libraries = ", ".join(f"{name} {version}" for name, version in env.libraries.items())
-    counts = sorted({len(r.runs) for r in ladder.rungs if r.runs})
-    times = "-".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
+    runs = runs_text({len(r.runs) for r in ladder.rungs if r.runs})
     return [
         f"{machine}; Python {env.python}, {libraries}",
         f"clocks: {_clocks(ladder)}",
@@ -140,8 +141,7 @@ def provenance(ladder: LadderResult) -> list[str]:
         f"{'-'.join(map(str, config.layers))}, batch {config.batch}, lr {config.lr:g}, "
         f"{config.epochs} epochs, seeds from {config.seed}; every rung starts from "
         f"{config.opt or 'nothing'}",
-        f"medians of {times} interleaved runs in one process; {env.date}, "
-        f"commit {env.commit or 'unknown'}",
+        f"{runs} in one process; {env.date}, commit {env.commit or 'unknown'}",
     ]
 
 
@@ -161,13 +161,31 @@ def _range(spreads: Sequence[Spread]) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f}-{high:.0f}"
 
 
-def terminal_table(ladder: LadderResult) -> Table:
-    """The table for a terminal; rich."""
+DISPENSABLE = ("reference", "min-max", "total (ms)", "x baseline")
+"""Columns that a narrow terminal does without, in the order in which they go: what `reference`
+says is repeated below the table, the rest follows from other columns."""
+
+
+def terminal_table(ladder: LadderResult, width: int) -> tuple[Table, tuple[str, ...]]:
+    """The table for a terminal of `width` columns, and the headings that found no room; rich."""
+    cells = [row.cells() for row in rows(ladder)]
+    empty = [h for n, h in enumerate(HEADINGS) if not any(row[n] for row in cells)]
+    for gone in range(len(DISPENSABLE) + 1):
+        left_out = DISPENSABLE[:gone]
+        table = _table(cells, [h for h in HEADINGS if h not in (*left_out, *empty)])
+        if Console(width=10_000).measure(table).maximum <= width:
+            break
+    return table, tuple(h for h in left_out if h not in empty)
+
+
+def _table(cells: Sequence[Sequence[str]], shown: Sequence[str]) -> Table:
     table = Table(title="ladder", title_justify="left")
-    for number, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if 0 < number < 6 else "left", no_wrap=True)
-    for row in rows(ladder):
-        table.add_row(*row.cells())
+    places = [HEADINGS.index(heading) for heading in shown]
+    for place in places:
+        table.add_column(HEADINGS[place], justify="right" if 0 < place < 6 else "left",
+                         no_wrap=True)
+    for row in cells:
+        table.add_row(*(row[place] for place in places))
     return table
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.table import Table
+
 from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
 from rawnn.bench.table import milliseconds, times_text
 from rawnn.errors import ConfigError, nearest
@@ -31,8 +33,10 @@ def comparison_sets(toggles: Sequence[Toggle]) -> list[WorkloadSet]:
 
 def _opts(toggle: Toggle, comparison: Comparison) -> list[str]:
     """Toggles as after --opt: those without it first, then with each that is added."""
-    added = ("", *(comparison.added or (toggle.name,)))
-    return [_in_order([*comparison.beside.split(","), word]) for word in added]
+    beside = comparison.beside.split(",")
+    without = [word for word in beside if word.partition("=")[0] != toggle.name]
+    return [_in_order(beside), *(_in_order([*without, word])
+                                 for word in comparison.added or (toggle.name,))]
 
 
 def _in_order(words: Sequence[str]) -> str:
@@ -75,9 +79,33 @@ def markdown(toggle: Toggle, results: Sequence[SetsResult]) -> str:
                       f"{results[-1].provenance()}.", ""])
 
 
+def terminal_table(toggle: Toggle, result: SetsResult) -> tuple[Table, list[str]]:
+    """The table of a toggle for a terminal, and what could not run, in sentences; rich."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("workload", "toggles", "ms an epoch", "accuracy"):
+        table.add_column(heading, overflow="fold")
+    found = {(m.workload, m.opt): m for m in result.measurements}
+    below: dict[str, None] = {}
+    for comparison in toggle.comparisons:
+        opts = _opts(toggle, comparison)
+        base = found.get((comparison.workload, opts[0]))
+        for place, (added, opt) in enumerate(
+                zip(("", *(comparison.added or (toggle.name,))), opts, strict=True)):
+            mine = found.get((comparison.workload, opt))
+            table.add_row("" if place else comparison.workload,
+                          f"with {added}" if place else comparison.beside or "none",
+                          _time(mine, None if mine is base else base),
+                          mine.accuracy() if mine and mine.accuracies else "")
+            if mine and mine.reason:
+                below[f"cannot run here: {mine.reason}"] = None
+    return table, list(below)
+
+
 def _name(result: SetsResult) -> str:
     gpu = result.environment.gpu
-    return str(gpu["name"]) if gpu else "host"
+    if result.environment.device == "sim":
+        return "SIMULATED GPU"
+    return str(gpu["name"]) if gpu else "host (wall clock)"
 
 
 def _time(measured: Measurement | None, base: Measurement | None) -> str:
@@ -86,8 +114,10 @@ def _time(measured: Measurement | None, base: Measurement | None) -> str:
         return "cannot run" if measured and measured.reason else "not measured"
     mine, other = measured.epoch_ms, base.epoch_ms if base else None
     median = milliseconds(mine.median)
-    text = f"{median} ± {mine.mad:.{len(median.partition('.')[2])}f}"
+    text = median + (f" ± {mine.mad:.{len(median.partition('.')[2])}f}" if mine.n > 1 else "")
     if other is None:
         return text
+    once = min(mine.n, other.n) == 1
     apart = mine.max < other.min or mine.min > other.max
-    return f"{text} ({times_text(other.median / mine.median)} x{'' if apart else ', in the noise'})"
+    doubt = ", run once" if once else "" if apart else ", in the noise"
+    return f"{text} ({times_text(other.median / mine.median)} x{doubt})"

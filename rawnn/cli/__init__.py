@@ -5,9 +5,14 @@ Commands are imported when they are asked for, so that start-up pays for one of 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 import click
 
@@ -18,6 +23,7 @@ COMMANDS = {
     "train": "Train a network (the default command).",
     "eval": "Measure a checkpoint on its test set, or on other data.",
     "predict": "Write what a checkpoint says of a file of examples.",
+    "export": "Write a checkpoint as an ONNX model, for other runtimes.",
     "toggles": "List every toggle, and whether this machine can run it.",
     "plan": "Show the plan of a step and the graph that it becomes; needs no GPU.",
     "bench": "Measure what each optimization is worth on this machine.",
@@ -26,14 +32,34 @@ COMMANDS = {
 }
 
 
+OWN_OPTIONS = ("--help", "-h", "--version")
+
+
+def _with_command(args: Sequence[str]) -> list[str]:
+    """The arguments with the default command, if they name none."""
+    if args and args[0] == "help":  # as other tools have it
+        return [*args[1:], "--help"]
+    if not args or (args[0] not in OWN_OPTIONS and args[0].startswith("-")):
+        return ["train", *args]
+    return list(args)
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f"rawnn.cli.{command}")
+
+
+def load(arguments: Sequence[str]) -> None:
+    """Import the command that is asked for, if it is one."""
+    name = _with_command(arguments)[0]
+    if name in COMMANDS:
+        _module(name)
+
+
 class _Commands(click.Group):
     """A group whose commands live in modules of the same name, and whose default is `train`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {"--help", "-h", "--version"}
-        if not args or (args[0] not in own and args[0].startswith("-")):
-            args = ["train", *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _with_command(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -41,7 +67,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"rawnn.cli.{cmd_name}")
+        module = _module(cmd_name)
         name = "eval_" if cmd_name == "eval" else cmd_name  # not to hide Python's own
         command: click.Command = getattr(module, name)
         return command
@@ -69,19 +95,55 @@ def cli() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; returns the exit status. Errors on purpose are one sentence."""
+    """Run the command line; returns the exit status. Errors on purpose are one sentence, and so is
+    what the machine refuses: memory, files, a terminal that is gone."""
+    _make_usable()
     try:
         status = cli.main(args=list(arguments), prog_name="rawnn", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("rawnn: interrupted", err=True)
+        _say("interrupted")
         return 130
     except RawnnError as error:
-        click.echo(f"rawnn: error: {error}", err=True)
+        _say(f"error: {error}")
         return error.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
+    except MemoryError as error:
+        _say(f"error: the memory of the host does not suffice ({error or 'out of memory'})")
+        return 1
+    except OSError as error:
+        _mute()
+        if error.errno == errno.EPIPE:  # whoever reads has enough
+            return 141
+        what = f"{error.filename}: " if error.filename else "cannot write: "
+        _say(f"error: {what}{error.strerror or error}")
+        return 1
     return status if isinstance(status, int) else 0
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(OSError):
+        click.echo(f"rawnn: {message}", err=True)
+
+
+def _make_usable() -> None:
+    """Streams that can be written to, whatever the process was started with."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # an encoding without the sign for "plus or minus"
+    if os.environ.get("COLUMNS") == "0":  # a width in which rich prints nothing
+        del os.environ["COLUMNS"]
+
+
+def _mute() -> None:
+    """Let the buffered rest of the standard output go nowhere, not fail once more at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

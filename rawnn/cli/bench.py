@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from rawnn.bench.accuracy import (
     SEEDS,
@@ -21,19 +20,40 @@ from rawnn.bench.accuracy import (
 )
 from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
 from rawnn.bench.plot import plot_ladder, require_matplotlib
-from rawnn.bench.records import LadderResult, read_ladder
+from rawnn.bench.records import LADDERS, LadderResult, read_measured
+from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
-from rawnn.cli.options import check_output, make_config
-from rawnn.cli.screen import Screen, say
-from rawnn.cli.sets import toggles, workloads
+from rawnn.cli.differences import compare
+from rawnn.cli.options import make_config
+from rawnn.cli.peers import peers, random_contests
+from rawnn.cli.screen import Screen, say, table_console
+from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.errors import RawnnError
+from rawnn.datasource import settled
+from rawnn.errors import ConfigError, RawnnError, nearest
+from rawnn.files import check_output, write_atomically
 from rawnn.machine import open_device
-from rawnn.result import write_atomically
 
 
-@click.group(invoke_without_command=True)
+class _Bench(click.Group):
+    """A group whose default is the ladder, with its options: `rawnn bench --epochs 1`."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("-") and args[0] not in ("--help", "-h"):
+            args = ["ladder", *args]
+        return super().parse_args(context, args)
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands:
+            raise click.UsageError(f"no such measurement '{args[0]}'" + (
+                nearest(args[0], self.commands) or f"; there are {', '.join(self.commands)}"))
+        return super().resolve_command(context, args)
+
+
+@click.group(cls=_Bench, invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
     """Measure what each optimization is worth on this machine; the ladder unless another
@@ -77,7 +97,8 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
     names = [name.strip() for name in rungs.split(",") if name.strip()]
     check_rungs(names)
     _check_outputs(json_file, markdown_file, plot_file)
-    data = load_dataset(config.dataset, config.data, notify=say)
+    data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
+    config, _ = settled(config, data)
     reference = _reference(oracle, oracle_file or default_path(), config, data)
     with Screen("ladder", repeats) as screen:
 
@@ -103,22 +124,49 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
 
 
 @bench.command()
-@click.option("--n", "count", type=click.IntRange(1), default=30, show_default=True,
-              help="How many runs are drawn.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
-              help="Seed of the first run; each has the next. A run follows from its seed alone.")
+@click.option("--n", "count", type=click.IntRange(1),
+              help="How many runs are drawn (30).")
+@click.option("--seed", type=click.IntRange(0),
+              help="Seed of the first run (0); each has the next. A run follows from its seed "
+                   "alone.")
 @click.option("--work", type=click.FloatRange(1), metavar="N",
               help="Multiply-adds of a step at most, which bound the time that NumPy takes to "
                    "check it (2e9; on a simulated device 2e5).")
+@click.option("--peers", "beside_peers", is_flag=True,
+              help="Draw networks for speed, and time `best` beside PyTorch and JAX.")
+@click.option("--peer", "peer_names", multiple=True, metavar="NAME",
+              help="With --peers: torch, jax or numpy; several may be given (torch and jax).")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="With --peers: end with what was measured before this is exceeded.")
+@click.option("--resume", metavar="FILE",
+              help="With --peers: go on where this file ends, and write it.")
+@click.option("--markdown", "markdown_file", metavar="FILE",
+              help="With --peers: write the tables as Markdown.")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
               help="Where to run (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep what was found as JSON.")
-def random(count: int, seed: int, work: float | None, device: str, json_file: str | None) -> None:
+def random(count: int | None, seed: int | None, work: float | None, beside_peers: bool,
+           peer_names: tuple[str, ...], budget: float | None, resume: str | None,
+           markdown_file: str | None, device: str, json_file: str | None) -> None:
     """Train random networks with random toggles, and check each run against NumPy.
 
     Losses and parameters must come as near to a run in float64 as NumPy does that rounds the same
     numbers. Exits with 1 if a run is wrong or fails; one that does not fit into memory is said.
+
+    With --peers another draw is timed: networks trained by `best` in float32, tf32 and bf16, beside
+    the same work in other systems.
     """
+    if beside_peers:
+        if work is not None:
+            raise ConfigError("--work bounds what NumPy checks, which --peers does not")
+        random_contests(count, seed, device, peer_names, budget, resume, json_file, markdown_file)
+        return
+    given = {"--peer": peer_names, "--budget": budget, "--resume": resume,
+             "--markdown": markdown_file}
+    for option, value in given.items():
+        if value:
+            raise ConfigError(f"{option} goes with --peers only")
+    count, seed = count or 30, seed or 0
     from rawnn.bench.random import Outcome, run_random
     from rawnn.bench.specification import SMALL, Limits
 
@@ -147,6 +195,8 @@ def random(count: int, seed: int, work: float | None, device: str, json_file: st
 
 bench.add_command(workloads)
 bench.add_command(toggles)
+bench.add_command(compare)
+bench.add_command(peers)
 
 
 @bench.command()
@@ -154,10 +204,15 @@ bench.add_command(toggles)
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
 def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
-    """Print the table of a ladder that --json kept."""
-    result = read_ladder(file)
-    _show(result)
-    _export(result, markdown_file, plot_file)
+    """Print the table of what --json kept of a ladder, of workloads or of toggles."""
+    result: LadderResult | SetsResult = read_measured(file, {**LADDERS, **SETS})
+    if isinstance(result, LadderResult):
+        _show(result)
+        _export(result, markdown_file, plot_file)
+        return
+    if plot_file:
+        raise ConfigError(f"--plot draws a ladder, and {file} holds {result.kind}")
+    show_sets(result, markdown_file)
 
 
 def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:
@@ -183,10 +238,12 @@ def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle |
 
 
 def _show(result: LadderResult) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:  # a pipe has no width that a table would have to fit
-        console = Console(highlight=False, soft_wrap=True, width=200)
-    console.print(terminal_table(result))
+    console = table_console()
+    table, left_out = terminal_table(result, console.width)
+    console.print(table)
+    if left_out:
+        console.print(f"- no room for {', '.join(left_out)}: a wider terminal, a pipe or "
+                      f"--markdown shows all", markup=False)
     for text in remarks(result):
         console.print(f"- {text}", markup=False)
     for text in provenance(result):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rawnn.ptx.cache import CubinCache
+from rawnn.compiling.cache import CubinCache
+from rawnn.errors import RawnnError
 
 
 @click.group()
@@ -24,5 +25,9 @@ def info() -> None:
 def clear() -> None:
     """Delete all compiled kernels; they are compiled again when they are next needed."""
     kept = CubinCache()
-    count = kept.clear()
+    try:
+        count = kept.clear()
+    except OSError as error:
+        raise RawnnError(f"{error.filename or kept.directory} cannot be deleted: "
+                         f"{error.strerror or error}") from None
     click.echo(f"{kept.info().directory}: {count} compiled kernel files deleted")

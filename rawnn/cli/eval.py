@@ -12,10 +12,10 @@ from rich.console import Console
 from rawnn.checkpoint import Checkpoint, find
 from rawnn.cli.examples import Examples, given_examples, own_examples, say
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
-from rawnn.cli.options import check_output
+from rawnn.cli.screen import working
 from rawnn.errors import ConfigError
+from rawnn.files import check_output, write_atomically
 from rawnn.model import Model
-from rawnn.result import write_atomically
 
 
 @click.command(name="eval")
@@ -42,7 +42,9 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
     if examples.answers is None and not _reconstructs(found):
         raise ConfigError(f"{examples.source} brings no answers to compare with: name their column "
                           f"with --target")
-    figures = show(found, examples, device, confusion, Console(highlight=False, soft_wrap=True))
+    with working("measuring"):
+        figures = show(found, examples, device, confusion,
+                       Console(highlight=False, soft_wrap=True))
     if json_file:
         values = {"checkpoint": str(path), "epoch": found.epoch, **figures}
         write_atomically(json_file, msgspec.json.format(msgspec.json.encode(values), indent=2))

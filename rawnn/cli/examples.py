@@ -44,7 +44,8 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
     data = load_dataset(
         str(config["dataset"]), config["data"], target=config["target"],
         fraction=float(config["validation"] or 0.2), seed=int(config["seed"] or 0),
-        kind=_kind(found) if is_table(config["data"]) else None, notify=say)
+        kind=_kind(found) if is_table(config["data"]) else None, notify=say,
+        stand_in=True)
     answers = data.test_targets if data.train_targets is not None else data.test_labels
     if found.config.get("autoencoder"):
         answers = None
@@ -56,7 +57,8 @@ def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
     """The examples that the user named: every row of a table (or the test part that it has), or
     the test set of an IDX set."""
     if path is None or not is_table(path):
-        data = load_dataset(dataset or "idx", path, target=target, notify=say)
+        data = load_dataset(dataset or "idx", path, target=target, notify=say,
+                            stand_in=True)
         labels = data.test_labels if _kind(found) == "labels" else None
         return Examples(data.test_images, labels,
                         f"the test set of {data.name}, from {data.source}")

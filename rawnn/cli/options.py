@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from rawnn.checkpoint import continued
 from rawnn.config import Config, parse_layers, read_toml
-from rawnn.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,17 +87,3 @@ def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
     if "layers" in given:
         given["layers"] = parse_layers(given["layers"])
     return Config.from_mapping(continued({**values, **given}), config_file or "options")
-
-
-def check_output(option: str, file: str | None) -> None:
-    """Find out before the work what would make its result impossible to keep. Raises
-    ConfigError."""
-    if not file:
-        return
-    folder = Path(file).absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{option} {file}: there is no directory {Path(file).parent}")
-    if Path(file).is_dir():
-        raise ConfigError(f"{option} {file}: that is a directory")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{option} {file}: the directory {Path(file).parent} cannot be written")

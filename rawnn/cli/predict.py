@@ -15,10 +15,10 @@ from rich.console import Console
 from rawnn.checkpoint import find
 from rawnn.cli.eval import show
 from rawnn.cli.examples import given_examples, say
-from rawnn.cli.options import check_output
+from rawnn.cli.screen import working
 from rawnn.errors import ConfigError
+from rawnn.files import check_output, write_atomically
 from rawnn.model import Model
-from rawnn.result import write_atomically
 
 
 @click.command()
@@ -44,7 +44,8 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     _, found = find(checkpoint, say)
     examples = given_examples(found, dataset, data, target)
     model = Model.of(found)
-    columns = _columns(model, examples.inputs, probabilities, device)
+    with working("predicting"):
+        columns = _columns(model, examples.inputs, probabilities, device)
     if out is None:
         sys.stdout.write(_csv(columns))
         sys.stdout.flush()

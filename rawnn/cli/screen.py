@@ -1,11 +1,19 @@
-"""What a long measurement says while it runs."""
+"""What a long command says while it runs."""
 
 from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from time import perf_counter
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+
+INSTANT = 0.01
+"""Seconds that no training takes: a set that cannot run here is done at once."""
 
 
 def say(message: str) -> None:
@@ -13,28 +21,154 @@ def say(message: str) -> None:
     click.echo(f"rawnn: {message}", err=True)
 
 
-class Screen:
-    """A bar on a terminal, a line for every round of repeats elsewhere."""
+def table_console() -> Console:
+    """Where a table goes: as wide as the terminal, or as COLUMNS says. A pipe has no width that a
+    table would have to fit."""
+    console = Console(highlight=False, soft_wrap=True)
+    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+        return console
+    return Console(highlight=False, soft_wrap=True, width=200)
 
-    def __init__(self, name: str, repeats: int) -> None:
-        self._name, self._repeats = name, repeats
-        console = Console(stderr=True)
-        self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                        TimeElapsedColumn(), console=console, transient=True, auto_refresh=False,
-                        disable=not console.is_terminal)
-        self._task = self._bar.add_task(name, total=None)
 
-    def __enter__(self) -> Screen:
-        self._bar.start()
+class Pace:
+    """How long what is left will take. Runs come in `repeats` equal rounds, so that a run is
+    expected to take what the one in its place took in the round before; runs of the first round
+    what those before it took on average. `unit` is what is counted: runs, epochs."""
+
+    def __init__(self, repeats: int, unit: str = "run",
+                 now: Callable[[], float] = perf_counter) -> None:
+        self._repeats, self._unit, self._now = max(repeats, 1), unit, now
+        self._began = self._last = now()
+        self._took: dict[int, float] = {}
+        self.done, self.total = 0, 0
+
+    def advance(self, done: int, total: int) -> None:
+        """A run has ended: `done` of `total` are done."""
+        now = self._now()
+        self.done, self.total = done, total
+        self._took[(done - 1) % self._round()] = now - self._last
+        self._last = now
+
+    def _round(self) -> int:
+        return max(self.total // self._repeats, 1)
+
+    @property
+    def elapsed(self) -> float:
+        return self._now() - self._began
+
+    @property
+    def left(self) -> str:
+        """How long it will still take, in words; "" before the first run that took any time has
+        ended."""
+        some = [seconds for seconds in self._took.values() if seconds > INSTANT]
+        if not some:
+            return ""
+        mean = sum(some) / len(some)
+        expected = [self._took.get(i % self._round(), mean) for i in range(self.done, self.total)]
+        spent = self._now() - self._last
+        if expected and spent > expected[0]:
+            return f"more than {duration(sum(expected[1:]))} left"
+        return f"about {duration(sum(expected) - spent if expected else 0)} left"
+
+    def __str__(self) -> str:
+        if not self.total:
+            return f"in the first {self._unit} for {duration(self.elapsed)}"
+        return f"{self.done} of {self.total} {self._unit}s done after {duration(self.elapsed)}" + (
+            f", {self.left}" if self.left else "")
+
+
+def duration(seconds: float) -> str:
+    """ "7 s", "3 min 20 s", "2 h 5 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole < 600 and whole % 60 else "")
+    return f"{whole // 3600} h" + (f" {whole // 60 % 60} min" if whole // 60 % 60 else "")
+
+
+class Heartbeat:
+    """Calls `tell` from a thread of its own whenever nothing was said for `period` seconds,
+    within a `with` block. It sleeps in between, so that measurements do not feel it."""
+
+    period = 5.0
+    """Seconds: without a word in so long, a run of minutes on the host looks like one that hangs.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._said = perf_counter()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rawnn progress", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def due(self) -> bool:
+        """Whether nothing was said for a period."""
+        return perf_counter() - self._said >= self.period
+
+    def said(self) -> None:
+        """Something was said: the next `tell` comes a period from now."""
+        self._said = perf_counter()
+
+    def _watch(self) -> None:
+        while not self._over.wait(max(self._said + self.period - perf_counter(), 0.05)):
+            if self.due:
+                self.said()
+                try:
+                    self._tell()
+                except (OSError, ValueError):  # the terminal is gone: there is nobody to tell
+                    return
+
+
+def working(what: str) -> Heartbeat:
+    """Says every few seconds for how long `what` has been going on."""
+    began = perf_counter()
+    return Heartbeat(lambda: say(f"{what} for {duration(perf_counter() - began)}"))
+
+
+class Screen:
+    """A bar on a terminal, a line every few seconds elsewhere, both with the time that is left;
+    even while a run goes on that takes longer. Use as a context manager around the runs, which
+    come in `repeats` equal rounds."""
+
+    def __init__(self, name: str, repeats: int) -> None:
+        self._name = name
+        console = Console(stderr=True)
+        self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                        TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console,
+                        transient=True, auto_refresh=False, disable=not console.is_terminal)
+        self._task = self._bar.add_task(name, total=None, left="")
+        self._pace = Pace(repeats)
+        self._heart = Heartbeat(self._tell)
+
+    def __enter__(self) -> Screen:
+        self._bar.start()
+        self._heart.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._heart.__exit__()
         self._bar.stop()
 
     def advance(self, done: int, total: int, last: str) -> None:
         """`done` of `total` runs are done; the last was called `last`."""
-        # Drawn between runs only: a thread that redraws would disturb the one that launches.
+        self._pace.advance(done, total)
         self._bar.update(self._task, completed=done, total=total,
-                         description=f"{self._name}: {last}", refresh=True)
-        if self._bar.disable and done % (total // self._repeats) == 0:
-            say(f"repeat {done * self._repeats // total} of {self._repeats} done")
+                         description=f"{self._name}: {last}", left=self._pace.left, refresh=True)
+        if self._heart.due:
+            self._heart.said()
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._bar.disable:
+            say(f"{self._name}: {self._pace}")
+        else:
+            self._bar.update(self._task, left=self._pace.left, refresh=True)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
 
-from rawnn.bench.sets import Kind, Progress, SetsResult, WorkloadSet, run_sets
+from rawnn.bench.sets import (
+    HEADINGS,
+    Kind,
+    Measurement,
+    Progress,
+    SetsResult,
+    WorkloadSet,
+    run_sets,
+)
 from rawnn.bench.workloads import workload_sets
-from rawnn.bench.worth import comparison_sets, markdown, toggles_named
-from rawnn.cli.options import check_output
-from rawnn.cli.screen import Screen, say
+from rawnn.bench.worth import comparison_sets, markdown, terminal_table, toggles_named
+from rawnn.cli.screen import Screen, say, table_console
 from rawnn.errors import RawnnError
-from rawnn.result import write_atomically
+from rawnn.files import check_output, write_atomically
+from rawnn.opts import TOGGLES
+from rawnn.opts.registry import Toggle
 from rawnn.workloads import WORKLOADS
 
 _OPTIONS = [
@@ -51,7 +61,8 @@ def workloads(names: tuple[str, ...], opts: tuple[str, ...], markdown_file: str 
     result = _measured("workloads", workload_sets(names or tuple(WORKLOADS), opts),
                        markdown_file, **options)
     click.echo(result.provenance())
-    _finish(result, result.markdown(), markdown_file)
+    _keep(result.markdown(), markdown_file)
+    _finish(result)
 
 
 @click.command()
@@ -64,17 +75,80 @@ def toggles(names: tuple[str, ...], markdown_file: str | None, **options: Any) -
     """
     chosen = toggles_named(names)
     result = _measured("toggles", comparison_sets(chosen), markdown_file, **options)
-    text = "\n".join(f"## `{toggle.name}`: {toggle.claim}\n\n{markdown(toggle, [result])}"
-                     for toggle in chosen)
-    click.echo(f"\nMilliseconds an epoch; in brackets how many times faster than without.\n\n"
-               f"{text}")
-    _finish(result, text, markdown_file)
+    click.echo()
+    _compare(result, chosen, markdown_file)
+    _finish(result)
+
+
+def show_sets(result: SetsResult, markdown_file: str | None) -> None:
+    """Print what `workloads` or `toggles` measured, as it was printed then."""
+    rows = _Rows((m.workload, m.opt) for m in result.measurements)
+    for measured in result.measurements:
+        rows.add(measured)
+    if result.kind == "workloads":
+        click.echo(result.provenance())
+        _keep(result.markdown(), markdown_file)
+        return
+    names = {word.partition("=")[0] for m in result.measurements for word in m.opt.split(",")}
+    click.echo()
+    _compare(result, [t for name, t in TOGGLES.items() if name in names], markdown_file)
+
+
+def _compare(result: SetsResult, chosen: Sequence[Toggle], markdown_file: str | None) -> None:
+    """Each toggle without and with it: as text here, as Markdown in the file."""
+    console = table_console()
+    console.print("Milliseconds an epoch; in brackets how many times faster than without.")
+    for toggle in chosen:
+        console.print(f"\n{toggle.name}: {toggle.claim}", markup=False)
+        table, below = terminal_table(toggle, result)
+        console.print(table)
+        for line in below:
+            console.print(f"- {line}", markup=False)
+    console.print(f"\n{result.provenance()}", markup=False)
+    _keep("\n".join(f"## `{toggle.name}`: {toggle.claim}\n\n{markdown(toggle, [result])}"
+                    for toggle in chosen), markdown_file)
+
+
+_WIDTHS = (0, 0, 17, 9, 15, 13)
+"""Of columns at least; what is longer, or the heading, makes one wider."""
+
+
+class _Rows:
+    """Rows that appear as they are measured, under their headings; on two lines each where the
+    terminal is narrow."""
+
+    def __init__(self, sets: Iterable[WorkloadSet]) -> None:
+        known = [HEADINGS, *sets]
+        self._room = table_console().width
+        self._widths = [max(width, len(HEADINGS[place]), *(len(row[place]) for row in known
+                                                           if place < len(row)))
+                        for place, width in enumerate(_WIDTHS)]
+        self._one_line = sum(self._widths) + 2 * len(_WIDTHS) <= self._room
+        self._print(*HEADINGS)
+
+    def add(self, measured: Measurement) -> None:
+        """Print what was measured, or why it was not."""
+        name, opt, *figures = measured.cells()
+        self._print(name, opt or "none", *([] if measured.reason else figures),
+                    reason=measured.reason)
+
+    def _print(self, name: str, opt: str, *figures: str, reason: str = "") -> None:
+        first = name.ljust(self._widths[0]) + "  " + opt.ljust(self._widths[1])
+        if self._one_line:
+            text = reason or "  ".join(cell.rjust(width) for cell, width in
+                                       zip(figures, self._widths[2:], strict=True))
+            click.echo(f"{first}  {text}")
+        else:
+            click.echo(textwrap.fill(first.rstrip(), self._room, subsequent_indent="  "))
+            click.echo(textwrap.fill(reason or " | ".join(figures), self._room,
+                                     initial_indent="    ", subsequent_indent="    "))
 
 
 def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None, *, repeats: int,
               epochs: int | None, dataset: str, device: str, json_file: str | None) -> SetsResult:
     check_output("--json", json_file)
     check_output("--markdown", markdown_file)
+    rows = _Rows(sets)
     with Screen(kind, repeats) as screen:
 
         def advance(progress: Progress) -> None:
@@ -82,19 +156,22 @@ def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None
             if json_file:
                 progress.result.write_json(json_file)
             if progress.complete:
-                click.echo("  ".join(measured.cells()))
+                rows.add(measured)
             screen.advance(progress.done, progress.total, f"{measured.workload} {measured.opt}")
 
         result = run_sets(kind, sets, repeats, epochs, device, dataset, notify=say,
-                          on_progress=advance)
+                          on_progress=advance, stand_in=True)
     if json_file:
         result.write_json(json_file)
     return result
 
 
-def _finish(result: SetsResult, text: str, markdown_file: str | None) -> None:
+def _keep(text: str, markdown_file: str | None) -> None:
     if markdown_file:
         write_atomically(markdown_file, text.encode())
+
+
+def _finish(result: SetsResult) -> None:
     if result.interrupted:
         raise click.Abort
     if not any(m.accuracies for m in result.measurements):

@@ -35,7 +35,8 @@ def toggles(device: str) -> None:
 
 def _entry(toggle: Toggle, machine: Machine) -> str:
     name = toggle.name + (f"={toggle.parameter.form}" if toggle.parameter else "")
-    default = f" (alone: {toggle.parameter.default})" if toggle.parameter else ""
+    default = f" (alone: {toggle.parameter.default})" \
+        if toggle.parameter and toggle.parameter.default not in (None, "") else ""
     facts = [f"needs {toggle.needs_text}" if toggle.needs_text else "",
              f"implies {', '.join(toggle.implies)}" if toggle.implies else "",
              f"conflicts with {', '.join(toggle.conflicts)}" if toggle.conflicts else "",

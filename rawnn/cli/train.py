@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import shlex
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rawnn.cli.options import check_output, config_options, make_config
+from rawnn.checkpoint import listed
+from rawnn.cli.described import (
+    epoch_text,
+    fitted,
+    initialisation_text,
+    network_text,
+    training_text,
+)
+from rawnn.cli.options import config_options, make_config
+from rawnn.cli.screen import Heartbeat, Pace, duration
+from rawnn.files import SideOutput, TextSink, check_output
 from rawnn.machine import since_import
 from rawnn.training import Listener, Session
 
@@ -43,18 +56,25 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
     check_output("--log-allocations", None if log_file == "-" else log_file)
     screen = _Screen(quiet, config.epochs)
     with ExitStack() as closing:
-        log = None
+        log: TextSink | None = None
         if log_file is not None:
-            log = sys.stderr if log_file == "-" else closing.enter_context(open(log_file, "w"))
+            log = sys.stderr if log_file == "-" else \
+                closing.enter_context(SideOutput(log_file, screen.notify))
         closing.enter_context(screen)
-        session = closing.enter_context(Session(config, screen, imports_ms, log_allocations=log))
+        session = closing.enter_context(Session(
+            config, screen, imports_ms=imports_ms, log_allocations=log, stand_in=True))
         result = session.run()
-    if not quiet:
-        _summary(screen.console, result)
-    if json_file:
-        result.write_json(json_file)
+    try:
+        if json_file:
+            result.write_json(json_file)
+    finally:
+        if quiet and result.interrupted:
+            screen.notify(f"interrupted {_interruption(result)}")
+        elif not quiet:
+            with _terminal():
+                _summary(screen.console, result)
     if result.interrupted:
-        click.get_current_context().exit(130)
+        click.get_current_context().exit(128 + session.signal)
 
 
 class _Screen(Listener):
@@ -70,15 +90,33 @@ class _Screen(Listener):
         )
         self._task = self._bar.add_task("epochs", total=epochs)
         self._drawn = 0.0
+        self._running = False
+        self._pace = Pace(epochs, "epoch")
+        self._heart = Heartbeat(self._alive)
 
     def __enter__(self) -> _Screen:
+        if not self._quiet:
+            self._heart.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if not self._quiet:
+            self._heart.__exit__()
         self._bar.stop()
 
+    def _alive(self) -> None:
+        """Nothing was said for seconds: data are fetched, or epochs take long, or few are reported.
+        """
+        if not self._running:
+            self.notify(f"making ready for {duration(self._pace.elapsed)}")
+        elif self._bar.disable:
+            self.notify(f"training: {self._pace}")
+        else:
+            self._bar.refresh()
+
     def notify(self, message: str) -> None:
-        click.echo(f"rawnn: {message}", err=True)
+        with _terminal():
+            click.echo(f"rawnn: {message}", err=True)
 
     def started(self, session: Session) -> None:
         self._counts = session.work.answers > 0
@@ -98,58 +136,74 @@ class _Screen(Listener):
             self._line("device    host (NumPy)")
         self._line(f"data      {data.name}, {len(data.train_images):,} + "
                    f"{len(data.test_images):,} examples, from {data.source}")
-        self._line(f"network   {session.work.network}, batch {session.work.recipe.batch}, "
-                   f"lr {session.config.lr:g}, seed {session.config.seed}")
+        if session.left_out:
+            self._line(f"          {session.left_out}")
+        self._line(f"network   {network_text(session.work, session.config)}")
         self._line(f"toggles   {session.selection}")
         for note in session.selection.notes:
             self._line(f"          {note}")
         self._line("")
         self._line(HEADER if self._counts else LOSS_HEADER)
         self._bar.start()
+        self._done, total = session.resumed, session.config.epochs - session.resumed
+        self._pace, self._total, self._running = Pace(total, "epoch"), total, True
 
     def reported(self, report: Report) -> None:
         if not self._quiet:
+            self._heart.said()
             figures = f"{report.train_accuracy:>10.4f} {report.test_accuracy:>9.4f}" \
                 if self._counts else f"{report.test_loss:>20.4f}"
             self._line(f"{report.epoch:>6} {report.train_loss:>11.4f} {figures} "
                        f"{report.epoch_ms:>10.3f}")
 
     def epoch_done(self, epoch: int) -> None:
+        if self._running:
+            self._pace.advance(epoch - self._done, self._total)
         # Redrawn at most every 50 ms: drawing takes longer than a fast epoch.
         if not self._bar.disable and perf_counter() - self._drawn > 0.05:
-            self._bar.update(self._task, completed=epoch, refresh=True)
+            with _terminal():
+                self._bar.update(self._task, completed=epoch, refresh=True)
             self._drawn = perf_counter()
 
     def _line(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        with _terminal():
+            self.console.print(fitted(self.console, text, 10), markup=False)
+
+
+@contextmanager
+def _terminal() -> Iterator[None]:
+    """Go on where the terminal is gone: what hung it up ends the run (SIGHUP)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+
+
+def _interruption(result: Result) -> str:
+    """How far the run got, and how to go on."""
+    done, config = result.resumed_epochs + len(result.epoch_ms), result.config
+    reached = f"after {done} of {config.epochs} epochs"
+    if config.save is None:
+        return f"{reached}; nothing is kept without --save DIRECTORY"
+    if not listed(config.save):
+        return f"{reached}; no checkpoint was reached"
+    return f"{reached}; continue with: python -m rawnn --resume {shlex.quote(config.save)}"
 
 
 def _summary(console: Console, result: Result) -> None:
-    t = result.times
-
     def line(name: str, text: str) -> None:
-        console.print(f"{name:<15} {text}", markup=False)
+        console.print(fitted(console, f"{name:<15} {text}", 16), markup=False)
 
     console.print()
     if result.interrupted:
-        done = result.resumed_epochs + len(result.epoch_ms)
-        line("interrupted", f"after {done} of {result.config.epochs} epochs; this is what was "
-                            f"reached")
+        line("interrupted", _interruption(result))
     if result.stopped:
         line("stopped", result.stopped)
-    timed = "device-timed" if result.environment.gpu else "wall clock"
     if result.epoch_ms:
-        wall = "" if math.isnan(result.average_epoch_wall_ms) else \
-            f", {result.average_epoch_wall_ms:.3f} ms by the wall clock"
-        line("average epoch", f"{result.average_epoch_ms:.3f} ms {timed}{wall} (later half)")
-    line("total training", f"{t.training_device:.1f} ms {timed}, {t.training:.1f} ms by the wall "
-                           f"clock; test evaluation {t.evaluation:.1f} ms beside it")
-    cached = result.facts.get("kernels_cached", 0)
-    compiled = result.facts.get("kernels_compiled", 0)
-    kernels = f" ({compiled} compiled, {cached} from the cache)" if result.environment.gpu else ""
-    line("initialisation", f"start and imports {t.imports:.0f} ms, data {t.data:.0f} ms, driver "
-                           f"{t.driver:.0f} ms, kernels {t.compile:.0f} ms{kernels}, "
-                           f"setup {t.setup:.0f} ms; process so far {t.process:.0f} ms")
+        line("average epoch", epoch_text(result))
+    line("total training", training_text(result))
+    line("initialisation", initialisation_text(result))
     synthetic = " on SYNTHETIC data" if result.synthetic else ""
     if math.isnan(result.test_accuracy):
         line("test loss", f"{result.test_loss:.6f}{synthetic}")
@@ -157,4 +211,16 @@ def _summary(console: Console, result: Result) -> None:
         line("test accuracy", f"{result.test_accuracy:.4f}{synthetic}")
     if result.environment.gpu:
         line("device memory", f"{result.peak_memory_bytes / 2**20:.1f} MiB at the peak")
+    if instead := _instead(result):
+        line("NOTE", instead)
     sys.stdout.flush()
+
+
+def _instead(result: Result) -> str:
+    """What took the place of what was wanted."""
+    said = []
+    if result.synthetic and result.config.dataset != "synthetic":
+        said.append(f"trained on GENERATED digits, not on {result.config.dataset}")
+    if result.environment.gpu is None and result.config.device == "auto":
+        said.append("on the host, not on a GPU" if said else "trained on the host, not on a GPU")
+    return "; ".join(said)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rawnn.cli.options import config_options, make_config
 from rawnn.config import Config
 from rawnn.data import Dataset
-from rawnn.datasource import named
+from rawnn.datasource import named, settled
 from rawnn.errors import ConfigError, DataError, DeviceError
 from rawnn.machine import open_device
 from rawnn.opts.numbers import numbers_of
@@ -47,7 +47,9 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
     if opened.device is None:
         raise DeviceError(f"tune measures on a GPU: {opened.machine.gpu}")
     try:
-        task = Task.of(config.network(), config.recipe(), numbers, _data(config), opened.machine)
+        data = _data(config)
+        config = settled(config, data)[0] if data else config
+        task = Task.of(config.network(), config.recipe(), numbers, data, opened.machine)
         search = Search(opened.device, task, _tell)
         interrupted = False
         try:
@@ -73,7 +75,7 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
 def _data(config: Config) -> Dataset | None:
     """The data set that the options name, if it fits the network; else None, for noise."""
     try:
-        data = named(config, _say)
+        data = named(config, _say, stand_in=True)
     except DataError as error:
         _say(f"tuning with noise: {error}")
         return None

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rawnn.compiling.headers import cudadevrt_library
 from rawnn.cuda.driver import Driver
 from rawnn.cuda.nvrtc import Nvrtc
-from rawnn.ptx.headers import cudadevrt_library
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Backend:
     """Seam objects, each made when it is first needed: a library that no toggle asks for is
     neither imported nor loaded. `device_runtime` gives the content of libcudadevrt.a; `provides`
     says whether a library's Python package is there; `cache` whether compiled kernels may be kept
-    on disk; `caution` is what a user should know before trusting a time."""
+    on disk; `parallel` whether NVRTC may be called from several threads at once; `caution` is what
+    a user should know before trusting a time."""
 
     name: str
     driver: Callable[[], Any]
@@ -27,6 +28,7 @@ class Backend:
     device_runtime: Callable[[], bytes]
     provides: Callable[[str], bool]
     cache: bool = True
+    parallel: bool = False
     caution: str = ""
 
 
@@ -44,7 +46,7 @@ def real_backend() -> Backend:
         return Cudnn()
 
     return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn,
-                   lambda: cudadevrt_library().read_bytes(), has_package)
+                   lambda: cudadevrt_library().read_bytes(), has_package, parallel=True)
 
 
 def has_package(name: str) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,17 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn import ptx
+from rawnn.compiling.batch import Batch, Job
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.compiling.programmatic import Proof
+from rawnn.compiling.signature import KernelSignature, parse_kernels
 from rawnn.cuda.backend import Backend
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, MINIMUM_DRIVER
 from rawnn.cuda.errors import CallFailed, check
 from rawnn.cuda.memory import Memory
+from rawnn.cuda.occupancy import target_of
 from rawnn.cuda.stream import Stream
 from rawnn.dtypes import numpy_dtype
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.ptx.cache import CubinCache
-from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.ptx.programmatic import Proof
-from rawnn.ptx.signature import KernelSignature, parse_kernels
+from rawnn.target import Target
+from rawnn.words import counted
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class Device:
         self._functions: dict[tuple[str, str, bool], Function] = {}
         self._cache = CubinCache(notify=notify) if backend.cache else None
         self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
+        self._target: Target | None = None
         self._handle = self._open(ordinal)
         with ExitStack() as opening:
             self.context = self._check("cuDevicePrimaryCtxRetain", self._handle)
@@ -136,14 +141,18 @@ class Device:
                 f"update the driver, or install rawnn[cu12] in place of rawnn[cu13]"
             )
         if ordinal >= count:
-            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has {count} GPU(s); "
+            raise DeviceError(f"GPU {ordinal} was asked for, but this machine has "
+                              f"{counted(count, 'GPU')}; "
                               f"run with --device host to train on the CPU")
         return self._check("cuDeviceGet", ordinal)
 
-    def _describe(self, ordinal: int) -> DeviceInfo:
-        def attribute(name: str) -> int:
-            return int(self._check("cuDeviceGetAttribute", name, self._handle, context=name))
+    def attribute(self, name: str) -> int:
+        """A number that the driver gives for the device; `name` is the driver's, without its
+        `CU_DEVICE_ATTRIBUTE_`."""
+        return int(self._check("cuDeviceGetAttribute", name, self._handle, context=name))
 
+    def _describe(self, ordinal: int) -> DeviceInfo:
+        attribute = self.attribute
         kernel_module = Path("/proc/driver/nvidia/version")
         found = re.search(r"  (\d+\.\d+[.\d]*)", kernel_module.read_text()) \
             if kernel_module.exists() else None
@@ -182,39 +191,77 @@ class Device:
         major, minor = self.capability
         return f"{'compute' if self._assumed else 'sm'}_{major}{minor}"
 
+    def target(self) -> Target:
+        """What launches may know of it; asked for once."""
+        if self._target is None:
+            self._target = target_of(self)
+        return self._target
+
     # -- kernels --------------------------------------------------------------------------------
     def compile(self, file: str, expressions: tuple[str, ...], relocatable: bool = False,
-                programmatic: bool = False) -> None:
-        """Compile (or take from the cache) template instances of one of rawnn's .cu files; with
-        `programmatic`, as instances of their own that wait and trigger (pdl.cuh)."""
-        wanted = tuple(e for e in expressions if (file, e, programmatic) not in self._functions)
-        if wanted:
-            text, signatures = self._source(file)
-            self.load(text, file, signatures, wanted, relocatable, programmatic)
+                programmatic: bool = False, specific: bool = False) -> None:
+        """Compile (or take from the cache) and load template instances of one of rawnn's .cu files;
+        with `programmatic`, as instances of their own that wait and trigger (pdl.cuh). A `specific`
+        source has instructions that this architecture alone has."""
+        self.finish(self.begin([Job(file, expressions, relocatable, programmatic, specific)]))
+
+    def begin(self, jobs: Sequence[Job]) -> Batch:
+        """Begin to compile what of many files is not loaded yet, beside what the caller does until
+        `finish`."""
+        started = perf_counter()
+        missing = [replace(job, expressions=wanted) for job in jobs
+                   if (wanted := tuple(e for e in job.expressions if
+                                       (job.file, e, job.programmatic) not in self._functions))]
+        for job in missing:
+            if job.text:
+                self._sources[job.file] = (job.text, parse_kernels(job.text))
+        texts = {job.file: self._source(job.file)[0] for job in missing}
+        batch = Batch(missing, lambda job: self._built(texts[job.file], job), self.backend.parallel)
+        self.compile_ms += (perf_counter() - started) * 1e3
+        return batch
+
+    def finish(self, batch: Batch) -> None:
+        """Wait for what `begin` began, and load it. `compile_ms` counts the waiting alone."""
+        started = perf_counter()
+        try:
+            for job, built in batch:
+                self._keep(job, built, self._source(job.file)[1])
+        finally:
+            batch.close()
+            self.compile_ms += (perf_counter() - started) * 1e3
 
     def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
-             expressions: tuple[str, ...], relocatable: bool = False,
-             programmatic: bool = False) -> None:
+             expressions: tuple[str, ...]) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
-        arch = self.arch + "a" if name in ptx.ARCHITECTURE_SPECIFIC else self.arch
-        built = compile_source(
-            self.backend.nvrtc, text, name=name, arch=arch, expressions=expressions,
-            relocatable=relocatable, programmatic=programmatic, cache=self._cache,
-        )
-        image = self._link(built, name) if relocatable else built.cubin
+        job = Job(name, expressions)
+        self._keep(job, self._built(text, job), signatures)
+        self.compile_ms += (perf_counter() - started) * 1e3
+
+    def _arch_of(self, job: Job) -> str:
+        return self.arch + "a" if job.specific else self.arch
+
+    def _built(self, text: str, job: Job) -> Compiled:
+        return compile_source(
+            self.backend.nvrtc, text, name=job.file, arch=self._arch_of(job),
+            expressions=job.expressions, relocatable=job.relocatable,
+            options=job.options, programmatic=job.programmatic, cache=self._cache)
+
+    def _keep(self, job: Job, built: Compiled, signatures: dict[str, KernelSignature]) -> None:
+        """Load what was compiled into the context."""
+        name, arch = job.file, self._arch_of(job)
+        image = self._link(built, name) if job.relocatable else built.cubin
         module = self._check("cuModuleLoadData", image, context=f"{name} for {arch}")
         self._closing.callback(self._check, "cuModuleUnload", module, context=name)
-        for expression in expressions:
+        for expression in job.expressions:
             lowered = built.lowered[expression]
             handle = self._check("cuModuleGetFunction", module, lowered.encode(),
                                  context=f"{expression} in {name}")
             signature = signatures[expression.split("<")[0]].instantiate(expression)
-            self._functions[name, expression, programmatic] = Function(
+            self._functions[name, expression, job.programmatic] = Function(
                 handle, expression, signature, built.proofs.get(expression, Proof()))
         self.compiled += 0 if built.cached else 1
         self.cached += 1 if built.cached else 0
-        self.compile_ms += (perf_counter() - started) * 1e3
 
     def function(self, file: str, expression: str, programmatic: bool = False) -> Function:
         """A kernel compiled before; compiled now if it was not."""

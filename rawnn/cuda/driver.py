@@ -50,6 +50,7 @@ class Driver:
             "cuGraphExecDestroy", "cuGraphExecUpdate", "cuGraphInstantiate", "cuLinkDestroy",
             "cuEventQuery", "cuLaunchKernelEx", "cuMemFreeAsync", "cuMemFreeHost",
             "cuDeviceGetDefaultMemPool", "cuMemPoolTrimTo",
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxActiveClusters",
         ):
             setattr(self, name, getattr(cu, name))
 
@@ -134,10 +135,12 @@ class Driver:
         return result
 
     def launch_config(self, grid: Dim, block: Dim, shared_bytes: int, stream: Any,
-                      cluster: Dim | None, programmatic: bool) -> Any:
+                      cluster: Dim | None, programmatic: bool, cooperative: bool) -> Any:
         """What cuLaunchKernelEx takes; made once per launch and kept. `cluster` is the shape of a
         cluster in blocks. With `programmatic` the kernel may begin once the kernel before it on
-        the stream has triggered (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)."""
+        the stream has triggered (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION). With
+        `cooperative` all blocks run at once, or the launch is refused
+        (CU_LAUNCH_ATTRIBUTE_COOPERATIVE)."""
         cu, ids = self._cu, self._cu.CUlaunchAttributeID
         attributes = []
         if cluster is not None:
@@ -150,6 +153,11 @@ class Driver:
             attribute = cu.CUlaunchAttribute()
             attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        if cooperative:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
             attributes.append(attribute)
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
@@ -178,11 +186,15 @@ class Driver:
         return result
 
     def cuGraphKernelNodeSetAttribute(self, node: Any, attribute: str,
-                                      value: Dim) -> tuple[Any, ...]:
-        """`attribute` is "CLUSTER_DIMENSION", its value the shape of a cluster in blocks."""
+                                      value: Dim | int) -> tuple[Any, ...]:
+        """`attribute` is "CLUSTER_DIMENSION", its value the shape of a cluster in blocks, or
+        "COOPERATIVE", its value 0 or 1."""
         enum = getattr(self._cu.CUlaunchAttributeID, "CU_LAUNCH_ATTRIBUTE_" + attribute)
         wrapped = self._cu.CUkernelNodeAttrValue()
-        wrapped.clusterDim.x, wrapped.clusterDim.y, wrapped.clusterDim.z = value
+        if isinstance(value, int):
+            wrapped.cooperative = value
+        else:
+            wrapped.clusterDim.x, wrapped.clusterDim.y, wrapped.clusterDim.z = value
         result: tuple[Any, ...] = self._cu.cuGraphKernelNodeSetAttribute(node, enum, wrapped)
         return result
 

@@ -13,21 +13,19 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
+import numpy as np
+
+from rawnn.compiling.c_types import MAP_ALIGNMENT, MAP_SIZE, MAP_SUFFIX
+from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.cuda.driver import Dim as Dim
 from rawnn.cuda.errors import check
 from rawnn.cuda.stream import Stream
 from rawnn.cuda.tensormap import MappedMatrix
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import (
-    MAP_ALIGNMENT,
-    MAP_SIZE,
-    MAP_SUFFIX,
-    KernelSignature,
-    Parameter,
-)
 
-Value = int | float | bytes
-"""An argument: a number, an address, or the bytes of a tensor map."""
+Value = int | float | bytes | np.void
+"""An argument: a number, an address, the bytes of a tensor map, or a struct: a NumPy structured
+scalar of its layout, or its bytes."""
 
 PORTABLE_CLUSTER = 8
 """Blocks in a cluster that every GPU with clusters can run; an H200 runs up to 16."""
@@ -89,13 +87,15 @@ class Arguments:
         self._pack(name, value)
         if name in self._maps:
             argument, matrix = self._maps[name]
-            self._pack(argument, matrix.at(int(value)))
+            self._pack(argument, matrix.at(int(value)))  # an operand's address
 
     def _pack(self, name: str, value: Value) -> None:
         parameter = self._parameters[name]
         if parameter.tensor_map and not (isinstance(value, bytes) and len(value) == MAP_SIZE):
             raise ConfigError(f"argument '{name}' is a tensor map: {MAP_SIZE} bytes, not {value!r}")
         try:
+            if parameter.struct is not None:
+                value = parameter.struct.packed(value)
             struct.pack_into("=" + _code(parameter), self._buffer,
                              self._offsets[self._index[name]], value)
         except (struct.error, OverflowError) as error:
@@ -121,18 +121,22 @@ class KernelLaunch:
     `cluster` is the shape of a thread block cluster in blocks (from sm_90 on; it must divide the
     grid; more than 8 blocks are not portable and allowed here at once). With `programmatic` a
     launch on a stream may begin once the kernel before it has triggered; only a kernel that waits
-    (rawnn.ptx.programmatic proves it) may be given that.
+    (rawnn.compiling.programmatic proves it) may be given that. A `cooperative` kernel has all its
+    blocks on the GPU at once, so that they may wait for each other; the driver refuses one of more
+    blocks than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE).
 
     Raises CallFailed where the device has not that much shared memory or no such clusters.
     """
 
     def __init__(self, driver: Any, stream: Stream, function: Any, label: str, grid: Dim,
                  block: Dim, arguments: Arguments, shared_bytes: int = 0,
-                 cluster: Dim | None = None, programmatic: bool = False) -> None:
+                 cluster: Dim | None = None, programmatic: bool = False,
+                 cooperative: bool = False) -> None:
         self._driver = driver
         self.label = label
         self.arguments = arguments
         self.programmatic = programmatic
+        self.cooperative = cooperative
         self._geometry = (function, grid, block, shared_bytes)
         self._cluster = cluster
         self._offset = arguments.cell("offset")
@@ -141,13 +145,13 @@ class KernelLaunch:
         if cluster is not None and prod(cluster) > PORTABLE_CLUSTER:
             self._raise_limit("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
         self._prepared: tuple[Any, ...]
-        if cluster is None and not programmatic:
+        if cluster is None and not programmatic and not cooperative:
             self._name, self._call = "cuLaunchKernel", driver.cuLaunchKernel
             self._prepared = (function, *grid, *block, shared_bytes, stream.handle,
                               arguments.address, 0)
         else:
             config = driver.launch_config(grid, block, shared_bytes, stream.handle, cluster,
-                                          programmatic)
+                                          programmatic, cooperative)
             self._name, self._call = "cuLaunchKernelEx", driver.cuLaunchKernelEx
             self._prepared = (config, function, arguments.address, 0)
 
@@ -165,8 +169,9 @@ class KernelLaunch:
         """What an error message says of this launch."""
         _, grid, block, shared = self._geometry
         clusters = f", clusters {self._cluster}" if self._cluster else ""
-        return f"{self.label}, grid {grid}, block {block}{clusters}, {shared} bytes of shared " \
-               f"memory"
+        together = ", cooperative" if self.cooperative else ""
+        return f"{self.label}, grid {grid}, block {block}{clusters}{together}, {shared} bytes of " \
+               f"shared memory"
 
     def launch(self) -> None:
         """Enqueue with the arguments as they are."""
@@ -184,7 +189,8 @@ class KernelLaunch:
         the kernel nodes `programmatic_after` by programmatic ones."""
         self._offset.value = offset
         return [graph.add_kernel(dependencies, *self._geometry, self.arguments.address,
-                                 self.context, programmatic_after, self._cluster)]
+                                 self.context, programmatic_after, self._cluster,
+                                 self.cooperative)]
 
     def rebind(self, operand: str, address: int) -> None:
         self.arguments.set(operand, address)

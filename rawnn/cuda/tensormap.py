@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rawnn.compiling.c_types import MAP_SIZE
 from rawnn.cuda.errors import check
 from rawnn.dtypes import itemsize
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import MAP_SIZE
 
 BOX_BYTES = 128
 """Bytes of a row of a box: what the swizzle permutes within."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,11 +71,11 @@ def from_arrays(
     train = _pair(data, "data")
     notes: list[str] = []
     split = isinstance(validation, int | float) and not isinstance(validation, bool)
+    reader = _Reader(device, notes)
     if split:
-        train, test = _split(train, float(validation), seed, device, notes)
+        train, test = reader.split(train, float(validation), seed)
     else:
         test = _pair(validation, "validation")
-    reader = _Reader(device, notes)
     x, shape = reader.inputs(train.inputs, "train_images", "the training inputs")
     xt, _ = reader.inputs(test.inputs, "test_images", "the validation inputs")
     if x.shape[1] != xt.shape[1]:
@@ -88,7 +88,7 @@ def from_arrays(
     if (train.answers is None) != (test.answers is None):
         raise ConfigError("give y to both the training and the validation data, or to neither")
     made = Dataset(name, x, None, xt, None, 0, shape, source, False, normalisation=normalisation,
-                   autoencoder=train.answers is None)
+                   autoencoder=train.answers is None, own=True)
     if train.answers is not None:
         made = reader.answered(made, train.answers, test.answers, kind, classes, label_names,
                                known=2 if split else 1)
@@ -109,33 +109,13 @@ def _rows(array: Any, name: str) -> int:
     return int(array.shape[0])
 
 
-def _split(pair: Pair, fraction: float, seed: int, device: Device | None,
-           notes: list[str]) -> tuple[Pair, Pair]:
-    if not 0 < fraction < 1:
-        raise ConfigError(f"validation = {fraction:g}: the fraction must lie between 0 and 1")
-    arrays = []
-    for array, name in ((pair.inputs, "X"), (pair.answers, "y")):
-        found = None if array is None else read(array, name)
-        if isinstance(found, DeviceArray):
-            notes.append(f"{name} is copied from the GPU, since part of its rows are taken out for "
-                         f"validation: give validation=(X, y) to train on it in place")
-            found = found.numpy(device)
-        arrays.append(found)
-    count = _rows(arrays[0], "X")
-    if arrays[1] is not None and _rows(arrays[1], "y") != count:
-        raise DataError(f"X has {count:,} rows, but y has {_rows(arrays[1], 'y'):,}")
-    first, second = split_rows(count, fraction, seed)
-    train, test = (Pair(*(None if a is None else a[rows] for a in arrays))
-                   for rows in (first, second))
-    return train, test
-
-
 def split_rows(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int32],
                                                                 NDArray[np.int32]]:
     """Rows for training and for validation, each in ascending order; the second holds `fraction`
     of them, rounded, at least one and not all. Raises DataError for fewer than two rows."""
     if count < 2:
-        raise DataError(f"{count} example(s) cannot be split into training and validation")
+        raise DataError("a single example cannot be split into training and validation" if count
+                        else "there is no example to split into training and validation")
     size = min(max(round(count * fraction), 1), count - 1)
     order = permutation(seed, _SPLIT, count)
     return np.sort(order[size:]), np.sort(order[:size])
@@ -148,6 +128,33 @@ class _Reader:
     device: Device | None
     notes: list[str]
     resident: dict[str, DeviceArray] = field(default_factory=dict)
+    rows: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+
+    def split(self, pair: Pair, fraction: float, seed: int) -> tuple[Pair, Pair]:
+        """The pair for training and that for validation, of whose rows it remembers the places."""
+        if not 0 < fraction < 1:
+            raise ConfigError(f"validation = {fraction:g}: the fraction must lie between 0 and 1")
+        arrays = []
+        for array, name in ((pair.inputs, "X"), (pair.answers, "y")):
+            found = None if array is None and name == "y" else read(array, name)
+            if isinstance(found, DeviceArray):
+                self.notes.append(f"{name} is copied from the GPU, since part of its rows are "
+                                  f"taken out for validation: give validation=(X, y) to train on "
+                                  f"it in place")
+                found = found.numpy(self.device)
+            arrays.append(found)
+        count = _rows(arrays[0], "X")
+        if arrays[1] is not None and _rows(arrays[1], "y") != count:
+            raise DataError(f"X has {count:,} rows, but y has {_rows(arrays[1], 'y'):,}")
+        first, second = split_rows(count, fraction, seed)
+        self.rows = {"the training": first, "the validation": second}
+        train, test = (Pair(*(None if a is None else a[rows] for a in arrays))
+                       for rows in (first, second))
+        return train, test
+
+    def _places(self, name: str) -> Rows:
+        """Where the rows of a part stand in what the caller gave."""
+        return next((rows for part, rows in self.rows.items() if name.startswith(part)), None)
 
     def _host(self, array: Any, key: str, name: str) -> NDArray[Any]:
         found = read(array, name)
@@ -180,7 +187,7 @@ class _Reader:
         elif key in self.resident:
             self._check_rows(key, name)
         if flat.dtype.kind == "f":
-            check_finite(flat, name)
+            check_finite(flat, name, self._places(name))
         return flat, host.shape[1:]
 
     def _check_rows(self, key: str, name: str) -> None:
@@ -210,8 +217,8 @@ class _Reader:
             bad = np.isinf(made) & np.isfinite(array)
             if bad.any():
                 row, column = np.argwhere(bad.reshape(len(array), -1))[0]
-                raise DataError(f"{name}: the value in row {row}, column {column} is too large for "
-                                f"float32")
+                raise DataError(f"{name}: the value in row {_place(row, self._places(name))}, "
+                                f"column {column} is too large for float32")
         return made
 
     def answered(self, made: Dataset, train: Any, test: Any, kind: Kind | None,
@@ -234,11 +241,11 @@ class _Reader:
                 raise DataError(f"the training y has {targets[0].shape[1]} columns, but the "
                                 f"validation y has {targets[1].shape[1]}")
             return replace(made, train_targets=targets[0], test_targets=targets[1])
-        hosts = [_flat(host, name) for _, host, name, _ in found]
+        hosts = [_flat(host, name, self._places(name)) for _, host, name, _ in found]
         names = tuple(map(str, label_names))
         if hosts[0].dtype.kind in "USO":
             names = names or tuple(sorted({str(v) for h in hosts[:known] for v in h.tolist()}))
-            hosts = [label_indices(h, names, f"{n} labels") for h, (_, _, n, _) in
+            hosts = [label_indices(h, names, f"{n} labels", self._places(n)) for h, (_, _, n, _) in
                      zip(hosts, found, strict=True)]
         classes = classes or len(names) or 1 + max(int(h.max()) for h in hosts[:known])
         if names and len(names) != classes:
@@ -257,14 +264,14 @@ class _Reader:
         if made.dtype != host.dtype:
             self.notes.append(f"{name} values are converted from {host.dtype} to float32")
         made = np.ascontiguousarray(made)
-        check_finite(made, f"{name} values")
+        check_finite(made, f"{name} values", self._places(name))
         if isinstance(given, DeviceArray) and given.dtype == np.float32:
             self.resident[key] = given
         return made
 
     def _labels(self, given: Any, host: NDArray[Any], classes: int, name: str,
                 key: str) -> Labels:
-        check_labels(host, classes, name)
+        check_labels(host, classes, name, self._places(name))
         if host.dtype.name in LABEL_TYPES:
             if isinstance(given, DeviceArray):
                 self.resident[key] = given
@@ -277,7 +284,15 @@ def _has_labels(array: NDArray[Any]) -> bool:
     return one_column and array.dtype.kind in "biuUSO"
 
 
-def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
+Rows: TypeAlias = NDArray[np.int32] | None
+"""Where each row stood in the caller's array, of which it is a part; None: in the same place."""
+
+
+def _place(row: int, rows: Rows) -> int:
+    return int(row if rows is None else rows[row])
+
+
+def _flat(array: NDArray[Any], name: str, rows: Rows) -> NDArray[Any]:
     if array.size != len(array):
         raise DataError(f"{name} labels are of shape {list(array.shape)}, but must be one for each "
                         f"example: [examples]")
@@ -285,13 +300,14 @@ def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
     if flat.dtype.kind == "f":
         bad = np.flatnonzero(flat != np.floor(flat))
         if bad.size:
-            raise DataError(f"{name} label in row {bad[0]} is {flat[bad[0]]:g}, but labels are "
-                            f"whole numbers from 0")
+            raise DataError(f"{name} label in row {_place(bad[0], rows)} is {flat[bad[0]]:g}, but "
+                            f"labels are whole numbers from 0")
         return flat.astype(np.int64)
     return flat
 
 
-def label_indices(labels: NDArray[Any], names: Sequence[str], what: str) -> NDArray[np.int32]:
+def label_indices(labels: NDArray[Any], names: Sequence[str], what: str,
+                  rows: Rows = None) -> NDArray[np.int32]:
     """The place of each label in `names`. Raises DataError for one that is not there."""
     places = {name: place for place, name in enumerate(names)}
     found = np.empty(len(labels), np.int32)
@@ -299,28 +315,36 @@ def label_indices(labels: NDArray[Any], names: Sequence[str], what: str) -> NDAr
         place = places.get(str(label))
         if place is None:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            raise DataError(f"{what}: row {row} has the label '{label}', but the classes are "
-                            f"{shown}")
+            raise DataError(f"{what}: row {_place(row, rows)} has the label '{label}', but the "
+                            f"classes are {shown}")
         found[row] = place
     return found
 
 
-def check_labels(labels: NDArray[Any], classes: int, name: str) -> None:
+def check_labels(labels: NDArray[Any], classes: int, name: str, rows: Rows = None) -> None:
     """Raise DataError unless each label is a whole number in 0 .. classes - 1."""
     if labels.dtype.kind not in "biu":
         raise DataError(f"{name} are of type {labels.dtype}, but labels are whole numbers from 0")
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0:
         row = int(np.argmax(labels < 0))
-        raise DataError(f"{name}: row {row} has the label {int(labels[row])}, but labels run from "
-                        f"0 to {classes - 1}")
+        raise DataError(f"{name}: row {_place(row, rows)} has the label {int(labels[row])}, but "
+                        f"labels run from 0 to {classes - 1}")
     if highest >= classes:
         row = int(np.argmax(labels >= classes))
-        raise DataError(f"{name}: row {row} has the label {int(labels[row])}, but labels run from "
-                        f"0 to {classes - 1}")
+        raise DataError(f"{name}: row {_place(row, rows)} has the label {int(labels[row])}, but "
+                        f"labels run from 0 to {classes - 1}")
 
 
-def check_finite(array: NDArray[Any], name: str) -> None:
+def check_fractions(array: NDArray[Any], name: str) -> None:
+    """Raise DataError unless every value lies in 0 .. 1, as binary cross-entropy needs it."""
+    low, high = (float(found) for found in (array.min(), array.max()))
+    if low < 0 or high > 1:
+        raise DataError(f"{name} reach from {low:g} to {high:g}, but the loss bce compares with "
+                        f"numbers from 0 to 1: scale them, or use --loss mse")
+
+
+def check_finite(array: NDArray[Any], name: str, places: Rows = None) -> None:
     """Raise DataError that names the first value of [N, F] that is NaN or infinite."""
     rows = max(_CHUNK // max(math.prod(array.shape[1:]), 1), 1)
     for start in range(0, len(array), rows):
@@ -328,5 +352,5 @@ def check_finite(array: NDArray[Any], name: str) -> None:
         if bad.any():
             row, column = np.argwhere(bad)[0]
             value = float(array[start + row, column])
-            raise DataError(f"{name} hold {value} (row {start + row}, column {column}): every "
-                            f"value must be a finite number")
+            raise DataError(f"{name} hold {value} (row {_place(start + row, places)}, column "
+                            f"{column}): every value must be a finite number")

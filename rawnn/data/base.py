@@ -36,8 +36,9 @@ class Dataset:
 
     `source` says in words where it came from; `synthetic` marks generated digits; `notes` tell
     the user what was converted or copied. The arrays may be read-only views of mapped files or of
-    memory that another library owns. `resident` names the arrays ("train_images", ...) that lie
-    on a GPU as well, and where.
+    memory that another library owns. `own` marks data of the user's, in no built-in set: of these
+    no example is left out by default. `resident` names the arrays ("train_images", ...) that lie on
+    a GPU as well, and where.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Dataset:
     feature_names: tuple[str, ...] = ()  # of a table with a header
     autoencoder: bool = False
     notes: tuple[str, ...] = ()
+    own: bool = False
     resident: Mapping[str, DeviceArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 DATASETS: tuple[str, ...] = ("mnist", "fashion-mnist", "idx", "table", "synthetic")
 """Every name that `load_dataset` takes."""
 
-TABLES: tuple[str, ...] = (".csv", ".tsv", ".npz")
+TABLES: tuple[str, ...] = (".csv", ".tsv", ".npz", ".csv.gz", ".tsv.gz")
 """Suffixes of the tables that can be read."""
 
 STEMS: tuple[str, ...] = (
@@ -27,7 +27,7 @@ STEMS: tuple[str, ...] = (
 
 def is_table(path: str | os.PathLike[str] | None) -> bool:
     """Whether the path names a table, by its suffix."""
-    return path is not None and Path(path).suffix.lower() in TABLES
+    return path is not None and Path(path).name.lower().endswith(TABLES)
 
 
 def spellings(stem: str) -> tuple[str, ...]:

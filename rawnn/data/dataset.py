@@ -48,16 +48,19 @@ def load_dataset(
     cache_dir: Path | None = None,
     notify: Notify = _print,
     offline: bool = False,
+    stand_in: bool = False,
 ) -> Dataset:
     """Load the data set `name`, one of `DATASETS`.
 
     `path` (or else the environment's RAWNN_DATA) is a directory with the four IDX files; a named
     set must be there with its exact content, "idx" takes any. Without one the cache and the system
-    are searched, and unless `offline` the set is fetched. `notify` gets each message for the user.
+    are searched, and unless `offline` the set is fetched. A set that cannot be had is an error;
+    with `stand_in`, as on the command line, generated digits take its place, with a warning.
+    `notify` gets each message for the user.
 
-    A `path` that ends in .csv, .tsv or .npz is a table, whose columns `target` are to be
-    predicted; `kind`, `fraction` and `seed` are those of `load_table`. `normalise` is explained at
-    `Normalisation.of`.
+    A `path` that ends in .csv, .tsv (or these with .gz) or .npz is a table, whose columns `target`
+    are to be predicted; `kind`, `fraction` and `seed` are those of `load_table`. `normalise` is
+    explained at `Normalisation.of`.
 
     Raises ConfigError for an unknown name or an impossible combination, DataError for data that are
     missing or wrong in a place that was asked for.
@@ -70,18 +73,22 @@ def load_dataset(
         for note in table.notes:
             notify(note)
         return table
+    if path is not None and name != "synthetic" and os.path.isfile(path) and not is_table(path):
+        raise DataError(f"--data names '{os.fspath(path)}', which is not a directory with IDX "
+                        f"files, and tables are read from .csv and .tsv (also with .gz) "
+                        f"and .npz alone: save it as one of those")
     if name == "table":
         raise ConfigError("the data set 'table' needs --data FILE.csv, FILE.tsv or FILE.npz")
     if target is not None:
         raise ConfigError("a target column needs a table: --data FILE.csv, FILE.tsv or FILE.npz")
-    found = _load(name, path, cache_dir, notify, offline)
+    found = _load(name, path, cache_dir, notify, offline, stand_in)
     if normalise is None:
         return found
     return replace(found, normalisation=Normalisation.of(normalise, found.train_images))
 
 
 def _load(name: str, path: str | os.PathLike[str] | None, cache_dir: Path | None, notify: Notify,
-          offline: bool) -> Dataset:
+          offline: bool, stand_in: bool) -> Dataset:
     if name not in DATASETS:
         known = ", ".join(DATASETS)
         raise ConfigError(
@@ -102,7 +109,7 @@ def _load(name: str, path: str | os.PathLike[str] | None, cache_dir: Path | None
     entry = NAMED[name]
     if given is not None:
         return _named_in(entry, *given, store)
-    return _named(entry, store, notify, offline)
+    return _named(entry, store, notify, offline, stand_in)
 
 
 def _given(path: str | os.PathLike[str] | None) -> tuple[Path, str] | None:
@@ -149,7 +156,8 @@ def _user_set(directory: Path, by: str, store: RawStore) -> Dataset:
     paths = _locate(directory, "idx", by)
     reads = [_read(path, stem, store, None) for path, stem in zip(paths, STEMS, strict=True)]
     classes = int(reads[1][0].max()) + 1  # by the training labels: no other class can be learnt
-    return _checked("idx", reads, paths, classes, f"{paths[0].parent} ({by})")
+    found = _checked("idx", reads, paths, classes, f"{paths[0].parent} ({by})")
+    return replace(found, own=True)
 
 
 def _named_in(entry: NamedDataset, directory: Path, by: str, store: RawStore) -> Dataset:
@@ -216,7 +224,8 @@ def _checked(
     return Dataset(name, train, train_labels, test, test_labels, classes, shape, source, False)
 
 
-def _named(entry: NamedDataset, store: RawStore, notify: Notify, offline: bool) -> Dataset:
+def _named(entry: NamedDataset, store: RawStore, notify: Notify, offline: bool,
+           stand_in: bool) -> Dataset:
     cached = _cached(entry, store)
     if cached:
         return cached
@@ -236,6 +245,12 @@ def _named(entry: NamedDataset, store: RawStore, notify: Notify, offline: bool) 
         if fetched:
             contents, source = fetched
             return _from_contents(entry, contents, source)
+    if not stand_in:
+        raise DataError(
+            f"no {entry.title} could be had ({'; '.join(reasons)}): put the four IDX files into a "
+            f"directory and name it with data= or {ENVIRONMENT}, or ask for generated digits with "
+            f"dataset=\"synthetic\""
+        )
     notify(
         f"WARNING: no {entry.title} could be had ({'; '.join(reasons)}): running on GENERATED "
         "digits instead, and every result is marked 'synthetic'; to use real data, put the four "

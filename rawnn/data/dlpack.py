@@ -88,6 +88,14 @@ def read(array: Any, name: str) -> NDArray[Any] | DeviceArray:
     Takes NumPy arrays, whatever has `__dlpack__` or `__cuda_array_interface__`, and what
     `numpy.asarray` understands. `name` begins the sentence of a DataError.
     """
+    if array is None:
+        raise DataError(f"{name} are None" if name.startswith("the ") else f"{name} is None")
+    if isinstance(array, np.ma.MaskedArray):
+        masked = np.count_nonzero(array.mask)
+        if masked:
+            raise DataError(f"{name}: {masked:,} values are masked: fill them in with "
+                            f"array.filled(...), or leave their rows out")
+        return np.asarray(array)
     if isinstance(array, np.ndarray | DeviceArray):
         return array
     if hasattr(type(array), "__dlpack__"):

@@ -20,15 +20,14 @@ from typing import IO
 
 from rawnn.data.catalog import is_pinned
 from rawnn.data.idx import Bytes
+from rawnn.files import cache_directory
 
 Notify = Callable[[str], None]
 
 
 def default_directory() -> Path:
-    """The user's cache directory for data sets."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rawnn")) / "data"
+    """`data` in rawnn's cache directory."""
+    return cache_directory() / "data"
 
 
 class RawStore:

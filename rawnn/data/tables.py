@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
+import io
 import os
 import zipfile
+import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 
 from rawnn.data.arrays import Pair, from_arrays
 from rawnn.data.base import DEFAULT_FRACTION, Dataset, Kind
+from rawnn.data.catalog import TABLES
 from rawnn.data.normalise import Normalise
 from rawnn.errors import ConfigError, DataError, nearest
 
@@ -24,7 +28,7 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Cells, in lower case, that stand for a value that is not there."""
 
 _SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
-_DELIMITERS = ",;\t"
+_DELIMITERS = ",;\t|"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +73,15 @@ def load_table(
             y = y.astype(str)
     test: Any = fraction if table.test is None else table.test
     made = from_arrays(Pair(table.inputs, y), test, normalise=normalise, kind=kind, seed=seed,
-                       name=Path(path).stem, source=os.fspath(path), label_names=names,
+                       name=_stem(Path(path)), source=os.fspath(path), label_names=names,
                        classes=classes)
     return replace(made, feature_names=table.feature_names)
+
+
+def _stem(path: Path) -> str:
+    ending = next((e for e in sorted(TABLES, key=len, reverse=True)
+                   if path.name.lower().endswith(e)), path.suffix)
+    return path.name.removesuffix(path.name[len(path.name) - len(ending):]) or path.name
 
 
 def read_table(path: str | os.PathLike[str], target: str | None = None, kind: Kind | None = None,
@@ -82,7 +92,8 @@ def read_table(path: str | os.PathLike[str], target: str | None = None, kind: Ki
     matter); `y` may be left out, and takes no `target`, unless that is the name of an array to be
     used in place of `y`.
 
-    `.csv` (or `.tsv`): numbers, separated by commas, semicolons or tabs, under a header or not.
+    `.csv` (or `.tsv`, either also with `.gz`): numbers, separated by commas, semicolons, tabs or
+    vertical bars, under a header or not.
     `target` names the column to be predicted, or several separated by commas, each by its name or
     its index (from 0; -1 is the last). Under a header the `features` are the columns of these
     names, in their order, and others are not read; without `features` all but the target are.
@@ -121,8 +132,6 @@ def _read_npz(path: Path, target: str | None) -> Table:
 
 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
-    import zlib
-
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -147,13 +156,21 @@ def _line(error: Exception) -> str:
 # -- CSV ------------------------------------------------------------------------------------------
 
 
+def _opened(path: Path) -> IO[str]:
+    if path.suffix.lower() == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), newline="", encoding="utf-8-sig")
+    return open(path, newline="", encoding="utf-8-sig")
+
+
 def _read_csv(path: Path, target: str | None, kind: Kind | None, features: Sequence[str]) -> Table:
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with _opened(path) as file:
             sheet = _Sheet(path, target, features)
             sheet.read(file)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a readable gzip file: {_line(error)}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not a text file in UTF-8: {error.reason} at byte "
                         f"{error.start}") from None
@@ -268,8 +285,10 @@ class _Sheet:
             return DataError(f"{where} has no value ('{text}'): fill it in, or leave the row out")
         shown = text if len(text) <= 40 else f"{text[:37]}..."
         if _number(text) is None:
-            return DataError(f"{where} holds '{shown}', which is no number: only a target may be a "
-                             f"word")
+            why = "only a target may be a word" if column not in self.targets else \
+                "several targets are values to be reached" if len(self.targets) > 1 else \
+                "the loss compares with values; classes need --loss cross_entropy"
+            return DataError(f"{where} holds '{shown}', which is no number: {why}")
         return DataError(f"{where} holds {shown}, but every value must be a finite number that "
                          f"float32 can hold")
 

@@ -34,9 +34,10 @@ class Graph:
 
     def add_kernel(self, after: Nodes, function: Any, grid: Dim, block: Dim, shared_bytes: int,
                    arguments: int, label: str, programmatic_after: Nodes = (),
-                   cluster: Dim | None = None) -> Any:
+                   cluster: Dim | None = None, cooperative: bool = False) -> Any:
         """A kernel node; `arguments` is the address of the packed pointer array, `cluster` the
-        shape of a thread block cluster in blocks.
+        shape of a thread block cluster in blocks; the blocks of a `cooperative` one all run at
+        once.
 
         The kernel may begin before the kernel nodes `programmatic_after` end: as soon as all of
         them have called cudaTriggerProgrammaticLaunchCompletion(), or ended without. It must call
@@ -44,16 +45,20 @@ class Graph:
         touches what they read or write. (Programmatic dependent launch, CUDA C++ Programming
         Guide; edges of the type CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.)
 
-        Raises CallFailed where the driver refuses the node, its clusters or a programmatic edge:
-        one from a node that is no kernel, or that is in `after` as well. The node may be in the
-        graph without them then, so the graph is of no more use.
+        Raises CallFailed where the driver refuses the node, its clusters, that many blocks at once
+        or a programmatic edge: one from a node that is no kernel, or that is in `after` as well.
+        The node may be in the graph without them then, so the graph is of no more use.
         """
         node = check(self._driver, "cuGraphAddKernelNode", self._driver.cuGraphAddKernelNode(
             self.handle, after, function, grid, block, shared_bytes, arguments), label)
+        wanted: dict[str, Dim | int] = {}
         if cluster is not None:
+            wanted["CLUSTER_DIMENSION"] = cluster
+        if cooperative:
+            wanted["COOPERATIVE"] = 1
+        for attribute, value in wanted.items():
             check(self._driver, "cuGraphKernelNodeSetAttribute",
-                  self._driver.cuGraphKernelNodeSetAttribute(node, "CLUSTER_DIMENSION", cluster),
-                  label)
+                  self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value), label)
         if programmatic_after:
             result = self._driver.cuGraphAddDependencies(self.handle, programmatic_after, node)
             check(self._driver, "cuGraphAddDependencies", result,

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.compile import compile_source
+from rawnn.compiling.signature import Parameter, find_kernel, parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, Dim, KernelLaunch, Value
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, MissingLibrary
 from rawnn.lab.arrays import Array, TensorMap, default_device
-from rawnn.ptx.signature import Parameter, find_kernel, parse_kernels
+from rawnn.ptx import SOURCES
 
 Extent = int | tuple[int, ...]
 
@@ -22,11 +25,15 @@ class Kernel:
 
     `expression` names it, with template arguments where it is a template: "scale<float>". The
     types of the arguments come from the source, so a Python number is passed as the int or float
-    that the kernel declares, and an Array must have the element type of the pointer it is for.
+    that the kernel declares, and an Array must have the element type of the pointer it is for. A
+    struct by value is a NumPy structured scalar with the members and the layout that C gives it.
 
         kernel = rawnn.Kernel(source, "scale<float>")
         kernel[(blocks,), 256](x, 2.0, n)
         kernel.synchronize()
+
+    On the simulated GPU (`rawnn.lab.simulated`) NVRTC compiles it as well, if it is installed, so
+    that errors in its body are found; what it computes the simulation has to be told.
 
     Raises CompileError with the numbered source lines, ConfigError for a name or argument that
     does not fit.
@@ -36,8 +43,10 @@ class Kernel:
                  device: Device | None = None) -> None:
         text, name = _read(source)
         self.device = device or default_device()
-        signatures = parse_kernels(text)
+        signatures = parse_kernels(text, (Path(name).parent, SOURCES))
         find_kernel(signatures, expression)
+        if self.device.backend.name == "sim":
+            _compile_for_real(text, name, expression, self.device)
         self.device.load(text, name, signatures, (expression,))
         self._function = self.device.function(name, expression)
 
@@ -75,6 +84,17 @@ class Launcher:
                      block, Arguments(function.signature, values), shared).launch()
 
 
+def _compile_for_real(text: str, name: str, expression: str, device: Device) -> None:
+    """The simulation reads declarations alone. Raises CompileError for what is wrong elsewhere."""
+    from rawnn.cuda.nvrtc import Nvrtc
+
+    try:
+        compile_source(Nvrtc, text, name=name, arch=device.arch, expressions=(expression,),
+                       cache=CubinCache(notify=device.notify))
+    except (MissingLibrary, RuntimeError) as error:  # RuntimeError: bindings without the library
+        device.notify(f"the kernel's body is not checked, since NVRTC cannot be used: {error}")
+
+
 _ELEMENTS = {
     "float": "float32", "double": "float64", "int": "int32", "unsigned int": "uint32",
     "short": "int16", "unsigned short": "uint16", "char": "int8", "signed char": "int8",
@@ -92,6 +112,9 @@ def _value(parameter: Parameter, argument: Any) -> Value:
     if parameter.tensor_map:
         raise ConfigError(f"argument '{parameter.name}' is a tensor map: make one with "
                           f"rawnn.lab.tensor_map")
+    if parameter.struct is not None:
+        record: np.void | bytes = argument
+        return record
     if not parameter.pointer:
         if isinstance(argument, Array):
             raise ConfigError(f"argument '{parameter.name}' is a {parameter.ctype}, not an array")

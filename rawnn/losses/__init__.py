@@ -18,9 +18,10 @@ class Loss:
 
     `answers` says what it compares with: "labels" (y, class indices) or "targets" (t, as wide as
     z). `measure(builder)` adds the ops that give loss (and correct), `backward(builder)` those that
-    give the last dz. `fused` names the op that does the work of all `parts` in one pass,
-    `gradient` the part of it that is left where nothing is measured. `counts` is how many answers
-    an example of `outputs` outputs has that can be right (0: the loss has no accuracy).
+    give the last dz. `fused` names the op that does the work of all `parts` in one pass. `counts`
+    is how many answers an example of `outputs` outputs has that can be right (0: the loss has no
+    accuracy). `functor` is the CUDA functor (ptx/losses.cuh) of a loss that is a mean over all
+    elements, else "".
     """
 
     name: str
@@ -29,8 +30,8 @@ class Loss:
     backward: Callable[[Builder], None]
     parts: tuple[str, ...]
     fused: str
-    gradient: str
     counts: Callable[[int], int]
+    functor: str = ""
 
 
 LOSSES: dict[str, Loss] = {}

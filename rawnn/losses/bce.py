@@ -45,7 +45,7 @@ def bce_backward(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("bce_gradient", reads=("z", "t", "cursor", "workspace", *_SCALING),
         writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
-        optional=(*_SCALING, "workspace"))
+        optional=(*_SCALING, "workspace"), unmeasured="bce_backward")
 def bce_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """bce, bce_accuracy and bce_backward in one pass."""
     bce(t, a)
@@ -64,4 +64,4 @@ def _backward(b: Builder) -> None:
 
 
 register(Loss("bce", "targets", _measure, _backward, ("bce", "bce_accuracy", "bce_backward"),
-              "bce_gradient", "bce_backward", lambda outputs: outputs))
+              "bce_gradient", lambda outputs: outputs, "LogitCrossEntropy"))

@@ -81,7 +81,7 @@ def softmax_backward(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("loss_gradient", reads=("p", "y", "cursor", "workspace", *_SCALING),
         writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
-        optional=(*_SCALING, "workspace"))
+        optional=(*_SCALING, "workspace"), unmeasured="softmax_backward")
 def loss_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """loss_accuracy and softmax_backward in one pass over p."""
     _metrics(t, a, t.p)
@@ -112,5 +112,5 @@ def _backward(b: Builder) -> None:
 register(Loss(
     "cross_entropy", "labels", _measure, _backward,
     ("softmax", "cross_entropy", "accuracy", "softmax_backward"), "softmax_loss_gradient",
-    "softmax_backward", lambda outputs: 1,
+    lambda outputs: 1,
 ))

@@ -32,7 +32,7 @@ def mse_backward(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("mse_gradient", reads=("z", "t", "cursor", "workspace", *_SCALING),
         writes=("dz", "loss", "overflow", "workspace"), slotted=("loss",),
-        optional=(*_SCALING, "workspace"))
+        optional=(*_SCALING, "workspace"), unmeasured="mse_backward")
 def mse_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """mse and mse_backward in one pass."""
     mse(t, a)
@@ -48,4 +48,4 @@ def _backward(b: Builder) -> None:
 
 
 register(Loss("mse", "targets", _measure, _backward, ("mse", "mse_backward"), "mse_gradient",
-              "mse_backward", lambda outputs: 0))
+              lambda outputs: 0, "SquaredError"))

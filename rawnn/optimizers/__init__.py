@@ -46,6 +46,11 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
+def option(setting: str) -> str:
+    """What users call a setting: the field of Config, and without its underscore the option."""
+    return "weight_decay" if setting == "decay" else setting
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """An optimizer with its hyperparameters, as torch.optim defines them.
@@ -65,11 +70,11 @@ class Optimizer:
                               f"; there are {', '.join(RULES)}"))
         for key, value in self.given.items():
             if key not in self.rule.settings:
-                raise ConfigError(f"the optimizer '{self.name}' has no {key}; it has "
-                                  f"{', '.join(self.rule.settings)}")
+                has = ", ".join(option(name) for name in self.rule.settings)
+                raise ConfigError(f"the optimizer '{self.name}' has no {option(key)}; it has {has}")
             allowed, words = _RANGES[key]
             if not math.isfinite(value) or not allowed(value):
-                raise ConfigError(f"{key} = {value:g}: it must be {words}")
+                raise ConfigError(f"{option(key)} = {value:g}: it must be {words}")
         settings = self.settings
         if settings.get("nesterov") and not settings.get("momentum"):
             raise ConfigError("nesterov needs a momentum above 0")
@@ -101,7 +106,7 @@ class Optimizer:
                 **self.rule.attributes(self.settings)}
 
     def __str__(self) -> str:
-        words = [f"{k} {v:g}" for k, v in self.settings.items() if v]
+        words = [f"{option(k)} {v:g}".replace("_", " ") for k, v in self.settings.items() if v]
         return ", ".join([self.name, f"lr {self.lr:g}", *words])
 
 

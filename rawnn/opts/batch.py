@@ -14,6 +14,7 @@ from rawnn.opts.registry import Comparison, Parameter, Rewritten, Toggle, positi
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
+from rawnn.words import counted
 
 SHARE = 0.9
 """Of the free memory that batch=max may take: libraries need workspaces besides."""
@@ -47,9 +48,9 @@ def chosen(value: str | int | None, recipe: Recipe, examples: int, free: int,
         batch = _largest(lambda n: needed(replace(recipe, batch=n)) <= SHARE * free, examples)
     other = replace(recipe, batch=batch)
     steps, before = other.updates(examples), recipe.updates(examples)
-    return other, (f"batch {batch} makes {steps} step(s) an epoch in place of {before}: at the "
-                   f"same learning rate an epoch learns less; compare the accuracy, not only the "
-                   f"time")
+    return other, (f"batch {batch} makes {counted(steps, 'step')} an epoch in place of "
+                   f"{before:,}: at the same learning rate an epoch learns less; compare the "
+                   f"accuracy, not only the time")
 
 
 def _largest(fits: Callable[[int], bool], examples: int) -> int:

@@ -52,6 +52,8 @@ def sliced(plan: Plan, op: Op, slices: int) -> tuple[Tensor, Op]:
 
 
 def _slice_forward(plan: Plan) -> Plan:
+    changes: list[tuple[list[Op], list[Op]]] = []
+    partials: list[Tensor] = []
     for op in plan.find(kind="matmul"):
         slices = slices_of(op)
         if op.attributes["layout"] != "nt" or slices == 1:
@@ -60,8 +62,9 @@ def _slice_forward(plan: Plan) -> Plan:
         total = Op("sum_slices", f"{op.name}.sum",
                    {"partial": partial.name, "c": op.operands["c"]},
                    {"slices": slices, "bias": False, "activation": ""})
-        plan = plan.with_tensors(partial).substitute([op], [product, total])
-    return plan
+        partials.append(partial)
+        changes.append(([op], [product, total]))
+    return plan.with_tensors(*partials).substitute_all(changes)
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:

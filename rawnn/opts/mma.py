@@ -6,13 +6,28 @@ from dataclasses import replace
 
 from rawnn.dtypes import itemsize
 from rawnn.errors import ConfigError
-from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.registry import (
+    Comparison,
+    Machine,
+    Parameter,
+    Rewritten,
+    Toggle,
+    leaving_out,
+    left_out,
+    register,
+)
 from rawnn.policy import Policy
+from rawnn.ptx.mma import wgmma_is_faster
+from rawnn.ptx.tiles import product_of
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.target import features_of
 
 VALUES = ("auto", "sync", "wgmma")
-HOPPER = (9, 0)
+KINDS = ("sync", "wgmma", "skinny")
+"""What a product can be computed by: mma.sync, wgmma, or the kernels that stream the weights."""
+
+HOPPERS = ("wgmma", "clusters", "bulk copies")
 
 SKINNY_BATCH = 64
 LEAST_STREAMED = 1 << 21
@@ -46,6 +61,12 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
     return int(a["m"] * a["n"] * a["k"]) >= LEAST_WGMMA
 
 
+def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
+    """Whether wgmma computes a product of float32, and faster."""
+    return plan[op.operands["a"]].dtype == "float32" and \
+        wgmma_is_faster(product_of(op, plan), plan.target)
+
+
 def streams_weights(plan: Plan, op: Op) -> bool:
     """Whether a product of few rows is bound by reading its weights: then the kernels of skinny.cu
     compute it."""
@@ -57,29 +78,41 @@ def streams_weights(plan: Plan, op: Op) -> bool:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """Products that `clusters` are marked with run where blocks of a cluster can share sums: what
-    `fuse` may make of them."""
+    """With `sync` what Hopper has brought is left unused, by what `fuse` makes of the products as
+    well. Without one of KINDS its products are the next one's, and without `sync` what is left
+    stays as it was."""
+    if value == "sync":
+        plan = replace(plan, target=plan.target.without(*HOPPERS))
+    taken = set(KINDS) - left_out(value)
+    if not plan.target.has(*HOPPERS):
+        taken -= {"wgmma", "skinny"}
+
     def product(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):
             return op
-        if value != "wgmma":
-            return replace(op, impl="mma")
-        impl = "skinny" if streams_weights(plan, op) else \
-            "wgmma" if _by_wgmma(plan, op) else "mma"
-        return replace(op, impl=impl, attributes={**op.attributes, "clusters": True})
+        impl = "skinny" if "skinny" in taken and streams_weights(plan, op) else \
+            "wgmma" if "wgmma" in taken and _by_wgmma(plan, op) else \
+            "wgmma_tf32" if "wgmma" in taken and _by_wgmma_tf32(plan, op) else "mma"
+        return op if impl == "mma" and "sync" not in taken else replace(op, impl=impl)
 
     return plan.map_ops(product), policy
 
 
+_leaving_out = leaving_out("mma", "kinds of product", KINDS)
+
+
 def parse(text: str) -> str:
+    if text.startswith("-"):
+        return _leaving_out(text)
     if text not in VALUES:
-        raise ConfigError(f"mma={text}: give {', '.join(VALUES[:-1])} or {VALUES[-1]}")
+        raise ConfigError(f"mma={text}: give {', '.join(VALUES[:-1])} or {VALUES[-1]}, or kinds to "
+                          f"leave out, as in mma=-skinny")
     return text
 
 
 def settle(value: str | int | None, machine: Machine) -> str | int | None:
     """What `auto` means on a machine. Raises ConfigError for wgmma on anything but Hopper."""
-    hopper = machine.compute_capability == HOPPER
+    hopper = features_of(machine.compute_capability) >= set(HOPPERS)
     if value == "wgmma" and machine.gpu is None and not hopper:
         have = ".".join(map(str, machine.compute_capability))
         raise ConfigError(f"mma=wgmma needs instructions that only compute capability 9.0 has; "
@@ -98,12 +131,17 @@ def needs(machine: Machine) -> str | None:
 register(Toggle(
     "mma",
     claim="products by our own kernels on tensor cores, float32 as three of tf32; on Hopper large "
-          "ones of 16 bits by wgmma, and those of small batches by kernels that stream the weights",
+          "ones by wgmma, and 16-bit ones of small batches by kernels that stream the weights; "
+          "-KIND leaves out one of " + ", ".join(KINDS),
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|sync|wgmma", parse, "auto"), settle=settle, conflicts=("cublas",),
-    comparisons=tuple(
-        Comparison(workload, "preload,arena,nosync,graphs=200,bf16,fuse,streams,pdl",
-                   ("tiled", "cublas", "mma=sync", "mma"))
-        for workload in ("mlp4", "wide1024")),
+    parameter=Parameter("auto|sync|wgmma|-KIND", parse, "auto"), settle=settle,
+    conflicts=("cublas",),
+    comparisons=(
+        *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,fuse,streams,pdl",
+                     ("tiled", "cublas", "mma=sync", "mma")) for workload in ("mlp4", "wide1024")),
+        Comparison("wide1024", "preload,arena,nosync,graphs=200,bf16,mma=-sync,fuse,streams,pdl"),
+        Comparison("wide4096", "batch=512,preload,arena,nosync,graphs=200,bf16,mma=-wgmma,fuse"),
+        Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma=-skinny,fuse,streams,pdl"),
+    ),
 ))

@@ -14,8 +14,6 @@ from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
-UPDATES = ("sgd", "momentum", "adam")
-LOSS_GRADIENTS = ("softmax_backward", "mse_backward", "bce_backward")
 GROWTH = 2000
 """Steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler."""
 
@@ -49,6 +47,11 @@ def _hidden(plan: Plan) -> Iterable[Tensor]:
         or (t.role is Role.ACTIVATION and t.name not in outputs))]
 
 
+def steps_a_parameter(op: Op) -> bool:
+    """Whether the op is an optimizer's step, which writes a parameter and its copy."""
+    return "dw" in op.spec.reads and {"w", "copy"} <= set(op.spec.writes)
+
+
 def _typed(plan: Plan, tensors: Iterable[Tensor], dtype: str) -> Plan:
     return plan.with_tensors(*(replace(t, dtype=dtype) for t in tensors))
 
@@ -77,7 +80,7 @@ def with_copies(plan: Plan, dtype: str) -> Plan:
             operands = {r: read[r].name if r in read else n for r, n in op.operands.items()}
             alpha = op.attributes["alpha"] / math.prod(copy.scale for copy in read.values())
             return replace(op, operands=operands, attributes={**op.attributes, "alpha": alpha})
-        if op.kind in UPDATES and op.operands["w"] in copies:
+        if steps_a_parameter(op) and op.operands["w"] in copies:
             copy = copies[op.operands["w"]]
             return replace(op, operands={**op.operands, "copy": copy.name},
                            attributes={**op.attributes, "copy_scale": copy.scale})
@@ -93,29 +96,30 @@ def without_masters(plan: Plan) -> Plan:
 
     def change(op: Op) -> Op:
         operands = {r: copies[n].source if n in copies else n for r, n in op.operands.items()
-                    if not (r == "copy" and op.kind in UPDATES)}
-        if op.kind in UPDATES and op.operands["w"] in masters:
+                    if not (r == "copy" and steps_a_parameter(op))}
+        if steps_a_parameter(op) and op.operands["w"] in masters:
             return replace(op, operands={**operands, "clock": "clock", "cursor": "cursor"},
                            attributes={**op.attributes, "stochastic": True})
         return replace(op, operands=operands)
 
     tensors = {n: replace(t, dtype=masters[n]) if n in masters else t
                for n, t in plan.tensors.items() if n not in copies}
-    clock = {"clock": CLOCK} if any(op.kind in UPDATES for op in plan.ops) else {}
+    clock = {"clock": CLOCK} if any(map(steps_a_parameter, plan.ops)) else {}
     return replace(plan, tensors={**tensors, **clock}).map_ops(change)
 
 
 def with_loss_scale(plan: Plan) -> Plan:
     """Dynamic loss scaling: the loss gradient is multiplied by a scale that every update divides
-    by; a step with a gradient that its type cannot hold changes nothing but the scale."""
-    if not any(op.kind in UPDATES for op in plan.ops):
+    by; a step with a gradient that its type cannot hold changes nothing but the scale. All ops that
+    can take the scale do: loss gradients and updates."""
+    if not any(map(steps_a_parameter, plan.ops)):
         return plan
     state = (Tensor("loss_scale", (2,), "float32", Role.STATE),
              Tensor("overflow", (1,), "int32", Role.STATE))
     both = {"loss_scale": "loss_scale", "overflow": "overflow"}
 
     def change(op: Op) -> Op:
-        if op.kind in (*LOSS_GRADIENTS, *UPDATES):
+        if "loss_scale" in op.spec.reads:
             return replace(op, operands={**op.operands, **both})
         if op.kind == "activate_backward":
             return replace(op, operands={**op.operands, "overflow": "overflow"})

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from rawnn.errors import ConfigError
 from rawnn.network import Network
-from rawnn.opts.fuse import MAX_FUSED_CLASSES
+from rawnn.opts.earning import Verdict, judge, usual_form
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.tuning.table import Entry, lookup
+from rawnn.ptx.linear import MAX_FUSED_CLASSES
+from rawnn.step.recipe import Form, Recipe
+from rawnn.tuning.table import Entry, exact
 
 Values = dict[str, str | int | None]
 
@@ -18,15 +20,23 @@ MAX_UNROLLED_NODES = 20_000
 """Nodes up to which `best` unrolls the whole epoch: building and instantiating costs about 35 us a
 node once, which a longer graph does not earn back in twenty epochs."""
 UNROLLED_STEPS = 200
+"""Steps that it unrolls of a longer epoch."""
+UNROLLED_NODES = 8_000
+"""Nodes beyond which it unrolls fewer: they run for at least 4 ms (a kernel node takes 0.5 us on an
+H200), beside which the 3 us between two launches are nothing."""
+
 
 @dataclass(frozen=True)
 class Setting:
-    """What a preset decides by: the network, examples a step, steps an epoch, the machine."""
+    """What a preset decides by: the network, examples a step, steps an epoch, the machine; and how
+    it is trained on which form of data, where that is known."""
 
     network: Network
     batch: int
     steps: int
     machine: Machine
+    recipe: Recipe | None = None
+    form: Form | None = None
 
 
 def none() -> Values:
@@ -55,26 +65,40 @@ def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
     if machine.gpu is not None:
         return {"preload": None, "fuse": None}, []
     values: Values = {"preload": None, "arena": None, "nosync": None}
-    taken, notes = _looked_up(setting, numbers)
+    entry, notes = _looked_up(setting, numbers)
+    taken, why = measured(entry, machine) if entry else (None, [])
+    notes += why
     if taken is None:
         taken, why = by_rule(setting, numbers)
         notes += why
+    verdict = _judge(setting, numbers, entry.us if entry else None)
+    notes += [verdict.why] if verdict.why else []
+    if verdict.taken:
+        values["persistent"] = TOGGLES["persistent"].parse(None)
     values |= taken
     if TOGGLES["graphs"].needs(machine) is None:
-        values["graphs"] = "epoch" if _nodes(setting, values) <= MAX_UNROLLED_NODES \
-            else UNROLLED_STEPS
+        nodes = _nodes(setting, values)
+        whole = verdict.taken or nodes * setting.steps <= MAX_UNROLLED_NODES
+        values["graphs"] = "epoch" if whole \
+            else max(min(UNROLLED_NODES // nodes, UNROLLED_STEPS), 1)
     else:
         notes.append(f"best goes without graphs: {TOGGLES['graphs'].needs(machine)}")
     return values, notes
 
 
-def _looked_up(setting: Setting, numbers: str) -> tuple[Values | None, list[str]]:
-    """The toggles of the network's entry in the table, None where there is none that can be used."""
+def _judge(setting: Setting, numbers: str, measured: float | None) -> Verdict:
+    if setting.recipe is None:  # nobody says how many steps there will be
+        return Verdict(False)
+    form = setting.form or usual_form(setting.network, setting.batch * setting.steps)
+    return judge(setting.network, setting.recipe, form, numbers, setting.machine, measured)
+
+
+def _looked_up(setting: Setting, numbers: str) -> tuple[Entry | None, list[str]]:
+    """The table's entry of this very network, None where there is none."""
     try:
-        found = lookup(setting.machine.name, setting.network.layers, setting.batch, numbers)
+        return exact(setting.machine.name, setting.network.layers, setting.batch, numbers), []
     except ConfigError as error:
         return None, [f"best goes by rule: {error}"]
-    return measured(found, setting.machine) if found else (None, [])
 
 
 def measured(entry: Entry, machine: Machine) -> tuple[Values | None, list[str]]:
@@ -141,6 +165,6 @@ def _is_linear(network: Network) -> bool:
 
 
 def _nodes(setting: Setting, values: Values) -> int:
-    """About as many nodes as an unrolled epoch has."""
+    """About as many nodes as a step has."""
     linear = _is_linear(setting.network) and "fuse" in values and "cublas" not in values
-    return (2 if linear else 6 * setting.network.depth + 4) * setting.steps
+    return 2 if linear else 6 * setting.network.depth + 4

@@ -8,9 +8,11 @@ from rawnn.errors import ConfigError, nearest
 from rawnn.network import Network
 from rawnn.opts import presets
 from rawnn.opts.numbers import numbers_of
-from rawnn.opts.registry import TOGGLES, Machine, Rewritten
+from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
 from rawnn.policy import Policy
-from rawnn.step.plan import ASSUMED_MULTIPROCESSORS, Plan
+from rawnn.step.plan import Plan
+from rawnn.step.recipe import Form, Recipe
+from rawnn.target import HOST, Target
 
 
 @dataclass(frozen=True)
@@ -18,22 +20,32 @@ class Selection:
     """The toggles of a run, in the order in which they are applied.
 
     `values` maps each to its value (None: it takes none), `implied` names those that another
-    brought in, `notes` says in sentences what a preset or the machine decided; `multiprocessors`
-    are the machine's.
+    brought in, `notes` says in sentences what a preset or the machine decided. `target` is the GPU
+    that plans are made for.
     """
 
     values: dict[str, str | int | None]
     implied: frozenset[str] = frozenset()
     notes: tuple[str, ...] = field(default=())
-    multiprocessors: int = ASSUMED_MULTIPROCESSORS
+    target: Target = HOST
 
     def apply(self, plan: Plan, policy: Policy | None = None) -> Rewritten:
-        """Rewrite the baseline `plan` and `policy` by every toggle in turn."""
-        policy = policy or Policy()
-        plan = replace(plan, multiprocessors=self.multiprocessors)
+        """Rewrite the baseline `plan` and `policy` by every toggle in turn. Raises ValueError where
+        the plan that comes out is not sound (Plan.check)."""
+        plan, policy = replace(plan, target=self.target), policy or Policy()
         for name, value in self.values.items():
             plan, policy = TOGGLES[name].apply(plan, policy, value)
-        return plan, policy
+        return plan.check(), policy
+
+    def outcomes(self, plan: Plan) -> dict[str, list[Outcome]]:
+        """What became of the parts of each toggle that has some, with the baseline `plan`."""
+        found = {}
+        plan, policy = replace(plan, target=self.target), Policy()
+        for name, value in self.values.items():
+            if outcomes := TOGGLES[name].outcomes(plan, value):
+                found[name] = outcomes
+            plan, policy = TOGGLES[name].apply(plan, policy, value)
+        return found
 
     def words(self) -> list[str]:
         """Each toggle as one would type it."""
@@ -46,15 +58,18 @@ class Selection:
 
 
 def select(text: str, network: Network, steps: int, machine: Machine, *,
-           batch: int = 1, lenient: bool = False) -> Selection:
+           batch: int = 1, lenient: bool = False, recipe: Recipe | None = None,
+           form: Form | None = None) -> Selection:
     """Resolve "best,-cudnn" or "graphs=epoch,cublas" for a machine.
 
-    `steps` is the number of steps in an epoch, `batch` the examples in each. With `lenient`,
+    `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and `form`
+    say how and on what it is trained, by which a preset may decide. With `lenient`,
     toggles that mean nothing where there is no GPU are left out and named in the notes; otherwise
     they are refused. What is typed behind a preset wins over what the preset chose. Raises
     ConfigError for an unknown toggle, a bad value, a conflict, or a toggle the machine cannot run.
     """
-    asked, removed, notes = _parse(text, presets.Setting(network, batch, steps, machine))
+    asked, removed, notes = _parse(text, presets.Setting(
+        network, batch, steps, machine, recipe, form))
     if machine.gpu is not None:
         _keep_host_toggles(asked, notes, machine, lenient)
     implied = _add_implied(asked, removed)
@@ -69,7 +84,7 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
             raise ConfigError(f"the toggle '{name}' cannot run so: {reason}")
         asked[name] = toggle.settle(asked[name], machine)
     ordered = {name: asked[name] for name in TOGGLES if name in asked}
-    return Selection(ordered, frozenset(implied), tuple(notes), machine.multiprocessors)
+    return Selection(ordered, frozenset(implied), tuple(notes), machine.target)
 
 
 def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str], list[str]]:
@@ -137,7 +152,10 @@ def _keep_host_toggles(asked: presets.Values, notes: list[str], machine: Machine
         )
     for name in gpu_only:
         del asked[name]
-        notes.append(f"{name} does not apply on the host and is left out")
+    if gpu_only:
+        be = "does not apply on the host and is" if len(gpu_only) == 1 else \
+            "do not apply on the host and are"
+        notes.append(f"{', '.join(gpu_only)} {be} left out")
 
 
 def _add_implied(asked: presets.Values, removed: set[str]) -> set[str]:

@@ -1,6 +1,6 @@
-"""Kernels: CUDA C sources, their signatures, run-time compilation and the cubin cache.
+"""Kernels: their CUDA C sources, and beside each what is to be known of it to launch it.
 
-Importing this package is cheap; nothing of CUDA is loaded before a kernel has to be compiled.
+Importing this package is cheap: it finds the sources, and registers no kernel.
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ from rawnn.errors import ConfigError, nearest
 
 SOURCES = Path(__file__).resolve().parent
 """The folder of the `.cu` and `.cuh` files; every compilation has it in its include path."""
-
-ARCHITECTURE_SPECIFIC = frozenset({"wgmma.cu"})
-"""Sources with instructions that one architecture has and its successors have not: compiled for
-sm_90a, not sm_90."""
 
 
 def source_path(name: str) -> Path:

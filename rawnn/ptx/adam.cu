@@ -10,7 +10,8 @@
 // beta2 (double: 1 - beta is what counts), eps, decoupled (bool), copy_scale, offset, stochastic
 // (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 16 bytes a weight more than sgd.
-#include "optimizers.cuh"
+#include "rules.cuh"
+#include "updates.cuh"
 
 template <typename TW, typename TG, typename TC>
 __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
@@ -25,9 +26,9 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
   pdl_trigger();
   constexpr int N = update_length<TW>();
   if (left_out(overflow)) return;
+  const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
-  Adam rule(lr, decay, beta1, beta2, eps, decoupled);
-  rule.begin({rates, cursor, clock, loss_scale, overflow, offset});
+  const Adam rule(rate, total_step(cursor, offset, clock) + 1, decay, beta1, beta2, eps, decoupled);
   float first[N];
   float second[N];
   update_matrix(
@@ -38,11 +39,11 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
         load_part<N>(second, at(v, ldv, row, column), whole, count);
       },
       [&](float weight, float gradient, int i) {
-        float state[] = {first[i], second[i]};
-        const float after = rule.step(weight, gradient, state);
+        float state[2] = {first[i], second[i]};
+        weight = rule(weight, gradient, state);
         first[i] = state[0];
         second[i] = state[1];
-        return after;
+        return weight;
       },
       [&](int row, int column, bool whole, int count) {
         store_part<N>(at(m, ldm, row, column), first, whole, count);

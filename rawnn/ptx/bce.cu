@@ -13,22 +13,6 @@
 // Limit: latency, and device-memory traffic from a few million elements on.
 #include "pointwise.cuh"
 
-struct LogitCrossEntropy {
-  static __device__ __forceinline__ float loss(float z, float t) {
-    const float above = z <= 0.0f ? 0.0f : z;  // not fmaxf, which would hide a NaN
-    return above - z * t + log1pf(expf(-fabsf(z)));
-  }
-  static __device__ __forceinline__ float gradient(float z, float t) {
-    const float below = expf(-fabsf(z));  // no overflow, and no cancellation on either side
-    // The divisor lies in [1, 2]: the quick division is off by two units in the last place, and has
-    // no slow path (whose call made compilers spill).
-    return __fdividef(z < 0.0f ? below : 1.0f, 1.0f + below) - t;
-  }
-  static __device__ __forceinline__ bool right(float z, float t) {
-    return (z > 0.0f) == (t > 0.5f);
-  }
-};
-
 template <typename TT>
 __global__ void __launch_bounds__(1024)
     bce(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,

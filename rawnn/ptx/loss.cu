@@ -20,6 +20,8 @@
 // on ceil(rows / 256) blocks, or of rows wider than 32 columns ceil(rows / 8), 512 at most
 // (H200, one block against several: 128 x 128 12.8 and 6.3 us, 4096 x 10 15.3 and 5.6, 4096 x 1024
 // 1257 and 17.6).
+// Only what is wanted of the kernels that are no templates is compiled (RAWNN_CHOSEN_...): all three
+// take a second, one a third of it.
 // Limit: latency. One multiprocessor does all the work of a small batch; hence one trip to memory for
 // all that a row needs, and no exchange between threads but for sums.
 #include "metrics.cuh"
@@ -228,6 +230,7 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
   report_tally(tally, workspace, step, static_cast<float>(rows), loss, correct);
 }
 
+#if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_cross_entropy)
 __global__ void __launch_bounds__(1024)
     cross_entropy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
                   const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
@@ -238,7 +241,9 @@ __global__ void __launch_bounds__(1024)
   report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss, nullptr,
                 rows, cols);
 }
+#endif
 
+#if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_accuracy)
 __global__ void __launch_bounds__(1024)
     accuracy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
              const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
@@ -249,7 +254,9 @@ __global__ void __launch_bounds__(1024)
   report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, nullptr, correct,
                 rows, cols);
 }
+#endif
 
+#if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_loss_accuracy)
 __global__ void __launch_bounds__(1024)
     loss_accuracy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
                   const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
@@ -260,6 +267,7 @@ __global__ void __launch_bounds__(1024)
   report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss, correct,
                 rows, cols);
 }
+#endif
 
 template <typename TD>
 __global__ void __launch_bounds__(1024)

@@ -1,7 +1,7 @@
 // What becomes of a product's sums: shared by mma.cu, wgmma.cu and tiled.cu.
 //
 //   ProductEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved), and pre, what act is of
-//   UpdateEpilogue:  the step of an optimizer (optimizers.cuh) with the gradient sum / loss_scale,
+//   UpdateEpilogue:  the step of an optimizer (rules.cuh) with the gradient sum / loss_scale,
 //                    copy = round(w * copy_scale), and the bias
 //
 // The sums come four neighbouring columns at a time, in an order in which the threads of a warp
@@ -12,7 +12,8 @@
 #pragma once
 #include "activations.cuh"
 #include "common.cuh"
-#include "optimizers.cuh"
+#include "rules.cuh"
+#include "updates.cuh"
 
 // c [m, n] is TC, saved and pre [m, n] TS; bias, pre and overflow may be null, c is read where
 // beta != 0.
@@ -92,6 +93,33 @@ struct States {
 template <>
 struct States<0> {};
 
+// What an op says of its optimizer, besides the rate.
+template <typename RULE>
+struct Settings;
+template <>
+struct Settings<Sgd> {
+  float decay;
+  __device__ __forceinline__ Sgd rule(float rate, int t) const { return {rate, t, decay}; }
+};
+template <>
+struct Settings<Momentum> {
+  float decay, momentum;
+  bool nesterov;
+  __device__ __forceinline__ Momentum rule(float rate, int t) const {
+    return {rate, t, decay, momentum, nesterov};
+  }
+};
+template <>
+struct Settings<Adam> {
+  float decay;
+  double beta1, beta2;
+  float eps;
+  bool decoupled;
+  __device__ __forceinline__ Adam rule(float rate, int t) const {
+    return {rate, t, decay, beta1, beta2, eps, decoupled};
+  }
+};
+
 // w [m, n] is TW, its copy TC (null where there is none), bias [m] float.
 template <typename TW, typename TC, typename RULE>
 struct UpdateEpilogue {
@@ -104,11 +132,13 @@ struct UpdateEpilogue {
   States<kStates> states;
   Moment when;
   int m, n;
-  RULE rule;
+  float lr;
+  Settings<RULE> settings;
   float copy_scale;
   Rounding how;
-  float factor;  // takes the loss scale out of the gradient
-  bool skip;
+  RULE rule = settings.rule(0.0f, 1);  // until begin()
+  float factor = 1.0f;                 // takes the loss scale out of the gradient
+  bool skip = false;
 
   struct Fetched {
     float value[1 + kStates][4];  // w, and its state
@@ -116,7 +146,8 @@ struct UpdateEpilogue {
 
   __device__ __forceinline__ void begin() {
     skip = left_out(when.overflow);
-    rule.begin(when);
+    rule = settings.rule(learning_rate(lr, when.rates, when.cursor, when.offset),
+                         total_step(when.cursor, when.offset, when.clock) + 1);
     factor = unscale(when.loss_scale);
     how = rounding(how.stochastic, how.seed, how.stream, when.cursor, when.offset, when.clock);
   }
@@ -161,7 +192,7 @@ struct UpdateEpilogue {
       float kept[kStates > 0 ? kStates : 1];
 #pragma unroll
       for (int s = 0; s < kStates; ++s) kept[s] = found.value[1 + s][i];
-      values[i] = rule.step(found.value[0][i], factor * sums[i], kept);
+      values[i] = rule(found.value[0][i], factor * sums[i], kept);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) state[s][i] = kept[s];
     }
@@ -190,7 +221,7 @@ struct UpdateEpilogue {
 #pragma unroll
       for (int s = 0; s < kStates; ++s) kept[s] = states.of_bias[s][row];
     }
-    bias[row] = rule.step(bias[row], factor * sum, kept);
+    bias[row] = rule(bias[row], factor * sum, kept);
     if constexpr (kStates > 0) {
 #pragma unroll
       for (int s = 0; s < kStates; ++s) states.of_bias[s][row] = kept[s];

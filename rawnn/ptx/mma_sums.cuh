@@ -114,14 +114,14 @@ struct Sums {
   }
 };
 
-// A block's epilogue. Where the result is whole quads, what it reads from memory is fetched while
-// the product is computed, if that is little enough to wait in registers. Otherwise it works
-// element by element, in a loop: less code.
-template <typename TILE, typename EPILOGUE>
+// A block's epilogue. Where rows allow it, what it reads from memory is fetched while the product is
+// computed, if no more than EARLY bytes have to wait in registers. Otherwise it works element by
+// element, in a loop: less code.
+template <typename TILE, typename EPILOGUE, int EARLY = 128>
 struct Finish {
   using Fetched = typename EPILOGUE::Fetched;
   static constexpr int kPasses = Sums<TILE>::kPasses;
-  static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= 128;
+  static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= EARLY;
 
   const EPILOGUE& epilogue;
   const Sums<TILE> sums;

@@ -8,7 +8,8 @@
 // template <TW, TG, TC>: storage types of w, dw and copy. Scalars: rows, cols, lr, decay, momentum,
 // nesterov (bool), copy_scale, offset, stochastic (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 8 bytes a weight more than sgd.
-#include "optimizers.cuh"
+#include "rules.cuh"
+#include "updates.cuh"
 
 template <typename TW, typename TG, typename TC>
 __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
@@ -22,9 +23,9 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
   pdl_trigger();
   constexpr int N = update_length<TW>();
   if (left_out(overflow)) return;
-  Momentum rule{lr, decay, momentum, nesterov};
-  rule.begin({rates, cursor, clock, loss_scale, overflow, offset});
+  const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
+  const Momentum rule(rate, 0, decay, momentum, nesterov);
   float velocity[N];
   update_matrix(
       w, ldw, dw, lddw, copy, ldcopy, copy_scale, vector_aligned<N>(v, ldv), loss_scale, rows, cols,
@@ -33,7 +34,7 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
         load_part<N>(velocity, at(v, ldv, row, column), whole, count);
       },
       [&](float weight, float gradient, int i) {
-        return rule.step(weight, gradient, &velocity[i]);
+        return rule(weight, gradient, &velocity[i]);
       },
       [&](int row, int column, bool whole, int count) {
         store_part<N>(at(v, ldv, row, column), velocity, whole, count);

@@ -13,12 +13,6 @@
 // Limit: latency, and device-memory traffic from a few million elements on.
 #include "pointwise.cuh"
 
-struct SquaredError {
-  static __device__ __forceinline__ float loss(float z, float t) { return (z - t) * (z - t); }
-  static __device__ __forceinline__ float gradient(float z, float t) { return 2.0f * (z - t); }
-  static __device__ __forceinline__ bool right(float, float) { return false; }
-};
-
 template <typename TT>
 __global__ void __launch_bounds__(1024)
     mse(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,

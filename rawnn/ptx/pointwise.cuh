@@ -1,9 +1,7 @@
 // Losses that are a mean over all elements of z and t: what mse.cu and bce.cu share.
 #pragma once
+#include "losses.cuh"
 #include "metrics.cuh"
-
-// A LOSS has, for an element z and its target t: loss(z, t), gradient(z, t) of that loss, and
-// right(z, t), whether it counts as correct.
 
 // Tallies this thread's elements, and stores their gradients where dz is not null: those of the mean,
 // times loss_scale[0].

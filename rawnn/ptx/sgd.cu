@@ -10,7 +10,8 @@
 // Used where `fuse` has not moved the update into the weight gradient's product.
 // Launch: one dimension, any size (grid-stride); a thread takes 16 bytes of w: 4, 8 or 16 columns.
 // Limit: device-memory traffic, what is read and written of w, dw and copy. rows * cols < 2^32.
-#include "optimizers.cuh"
+#include "rules.cuh"
+#include "updates.cuh"
 
 template <typename TW, typename TG, typename TC>
 __global__ void sgd(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
@@ -22,12 +23,14 @@ __global__ void sgd(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int 
   pdl_wait();
   pdl_trigger();
   if (left_out(overflow)) return;
-  Sgd rule{lr, decay};
-  rule.begin({rates, cursor, clock, loss_scale, overflow, offset});
+  const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
+  const Sgd rule(rate, 0, decay);
   const auto nothing = [](int, int, bool, int) {};
   update_matrix(
       w, ldw, dw, lddw, copy, ldcopy, copy_scale, true, loss_scale, rows, cols, how, nothing,
-      [&](float weight, float gradient, int) { return rule.step(weight, gradient, nullptr); },
+      [&](float weight, float gradient, int) {
+        return rule(weight, gradient, nullptr);
+      },
       nothing);
 }

@@ -239,6 +239,6 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
   const UpdateEpilogue<TW, TC, Sgd> epilogue{
       w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
-      rows, cols, {lr, decay}, copy_scale, {stochastic, seed, stream, 0}, 1.0f, false};
+      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

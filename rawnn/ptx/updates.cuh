@@ -44,11 +44,6 @@ struct Moment {
   const float* loss_scale;
   const int* overflow;
   int offset;
-
-  __device__ __forceinline__ float learning_rate(float lr) const {
-    return ::learning_rate(lr, rates, cursor, offset);
-  }
-  __device__ __forceinline__ int total_step() const { return ::total_step(cursor, offset, clock); }
 };
 
 // How new weights are rounded when they are stored.

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const UpdateEpilogue<TW, TC, Sgd> epilogue{
       w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
-      rows, cols, {lr, decay}, copy_scale, {stochastic, seed, stream, 0}, 1.0f, false};
+      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }
 
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
   const UpdateEpilogue<TW, TC, Momentum> epilogue{
       w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
-      {lr, decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}, 1.0f, false};
+      lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }
 
@@ -240,7 +240,6 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
   const UpdateEpilogue<TW, TC, Adam> epilogue{
       w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
-      {lr, decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}, 1.0f,
-      false};
+      lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

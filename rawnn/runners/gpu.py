@@ -76,9 +76,11 @@ class GpuRunner:
         plans = [*(g.plan for group in graphs for g in group), *steps, *around]
         tests = [part.plan.advancing() if work.policy.graph else part.plan
                  for part in work.evaluate]
-        self._lowering.compile([*plans, *tests])
+        compiling = self._lowering.begin([*plans, *tests])
+        self._closing.callback(compiling.close)
         self._tensors = used_tensors(plans)
         self._addresses, self._host = self._place("training", self._tensors, "train")
+        device.finish(compiling)
         self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
         self._epochs = 0
         if graphs:

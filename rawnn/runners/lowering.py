@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from rawnn.compiling.batch import Batch, Job
+from rawnn.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
-from rawnn.ptx.programmatic import Proof
-from rawnn.runners.kernels import kernel_arguments, kernel_for, kernel_maps
+from rawnn.ptx.kernels import KernelImpl, kernel_for
+from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -41,16 +43,29 @@ class Lowering:
         self.libraries: dict[str, str] = {}
 
     def compile(self, plans: Iterable[Plan]) -> None:
-        """Compile every kernel that the plans need, one NVRTC program per source file."""
-        wanted: dict[str, dict[str, None]] = {}
+        """Compile every kernel that the plans need."""
+        self.device.finish(self.begin(plans))
+
+    def begin(self, plans: Iterable[Plan]) -> Batch:
+        """Begin to compile them, beside what is done until `device.finish`."""
+        return self.device.begin(self._jobs(plans))
+
+    def _jobs(self, plans: Iterable[Plan]) -> list[Job]:
+        wanted: dict[tuple[str, bool, bool], dict[str, None]] = {}
+        written: dict[str, KernelImpl] = {}
         for plan in plans:
             for op in plan.ops:
                 if _is_kernel(op):
                     impl = kernel_for(op)
-                    wanted.setdefault(impl.source, {})[impl.expression(op, plan)] = None
-        for source, expressions in wanted.items():
-            self.device.compile(source, tuple(expressions), source == "while.cu",
-                                self._programmatic)
+                    if impl.text:
+                        written[impl.source] = impl
+                        continue
+                    key = impl.source, impl.relocatable, impl.specific
+                    wanted.setdefault(key, {})[impl.expression(op, plan)] = None
+        jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific)
+                for (source, relocatable, specific), expressions in wanted.items()]
+        return jobs + [Job(impl.source, (impl.name,), False, self._programmatic, impl.specific,
+                           impl.text, impl.options) for impl in written.values()]
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no
@@ -87,7 +102,8 @@ class Lowering:
         return KernelLaunch(self.device.driver, stream, function.handle, label, grid, block,
                             arguments, impl.shared(scalars),
                             (blocks, 1, 1) if blocks > 1 else None,
-                            self._programmatic and follows_anything(op, plan, function.proof))
+                            self._programmatic and follows_anything(op, plan, function.proof),
+                            impl.cooperative)
 
     def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays,
                 stream: Stream) -> list[Command]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
+from rawnn.compiling.programmatic import Proof
 from rawnn.cuda.allocators import Allocator
 from rawnn.cuda.launch import Command, KernelLaunch
 from rawnn.cuda.memory import Allocation
 from rawnn.graphs import ExecutableGraph, Graph
-from rawnn.ptx.programmatic import Proof
 from rawnn.runners.graphplan import GraphPlan
 from rawnn.runners.lowering import Addresses, HostArrays, Lowering
 from rawnn.runners.programmatic import programmatic_edges

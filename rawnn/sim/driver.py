@@ -9,35 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, Dim
-from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
 from rawnn.sim.driver_graphs import GraphCalls, kernel_node
 from rawnn.sim.driver_memory import MemoryCalls
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
-from rawnn.sim.image import Image, decode, launch_bounds
+from rawnn.sim.image import Image, decode, launch_bounds, signatures
 from rawnn.sim.kernels import Kernel
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import SimEvent, SimStream
 from rawnn.sim.tensormap import SimMap
 
 _DEFAULT_STREAM, _NON_BLOCKING = 0, 1
-_DEVICE_ATTRIBUTES = {
-    "MULTIPROCESSOR_COUNT": 132, "MAX_THREADS_PER_BLOCK": 1024, "WARP_SIZE": 32,
-    "MAX_SHARED_MEMORY_PER_BLOCK": 48 << 10, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
-    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10, "MAX_REGISTERS_PER_BLOCK": 65536,
-    "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536, "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
-    "MAX_BLOCKS_PER_MULTIPROCESSOR": 32, "L2_CACHE_SIZE": 50 << 20, "CLOCK_RATE": 1_980_000,
-    "MEMORY_CLOCK_RATE": 2_619_000, "GLOBAL_MEMORY_BUS_WIDTH": 5120, "COOPERATIVE_LAUNCH": 1,
-    "UNIFIED_ADDRESSING": 1, "CLUSTER_LAUNCH": 1,
-    "MAX_GRID_DIM_X": 2**31 - 1, "MAX_GRID_DIM_Y": 65535, "MAX_GRID_DIM_Z": 65535,
-    "MAX_BLOCK_DIM_X": 1024, "MAX_BLOCK_DIM_Y": 1024, "MAX_BLOCK_DIM_Z": 64,
-}
-_OPT_IN_SHARED = 227 << 10
 
 
 @dataclass(frozen=True)
@@ -50,6 +38,7 @@ class LaunchConfig:
     stream: Any
     cluster: Dim | None
     programmatic: bool
+    cooperative: bool
 
 
 def _milliseconds(ran: int) -> float:
@@ -95,13 +84,9 @@ class SimDriver(GraphCalls, MemoryCalls):
     @seam(0)
     def cuDeviceGetAttribute(self, attribute: str, device: Any) -> tuple[Any, int]:
         self._device(device)
-        if attribute.startswith("COMPUTE_CAPABILITY_"):
-            return 0, self.simulation.compute_capability[attribute.endswith("MINOR")]
-        if attribute == "MEMORY_POOLS_SUPPORTED":
-            return 0, int(self.simulation.memory_pools)
-        if attribute not in _DEVICE_ATTRIBUTES:
+        if attribute not in self.simulation.attributes:
             raise SimulationError(f"the simulated GPU has no value for the attribute {attribute}")
-        return 0, _DEVICE_ATTRIBUTES[attribute]
+        return 0, self.simulation.attributes[attribute]
 
     @seam(0)
     def cuDeviceTotalMem(self, dev: Any) -> tuple[Any, int]:
@@ -185,9 +170,9 @@ class SimDriver(GraphCalls, MemoryCalls):
         handle = self.simulation.new_handle()
         self.functions[handle] = Kernel(
             self.simulation.memory, self.simulation.launcher, image.name, expression,
-            parse_kernels(image.source)[base], launch_bounds(image.source, base),
-            waits=programmatic.waits(image.source, base, image.programmatic),
-            triggers=programmatic.triggers(image.source, base, image.programmatic),
+            signatures(image.name, image.source)[base], launch_bounds(image.source, base),
+            waits=programmatic.waits(image.text, base, image.programmatic),
+            triggers=programmatic.triggers(image.text, base, image.programmatic),
         )
         functions.append(handle)
         return 0, handle
@@ -196,7 +181,7 @@ class SimDriver(GraphCalls, MemoryCalls):
     def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:
         kernel = self.function(function)
         values = {"MAX_THREADS_PER_BLOCK": kernel.most_threads, "SHARED_SIZE_BYTES": 0,
-                  "CONST_SIZE_BYTES": 0, "LOCAL_SIZE_BYTES": 0, "NUM_REGS": 32,
+                  "CONST_SIZE_BYTES": 0, "LOCAL_SIZE_BYTES": 0, "NUM_REGS": kernel.registers,
                   "PTX_VERSION": 90, "BINARY_VERSION": 90,
                   "MAX_DYNAMIC_SHARED_SIZE_BYTES": kernel.shared_limit,
                   "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": int(kernel.largest_cluster > 8)}
@@ -208,7 +193,8 @@ class SimDriver(GraphCalls, MemoryCalls):
     def cuFuncSetAttribute(self, function: Any, attribute: str, value: int) -> tuple[Any, ...]:
         kernel = self.function(function)
         if attribute == "MAX_DYNAMIC_SHARED_SIZE_BYTES":
-            if not 0 <= value <= _OPT_IN_SHARED:
+            most = self.simulation.attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"]
+            if not 0 <= value <= most:
                 raise Refused("CUDA_ERROR_INVALID_VALUE")
             kernel.shared_limit = value
         elif attribute == "NON_PORTABLE_CLUSTER_SIZE_ALLOWED":
@@ -218,6 +204,24 @@ class SimDriver(GraphCalls, MemoryCalls):
         else:
             raise SimulationError(f"the simulated GPU cannot set the attribute {attribute}")
         return (0,)
+
+    @seam(0)
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        self, func: Any, blockSize: int, dynamicSMemSize: int
+    ) -> tuple[Any, int]:
+        kernel = self.function(func)
+        if not 0 < blockSize <= kernel.most_threads or dynamicSMemSize < 0:
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        return 0, self.blocks_at_once(kernel, blockSize, dynamicSMemSize)
+
+    @seam(0)
+    def cuOccupancyMaxActiveClusters(self, func: Any, config: Any) -> tuple[Any, int]:
+        """As if multiprocessors came in groups of any size."""
+        kernel = self.function(func)
+        self.check_cluster(kernel, config.grid, config.cluster)
+        attributes = self.simulation.attributes
+        blocks = self.blocks_at_once(kernel, prod(config.block), config.shared_bytes)
+        return 0, attributes["MULTIPROCESSOR_COUNT"] * blocks // prod(config.cluster or (1,))
 
     @seam()
     def cuLaunchKernel(self, f: Any, gridDimX: int, gridDimY: int, gridDimZ: int, blockDimX: int,
@@ -231,8 +235,8 @@ class SimDriver(GraphCalls, MemoryCalls):
         return (0,)
 
     def launch_config(self, grid: Dim, block: Dim, shared_bytes: int, stream: Any,
-                      cluster: Dim | None, programmatic: bool) -> LaunchConfig:
-        return LaunchConfig(grid, block, shared_bytes, stream, cluster, programmatic)
+                      cluster: Dim | None, programmatic: bool, cooperative: bool) -> LaunchConfig:
+        return LaunchConfig(grid, block, shared_bytes, stream, cluster, programmatic, cooperative)
 
     @seam()
     def cuLaunchKernelEx(self, config: Any, f: Any, kernelParams: Any,
@@ -240,7 +244,7 @@ class SimDriver(GraphCalls, MemoryCalls):
         if config.programmatic and self.simulation.compute_capability < (9, 0):
             raise Refused("CUDA_ERROR_NOT_SUPPORTED")
         launch = self.launch_effect(f, config.grid, config.block, config.shared_bytes,
-                                    kernelParams, config.cluster)
+                                    kernelParams, config.cluster, config.cooperative)
         self.simulation.enqueue(config.stream, kernel_node(*launch), config.programmatic)
         return (0,)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rawnn.cuda.driver import Dim
-from rawnn.sim.effects import Effects
+from rawnn.sim.effects import Effects, Geometry
 from rawnn.sim.errors import Refused
 from rawnn.sim.faults import seam
 from rawnn.sim.graphs import Effect, Executable, GraphData, Node, dependency_indices
@@ -17,9 +17,9 @@ from rawnn.sim.simulation import Capture, Simulation
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
 
 
-def kernel_node(kernel: Kernel, effect: Effect, grid: Dim) -> Node:
+def kernel_node(kernel: Kernel, effect: Effect, geometry: Geometry) -> Node:
     return Node("kernel", kernel.expression, (), effect, waits=kernel.waits,
-                triggers=kernel.triggers, kernel=kernel, grid=grid)
+                triggers=kernel.triggers, kernel=kernel, geometry=geometry)
 
 
 class GraphCalls(Effects):
@@ -77,15 +77,22 @@ class GraphCalls(Effects):
 
     @seam()
     def cuGraphKernelNodeSetAttribute(self, node: Any, attribute: str,
-                                      value: Dim) -> tuple[Any, ...]:
+                                      value: Dim | int) -> tuple[Any, ...]:
         at = self.simulation.nodes.get(node)
-        if at is None or attribute != "CLUSTER_DIMENSION":
+        if at is None:
             raise Refused(_INVALID)
         found = at[0].nodes[at[1]]
         if found.kernel is None:
             raise Refused(_INVALID)
-        self.check_cluster(found.kernel, found.grid, value)
-        found.cluster = value
+        if attribute == "CLUSTER_DIMENSION" and isinstance(value, tuple):
+            self.check_cluster(found.kernel, found.geometry.grid, value)
+            found.cluster = value
+        elif attribute == "COOPERATIVE" and value in (0, 1):
+            if value:
+                self.check_cooperative(found.kernel, found.geometry)
+            found.cooperative = bool(value)
+        else:
+            raise Refused(_INVALID)
         return (0,)
 
     @seam(None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rawnn.compiling.resources import occupancy
 from rawnn.cuda.driver import Dim
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.graphs import Effect
@@ -17,6 +18,14 @@ from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
 
 _GRID_LIMITS, _BLOCK_LIMITS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
+
+
+class Geometry(NamedTuple):
+    """Of a launch: its grid in blocks, a block in threads, dynamic shared memory in bytes."""
+
+    grid: Dim
+    block: Dim
+    shared_bytes: int
 
 
 class Effects:
@@ -86,9 +95,10 @@ class Effects:
         return kernel
 
     def launch_effect(self, function: Any, grid: Dim, block: Dim, shared_bytes: int,
-                      parameters: int, cluster: Dim | None = None) -> tuple[Kernel, Effect, Dim]:
+                      parameters: int, cluster: Dim | None = None,
+                      cooperative: bool = False) -> tuple[Kernel, Effect, Geometry]:
         """What launches and kernel nodes have in common: the driver's limits, then the arguments'
-        copy. Returns (kernel, effect, grid)."""
+        copy. Returns (kernel, effect, geometry)."""
         kernel = self.function(function)
         limits = zip((*grid, *block), (*_GRID_LIMITS, *_BLOCK_LIMITS), strict=True)
         threads = block[0] * block[1] * block[2]
@@ -98,7 +108,10 @@ class Effects:
         if threads > kernel.most_threads:
             raise Refused("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
         self.check_cluster(kernel, grid, cluster)
-        return kernel, kernel.launch(grid, block, parameters), grid
+        geometry = Geometry(grid, block, shared_bytes)
+        if cooperative:
+            self.check_cooperative(kernel, geometry)
+        return kernel, kernel.launch(grid, block, parameters), geometry
 
     def check_cluster(self, kernel: Kernel, grid: Dim, cluster: Dim | None) -> None:
         """Refuse a cluster that is too large for the kernel or does not divide its grid."""
@@ -109,3 +122,15 @@ class Effects:
         if min(cluster) < 1 or prod(cluster) > kernel.largest_cluster \
                 or any(blocks % size for blocks, size in zip(grid, cluster, strict=True)):
             raise Refused("CUDA_ERROR_INVALID_CLUSTER_SIZE")
+
+    def check_cooperative(self, kernel: Kernel, geometry: Geometry) -> None:
+        """Refuse more blocks than the GPU can have at once."""
+        if prod(geometry.grid) > self.simulation.attributes["MULTIPROCESSOR_COUNT"] \
+                * self.blocks_at_once(kernel, prod(geometry.block), geometry.shared_bytes):
+            raise Refused("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE")
+
+    def blocks_at_once(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
+        """Blocks of a kernel that a multiprocessor has at once."""
+        major, minor = self.simulation.compute_capability
+        return occupancy(f"sm_{major}{minor}", threads=threads, registers=kernel.registers,
+                         shared=shared_bytes).blocks

@@ -19,7 +19,8 @@ class Node:
     conditional node ("if" or "while"). `dependencies` are indices of nodes before it in the same
     graph; `programmatic` those of kernel nodes joined to it by programmatic edges, which `waits`
     and `triggers` give their meaning. `fixed` is what an update may not change. A kernel node
-    has its `kernel`, its `grid` and, where it was given one, the shape of its `cluster`."""
+    has its `kernel`, its `geometry`, where it was given one the shape of its `cluster`, and says
+    whether it is `cooperative`."""
 
     kind: str
     label: str
@@ -33,8 +34,9 @@ class Node:
     waits: bool = False
     triggers: bool = False
     kernel: Any = None
-    grid: tuple[int, int, int] = (0, 0, 0)
+    geometry: Any = None
     cluster: tuple[int, int, int] | None = None
+    cooperative: bool = False
 
     @property
     def conditional(self) -> bool:

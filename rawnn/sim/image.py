@@ -1,7 +1,8 @@
 """Simulated cubins: what SimNvrtc makes, the linker joins and cuModuleLoadData reads.
 
-An image is JSON behind a magic word: the source, its name, the kernels asked for with their
-mangled names, whether it still needs linking, and whether RAWNN_PDL is defined in it.
+An image is JSON behind a magic word: the source, its name, the text of its headers, the kernels
+asked for with their mangled names, whether it still needs linking, and whether RAWNN_PDL is defined
+in it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+from rawnn.compiling.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import find_kernel, parse_kernels
+from rawnn.ptx import SOURCES
 
 MAGIC = b"rawnn simulated cubin\n"
 _DEVICE_RUNTIME = re.compile(r"\bcudaGraphSetConditional\b")
@@ -29,6 +32,12 @@ class Image:
     relocatable: bool
     linked: bool = False
     programmatic: bool = False
+    headers: str = ""
+
+    @property
+    def text(self) -> str:
+        """All that was compiled: the headers and the source."""
+        return self.headers + self.source
 
     @property
     def needs_device_runtime(self) -> bool:
@@ -46,6 +55,11 @@ class Image:
         return replace(self, linked=True)
 
 
+def signatures(name: str, source: str) -> dict[str, KernelSignature]:
+    """Of the kernels in `source`, which may be the file `name`."""
+    return parse_kernels(source, (Path(name).parent, SOURCES))
+
+
 def decode(image: bytes) -> Image | None:
     """The image, or None where the bytes are none."""
     if not image.startswith(MAGIC):
@@ -54,18 +68,20 @@ def decode(image: bytes) -> Image | None:
 
 
 def build(name: str, source: str, arch: str, expressions: list[str],
-          relocatable: bool, programmatic: bool = False) -> tuple[Image | None, str]:
+          relocatable: bool, programmatic: bool = False,
+          headers: str = "") -> tuple[Image | None, str]:
     """(image, "") or (None, log): reads the kernels' declarations and checks that every
     expression names one. Errors inside a kernel's body are not seen."""
     try:
-        kernels = parse_kernels(source)
+        kernels = signatures(name, source)
         for expression in expressions:
             find_kernel(kernels, expression)
     except ConfigError as error:
         found = re.search(r"on line (\d+)", str(error))
         return None, f"{name}({found[1] if found else 1}): error: {error}\n"
     lowered = {e: _mangled(e, kernels, source) for e in expressions}
-    image = Image(name, source, arch, lowered, relocatable, programmatic=programmatic)
+    image = Image(name, source, arch, lowered, relocatable, programmatic=programmatic,
+                  headers=headers)
     if image.needs_device_runtime and not relocatable:
         line = next(n for n, text in enumerate(source.splitlines(), 1)
                     if _DEVICE_RUNTIME.search(text))

@@ -1,7 +1,7 @@
 """What a kernel does on the simulated GPU: the NumPy reference of its op, on the bytes that its
 packed arguments point at.
 
-The table of kernels (rawnn/runners/kernels.py) gives the extents of every operand in terms of the
+The table of kernels (rawnn/ptx) gives the extents of every operand in terms of the
 scalar arguments, the op's registration says which operands are read and written, and the CUDA
 source how the arguments are laid out. All three are checked against each launch.
 """
@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from rawnn.activations import ACTIVATIONS
+from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
-from rawnn.ptx.signature import KernelSignature
-from rawnn.runners.kernels import KERNELS, Scalars, Shape
+from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
+from rawnn.ptx.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Effect, Launcher
@@ -74,7 +75,7 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     """Give the kernel `name`, which is none of rawnn's own, a meaning on the simulated GPU.
 
     `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` and
-    `boxes` are as in rawnn.runners.kernels.KernelImpl, None leaves boxes unchecked.
+    `boxes` are as in rawnn.ptx.table.KernelImpl, None leaves boxes unchecked.
     """
     _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
 
@@ -85,20 +86,19 @@ _SLOTS = ("loss", "correct", "rates")
 _PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
 """Template flags that say whether an operand is there."""
 
-_DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, "alpha": 1.0,
-             "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}
-"""Attributes that references ask for and that a kernel without the parameter does not vary."""
+_DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, **NEUTRAL}
+"""Attributes that references ask for and that a kernel without the parameter does not vary; the
+table of kernels refuses an op with another number."""
 
 
 @cache
 def _by_name() -> dict[tuple[str, str], Meaning]:
     """(source file, kernel) -> meaning, for every kernel of the table."""
     found: dict[tuple[str, str], Meaning] = {}
-    for (kind, _), impl in KERNELS.items():
-        kind, _, layout = kind.partition(" ")
-        spec = OPS[kind]
+    for key, impl in KERNELS.items():
+        spec = OPS[key.kind]
         found[impl.source, impl.name] = Meaning(
-            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, layout,
+            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
             impl.geometry, impl.variants, impl.boxes,
         )
     return found
@@ -113,7 +113,7 @@ class Kernel:
                  triggers: bool = False) -> None:
         self.expression, self.most_threads = expression, most_threads
         self.waits, self.triggers = waits, triggers
-        self.shared_limit, self.largest_cluster = 48 << 10, 8
+        self.shared_limit, self.largest_cluster, self.registers = 48 << 10, 8, 32
         self._memory, self._launcher = memory, launcher
         self._source = source
         self.signature = declared.instantiate(expression)
@@ -128,6 +128,10 @@ class Kernel:
     def meaning(self) -> Meaning:
         name = self.signature.name
         found = _registered.get(name) or _by_name().get((self._source.rpartition("/")[2], name))
+        if found is None and name in WRITTEN:
+            spec, impl = WRITTEN[name]
+            found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
+                            geometry=impl.geometry)
         if found is None:
             raise SimulationError(
                 f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "
@@ -232,7 +236,10 @@ class Binding:
                  template: Mapping[str, str]) -> dict[str, Any]:
         signature = self._kernel.signature
         found = {p.name: values[p.name] for p in signature.parameters
-                 if not (p.pointer or p.tensor_map)}
+                 if p.number and p.struct is None}
+        for parameter in signature.parameters:
+            if parameter.struct is not None:
+                found |= self._members(parameter, values[parameter.name])
         found |= {f"itemsize_{p.name}": np.dtype(DTYPES[p.ctype]).itemsize
                   for p in signature.parameters if p.pointer}
         for name, value in template.items():
@@ -258,6 +265,18 @@ class Binding:
                            for p in signature.parameters if p.pointer}
         found.setdefault("bias", bool(values.get("bias")))  # of kernels without a flag for it
         return {**_DEFAULTS, **found}
+
+    def _members(self, parameter: Parameter, raw: bytes) -> dict[str, Any]:
+        """A struct by its name, and each of its members by theirs."""
+        assert parameter.struct is not None
+        if parameter.struct.pointers:
+            raise SimulationError(f"{self._kernel.expression}: the struct '{parameter.name}' holds "
+                                  f"pointers; pass them as parameters, so that it can be known "
+                                  f"what the kernel touches")
+        record = np.frombuffer(raw, parameter.struct.dtype)[0]
+        return {parameter.name: record,
+                **{m.name: record[m.name].item() if not m.shape and m.struct is None
+                   else record[m.name] for m in parameter.struct.members}}
 
     def _make_operands(self, values: dict[str, Any], meaning: Meaning) -> list[_Operand]:
         made = []

@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rawnn.ptx.programmatic import TRIGGER, WAIT
+from rawnn.compiling.compile import follow_includes
+from rawnn.compiling.programmatic import TRIGGER, WAIT
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
 from rawnn.sim.errors import Refused
@@ -78,8 +80,11 @@ class SimNvrtc:
             found.log = f"nvrtc: error: invalid value for --gpu-architecture (-arch): {arch}\n"
             raise Refused("NVRTC_ERROR_INVALID_OPTION")
         relocatable = any(option in _RELOCATABLE for option in options)
+        headers = "".join(content for _, content in follow_includes(
+            found.source, [Path(option[2:]) for option in options if option.startswith("-I")],
+            quoted=True)[0])
         found.image, found.log = build(found.name, found.source, arch, found.expressions,
-                                       relocatable, "-DRAWNN_PDL" in options)
+                                       relocatable, "-DRAWNN_PDL" in options, headers)
         found.compiled = True
         if found.image is None:
             raise Refused("NVRTC_ERROR_COMPILATION")
@@ -108,7 +113,7 @@ class SimNvrtc:
     @seam(b"")
     def nvrtcGetPTX(self, program: Any) -> tuple[Any, bytes]:
         """No kernel is translated: of its code there is only what it does about programmatic
-        edges, as far as its source alone says; for a virtual architecture, what can be loaded."""
+        edges; for a virtual architecture, what can be loaded."""
         image = self._program(program).image
         if image is None:
             raise Refused("NVRTC_ERROR_INVALID_PROGRAM")
@@ -119,7 +124,7 @@ class SimNvrtc:
             kernel = expression.partition("<")[0].strip()
             code = [(programmatic.waits, WAIT), (programmatic.triggers, TRIGGER)]
             body = [f"{word};" for does, word in code
-                    if does(image.source, kernel, image.programmatic)]
+                    if does(image.text, kernel, image.programmatic)]
             lines += [f".entry {name}(", ")", "{", *body, "ret;", "}"]
         return 0, "\n".join(lines).encode()
 

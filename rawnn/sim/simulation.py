@@ -15,6 +15,7 @@ from rawnn.sim.faults import Faults
 from rawnn.sim.graphs import GraphData, Launcher, Node
 from rawnn.sim.memory import POISON, Memory
 from rawnn.sim.order import Scheduler, Task
+from rawnn.sim.properties import attributes_of
 
 T = TypeVar("T")
 _QUEUE = 1024  # tasks that a launch queue holds before the host has to wait
@@ -85,7 +86,8 @@ class Simulation:
     """State of one simulated GPU. `backend()` is what a Device is opened with.
 
     `seed` picks the order of work that nothing orders; `faults` the calls that fail;
-    `compute_capability`, `memory` (bytes) and `memory_pools` are what the GPU says of itself.
+    `compute_capability`, `memory` (bytes) and `memory_pools` are what the GPU says of itself, with
+    the `attributes` that follow.
     `errors` holds the SimulationErrors raised so far: after the first, no more work runs.
     """
 
@@ -93,6 +95,7 @@ class Simulation:
                  compute_capability: tuple[int, int] = (9, 0), memory: int = 16 << 30,
                  memory_pools: bool = True) -> None:
         self.memory_pools = memory_pools
+        self.attributes = attributes_of(compute_capability, memory_pools)
         self.faults = faults or Faults()
         self.compute_capability = compute_capability
         self.scheduler = Scheduler(seed)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Protocol
 
+from rawnn.compiling.c_types import MAP_SIZE
+from rawnn.compiling.signature import KernelSignature
 from rawnn.cuda.tensormap import BOX_BYTES, NO_MAP
-from rawnn.ptx.signature import MAP_SIZE, KernelSignature
 from rawnn.sim.errors import Refused, SimulationError
 
 _SIZES = {"UINT8": 1, "UINT16": 2, "UINT32": 4, "INT32": 4, "UINT64": 8, "INT64": 8, "FLOAT16": 2,

@@ -50,12 +50,13 @@ def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
 def end(train: Plan, steps: int) -> Plan:
     """What an epoch ends with: the clock goes on, where anything reads it."""
     if "clock" not in train.tensors:
-        return Plan("end", {}, (), train.batch)
-    return Plan("end", {"clock": CLOCK}, (Op("tick", "tick", {"clock": "clock"},
-                                              {"steps": steps}),), train.batch).check()
+        return Plan("end", {}, (), train.batch, target=train.target)
+    tick = Op("tick", "tick", {"clock": "clock"}, {"steps": steps})
+    return Plan("end", {"clock": CLOCK}, (tick,), train.batch, target=train.target).check()
 
 
 def _made(name: str, train: Plan, role: Role, make: Callable[[Tensor], Op]) -> Plan:
     wanted = [t for t in used_tensors([train]).values() if t.role is role]
     tensors = {**train.tensors, "clock": CLOCK}
-    return Plan(name, tensors, tuple(make(t) for t in wanted), train.batch).check()
+    return Plan(name, tensors, tuple(make(t) for t in wanted), train.batch,
+                target=train.target).check()

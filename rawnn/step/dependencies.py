@@ -14,52 +14,64 @@ from rawnn.step.op import Access, Op
 def dependencies(ops: Sequence[Op]) -> list[tuple[int, ...]]:
     """For each op the indices of the ops that it must directly wait for, in ascending order.
 
-    Ancestors are kept as bit masks in Python's integers: an epoch of some thousand ops takes
-    milliseconds.
+    The ancestors of an op are a number, below which all ops are, and the others as a bit mask from
+    there on in Python's integers: a step overwrites what the one before has read, so that masks
+    span a step or two however long the epoch is.
     """
     writers: dict[str, dict[int | None, int]] = {}  # tensor -> slot -> last writer
     readers: dict[str, dict[int | None, list[int]]] = {}  # readers since that write
-    ancestors: list[int] = []
+    ancestors: list[tuple[int, int]] = []  # with the op itself
     edges: list[tuple[int, ...]] = []
     for index, op in enumerate(ops):
         before: set[int] = set()
         for access in op.reads:
-            before.update(_writers(writers, access))
+            before |= _writers(writers, access)
         for access in op.writes:
-            before.update(_writers(writers, access))
-            before.update(_readers(readers, access))
-        before.discard(index)
+            before |= _writers(writers, access) | _readers(readers, access)
         direct: list[int] = []
-        covered = 0
+        all_below, covered = 0, 0
         for candidate in sorted(before, reverse=True):  # later ops first: they imply earlier ones
-            if not covered >> candidate & 1:
-                direct.append(candidate)
-                covered |= ancestors[candidate] | 1 << candidate
-        ancestors.append(covered)
+            if candidate < all_below or covered >> candidate - all_below & 1:
+                continue
+            direct.append(candidate)
+            below, mask = ancestors[candidate]
+            if below > all_below:
+                all_below, covered = below, covered >> below - all_below | mask
+            else:
+                covered |= mask >> all_below - below
+        ancestors.append(_compact(all_below, covered | 1 << index - all_below))
         edges.append(tuple(sorted(direct)))
-        for name, slot in op.writes:
-            if slot is None:
+        for name, slots in op.writes:
+            if slots is None:
                 writers[name] = {None: index}
                 readers[name] = {}
-            else:
+                continue
+            for slot in slots:
                 writers.setdefault(name, {})[slot] = index
                 readers.setdefault(name, {}).pop(slot, None)
-        for name, slot in op.reads:
-            readers.setdefault(name, {}).setdefault(slot, []).append(index)
+        for name, slots in op.reads:
+            for each in (None,) if slots is None else slots:
+                readers.setdefault(name, {}).setdefault(each, []).append(index)
     return edges
 
 
+def _compact(below: int, mask: int) -> tuple[int, int]:
+    """The same ancestors with as short a mask as can be."""
+    ones = (~mask & mask + 1).bit_length() - 1  # that the mask ends in
+    return below + ones, mask >> ones
+
+
 def _writers(writers: dict[str, dict[int | None, int]], access: Access) -> set[int]:
-    name, slot = access
+    name, wanted = access
     slots = writers.get(name, {})
-    if slot is None:
+    if wanted is None:
         return set(slots.values())
-    return {slots[s] for s in (None, slot) if s in slots}
+    return {slots[s] for s in (None, *wanted) if s in slots}
 
 
 def _readers(readers: dict[str, dict[int | None, list[int]]], access: Access) -> set[int]:
-    name, slot = access
+    name, wanted = access
     slots = readers.get(name, {})
-    if slot is None:
+    if wanted is None:
         return {i for group in slots.values() for i in group}
-    return {i for s in (None, slot) for i in slots.get(s, [])}
+    return {i for s in (None, *wanted) for i in slots.get(s, [])}

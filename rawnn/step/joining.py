@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rawnn.step.op import Op
+from rawnn.step.ops.train_steps import KIND, spanning
+
+SPANS: dict[str, Callable[[Op, int], Op]] = {KIND: spanning}
+"""Kinds of ops that do a whole step -> the op that does so many from it on."""
 
 Join = Callable[[Op, Op], Op]
 JOINS: dict[tuple[str, str], Join] = {}
@@ -25,13 +29,3 @@ def joined(ops: Sequence[Op]) -> tuple[Op, ...]:
         else:
             found[-1] = join(found[-1], op)
     return tuple(found)
-
-
-def _narrow(update: Op, following: Op) -> Op:
-    name, _, step = update.name.partition("@")
-    return Op(update.kind, f"{name}+{following.name.partition('@')[0]}@{step}",
-              {**update.operands, "partial": following.operands["partial"]}, update.attributes,
-              update.impl)
-
-
-JOINS["narrow_update", "narrow_input"] = _narrow

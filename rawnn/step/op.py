@@ -8,16 +8,17 @@ What an op reads and writes follows from its kind; nobody writes edges by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 Attributes = Mapping[str, Any]
 Reference = Callable[[SimpleNamespace, Attributes], None]
 
-Access = tuple[str, int | None]
-"""A tensor, and the slot of it that is touched: None means all of it, a number the element of a
-metric at that offset from the cursor."""
+Access = tuple[str, range | None]
+"""A tensor, and the slots of it that are touched: None means all of it, a range the elements of a
+metric at those offsets from the cursor."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,10 @@ class OpSpec:
     """What is true of every op of one kind.
 
     `reads` and `writes` are operand names; `slotted` are those of which an op touches only the
-    element at its own step, `optional` those an op may leave out. `reference(operands, attributes)`
-    computes the op with NumPy, in place, in whatever float type its operands have.
+    elements at its own steps, `optional` those an op may leave out.
+    `reference(operands, attributes)` computes the op with NumPy, in place, in whatever float type
+    its operands have. Of an op that measures beside its other work, `unmeasured` is the kind that
+    does the rest alone. Where operands vary from op to op, `of(op)` gives what is true of that one.
     """
 
     kind: str
@@ -35,7 +38,9 @@ class OpSpec:
     reference: Reference
     slotted: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    unmeasured: str = ""
     summary: str = ""
+    of: Callable[[Op], OpSpec] | None = None
 
 
 OPS: dict[str, OpSpec] = {}
@@ -48,12 +53,14 @@ def define(
     writes: tuple[str, ...],
     slotted: tuple[str, ...] = (),
     optional: tuple[str, ...] = (),
+    unmeasured: str = "",
 ) -> Callable[[Reference], Reference]:
     """Register a NumPy reference as the meaning of the op `kind`."""
 
     def register(reference: Reference) -> Reference:
         summary = (reference.__doc__ or "").strip().split("\n")[0]
-        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, summary)
+        OPS[kind] = OpSpec(kind, reads, writes, reference, slotted, optional, unmeasured,
+                           summary)
         return reference
 
     return register
@@ -65,7 +72,8 @@ class Op:
 
     `impl` says which code runs it ("naive", "tiled", "mma", "cublas", "cudnn", "fused", "memcpy"),
     `operands` maps operand names to tensor names, `attributes` holds everything static (sizes,
-    learning rate, the step's `offset` from the cursor).
+    learning rate, the step's `offset` from the cursor, and the `span` of steps from there on that
+    an op does which does more than one).
     """
 
     kind: str
@@ -76,22 +84,23 @@ class Op:
 
     @property
     def spec(self) -> OpSpec:
-        return OPS[self.kind]
+        spec = OPS[self.kind]
+        return spec.of(self) if spec.of else spec
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Access, ...]:
         names = self.spec.reads
         if self.attributes.get("beta", 0.0) != 0.0:  # a product that accumulates reads its output
             names = (*names, "c")
         return self._accesses(names)
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Access, ...]:
         return self._accesses(self.spec.writes)
 
     def _accesses(self, names: tuple[str, ...]) -> tuple[Access, ...]:
         return tuple(
-            (self.operands[name], self.offset if name in self.spec.slotted else None)
+            (self.operands[name], self.slots if name in self.spec.slotted else None)
             for name in names
             if name in self.operands
         )
@@ -106,19 +115,33 @@ class Op:
         attributes = self.attributes
         if "offset" in attributes:
             attributes = {**attributes, "offset": attributes["offset"] + offset}
-        operands = {role: rename.get(name, name) for role, name in self.operands.items()}
-        return replace(self, operands=operands, attributes=attributes, name=f"{self.name}@{offset}")
+        operands = self.operands
+        if not rename.keys().isdisjoint(operands.values()):
+            operands = {role: rename.get(name, name) for role, name in operands.items()}
+        return Op(self.kind, f"{self.name}@{offset}", operands, attributes, self.impl)
 
     @property
     def offset(self) -> int:
-        """Steps between the cursor and the step this op works on."""
+        """Steps between the cursor and the (first) step this op works on."""
         return int(self.attributes.get("offset", 0))
+
+    @property
+    def slots(self) -> range:
+        """The steps this op works on, counted from the cursor."""
+        return range(self.offset, self.offset + int(self.attributes.get("span", 1)))
 
     def __str__(self) -> str:
         def words(accesses: tuple[Access, ...]) -> str:
-            return ", ".join(n if s is None else f"{n}[cursor+{s}]" for n, s in accesses) or "-"
+            return ", ".join(n if s is None else f"{n}[{_slots(s)}]" for n, s in accesses) or "-"
 
         static = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
-                           for k, v in self.attributes.items())
+                           for k, v in self.attributes.items()
+                           if isinstance(v, (bool, int, float, str)))
         return (f"{self.name:<24} {self.kind}/{self.impl:<8} reads {words(self.reads)}; "
                 f"writes {words(self.writes)}" + (f"  [{static}]" if static else ""))
+
+
+def _slots(slots: range) -> str:
+    """Such as "cursor+2", or "cursor+2 to cursor+5" where they are four."""
+    first = f"cursor+{slots.start}"
+    return first if len(slots) == 1 else f"{first} to cursor+{slots.stop - 1}"

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rawnn.errors import ConfigError
-from rawnn.losses import LOSSES
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.step.joining import joined
-from rawnn.step.op import OPS, Op
+from rawnn.step.joining import SPANS, joined
+from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
-
-
-ASSUMED_MULTIPROCESSORS = 100
-"""Of a GPU that nobody has named."""
+from rawnn.target import HOST, Target
+from rawnn.words import counted
 
 
 @dataclass(frozen=True)
 class Plan:
     """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
-    is what the data set's inputs are multiplied by, `multiprocessors` how many the GPU has.
+    is what the data set's inputs are multiplied by, `target` the GPU that the plan is for.
 
-    Toggles rewrite it; runners execute it; neither changes one in place.
+    Toggles rewrite it; runners execute it; neither changes one in place. What `find`, `producer`
+    and `consumers` ask for is indexed once a plan: a rewrite that asks for each layer, and then
+    substitutes all it found at once, takes time in proportion to the depth.
     """
 
     name: str
@@ -31,39 +32,77 @@ class Plan:
     batch: int
     steps: int = 1
     scale: float = 1.0
-    multiprocessors: int = ASSUMED_MULTIPROCESSORS
+    target: Target = HOST
 
     def __getitem__(self, tensor: str) -> Tensor:
         return self.tensors[tensor]
 
-    def find(self, **wanted: object) -> list[Op]:
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """Where each op stands, by its identity."""
+        return {id(op): i for i, op in enumerate(self.ops)}
+
+    @cached_property
+    def _kinds(self) -> dict[str, list[Op]]:
+        found: dict[str, list[Op]] = {}
+        for op in self.ops:
+            found.setdefault(op.kind, []).append(op)
+        return found
+
+    @cached_property
+    def _writers(self) -> dict[str, list[int]]:
+        """By tensor the places of the ops that write it, ascending."""
+        return self._touching(lambda op: op.writes)
+
+    @cached_property
+    def _readers(self) -> dict[str, list[int]]:
+        return self._touching(lambda op: op.reads)
+
+    def _touching(self, accesses: Callable[[Op], tuple[Access, ...]]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for i, op in enumerate(self.ops):
+            for name, _ in accesses(op):
+                places = found.setdefault(name, [])
+                if not places or places[-1] != i:
+                    places.append(i)
+        return found
+
+    def find(self, *, kind: str | None = None, **wanted: object) -> list[Op]:
         """The ops whose fields (`kind`, `impl`, `name`) equal the given ones, in order."""
-        return [op for op in self.ops if all(getattr(op, k) == v for k, v in wanted.items())]
+        return [op for op in (self.ops if kind is None else self._kinds.get(kind, ()))
+                if all(getattr(op, k) == v for k, v in wanted.items())]
 
     def producer(self, tensor: str, before: Op) -> Op | None:
         """The last op ahead of `before` that writes `tensor`."""
-        found = None
-        for op in self.ops:
-            if op is before:
-                break
-            if any(name == tensor for name, _ in op.writes):
-                found = op
-        return found
+        places = self._writers.get(tensor, [])
+        ahead = bisect_left(places, self._places[id(before)])
+        return self.ops[places[ahead - 1]] if ahead else None
 
-    def consumers(self, tensor: str) -> list[Op]:
-        """The ops that read `tensor`."""
-        return [op for op in self.ops if any(name == tensor for name, _ in op.reads)]
+    def consumers(self, tensor: str, kind: str | None = None) -> list[Op]:
+        """The ops that read `tensor`, those of one kind if it is given."""
+        found = (self.ops[i] for i in self._readers.get(tensor, ()))
+        return [op for op in found if kind is None or op.kind == kind]
 
     def substitute(self, old: Iterable[Op], new: Iterable[Op] = ()) -> Plan:
         """Remove the ops `old` and put `new` where the last of them stood."""
-        gone = list(old)
-        last = max(i for i, op in enumerate(self.ops) if any(op is g for g in gone))
+        return self.substitute_all([(old, new)])
+
+    def substitute_all(self, changes: Iterable[tuple[Iterable[Op], Iterable[Op]]]) -> Plan:
+        """For each (old, new) of `changes`, none of which shares an op with another: remove the ops
+        `old` and put `new` where the last of them stood."""
+        gone: set[int] = set()
+        behind: dict[int, tuple[Op, ...]] = {}
+        for old, new in changes:
+            places = {self._places[id(op)] for op in old}
+            gone |= places
+            behind[max(places)] = tuple(new)
+        if not gone:
+            return self
         ops: list[Op] = []
         for i, op in enumerate(self.ops):
-            if not any(op is g for g in gone):
+            if i not in gone:
                 ops.append(op)
-            if i == last:
-                ops.extend(new)
+            ops += behind.get(i, ())
         return replace(self, ops=tuple(ops)).without_unused()
 
     def map_ops(self, change: Callable[[Op], Op]) -> Plan:
@@ -74,7 +113,7 @@ class Plan:
 
     def without_unused(self) -> Plan:
         """Drop temporaries that no op touches any more."""
-        used = {name for op in self.ops for name in op.tensors}
+        used = {name for op in self.ops for name in op.operands.values()}
         kept = {n: t for n, t in self.tensors.items() if n in used or not t.role.temporary}
         return replace(self, tensors=kept)
 
@@ -101,10 +140,14 @@ class Plan:
         """This one-step plan repeated for `steps` steps at offsets 0, 1, ... from the cursor.
 
         Batch tensors alternate between two buffers, so that the gather of one step may run beside
-        the step before it. Ops of neighbouring steps that one launch can do are joined.
+        the step before it. Ops of neighbouring steps that one launch can do are joined; an op that
+        is the whole step does all of them.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
+        if len(self.ops) == 1 and self.ops[0].kind in SPANS:
+            whole = SPANS[self.ops[0].kind](self.ops[0], steps)
+            return replace(self, ops=(whole,), steps=steps)
         tensors = dict(self.tensors)
         second: dict[str, str] = {}
         if steps > 1:
@@ -129,7 +172,9 @@ class Plan:
         return replace(self, ops=(*self.ops, advance(self.steps)))
 
     def check(self) -> Plan:
-        """Raise ValueError unless every operand exists and everything read was written before."""
+        """Raise ValueError unless every operand exists, everything read was written before, and
+        every copy of a parameter that is read follows the parameter: no op behind one that writes
+        the parameter, of this step or the next, reads the copy before it is written too."""
         persistent = {n for n, t in self.tensors.items() if not t.role.temporary}
         written: set[str] = set(persistent)
         for op in self.ops:
@@ -144,10 +189,31 @@ class Plan:
                 if name not in written:
                     raise ValueError(f"{op.name} reads {name} before anything wrote it")
             written.update(name for name, _ in op.writes)
+        self._check_copies()
         return self
 
+    def _check_copies(self) -> None:
+        copies: dict[str, list[str]] = {}
+        for t in self.tensors.values():
+            if t.role is Role.COPY:
+                copies.setdefault(t.source, []).append(t.name)
+        if not copies:
+            return
+        stale: dict[str, str] = {}
+        for op in (*self.ops, *self.ops):  # what one step leaves behind, the next one reads
+            for name, _ in op.reads:
+                if name in stale:
+                    raise ValueError(f"{op.name} reads {name}, which nothing writes behind "
+                                     f"{stale[name]}: that changes {self[name].source} alone")
+            written = {name for name, _ in op.writes}
+            for name in written:
+                stale.pop(name, None)
+                stale.update({copy: op.name for copy in copies.get(name, ())
+                              if copy not in written})
+
     def __str__(self) -> str:
-        head = f"plan {self.name}: batch {self.batch}, {self.steps} step(s), {len(self.ops)} ops"
+        head = f"plan {self.name}: batch {self.batch}, {counted(self.steps, 'step')}, " \
+               f"{counted(len(self.ops), 'op')}"
         lines = [head, "tensors"]
         used = {name for op in self.ops for name in op.tensors}
         lines += [f"  {tensor}" for name, tensor in self.tensors.items() if name in used]
@@ -162,14 +228,9 @@ def advance(steps: int) -> Op:
 
 def _only_gradient(op: Op) -> Op:
     """The part of a loss op that does not measure; other ops as they are."""
-    kind = _GRADIENTS.get(op.kind)
-    if kind is None or not set(OPS[kind].reads) - set(OPS[kind].optional) <= set(op.operands):
+    kind = op.spec.unmeasured
+    if not kind or not set(OPS[kind].reads) - set(OPS[kind].optional) <= set(op.operands):
         return op
     known = {*OPS[kind].reads, *OPS[kind].writes}
     operands = {role: name for role, name in op.operands.items() if role in known}
     return Op(kind, kind, operands)
-
-
-_GRADIENTS = {"loss_gradient": "softmax_backward",
-              **{loss.fused: loss.gradient for loss in LOSSES.values()}}
-"""Op that measures and makes the gradient -> op that only makes the gradient."""

@@ -19,11 +19,9 @@ import msgspec
 from rawnn import ptx
 from rawnn.cuda.device import DeviceInfo
 from rawnn.errors import RawnnError
-from rawnn.ptx.cache import default_directory
-from rawnn.result import write_atomically
-from rawnn.runners import kernels
+from rawnn.files import cache_directory, write_atomically
+from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.base import Work
-from rawnn.runners.kernels import kernel_for
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -138,7 +136,7 @@ def chosen(plan: Plan) -> dict[str, Changes]:
 def sources() -> str:
     """A digest of what choices count through: the kernels and the tables of their launches."""
     digest = hashlib.sha256()
-    folders = (ptx.SOURCES, Path(kernels.__file__).parent, Path(__file__).parent)
+    folders = (ptx.SOURCES, Path(__file__).parent)
     for path in sorted(p for folder in folders for p in folder.glob("*.*")
                        if p.suffix in (".cu", ".cuh", ".py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -147,7 +145,7 @@ def sources() -> str:
 
 def directory() -> Path:
     """Beside the kernel cache."""
-    return default_directory().parent / "choices"
+    return cache_directory() / "choices"
 
 
 def file_of(info: DeviceInfo) -> Path:

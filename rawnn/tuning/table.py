@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from rawnn.compiling.cache import default_directory
 from rawnn.errors import ConfigError
-from rawnn.ptx.cache import default_directory
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"
@@ -55,7 +55,7 @@ def read(path: Path) -> list[Entry]:
 
 def write(path: Path, entries: Sequence[Entry]) -> None:
     """Write a table whole, atomically, one entry a line."""
-    from rawnn.result import write_atomically
+    from rawnn.files import write_atomically
 
     lines = ",\n".join(msgspec.json.encode(e).decode() for e in entries)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,11 +71,12 @@ def _key(e: Entry) -> tuple[object, ...]:
     return e.gpu, e.layers, e.batch, e.numbers
 
 
-def lookup(gpu: str, layers: Sequence[int], batch: int, numbers: str) -> Entry | None:
-    """The measured entry of this very network and batch, of the same GPU and numbers; the user's
-    own before the package's. None where there is none: what was fastest for a network that only
-    looks like another was up to 1.5 times slower there than what goes by rule. Raises ConfigError
-    for a broken table."""
-    wanted = (gpu, tuple(layers), batch, numbers)
-    return next((entry for path in (user_file(), PACKAGED) for entry in read(path)
-                 if _key(entry) == wanted), None)
+def exact(gpu: str, layers: Sequence[int], batch: int, numbers: str) -> Entry | None:
+    """The entry of this network, batch and numbers on this GPU; the user's own before the
+    package's. None where it was not measured: what is fastest for a network that is like it may be
+    slow for this one. Raises ConfigError for a broken table."""
+    for path in (user_file(), PACKAGED):
+        for entry in read(path):
+            if _key(entry) == (gpu, tuple(layers), batch, numbers):
+                return entry
+    return None

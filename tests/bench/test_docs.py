@@ -9,6 +9,7 @@ import pytest
 
 import rawnn.result
 from rawnn.bench import records, sets
+from rawnn.bench.peers.records import ContestsResult
 from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Toggle
 from tools.worth_tables import page, results
@@ -45,6 +46,17 @@ def test_every_key_of_measured_sets_is_explained() -> None:
     config_and_place = explained("results.md")
     assert keys(msgspec.json.schema(sets.SetsResult)) <= explained("measuring.md") | \
         config_and_place
+
+
+def test_every_key_of_contests_is_explained() -> None:
+    known = explained("results.md") | explained("measuring.md") | explained("peers.md")
+    assert keys(msgspec.json.schema(ContestsResult)) <= known
+
+
+@pytest.mark.parametrize("name", ["ContestsResult", "Contest", "Entry", "Problem", "Conditions"])
+def test_the_keys_of_contests_are_explained_on_their_own_page(name: str) -> None:
+    definition = msgspec.json.schema(ContestsResult)["$defs"][name]
+    assert set(definition["properties"]) <= explained("peers.md")
 
 
 @pytest.mark.parametrize("name", ["SetsResult", "Measurement"])

@@ -39,8 +39,10 @@ def test_without_runs_there_are_no_figures(oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize(("content", "sentence"), [
-    ("{}", "not a ladder"), ("[1", "not a ladder"), ('{"schema_version": 99}', "version 99"),
-    ('{"schema_version": 1, "kind": "ladder"}', "not a ladder"), ("\xff", "not a ladder"),
+    ("{}", "not a measurement"), ("[1", "not a measurement"), ("\xff", "not a measurement"),
+    ('{"schema_version": 99, "kind": "ladder"}', "'ladder' of schema version 99"),
+    ('{"schema_version": 2, "kind": "toggles"}', "'toggles'; what can be read here: ladder"),
+    ('{"schema_version": 1, "kind": "ladder"}', "not a measurement"),
 ])
 def test_other_files_are_refused(tmp_path: Path, content: str, sentence: str) -> None:
     path = tmp_path / "x.json"

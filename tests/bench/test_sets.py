@@ -43,6 +43,15 @@ def test_what_cannot_run_is_kept_with_the_reason() -> None:
     assert result.measurements[1].us is not None
 
 
+def test_emulated_number_formats_say_nothing_of_their_worth_on_the_host() -> None:
+    wanted = [("linear", "best,bf16"), ("linear", "fp16=acc16")]
+    for found in run_sets("toggles", wanted, 1, 1, "host", data=DATA).measurements:
+        assert "only emulates" in found.reason
+        assert found.us is None
+    kept, = run_sets("workloads", wanted[:1], 1, 1, "host", data=DATA).measurements
+    assert kept.us is not None  # whoever asks for it by name gets it
+
+
 def test_a_set_that_fails_later_keeps_its_figures_and_the_reason(
         monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Session):

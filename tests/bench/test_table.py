@@ -1,9 +1,20 @@
+import io
+
 import msgspec
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from rawnn.bench.records import LadderResult
-from rawnn.bench.table import markdown, milliseconds, provenance, remarks, rows, terminal_table
+from rawnn.bench.table import (
+    HEADINGS,
+    markdown,
+    milliseconds,
+    provenance,
+    remarks,
+    rows,
+    terminal_table,
+)
 from tests.bench.conftest import make_ladder, make_rung
 
 
@@ -73,11 +84,34 @@ def test_unobserved_clocks_are_said() -> None:
 
 
 def test_the_terminal_table_has_every_rung(ladder: LadderResult) -> None:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(terminal_table(ladder))
-    text = console.export_text()
+    table, left_out = terminal_table(ladder, 200)
+    text = drawn(table, 200)
     for rung in ladder.rungs:
         assert rung.name in text
+    assert left_out == ()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_loses_columns_and_no_letter(ladder: LadderResult, width: int) -> None:
+    table, left_out = terminal_table(ladder, width)
+    text = drawn(table, width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert set(left_out).isdisjoint(HEADINGS[:2])
+    for heading in set(HEADINGS) - set(left_out):
+        assert heading in text
+
+
+def drawn(table: Table, width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_one_run_has_no_deviation() -> None:
+    once = make_ladder(make_rung("baseline", 10.0))
+    assert "±" not in markdown(once).split("reference")[1].split("- no")[0]
+    assert any("one run each" in text for text in provenance(once))
 
 
 @pytest.mark.parametrize(("value", "text"), [

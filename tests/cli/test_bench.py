@@ -5,12 +5,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from rawnn import machine
 from rawnn.bench import ladder as ladder_module
 from rawnn.bench.records import read_ladder
 from rawnn.bench.sets import SetsResult
 from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import bench
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.errors import ConfigError, DeviceError, RawnnError
 from rawnn.training import Session
 
 SMALL = ("ladder", "--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2",
@@ -27,7 +28,6 @@ def test_a_ladder_is_measured_kept_and_shown_again(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     for word in ("baseline", "report=10", "fuse", "best", "SYNTHETIC", "clocks: not observed"):
         assert word in done.output
-    assert "repeat 2 of 2 done" in done.output
     assert [len(r.runs) for r in read_ladder(kept).rungs] == [2, 2, 2, 2]
     shown = invoke("show", str(kept), "--markdown", str(tmp_path / "again.md"))
     assert shown.exit_code == 0
@@ -109,11 +109,65 @@ def test_toggles_are_compared_and_kept(tmp_path: Path) -> None:
     kept, table = tmp_path / "t.json", tmp_path / "t.md"
     done = invoke("toggles", "batch", *SETS, "--json", str(kept), "--markdown", str(table))
     assert done.exit_code == 0, done.output
-    assert "with `batch=4096`" in done.output
-    assert table.read_text() in done.output
+    assert "with batch=4096" in done.output
+    lines = done.output.splitlines()
+    assert lines[0].split("  ")[0] == "workload"
+    assert "µs/step" in lines[0]
+    assert "±" not in done.output  # of one run
+    assert "one run each" in done.output
+    assert "host (" in done.output
+    assert "by the wall clock" in done.output
+    assert "| linear" not in done.output  # Markdown is for the file
+    assert "with `batch=4096`" in table.read_text()
     result = msgspec.json.decode(kept.read_bytes(), type=SetsResult)
     assert [m.opt for m in result.measurements][:2] == ["best", "best,batch=32"]
     assert all(m.accuracies for m in result.measurements)
+    shown = invoke("show", str(kept), "--markdown", str(tmp_path / "again.md"))
+    assert shown.exit_code == 0, shown.output
+    assert shown.output == done.output
+    assert (tmp_path / "again.md").read_text() == table.read_text()
+    drawn = invoke("show", str(kept), "--plot", str(tmp_path / "t.svg"))
+    assert "--plot draws a ladder" in str(drawn.exception)
+
+
+@pytest.mark.parametrize("device", ["auto", "host"])
+def test_what_does_not_apply_on_the_host_is_a_row_that_says_so(
+        device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "open_gpu", no_gpu)
+    done = invoke("toggles", "arena", *SETS, "--device", device)
+    assert "linear    preload,arena         only for a GPU: arena" in done.output
+    assert done.exit_code == 0  # `preload`, which it is compared with, can run
+
+
+def no_gpu(*arguments: Any) -> Any:
+    raise DeviceError("no GPU")
+
+
+def test_times_of_a_simulated_gpu_are_not_called_device_timed(tmp_path: Path) -> None:
+    kept = tmp_path / "w.json"
+    done = invoke("workloads", "--workload", "linear", *SETS, "--device", "sim", "--opt",
+                  "preload,arena,report=100", "--json", str(kept))
+    assert done.exit_code == 0, done.output
+    assert "SIMULATED" in done.output
+    assert "device" not in " ".join(msgspec.json.decode(kept.read_bytes())["timer"].values())
+
+
+def test_options_alone_are_the_ladders() -> None:
+    done = invoke(*SMALL[1:], "--rungs", "fues")
+    assert "did you mean 'fuse'" in str(done.exception)
+    assert "no such measurement 'laddr'; did you mean 'ladder'" in invoke("laddr").output
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_rows_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = invoke("toggles", "arena", "report", *SETS)
+    sentences = done.output[done.output.index("Milliseconds an epoch"):]
+    rows = [line for line in done.output[:done.output.index("Milliseconds an")].splitlines()
+            if not line.startswith("rawnn:")]
+    tables = [line for line in sentences.splitlines() if line.startswith(("linear", "workload"))]
+    assert max(map(len, [*rows, *tables])) <= width
+    assert "…" not in done.output
 
 
 def test_workloads_are_measured_and_kept(tmp_path: Path) -> None:
@@ -134,6 +188,8 @@ def test_an_unknown_toggle_is_refused_before_anything_is_measured() -> None:
     done = invoke("toggles", "bf61", *SETS)
     assert isinstance(done.exception, ConfigError)
     assert "did you mean 'bf16'" in str(done.exception)
+    done = invoke("workloads", *SETS, "--opt", "best,nosuch", "--dataset", "nowhere")
+    assert "--opt best,nosuch: no toggle is called 'nosuch'" in str(done.exception)
 
 
 def test_without_a_name_the_ladder_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

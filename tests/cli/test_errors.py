@@ -57,6 +57,9 @@ def one_sentence(done: Done, *words: str, status: int | None = None) -> str:
     (("--seed", "-1"), ("seed = -1",)),
     (("--device", "gpx"), ("device = 'gpx'", "did you mean 'gpu'")),
     (("--dataset", "mnits"), ("mnits", "did you mean 'mnist'")),
+    (("--weight-decay", "-1"), ("weight_decay = -1",)),
+    (("--beta1", "0.5"), ("has no beta1; it has momentum, nesterov, weight_decay",)),
+    (("--monitor", "foo"), ("monitor = 'foo'", "test_loss, test_accuracy or train_loss")),
 ])
 def test_a_bad_option(rawnn: Rawnn, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     one_sentence(rawnn("--device", "host", *FAST, *arguments), *words)
@@ -78,7 +81,7 @@ def test_bad_usage(rawnn: Rawnn, arguments: tuple[str, ...], word: str) -> None:
 
 @pytest.mark.parametrize(("text", "words"), [
     ("epoch = 3", ("unknown key 'epoch'", "did you mean 'epochs'")),
-    ("epochs = 'three'", ("epochs", "int")),
+    ("epochs = 'three'", ("epochs", "whole number")),
     ("epochs = [", ("is not valid TOML",)),
     ("opt = [1]", ("opt must be a string",)),
 ])
@@ -92,6 +95,38 @@ def test_a_bad_configuration_file(
 
 def test_a_configuration_file_that_is_not_there(rawnn: Rawnn, tmp_path: Path) -> None:
     one_sentence(rawnn("--config", str(tmp_path / "no.toml")), "cannot read", "no.toml")
+
+
+@pytest.mark.parametrize("wrong", [("--device", "gpu:99"), ("--save", "KEPT")])
+def test_what_has_nothing_to_do_with_the_data_is_found_before_they_are_fetched(
+        rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+        wrong: tuple[str, str]) -> None:
+    kept = tmp_path / "kept"
+    assert rawnn("--device", "host", *FAST, "--save", str(kept)).status == 0
+
+    def fetched(*arguments: object, **options: object) -> None:
+        raise AssertionError("data were asked for")
+
+    def none(ordinal: int, notify: Callable[[str], None]) -> None:
+        raise DeviceError("no GPU here")
+
+    monkeypatch.setattr("rawnn.training.named", fetched)
+    monkeypatch.setattr("rawnn.machine.open_gpu", none)
+    option, value = wrong
+    done = rawnn(option, value.replace("KEPT", str(kept)), *FAST)
+    one_sentence(done, "no GPU here" if option == "--device" else "continue from it with --resume")
+
+
+@pytest.mark.parametrize(("arguments", "same"), [
+    (("help",), ("--help",)), (("help", "eval"), ("eval", "--help"))])
+def test_help_is_a_command_too(rawnn: Rawnn, arguments: tuple[str, ...],
+                               same: tuple[str, ...]) -> None:
+    asked, usual = rawnn(*arguments), rawnn(*same)
+    assert (asked.status, asked.out) == (0, usual.out)
+
+
+def test_toggles_without_a_default_name_none(rawnn: Rawnn) -> None:
+    assert "None" not in rawnn("toggles", "--device", "host").out
 
 
 # -- devices ----------------------------------------------------------------------------------
@@ -122,8 +157,7 @@ def test_auto_without_a_gpu_runs_on_the_host_and_names_what_does_not_apply(
     done = rawnn("--opt", "graphs,cublas,cudnn", *FAST)
     assert done.status == 0
     assert "running on the host: no GPU here" in done.err
-    for toggle in ("graphs", "cublas", "cudnn"):
-        assert f"{toggle} does not apply on the host" in done.out
+    assert "graphs, cublas, cudnn do not apply on the host and are left out" in done.out
 
 
 @pytest.fixture

@@ -42,3 +42,18 @@ def test_an_unknown_toggle(rawnn: Rawnn) -> None:
     done = rawnn("plan", "--opt", "fuze")
     assert done.status == 2
     assert "did you mean 'fuse'" in done.err
+
+
+@pytest.mark.parametrize(("opt", "said"), [
+    ("none", "launch by launch, the host waits after every step, a report every epoch, memory "
+             "from the driver at each use"),
+    ("preload,pool,pinned,streams,nosync,report=5",
+     "launch by launch, the host waits for reports only, a report every 5 epochs, memory from a "
+     "pool of our own, page-locked batches, what is independent side by side"),
+    ("graphs=1", "a graph of 1 step, "), ("preload,graphs=while", "a graph with a loop, "),
+    ("preload,pdl", "kernels begin early"), ("preload,async,tune", "launches as measured")])
+def test_the_policy_is_said_in_words(rawnn: Rawnn, opt: str, said: str) -> None:
+    done = rawnn("plan", "--opt", opt)
+    line = next(line for line in done.out.splitlines() if line.startswith("policy:"))
+    assert said in line
+    assert "(" not in line

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
+from rawnn.cli.described import fitted
+from rawnn.cli.screen import Heartbeat
+from rawnn.errors import DataError, DeviceError
 from rawnn.runners.host import HostRunner
 from rawnn.training import train
 from tests.cli.conftest import Rawnn
@@ -25,11 +34,111 @@ def test_the_default_command_prints_reports_and_a_summary(rawnn: Rawnn) -> None:
     assert rawnn("train", *FAST).out.splitlines()[:4] == done.out.splitlines()[:4]
 
 
+@pytest.fixture
+def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU, no data, no network."""
+    monkeypatch.delenv("RAWNN_DATA", raising=False)
+    monkeypatch.setattr("rawnn.data.dataset._cached", lambda entry, store: None)
+    monkeypatch.setattr("rawnn.data.acquire.acquire", lambda *arguments: None)
+
+    def no_gpu(ordinal: int, notify: Any) -> None:
+        raise DeviceError("there is none")
+
+    monkeypatch.setattr("rawnn.machine.open_gpu", no_gpu)
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_the_last_line_says_what_stood_in(rawnn: Rawnn) -> None:
+    fast = ("--epochs", "1", "--batch", "500")
+    assert rawnn(*fast).out.splitlines()[-1] == \
+        "NOTE            trained on GENERATED digits, not on mnist; on the host, not on a GPU"
+    assert rawnn(*fast, "--dataset", "synthetic").out.splitlines()[-1] == \
+        "NOTE            trained on the host, not on a GPU"
+    assert "NOTE" not in rawnn(*FAST).out
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_the_library_trains_on_no_generated_data_and_warns_of_the_host() -> None:
+    with pytest.raises(DataError, match=r"no MNIST could be had .*dataset=\"synthetic\""):
+        train(epochs=1)
+    with pytest.warns(RuntimeWarning, match="on the host, not on a GPU: there is none") as warned:
+        result = train(dataset="synthetic", epochs=1, batch=500)
+    assert result.synthetic
+    assert [w.filename for w in warned] == [__file__]
+    with warnings.catch_warnings(action="error"):
+        train(dataset="synthetic", epochs=1, batch=500, device="host")
+
+
+def test_messages_without_a_listener_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "rawnn"):
+        train(data=(np.zeros((20, 3)), np.arange(20) % 2), layers=(3, 2), batch=4, device="host",
+              epochs=1)
+    assert any("converted from float64" in message for message in caplog.messages)
+
+
 def test_on_the_simulated_gpu(rawnn: Rawnn) -> None:
     done = rawnn(*FAST, "--device", "sim", "--opt", "seed,graphs=while")
     assert done.status == 0, done.err
-    for word in ("GPU", "device memory", "nosync", "device-timed", "graphs=while"):
+    for word in ("GPU", "device memory", "nosync", "SIMULATED", "graphs=while"):
         assert word in done.out
+    assert "device-timed" not in done.out
+
+
+def test_the_host_has_one_clock_and_no_kernels(rawnn: Rawnn) -> None:
+    done = rawnn(*FAST, "--opt", "report=2")
+    summary = done.out[done.out.index("average epoch"):]
+    epoch, training, initialisation = summary.splitlines()[:3]
+    assert epoch.count(" ms") == 1
+    assert training.count("by the wall clock") == 1
+    for word in ("kernels", "driver"):
+        assert word not in initialisation
+
+
+def test_a_pipe_hears_that_it_goes_on_while_no_report_is_due(
+        rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = HostRunner.epoch
+
+    def slow(self: HostRunner, measured: bool) -> None:
+        time.sleep(0.15)
+        epoch(self, measured)
+
+    monkeypatch.setattr(HostRunner, "epoch", slow)
+    monkeypatch.setattr(Heartbeat, "period", 0.1)
+    said = [line for line in rawnn(*FAST, "--opt", "report=2").err.splitlines()
+            if line.startswith("rawnn: training: ")]
+    assert said[0].startswith("rawnn: training: in the first epoch for 0 s")
+    assert any("1 of 2 epochs done" in line for line in said)
+    assert rawnn(*FAST, "--opt", "report=2", "--quiet").err == ""
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    ((), "784-10, batch 500, lr 0.1, seed 0"),
+    (("--layers", "784-10", "--activation", "tanh"), "784-10, batch 500, lr 0.1, seed 0"),
+    (("--layers", "784-9-10", "--activation", "tanh", "--no-bias", "--init", "he", "--partial",
+      "--shuffle", "--seed", "4"),
+     "784-9-10, no biases, tanh, init he, batch 500, partial batches kept, lr 0.1, shuffled, "
+     "seed 4"),
+    (("--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.1", "--beta1", "0.9"),
+     "784-10, batch 500, adamw, lr 0.001, weight decay 0.1, seed 0"),
+    (("--autoencoder", "--layers", "784-4-784", "--loss", "mse", "--momentum", "0.5", "--schedule",
+      "cosine"),
+     "784-4-784, loss mse, batch 500, lr 0.1, momentum 0.5, schedule cosine, seed 0"),
+])
+def test_the_network_line_names_what_is_not_the_default(
+        rawnn: Rawnn, options: tuple[str, ...], line: str) -> None:
+    found, = (text for text in rawnn(*FAST, *options).out.splitlines()
+              if text.startswith("network"))
+    assert found == f"network   {line}"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_are_wrapped_on_a_terminal_alone(width: int) -> None:
+    text = "network   " + "784-128-10, batch 128, lr 0.1, " * 7
+    for terminal in (True, False):
+        console = Console(width=width, force_terminal=terminal, file=io.StringIO())
+        lines = fitted(console, text.strip(), 10).splitlines()
+        assert (max(map(len, lines)) <= width) is terminal
+        assert all(line.startswith(" " * 10 + "7") or line[10:].strip() for line in lines[1:])
 
 
 def test_quiet_prints_nothing(rawnn: Rawnn) -> None:

@@ -83,6 +83,9 @@ def test_programmatic_edges_reach_the_driver(driver: Driver, producers: int) -> 
     lambda d: d.cuFuncSetAttribute(cu.CUfunction(1), "MAX_DYNAMIC_SHARED_SIZE_BYTES", 1 << 16),
     lambda d: d.cuFuncSetAttribute(cu.CUfunction(1), "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1),
     lambda d: d.cuGraphKernelNodeSetAttribute(NODE, "CLUSTER_DIMENSION", (2, 1, 1)),
+    lambda d: d.cuGraphKernelNodeSetAttribute(NODE, "COOPERATIVE", 1),
+    lambda d: d.cuOccupancyMaxActiveBlocksPerMultiprocessor(cu.CUfunction(1), 256, 1 << 16),
+    lambda d: d.cuOccupancyMaxActiveClusters(cu.CUfunction(1), cu.CUlaunchConfig()),
     lambda d: d.cuTensorMapEncodeTiled("BFLOAT16", 4096, (100, 30), (208,), (64, 8), "128B",
                                        "L2_256B"),
 ])
@@ -91,13 +94,38 @@ def test_other_calls_reach_the_driver(driver: Driver, call: Callable[[Driver], A
         call(driver)
 
 
+@pytest.mark.parametrize("nbytes", [1, 4, 4096])
+def test_a_memset_node_sets_bytes(driver: Driver, monkeypatch: pytest.MonkeyPatch,
+                                  nbytes: int) -> None:
+    made: list[Any] = []
+
+    class Recording:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cu, name)
+
+        def cuGraphAddMemsetNode(self, *arguments: Any) -> Any:
+            made.append(arguments[3])
+            return cu.CUresult.CUDA_SUCCESS, NODE
+
+    monkeypatch.setattr(driver, "_cu", Recording())
+    driver.cuGraphAddMemsetNode(GRAPH, [], 256, 7, nbytes, CONTEXT)
+    node, = made
+    assert (int(node.dst), node.value) == (256, 7)
+    assert node.elementSize == 1  # or 7 would be set in every second or fourth byte only
+    assert (node.width, node.height) == (nbytes, 1)
+
+
+@pytest.mark.parametrize("cooperative", [False, True])
 @pytest.mark.parametrize("programmatic", [False, True])
 @pytest.mark.parametrize("cluster", [None, (4, 2, 1)])
-def test_launch_configurations(driver: Driver, cluster: Any, programmatic: bool) -> None:
-    config = driver.launch_config((8, 2, 1), (128, 1, 1), 4096, STREAM, cluster, programmatic)
+def test_launch_configurations(driver: Driver, cluster: Any, programmatic: bool,
+                               cooperative: bool) -> None:
+    config = driver.launch_config((8, 2, 1), (128, 1, 1), 4096, STREAM, cluster, programmatic,
+                                  cooperative)
     assert (config.gridDimX, config.gridDimY, config.blockDimX) == (8, 2, 128)
     assert config.sharedMemBytes == 4096
-    assert config.numAttrs == len(config.attrs) == (cluster is not None) + programmatic
+    assert config.numAttrs == len(config.attrs) == (cluster is not None) + programmatic \
+        + cooperative
     ids, found = cu.CUlaunchAttributeID, {int(a.id): a.value for a in config.attrs}
     if cluster:
         shape = found[int(ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)].clusterDim
@@ -105,5 +133,7 @@ def test_launch_configurations(driver: Driver, cluster: Any, programmatic: bool)
     if programmatic:
         value = found[int(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)]
         assert value.programmaticStreamSerializationAllowed == 1
+    if cooperative:
+        assert found[int(ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)].cooperative == 1
     with pytest.raises(RuntimeError, match=r"(?i)driver|libcuda"):
         driver.cuLaunchKernelEx(config, cu.CUfunction(1), 0, 0)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rawnn.compiling.signature import KernelSignature, Parameter, parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments, HostToDevice
 from rawnn.errors import ConfigError
-from rawnn.ptx.signature import KernelSignature, Parameter, parse_kernels
 from tests.sim.work import read, relu, vector
 
 TYPES: dict[str, tuple[Any, Any]] = {

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.graphs import Graph
-from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import Fault, Race, Simulation, kernels, register
 from tests.sim.work import read, vector
 
@@ -104,6 +104,46 @@ def test_clusters_that_cannot_be(grid: int, blocks: int) -> None:
         wrong.add_to(graph, [], 0)
 
 
+# -- cooperative launches -------------------------------------------------------------------------
+def test_a_cooperative_launch_on_a_stream_and_in_a_graph() -> None:
+    device = opened()
+    x, y, z = vector(device, 1.0), vector(device), vector(device)
+    together = {"grid": 132, "cooperative": True}
+    launch(device, "plain", x, y, **together).run(0)
+    graph = Graph(device.driver, device.context)
+    launch(device, "plain", y, z, **together, cluster=(4, 1, 1)).add_to(graph, [], 0)
+    node, = device.driver._graph(graph.handle).nodes
+    assert node.cooperative
+    assert node.cluster == (4, 1, 1)
+    executable = graph.instantiate("cooperative")
+    executable.launch(device.stream)
+    assert (read(device, z) == 3).all()
+    executable.close()
+    graph.close()
+    device.close()
+    device.driver.simulation.assert_clean()
+
+
+@pytest.mark.parametrize(("capability", "shared", "most"), [
+    ((9, 0), 227 << 10, 132), ((9, 0), 113 << 10, 264), ((9, 0), 0, 132 * 32),
+    ((8, 0), 163 << 10, 108), ((7, 5), 0, 40 * 16), ((12, 0), 49 << 10, 2 * 188),
+])
+def test_more_blocks_than_fit_at_once_are_refused(capability: tuple[int, int], shared: int,
+                                                  most: int) -> None:
+    device = opened(compute_capability=capability)
+    x, y = vector(device, 1.0), vector(device)
+    launch(device, "plain", x, y, most, cooperative=True, shared_bytes=shared).run(0)
+    large = launch(device, "plain", x, y, most + 1, cooperative=True, shared_bytes=shared)
+    with pytest.raises(CallFailed, match=r"cuLaunchKernelEx failed with "
+                                         r"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE \[720\].*"
+                                         r"plain, grid \(\d+, 1, 1\), .* cooperative"):
+        large.run(0)
+    graph = Graph(device.driver, device.context)
+    with pytest.raises(CallFailed, match="cuGraphKernelNodeSetAttribute failed"):
+        large.add_to(graph, [], 0)
+    launch(device, "plain", x, y, most + 1, shared_bytes=shared).run(0)
+
+
 def test_a_gpu_without_clusters() -> None:
     device = opened(compute_capability=(8, 0))
     x, y = vector(device, 1.0), vector(device)
@@ -119,6 +159,19 @@ def test_node_attributes_of_what_is_no_kernel_node(device: Device) -> None:
     set_attribute = device.driver.cuGraphKernelNodeSetAttribute
     assert set_attribute(node, "CLUSTER_DIMENSION", (1, 1, 1)) == (1,)
     assert set_attribute(4711, "CLUSTER_DIMENSION", (1, 1, 1)) == (1,)
+    assert set_attribute(node, "COOPERATIVE", 1) == (1,)
+    graph.close()
+
+
+def test_node_attributes_that_are_none() -> None:
+    device = opened()
+    graph = Graph(device.driver, device.context)
+    node, = launch(device, "plain", vector(device), vector(device)).add_to(graph, [], 0)
+    set_attribute = device.driver.cuGraphKernelNodeSetAttribute
+    assert set_attribute(node, "COOPERATIVE", 2) == (1,)
+    assert set_attribute(node, "COOPERATIVE", (1, 1, 1)) == (1,)
+    assert set_attribute(node, "CLUSTER_DIMENSION", 1) == (1,)
+    assert set_attribute(node, "PRIORITY", 1) == (1,)
     graph.close()
 
 

@@ -84,6 +84,25 @@ def test_sizes_of_segments(pool: Pool, nbytes: int, segment: int) -> None:
     check(pool)
 
 
+@pytest.mark.parametrize(("nbytes", "segments"), [(MIB - 513, 1), (MIB - 1, 1), (MIB, 2),
+                                                  (MIB + 1, 2)])
+def test_from_a_mebibyte_on_a_request_shares_no_segment(pool: Pool, device: Device, nbytes: int,
+                                                        segments: int) -> None:
+    pool.allocate(512, "small")
+    pool.allocate(nbytes, "at the boundary")
+    assert device.memory.calls == segments
+    check(pool)
+
+
+@pytest.mark.parametrize(("left", "splits"), [(MIB - 512, 0), (MIB, 1), (MIB + 512, 1)])
+def test_what_is_split_off_a_large_block_is_at_least_a_mebibyte(pool: Pool, left: int,
+                                                                splits: int) -> None:
+    pool.free(pool.allocate(4 * MIB - 1, "first"))  # a byte to spare: a segment of 4 MiB
+    pool.allocate(4 * MIB - left - 1, "second")
+    assert (pool.statistics().hits, pool.statistics().splits) == (1, splits)
+    check(pool)
+
+
 def test_a_large_request_has_a_segment_of_its_own(pool: Pool, device: Device) -> None:
     pool.allocate(512, "small")
     large = pool.allocate(3 * MIB, "large")

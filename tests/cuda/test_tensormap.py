@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.errors import ConfigError
 from rawnn.graphs import Graph
-from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import Fault, Faults, Simulation, SimulationError, kernels, register
 from rawnn.sim.tensormap import decoded
 from tests.sim.work import read, vector

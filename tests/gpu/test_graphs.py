@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import rawnn
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments
 from rawnn.errors import DeviceError
 from rawnn.graphs import Graph
 from rawnn.lab.arrays import Array, default_device
-from rawnn.ptx.signature import parse_kernels
 
 pytestmark = pytest.mark.gpu
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
@@ -18,7 +19,6 @@ from rawnn.cuda.stream import Event, Mark, Stream
 from rawnn.errors import OutOfMemory
 from rawnn.graphs import Graph
 from rawnn.machine import machine_of
-from rawnn.ptx.signature import parse_kernels
 from tests.engine import make_work, random_dataset, run_on
 
 pytestmark = pytest.mark.gpu
@@ -27,7 +27,8 @@ MIB = 1 << 20
 COUNT = 1 << 20
 
 # Each adds 1. `late` lets the kernel behind it begin at once and writes late; `clustered` says how
-# many blocks its cluster has, `roomy` uses all of its dynamic shared memory.
+# many blocks its cluster has, `roomy` uses all of its dynamic shared memory; in `together` no block
+# goes on before all have begun, so that it ends only where all are on the GPU at once.
 SOURCE = r"""
 #include "pdl.cuh"
 extern "C" __global__ void late(const float* x, float* y, int n) {
@@ -53,6 +54,18 @@ extern "C" __global__ void roomy(const float* x, float* y, int n) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
     y[i] = x[i] + held[bytes / 4 - 1];
 }
+extern "C" __global__ void together(const float* x, float* y, int n) {
+  __shared__ unsigned begun;
+  unsigned* count = reinterpret_cast<unsigned*>(y + n - 1);  // ahead of the last element's value
+  if (threadIdx.x == 0) {
+    atomicAdd(count, 1u);
+    do asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(begun) : "l"(count) : "memory");
+    while (begun < gridDim.x);
+  }
+  __syncthreads();
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n - 1; i += gridDim.x * blockDim.x)
+    y[i] = x[i] + static_cast<float>(begun);
+}
 """
 SIGNATURES = parse_kernels(SOURCE)
 
@@ -61,7 +74,7 @@ SIGNATURES = parse_kernels(SOURCE)
 def hopper(device: Device) -> Device:
     if device.capability < (9, 0):
         pytest.skip("needs compute capability 9.0")
-    names = ("late", "clustered", "roomy")
+    names = ("late", "clustered", "roomy", "together")
     if ("gpu.cu", "late", True) not in device._functions:
         device.load(SOURCE, "gpu.cu", SIGNATURES, names, programmatic=True)
     return device
@@ -208,6 +221,30 @@ def test_clusters(blocks: int, hopper: Device, vectors: Any) -> None:
     assert (read(hopper, z) == 2 * blocks).all()
     executable.close()
     graph.close()
+
+
+@pytest.mark.parametrize("clusters", [{}, {"cluster": (4, 1, 1)}])
+def test_cooperative_launches(clusters: dict[str, Any], hopper: Device, vectors: Any) -> None:
+    x, y, z = vectors(3)
+    grid = hopper.info.multiprocessors // 8 * 8
+    shape = {"grid": grid, "shared_bytes": 120 << 10, "cooperative": True, **clusters}
+    launch(hopper, "together", x, y, **shape).launch()
+    assert (read(hopper, y)[:-1] == grid).all()
+    graph = Graph(hopper.driver, hopper.context)
+    launch(hopper, "together", y, z, **shape).add_to(graph, [], 0)
+    executable = graph.instantiate("together")
+    executable.launch(hopper.stream)
+    assert (read(hopper, z)[:-1] == 2 * grid).all()
+    executable.close()
+    graph.close()
+
+
+def test_a_cooperative_launch_of_more_blocks_than_fit(hopper: Device, vectors: Any) -> None:
+    x, y = vectors(2)
+    large = launch(hopper, "together", x, y, grid=hopper.info.multiprocessors + 1,
+                   shared_bytes=120 << 10, cooperative=True)
+    with pytest.raises(CallFailed, match="CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"):
+        large.launch()
 
 
 def test_clusters_that_do_not_divide_the_grid(hopper: Device, vectors: Any) -> None:

@@ -29,7 +29,7 @@ SHAPES = ((64, 784, 784), (1, 1, 1), (33, 65, 17), (128, 10, 100), (130, 129, 13
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3": 2.0**-4,
         "float8_e5m2": 2.0**-3}
 """Half a unit of the last place."""
-NEEDS = {"tiled": (7, 5), "mma": (8, 0), "wgmma": (9, 0)}
+NEEDS = {"tiled": (7, 5), "mma": (8, 0), "wgmma": (9, 0), "wgmma_tf32": (9, 0)}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def needs(lowering: Lowering, impl: str, *types: str) -> None:
     least = (8, 9) if impl != "tiled" and any(t.startswith("float8") for t in types) \
         else NEEDS[impl]
     have = lowering.device.capability
-    if have < least or (impl == "wgmma" and have != (9, 0)):
+    if have < least or (impl.startswith("wgmma") and have != (9, 0)):
         pytest.skip(f"{impl} of {', '.join(types)} does not run on compute capability {have}")
 
 
@@ -58,7 +58,7 @@ def drawn(rng: np.random.Generator, tensor: Tensor) -> NDArray[Any]:
 def run(lowering: Lowering, op: Op, tensors: dict[str, Tensor],
         values: dict[str, NDArray[Any]], read: tuple[str, ...]) -> list[NDArray[Any]]:
     """Launch the op once on `values`, with NaN in every padding; gives back `read` as float64."""
-    plan = Plan("test", tensors, (op,), 1)
+    plan = Plan("test", tensors, (op,), 1, target=lowering.device.target())
     lowering.compile([plan])
     arrays = {}
     for name, tensor in tensors.items():
@@ -84,6 +84,8 @@ def run(lowering: Lowering, op: Op, tensors: dict[str, Tensor],
     ("tiled", ("float8_e4m3", "bfloat16", "float16"), "float32"),
     ("mma", ("float32", "float32", "float32"), "tf32"),
     ("mma", ("float32", "float32", "float32"), "float32"),
+    ("wgmma_tf32", ("float32", "float32", "float32"), "tf32"),
+    ("wgmma_tf32", ("float32", "float32", "float32"), "float32"),
     ("mma", ("bfloat16", "bfloat16", "bfloat16"), "float32"),
     ("mma", ("float16", "float16", "float32"), "float16"),
     ("mma", ("float8_e5m2", "float8_e4m3", "bfloat16"), "float32"),
@@ -137,7 +139,8 @@ def test_products(lowering: Lowering, impl: str, types: tuple[str, str, str], co
 
 @pytest.mark.parametrize(("impl", "operand", "weight", "compute"), [
     ("tiled", "float32", "float32", "float32"), ("mma", "float32", "float32", "tf32"),
-    ("mma", "float32", "float32", "float32"),
+    ("mma", "float32", "float32", "float32"), ("wgmma_tf32", "float32", "float32", "tf32"),
+    ("wgmma_tf32", "float32", "float32", "float32"),
     ("mma", "bfloat16", "float32", "float32"), ("mma", "bfloat16", "bfloat16", "float32"),
     ("wgmma", "bfloat16", "float32", "float32"),
 ])
@@ -171,7 +174,7 @@ def test_updates(lowering: Lowering, impl: str, operand: str, weight: str, compu
 
 @pytest.mark.parametrize("kind", ["weight_momentum", "weight_adam"])
 @pytest.mark.parametrize(("impl", "operand"), [("mma", "float32"), ("mma", "bfloat16"),
-                                               ("wgmma", "bfloat16")])
+                                               ("wgmma", "bfloat16"), ("wgmma_tf32", "float32")])
 def test_updates_of_other_optimizers(lowering: Lowering, impl: str, operand: str,
                                      kind: str) -> None:
     needs(lowering, impl, operand)
@@ -206,11 +209,12 @@ def test_updates_of_other_optimizers(lowering: Lowering, impl: str, operand: str
             assert (np.abs(value - exact[name]) <= bound).all(), (name, rows, cols, batch)
 
 
+@pytest.mark.parametrize("own", ["mma", "wgmma_tf32"])
 @pytest.mark.parametrize("positive", [False, True])
-def test_float32_on_tensor_cores_is_float32(lowering: Lowering, positive: bool) -> None:
+def test_float32_on_tensor_cores_is_float32(lowering: Lowering, own: str, positive: bool) -> None:
     """At most twice as far from float64 as cuBLAS's float32; of K below 16 terms it is more
     (tests/ptx/test_tf32x3.py)."""
-    needs(lowering, "mma", "float32")
+    needs(lowering, own, "float32")
     pytest.importorskip("nvmath")
     rng, shape = np.random.default_rng(9), {"m": 128, "n": 192}
     for k in (16, 64, 784, 4096):
@@ -225,14 +229,14 @@ def test_float32_on_tensor_cores_is_float32(lowering: Lowering, positive: bool) 
                 values = {name: np.abs(v) for name, v in values.items()}
             exact = values["a"].astype(np.float64) @ values["b"].astype(np.float64).T
             errors = {}
-            for impl in ("mma", "cublas"):
+            for impl in (own, "cublas"):
                 used = {n: t for n, t in tensors.items() if impl == "cublas" or n != "workspace"}
                 op = Op("matmul", "product", {n: n for n in used},
                         {"layout": "nt", **shape, "k": k, "alpha": 1.0, "beta": 0.0, "bias": False,
                          "activation": "", "slope": "", "compute": "float32"}, impl)
                 (c,) = run(lowering, op, used, values, ("c",))
                 errors[impl] = np.linalg.norm(c - exact)
-            worst = max(worst, float(errors["mma"] / errors["cublas"]))
+            worst = max(worst, float(errors[own] / errors["cublas"]))
         assert worst <= 2, k
 
 

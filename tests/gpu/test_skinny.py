@@ -15,10 +15,12 @@ from rawnn import ptx
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.errors import DeviceError
-from rawnn.runners.kernels.skinny import Launch, choose_backward, choose_nt
+from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
+from rawnn.target import known
 
 pytestmark = pytest.mark.gpu
 
+HOPPER = known((9, 0))
 SOURCE = Path(ptx.SOURCES) / "skinny.cu"
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SHAPES = [(32, 1024, 1024), (32, 10, 1024), (30, 999, 1003), (64, 264, 784), (64, 130, 1001),
@@ -111,7 +113,7 @@ def test_forward(batch: int, rows: int, cols: int) -> None:
     _, x, w, bias = _operands(batch, rows, cols)
     c = Matrix(np.zeros((batch, rows)))
     biases = rawnn.array(bias)
-    _run("skinny_nt", ["bfloat16", "bfloat16", "Relu"], choose_nt(batch, rows, cols), rows,
+    _run("skinny_nt", ["bfloat16", "bfloat16", "Relu"], choose_nt(HOPPER, batch, rows, cols), rows,
          {"a": Matrix(x), "b": Matrix(w), "c": c}, ("a", "b"), bias=biases.address, m=batch,
          n=rows, k=cols)
     _close(c.read(), np.maximum(x @ w.T + bias, 0), 2**-8)
@@ -121,7 +123,7 @@ def test_forward(batch: int, rows: int, cols: int) -> None:
 def test_input_gradient(batch: int, rows: int, cols: int) -> None:
     dz, x, w, _ = _operands(batch, rows, cols)
     c = Matrix(np.zeros((batch, cols)))
-    launch = choose_backward(batch, rows, cols, 2, gradient=True, update=False)
+    launch = choose_backward(HOPPER, batch, rows, cols, 2, gradient=True, update=False)
     _run("skinny_nn", ["bfloat16", "Relu"], launch, cols,
          {"a": Matrix(dz), "b": Matrix(w), "saved": Matrix(x), "c": c}, ("a", "b"), m=batch,
          n=cols, k=rows)
@@ -142,7 +144,8 @@ def test_update(batch: int, rows: int, cols: int, weights: str, gradient: bool) 
     if gradient:
         tensors["dx"] = Matrix(np.zeros((batch, cols)))
     biases = rawnn.array(bias)
-    launch = choose_backward(batch, rows, cols, dtype.itemsize, gradient=gradient, update=True)
+    launch = choose_backward(HOPPER, batch, rows, cols, dtype.itemsize, gradient=gradient,
+                             update=True)
     name, slope = ("skinny_backward", ["Relu"]) if gradient else ("skinny_update", [])
     _run(name, ["bfloat16", weights, *slope, "false", "true", "false"], launch, cols, tensors,
          bias=biases.address, batch=batch, rows=rows, cols=cols, lr=lr, decay=decay)
@@ -171,7 +174,7 @@ def test_rounding_by_chance_keeps_the_mean_and_repeats(batch: int, cols: int) ->
         if gradient:
             operands["dx"] = Matrix(np.zeros((batch, cols)))
         ragged = cols % 8 != 0
-        launch = choose_backward(batch, rows, cols, 2, gradient=gradient, update=True,
+        launch = choose_backward(HOPPER, batch, rows, cols, 2, gradient=gradient, update=True,
                                  ragged=ragged)
         name, slope = ("skinny_backward", ["None"]) if gradient else ("skinny_update", [])
         _run(name, ["bfloat16", "bfloat16", *slope, "true", "false", str(ragged).lower()], launch,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments
 from rawnn.graphs import Graph
-from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import Race, Simulation, kernels, register
 from tests.sim.work import read, vector
 

@@ -3,6 +3,7 @@ changes in what they compute."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -14,12 +15,15 @@ from rawnn.network import Network
 from rawnn.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
+from rawnn.ptx import head
+from rawnn.ptx.head import shared_bytes, splits_of, units_of
+from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.host import HostRunner
-from rawnn.runners.kernels import kernel_for
 from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
-from rawnn.step.ops.head import shared_bytes, splits_of, units_of
+from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
 from tests.catalogue import legal
 from tests.engine import CAPABLE, make_work, random_dataset, run_on, spelled, step_plan, trained
 
@@ -132,6 +136,20 @@ def test_every_pair_of_toggles_goes_with_it() -> None:
 ])
 def test_other_plans_are_left_alone(layers: tuple[int, ...], options: dict[str, Any]) -> None:
     assert "softmax_head" not in kinds(rewritten(layers, **options))
+
+
+@pytest.mark.parametrize("role", ["z", "dz"])
+def test_what_another_op_reads_stays(role: str) -> None:
+    """The op in one piece stores neither the last outputs nor their gradient."""
+    plan = rewritten(LAYERS, opt="preload,sr,mma,fuse=-head")
+    fused = head.rewrite(plan)
+    assert isinstance(fused, Plan)
+    assert "softmax_head" in kinds(fused)
+    (loss,) = plan.find(kind="softmax_loss_gradient")
+    sums = Tensor("sums", (LAYERS[-1],), "float32", Role.GRADIENT)
+    reader = Op("bias_grad", "reader", {"dz": loss.operands[role], "db": "sums"})
+    read = replace(plan, ops=(*plan.ops, reader)).with_tensors(sums).check()
+    assert "input gradient and update in a row" in str(head.rewrite(read))
 
 
 @pytest.mark.parametrize(("features", "batch"), [

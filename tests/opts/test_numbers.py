@@ -3,6 +3,7 @@ accuracy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,15 @@ from rawnn.data import Dataset
 from rawnn.dtypes import FLOATS, overflows, rounded
 from rawnn.errors import ConfigError
 from rawnn.network import INITIALISERS, Network
-from rawnn.optimizers import Optimizer
+from rawnn.optimizers import RULES, Optimizer, Rule
 from rawnn.opts import batch, select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
+from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Simulation
 from rawnn.step import around
+from rawnn.step.op import OPS, define
 from rawnn.step.ops.common import flag_overflow
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
@@ -94,6 +97,46 @@ def test_products_read_copies_that_updates_write(opt: str) -> None:
         assert copies == {op.operands["copy"] for op in plan.ops if "copy" in op.operands}
         if copies:
             assert not any(plan[n].role is Role.PARAMETER for n in read)
+
+
+@pytest.fixture
+def sign(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...]], Optimizer]:
+    """An optimizer from outside the package, whose op writes the operands that one gives."""
+    monkeypatch.setattr("rawnn.step.op.OPS", OPS | {})
+
+    def made(writes: tuple[str, ...]) -> Optimizer:
+        def step(t: SimpleNamespace, a: Any) -> None:
+            t.w -= a["lr"] * np.sign(t.dw)
+            if hasattr(t, "copy"):
+                t.copy[...] = t.w
+
+        define("sign", reads=("w", "dw", "loss_scale", "overflow"), writes=writes,
+               optional=("copy", "loss_scale", "overflow"))(step)
+        monkeypatch.setitem(RULES, "sign", Rule(
+            "sign", {"decay": 0.0}, lambda s: "sign", lambda s: (), lambda s: {}))
+        return Optimizer("sign", 0.01)
+
+    return made
+
+
+@pytest.mark.parametrize("opt", ["bf16", "fp16", "fp8", "bf16,fuse"])
+def test_an_optimizer_from_outside_writes_the_copies_that_products_read(
+        opt: str, sign: Callable[[tuple[str, ...]], Optimizer]) -> None:
+    baseline = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=sign(("w", "copy")))
+    plan, _ = select(opt, DEEP, STEPS, CAPABLE).apply(baseline)
+    copies = {t.name for t in plan.tensors.values() if t.role is Role.COPY}
+    assert copies
+    assert copies == {op.operands["copy"] for op in plan.find(kind="sign")
+                      if "copy" in op.operands}
+
+
+@pytest.mark.parametrize("opt", ["bf16", "fp16", "fp8", "bf16,fuse"])
+def test_a_plan_with_a_copy_that_is_read_and_never_written_is_refused(
+        opt: str, sign: Callable[[tuple[str, ...]], Optimizer]) -> None:
+    baseline = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=sign(("w",)))
+    wanted = r"fc1\.forward reads fc1\.weight\.\w+, which nothing writes behind fc1\.weight\.sign"
+    with pytest.raises(ValueError, match=wanted):
+        select(opt, DEEP, STEPS, CAPABLE).apply(baseline)
 
 
 def test_acc16_sums_products_in_half_precision_but_for_weight_gradients() -> None:
@@ -284,10 +327,13 @@ def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict[s
 
 
 @pytest.mark.parametrize("opt", EMULATED)
-def test_copies_are_made_anew_from_what_was_kept(opt: str) -> None:
+@pytest.mark.parametrize("where", ["host", "simulated GPU"])
+def test_copies_are_made_anew_from_what_was_kept(opt: str, where: str) -> None:
     """A run that goes on from parameters and state alone has the same bits."""
-    def runner() -> HostRunner:
-        return HostRunner(make_work(f"preload,{opt}", (29, 20, 10), random_dataset(29, 10, 64, 8)))
+    def runner() -> HostRunner | GpuRunner:
+        work = make_work(f"preload,{opt}", (29, 20, 10), random_dataset(29, 10, 64, 8))
+        return HostRunner(work) if where == "host" \
+            else GpuRunner(Device(Simulation().backend()), work)
 
     whole, first, second = runner(), runner(), runner()
     whole.epoch(True)
@@ -339,7 +385,7 @@ def test_fewer_bits_learn_as_much(opt: str, layers: tuple[int, ...]) -> None:
 def test_another_batch_is_another_recipe() -> None:
     recipe, words = batch.chosen(512, Recipe(128), 60_000, 0, lambda r: 0)
     assert recipe == Recipe(512)
-    assert words.startswith("batch 512 makes 117 step(s) an epoch in place of 468")
+    assert words.startswith("batch 512 makes 117 steps an epoch in place of 468")
     with pytest.raises(ConfigError, match="larger than the training set"):
         batch.chosen(60_001, Recipe(128), 60_000, 0, lambda r: 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -27,7 +28,7 @@ BATCH, STEPS = 3, 4
 
 
 def baseline(network: Network) -> Plan:
-    return step_plan(network, BATCH, BATCH * STEPS)
+    return replace(step_plan(network, BATCH, BATCH * STEPS), target=CAPABLE.target)
 
 
 def rewritten(text: str, network: Network = DEEP, evaluate: bool = False) -> tuple[Plan, Policy]:

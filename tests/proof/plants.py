@@ -19,17 +19,17 @@ from unittest import mock
 import numpy as np
 
 from rawnn.activations import ACTIVATIONS
+from rawnn.compiling.signature import KernelSignature, Parameter, parse_kernels
 from rawnn.cuda import launch
 from rawnn.cuda.device import Device
 from rawnn.cuda.memory import ALIGNMENT
 from rawnn.cuda.stream import Stream
 from rawnn.errors import RawnnError
 from rawnn.ptx import source_path
-from rawnn.ptx.signature import KernelSignature, Parameter, parse_kernels
+from rawnn.ptx.kernels import kernel_for
 from rawnn.runners import graphplan, lowering, programs
 from rawnn.runners.base import Work, initial_state
 from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.kernels import kernel_for
 from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op

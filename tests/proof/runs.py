@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from rawnn.compiling import compile
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.errors import CompileError, OutOfMemory, RawnnError
 from rawnn.optimizers import Optimizer
-from rawnn.ptx import compile
-from rawnn.ptx.signature import parse_kernels
 from rawnn.runners.base import Work
 from rawnn.runners.gpu import GpuRunner
 from rawnn.sim import Fault, Faults, Simulation
@@ -35,9 +35,9 @@ def cheap_devices() -> Iterator[None]:
     includes = functools.cache(compile._read_includes)
     with ExitStack() as patches:
         patches.enter_context(mock.patch(
-            "rawnn.ptx.compile._read_includes",
+            "rawnn.compiling.compile._read_includes",
             lambda text, name, paths: includes(text, name, tuple(paths))))
-        for module in ("rawnn.cuda.device", "rawnn.sim.driver", "rawnn.sim.image"):
+        for module in ("rawnn.cuda.device", "rawnn.sim.image"):
             patches.enter_context(mock.patch(f"{module}.parse_kernels", remembered))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
         yield

@@ -74,7 +74,7 @@ def test_every_call_site_fails_where_a_product_is_cut_into_slices() -> None:
 
 
 def test_pairs_of_toggles() -> None:
-    """A quarter of the pairs, and of each some of its call sites; the draw is the same each run."""
+    """A third of the pairs, and of each some of its call sites; the draw is the same each run."""
     draw = random.Random(0)
     pairs = [",".join(pair) for pair in combinations([*SINGLE, "graphs=epoch", "graphs=while"], 2)]
     walked = 0

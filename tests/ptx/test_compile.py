@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.compiling import headers
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.compile import Compiled, compile_source
 from rawnn.cuda.errors import CallFailed
 from rawnn.errors import CompileError, MissingLibrary
-from rawnn.ptx import headers
-from rawnn.ptx.cache import CubinCache
-from rawnn.ptx.compile import Compiled, compile_source
 
 SOURCE = """#include "scale.cuh"
 template <typename T, bool TWICE> __global__ void scale(T* x, int n) {

@@ -9,11 +9,11 @@ from functools import cache
 import pytest
 
 from rawnn import ptx
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.compiling.resources import spills
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, MissingLibrary
-from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.ptx.resources import spills
-from rawnn.step.ops.head import WARPS
+from rawnn.ptx.head import WARPS
 
 EXPRESSIONS = tuple(
     f"softmax_head<{numbers},{slope},{chance},{ragged},{tiles},{classes},{WARPS}>"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.compiling import headers
 from rawnn.errors import MissingLibrary
-from rawnn.ptx import headers
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -158,7 +158,7 @@ def test_real_headers_are_those_of_the_loaded_nvrtc():
 def test_import_is_light():
     """Neither CUDA packages, nor the cache's platformdirs, nor NumPy come with the import."""
     code = (
-        "import sys; import rawnn.ptx, rawnn.ptx.compile, rawnn.ptx.signature;"
+        "import sys; import rawnn.ptx, rawnn.compiling.compile, rawnn.compiling.signature;"
         "heavy = 'cuda.bindings', 'cuda.pathfinder', 'numpy', 'platformdirs', 'importlib.metadata';"
         "print([name for name in heavy if name in sys.modules])"
     )

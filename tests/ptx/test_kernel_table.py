@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 
 from rawnn import ptx
+from rawnn.compiling.resources import SM_LIMITS
 from rawnn.errors import MissingLibrary
-from rawnn.ptx.resources import SM_LIMITS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.compiling import resources
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import MissingLibrary
-from rawnn.ptx import resources
 
 SOURCES = Path(__file__).resolve().parents[2] / "rawnn" / "ptx"
 # What rawnn claims; 90a goes with 90. An NVRTC that does not know one yet is not asked for it.

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.compiling.compile import compile_source
+from rawnn.compiling.programmatic import prove
+from rawnn.compiling.resources import spills
+from rawnn.compiling.signature import find_kernel, parse_kernels
 from rawnn.dtypes import rounded
 from rawnn.errors import MissingLibrary
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
-from rawnn.ptx.compile import compile_source
-from rawnn.ptx.programmatic import prove
-from rawnn.ptx.resources import spills
-from rawnn.ptx.signature import find_kernel, parse_kernels
-from rawnn.runners.kernels import kernel_for
+from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.narrow import shared_bytes
 from rawnn.step.op import Op
-from rawnn.step.ops.narrow import shared_bytes
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 from tests.engine import CAPABLE, step_plan

@@ -12,7 +12,7 @@ import pytest
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import MissingLibrary
 from rawnn.ptx import SOURCES
-from rawnn.ptx.compile import compile_source
+from rawnn.compiling.compile import compile_source
 
 DEVICE = sorted((SOURCES / "device").glob("*.cuh"))
 TWIN = Path(__file__).resolve().parent / "twin" / "primitives.h"
@@ -146,6 +146,12 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "wait_for_kernels": ("int nothing", "ptx::wait_for_kernels();", "griddepcontrol.wait;"),
     "launch_dependents": ("int nothing", "ptx::launch_dependents();",
                           "griddepcontrol.launch_dependents;"),
+    "multiply_async": (
+        "unsigned a, unsigned b, unsigned c, unsigned d, unsigned long long right, int add",
+        "const unsigned l[4] = {a, b, c, d}; float s[32]; ptx::fence_products(); "
+        "ptx::multiply_async<64>(s, l, right, add); ptx::commit_products(); "
+        "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
+        "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p, 1, 1;"),
     "fence_products": ("int nothing", "ptx::fence_products();", "wgmma.fence.sync.aligned;"),
     "commit_products": ("int nothing", "ptx::commit_products();",
                         "wgmma.commit_group.sync.aligned;"),
@@ -253,7 +259,7 @@ def test_every_primitive_with_ptx_is_probed() -> None:
         text = CODE.sub("", path.read_text())
         for match in re.finditer(r"__forceinline__ [\w ]+?\*? ?(\w+)\(", text):
             rest = text[match.end() : text.find("}\n", match.end())]
-            if "asm" in rest and match[1] not in ("multiply_async", "dynamic_shared"):
+            if "asm" in rest and match[1] not in ("multiply_async", "dynamic_shared", "settle"):
                 assert match[1] in probed or match[1] in (
                     "multiply_f16", "multiply_from_zero", "load_remote4", "wait_for_remote"), \
                     match[1]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rawnn.compiling.programmatic import Proof, prove
+from rawnn.compiling.signature import parse_kernels
 from rawnn.errors import CompileError
 from rawnn.ptx import SOURCES
-from rawnn.ptx.programmatic import Proof, prove
-from rawnn.ptx.signature import parse_kernels
 
 HEAD = '#include "pdl.cuh"\n'
 DECLARED = "(const float* __restrict__ x, const int* __restrict__ cursor, float* y, int n)"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.compile import Compiled, compile_source
 from rawnn.optimizers import Optimizer
 from rawnn.ptx import SOURCES
-from rawnn.ptx.cache import CubinCache
-from rawnn.ptx.compile import Compiled, compile_source
-from rawnn.runners.kernels import kernel_for
+from rawnn.ptx.kernels import kernel_for
 from tests.engine import make_work, random_dataset
 from tests.ptx.test_programmatic import nvrtc
 

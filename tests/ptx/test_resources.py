@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from rawnn.compiling.compile import compile_source
+from rawnn.compiling.resources import SM_LIMITS, Usage, occupancy, resource_usage, spills
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.ptx.compile import compile_source
-from rawnn.ptx.resources import SM_LIMITS, Usage, occupancy, resource_usage, spills
 
 SOURCE = """
 template <int N> __global__ void tile(float* p, int n) {

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rawnn import ptx
+from rawnn.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
+from rawnn.cuda.launch import Value
+from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts import select
-from rawnn.ptx.signature import KernelSignature, find_kernel, parse_kernels
+from rawnn.ptx.kernels import KERNELS, kernel_for
+from rawnn.ptx.table import NEUTRAL, Key
+from rawnn.runners.arguments import kernel_arguments
 from rawnn.runners.graphplan import graph_plans
-from rawnn.runners.kernels import kernel_arguments, kernel_for
 from rawnn.step.op import OPS, Op
 from rawnn.step.plan import Plan
-from tests.engine import CAPABLE, GRAPHS, LADDER, measuring_plan, step_plan
+from tests.catalogue import cases
+from tests.engine import CAPABLE, LADDER, measuring_plan, step_plan
 
 SHAPES = [(784, 10), (29, 18, 7)]
 
@@ -36,17 +43,56 @@ def kernel_ops(opt: str, layers: tuple[int, ...]) -> list[tuple[Op, Plan]]:
     return found
 
 
-@pytest.mark.parametrize("layers", SHAPES)
-@pytest.mark.parametrize("opt", [*LADDER, *(f"preload,fuse,graphs={g}" for g in GRAPHS)])
-def test_every_argument_of_every_kernel_has_a_value(opt: str, layers: tuple[int, ...]) -> None:
-    for op, plan in kernel_ops(opt, layers):
+def arguments_of(op: Op, plan: Plan, signature: KernelSignature) -> dict[str, Value]:
+    addresses = {name: 256 * (i + 1) for i, name in enumerate(plan.tensors)}
+    return kernel_arguments(op, plan, signature, addresses)
+
+
+@pytest.mark.parametrize("key", sorted(KERNELS), ids="/".join)
+def test_every_argument_of_every_kernel_has_a_value(key: Key) -> None:
+    """The pointers are the op's operands, and every number comes from the op or its sizes: without
+    it, the launch is refused."""
+    for case in cases()[key]:
+        op, plan = case.op, case.plan
         signature = signature_of(op, plan)
-        addresses = {name: 256 * (i + 1) for i, name in enumerate(plan.tensors)}
-        values = kernel_arguments(op, plan, signature, addresses)
-        assert list(values) == [p.name for p in signature.parameters
-                                if p.mapped not in op.operands]
+        values = arguments_of(op, plan, signature)
         pointers = {p.name for p in signature.parameters if p.pointer}
         assert set(op.operands) == {p for p in pointers if values[p]}, op
+        numbers = {k: v for k, v in op.attributes.items() if k in values and k not in pointers}
+        assert numbers == {name: values[name] for name in numbers}, op
+    for name in numbers:
+        poorer = replace(op, attributes={k: v for k, v in op.attributes.items() if k != name})
+        with pytest.raises((ConfigError, KeyError), match=name):
+            arguments_of(poorer, plan, signature)
+
+
+def product() -> tuple[Op, Plan, KernelSignature]:
+    op, plan = next((o, p) for o, p in kernel_ops("none", (29, 7)) if o.kind == "matmul")
+    return op, plan, signature_of(op, plan)
+
+
+def test_a_parameter_that_nothing_fills_is_refused() -> None:
+    op, plan, signature = product()
+    number = replace(signature, parameters=(*signature.parameters,
+                                            Parameter("gamma", "float", False, False)))
+    with pytest.raises(ConfigError, match="nothing fills the parameter 'gamma' of the kernel"):
+        arguments_of(op, plan, number)
+    pointer = replace(signature, parameters=(*signature.parameters,
+                                             Parameter("mask", "float", True, True)))
+    with pytest.raises(ConfigError, match=r"'mask' .* kind matmul has no such operand"):
+        arguments_of(op, plan, pointer)
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_number_that_the_kernel_does_not_take_is_refused(name: str) -> None:
+    op, plan, signature = product()
+    poorer = replace(signature, parameters=tuple(
+        p for p in signature.parameters if p.name != name))
+    neutral = replace(op, attributes={**op.attributes, name: NEUTRAL[name]})
+    assert name not in arguments_of(neutral, plan, poorer)
+    other = replace(op, attributes={**op.attributes, name: 0.5})
+    with pytest.raises(ConfigError, match=f"takes no '{name}', but the op .* has {name}=0.5"):
+        arguments_of(other, plan, poorer)
 
 
 @pytest.mark.parametrize("layers", SHAPES)

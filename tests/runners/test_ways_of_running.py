@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Mark, Stream
 from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.ptx.programmatic import Proof
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.overlap import fetching, turns
 from rawnn.runners.programmatic import follows_anything, programmatic_edges

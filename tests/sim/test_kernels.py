@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from rawnn import ptx
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.errors import CompileError
-from rawnn.ptx.signature import parse_kernels
-from rawnn.runners.kernels import KERNELS
+from rawnn.ptx.kernels import KERNELS
+from rawnn.ptx.table import Key
 from rawnn.sim import SimulationError, kernels, register
 from rawnn.sim.image import decode
 from rawnn.step.op import OPS
@@ -22,14 +23,13 @@ from .work import read, relu, vector
 
 
 @pytest.mark.parametrize("key", KERNELS, ids=lambda key: "/".join(key))
-def test_pointers_are_const_exactly_where_the_op_only_reads(key: tuple[str, str]) -> None:
+def test_pointers_are_const_exactly_where_the_op_only_reads(key: Key) -> None:
     impl = KERNELS[key]
-    kind = key[0].partition(" ")[0]
     signature = parse_kernels(ptx.source_path(impl.source).read_text())[impl.name]
     pointers = [p for p in signature.parameters if p.pointer]
     assert pointers
     for pointer in pointers:
-        assert pointer.const == (pointer.name not in OPS[kind].writes), pointer.name
+        assert pointer.const == (pointer.name not in OPS[key.kind].writes), pointer.name
         assert pointer.name in impl.shapes
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
-from rawnn.ptx.signature import parse_kernels
 from rawnn.sim import Simulation, SimulationError
 from rawnn.sim.tensormap import SimMap, check_maps, decoded
 

@@ -9,8 +9,8 @@ from rawnn.step.op import Access, Op
 
 
 def _touch(left: Access, right: Access) -> bool:
-    same_slot = left[1] is None or right[1] is None or left[1] == right[1]
-    return left[0] == right[0] and same_slot
+    same_slots = left[1] is None or right[1] is None or bool({*left[1]} & {*right[1]})
+    return left[0] == right[0] and same_slots
 
 
 def conflict(first: Op, second: Op) -> bool:

@@ -32,7 +32,8 @@ def random_ops(draw: st.DrawFn) -> list[Op]:
         spec = OPS[kind]
         roles = [r for r in dict.fromkeys((*spec.reads, *spec.writes))
                  if r not in spec.optional or draw(st.booleans())]
-        attributes: dict[str, Any] = {"offset": draw(st.integers(0, 2))}
+        attributes: dict[str, Any] = {"offset": draw(st.integers(0, 2)),
+                                      "span": draw(st.integers(1, 4))}
         if kind == "matmul":
             attributes["beta"] = draw(st.sampled_from([0.0, 1.0]))
         operands = {role: draw(st.sampled_from(names)) for role in roles}
@@ -44,6 +45,20 @@ def random_ops(draw: st.DrawFn) -> list[Op]:
 @given(random_ops())
 def test_edges_of_arbitrary_ops_equal_the_oracle(ops: list[Op]) -> None:
     assert dependencies(ops) == reduced_edges(ops)
+
+
+def test_an_op_of_several_steps_is_tied_to_the_ops_of_those_steps() -> None:
+    def accuracy(name: str, offset: int, span: int) -> Op:
+        operands = {"p": "p", "y": "y", "cursor": "cursor", "correct": "correct"}
+        return Op("accuracy", name, operands, {"offset": offset, "span": span})
+
+    epoch = accuracy("epoch", 1, 3)
+    assert epoch.writes == (("correct", range(1, 4)),)
+    assert "writes correct[cursor+1 to cursor+3]" in str(epoch)
+    assert epoch.at_step(4, {}).writes == (("correct", range(5, 8)),)
+    ops = [accuracy("0", 0, 1), accuracy("3", 3, 1), epoch, accuracy("4", 4, 1),
+           accuracy("2", 2, 1)]
+    assert dependencies(ops) == [(), (), (1,), (), (2,)]
 
 
 @pytest.mark.parametrize("layers", [(5, 3), (5, 4, 3), (6, 5, 4, 3)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.step import Op, Plan, Role, Tensor
 from rawnn.step.build import used_tensors
+from rawnn.step.op import OPS
 from tests.engine import measuring_plan, step_plan
 
 
@@ -113,6 +116,27 @@ def test_without_metrics_drops_what_only_measures(plan: Plan) -> None:
     assert kinds(quiet.without_metrics()) == kinds(quiet)
 
 
+@pytest.mark.parametrize("first", ["rawnn.losses", "rawnn.training", "rawnn.step.plan"])
+def test_quiet_plans_measure_nothing_whatever_is_imported_first(first: str) -> None:
+    """In a process of its own: what is known of an op must not hang on the order of imports."""
+    code = f"""
+import {first}
+from rawnn.network import Network
+from rawnn.opts import select
+from rawnn.opts.registry import Machine
+from rawnn.step.build import training_step
+from rawnn.step.recipe import Form, Recipe
+for loss in ("mse", "bce"):
+    network = Network((6, 5, 3), loss=loss)
+    plan = training_step(network, Recipe(4), Form(14, labels="", targets=3))
+    fused, _ = select("fuse", network, 3, Machine(None)).apply(plan)
+    print(loss, *(op.kind for op in fused.without_metrics().ops if loss in op.kind))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                           timeout=120, check=True)
+    assert found.stdout.split("\n") == ["mse mse_backward", "bce bce_backward", ""]
+
+
 def test_substitute_puts_the_new_ops_where_the_last_old_one_stood(plan: Plan) -> None:
     old = [plan.find(kind="cross_entropy")[0], plan.find(kind="softmax_backward")[0]]
     new = [Op("softmax_backward", n, old[1].operands) for n in ("first", "second")]
@@ -148,16 +172,24 @@ def test_producer_and_consumers(plan: Plan) -> None:
 def test_slots_of_metrics() -> None:
     op = Op("loss_accuracy", "m", {"p": "p", "y": "y", "cursor": "cursor", "loss": "loss",
                                    "correct": "correct"}, {"offset": 2})
-    assert op.writes == (("loss", 2), ("correct", 2))
+    assert op.writes == (("loss", range(2, 3)), ("correct", range(2, 3)))
     assert op.reads == (("p", None), ("y", None), ("cursor", None))
-    assert op.at_step(3, {"y": "y'"}).writes == (("loss", 5), ("correct", 5))
+    assert op.at_step(3, {"y": "y'"}).writes == (("loss", range(5, 6)), ("correct", range(5, 6)))
     assert op.at_step(3, {"y": "y'"}).operands["y"] == "y'"
     assert "writes loss[cursor+2], correct[cursor+2]" in str(op)
 
 
+@pytest.mark.parametrize("kind", OPS)
+def test_whatever_measures_touches_the_slot_of_its_step(kind: str) -> None:
+    """Else the steps of an unrolled graph would wait for each other's metrics."""
+    spec = OPS[kind]
+    metrics = {"loss", "correct"} & {*spec.reads, *spec.writes}
+    assert metrics == {*spec.slotted}
+
+
 def test_a_plan_prints_its_tensors_and_ops(plan: Plan) -> None:
     text = str(plan)
-    assert text.startswith("plan train: batch 4, 1 step(s), 20 ops")
+    assert text.startswith("plan train: batch 4, 1 step, 20 ops")
     assert "fc1.weight: float32[5, 6] ld 8 (parameter)" in text
     assert "lr=0.1" in text
     assert "  images:" not in text  # only what is used

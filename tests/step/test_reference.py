@@ -127,8 +127,9 @@ def test_an_update_from_slices_is_the_update_from_the_whole_gradient(slices: int
     partial = run("matmul_slices",
                   {"layout": "tn", "m": 3, "n": 5, "k": 8, "slices": slices}, a=dz, b=x,
                   partial=np.full((slices * 3, 5), np.nan)).partial
-    found = run("slices_sgd", {"slices": slices, "lr": 0.25, "decay": decay}, partial=partial,
-                w=w.copy(), dz=dz, bias=bias.copy(), copy=np.full((3, 5), np.nan))
+    found = run("slices_sgd", {"slices": slices, "lr": 0.25, "decay": decay, "steps": 0},
+                partial=partial, w=w.copy(), dz=dz, bias=bias.copy(),
+                copy=np.full((3, 5), np.nan))
     np.testing.assert_allclose(found.w, w - 0.25 * (dz.T @ x + decay * w), atol=1e-12)
     np.testing.assert_allclose(found.bias, bias - 0.25 * (dz.sum(axis=0) + decay * bias),
                                atol=1e-12)

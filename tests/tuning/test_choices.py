@@ -13,8 +13,8 @@ from rawnn.cuda.device import Device, DeviceInfo
 from rawnn.cuda.launch import KernelLaunch
 from rawnn.network import Network
 from rawnn.opts import select
-from rawnn.runners.kernels import KERNELS, kernel_for
-from rawnn.runners.kernels.table import Forms, elements
+from rawnn.ptx.kernels import KERNELS, kernel_for
+from rawnn.ptx.table import Forms, Key, elements
 from rawnn.sim import SimulationError
 from rawnn.step.plan import Plan
 from rawnn.tuning import choices
@@ -67,12 +67,12 @@ def test_variants_differ_from_the_rule_and_from_each_other(opt: str) -> None:
 
 
 def test_every_family_of_products_has_variants() -> None:
-    for (kind, impl), entry in KERNELS.items():
-        products = kind.startswith("matmul ") or kind == "weight_update"
-        if products and impl in ("naive", "tiled", "mma", "wgmma"):
-            assert entry.variants({"m": 64, "n": 64, "rows": 64, "cols": 64}) > 3, (kind, impl)
+    for key, entry in KERNELS.items():
+        if key.kind in ("matmul", "weight_update") \
+                and key.impl in ("naive", "tiled", "mma", "wgmma"):
+            assert entry.variants({"m": 64, "n": 64, "rows": 64, "cols": 64}) > 3, key
     assert isinstance(elements(), Forms)
-    assert KERNELS["tick", "naive"].variants({}) == 1
+    assert KERNELS[Key("tick", "naive")].variants({}) == 1
 
 
 def test_the_library_has_further_answers_and_fewer_slices() -> None:

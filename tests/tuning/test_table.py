@@ -44,15 +44,15 @@ def test_only_the_very_network_and_batch_are_found(tmp_path: Path,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(table.ENVIRONMENT, str(tmp_path / "mine.json"))
     monkeypatch.setattr(table, "PACKAGED", tmp_path / "packaged.json")
-    assert table.lookup("G", (784, 128, 10), 64, "") is None
+    assert table.exact("G", (784, 128, 10), 64, "") is None
     table.remember(table.PACKAGED, entry(toggles="packaged"))
     table.remember(table.user_file(), entry((784, 256, 10), toggles="mine"))
-    found = {n: table.lookup("G", (784, n, 10), 64, "") for n in (128, 129, 256)}
+    found = {n: table.exact("G", (784, n, 10), 64, "") for n in (128, 129, 256)}
     assert {n: e.toggles if e else None for n, e in found.items()} == {
         128: "packaged", 129: None, 256: "mine"}
     table.remember(table.user_file(), entry(toggles="mine, too"))
-    both = table.lookup("G", (784, 128, 10), 64, "")
+    both = table.exact("G", (784, 128, 10), 64, "")
     assert both is not None
     assert both.toggles == "mine, too"
     for gpu, batch, numbers in (("H", 64, ""), ("G", 65, ""), ("G", 64, "bf16")):
-        assert table.lookup(gpu, (784, 128, 10), batch, numbers) is None
+        assert table.exact(gpu, (784, 128, 10), batch, numbers) is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
-from typing import TextIO
+
+from rawnn.files import TextSink
 
 _HEAD = (f"{'time ms':>10}  {'epoch':>5}  {'step':>5}  {'call':<15}  {'bytes':>15}  {'held':>15}  "
          f"{'address':<14}  purpose")
@@ -19,7 +20,7 @@ class AllocationLog:
     says these counts: where memory is reused, all but the first epoch have none.
     """
 
-    def __init__(self, sink: TextIO, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, sink: TextSink, clock: Callable[[], float] = perf_counter) -> None:
         self._sink, self._clock, self._start = sink, clock, clock()
         self.epoch = self.step = 0
         self.epochs = 0

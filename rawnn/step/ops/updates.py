@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from rawnn import random
-from rawnn.activations import activation
 from rawnn.step.op import Attributes, Reference, define
 from rawnn.step.ops.common import Array, matrix_view, step_of
 
@@ -152,25 +151,12 @@ def weight_adam(t: SimpleNamespace, a: Attributes) -> None:
     _with_bias(adam, t, a, "m", "v")
 
 
-@define("layer_backward",
-        reads=("dz", "x", "w", "bias", "copy", "rates", "cursor", "clock"),
-        writes=("w", "bias", "copy", "dx"),
-        optional=("bias", "copy", "rates", "cursor", "clock"))
-def layer_backward(t: SimpleNamespace, a: Attributes) -> None:
-    """dx = (dz w) * slope(x), x being the layer's input, and weight_update, with w read once.
-
-    The gradient is that of the weights before the update: of their copy, where there is one."""
-    dx = t.dz @ (t.copy if hasattr(t, "copy") else t.w)
-    t.dx[...] = dx * activation(a["slope"]).slope(t.x) if a["slope"] else dx
-    weight_update(t, a)
-
-
 @define("slices_sgd", reads=("partial", "w", "dz", "bias", "rates", "cursor"),
         writes=("w", "bias", "copy", "cursor"), optional=("copy", "rates", "cursor"))
 def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
     """w -= lr * (sum of the slices of partial + decay * w); bias likewise, by column sums of dz.
 
-    Given `steps`, and then no rates, it also advances the cursor by them.
+    With `steps` above 0, and then no rates, it also advances the cursor by them.
     """
     number = t.w.dtype.type
     lr, decay = number(_rate(t, a)), number(a["decay"])
@@ -179,5 +165,5 @@ def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
     if hasattr(t, "copy"):
         t.copy[...] = t.w
     _update_bias(t, a)
-    if a.get("steps"):
+    if a["steps"]:
         t.cursor[0] += a["steps"]

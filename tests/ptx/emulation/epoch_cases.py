@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import linear_cases

@@ -7,9 +7,7 @@ tolerances are those of emulated_arrays.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import cases_layers
 import cases_losses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 from rawnn.opts import mma
@@ -22,6 +23,8 @@ CASES = {
     "mma of 8 bits": Case((48, 64, 32, 10), 32, "preload,fp8,mma=sync,fuse"),
     "wgmma": Case((130, 72, 136, 9), 70, "preload,bf16,mma"),
     "wgmma, fused": Case((130, 200, 72, 10), 70, "preload,bf16,mma,fuse"),
+    "wgmma of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma"),
+    "wgmma of three tf32": Case((70, 133, 48, 9), 70, "preload,mma,fuse"),
     "streamed weights": Case((136, 264, 200, 10), 20, "preload,bf16,mma,fuse"),
     "streamed weights by chance": Case((139, 200, 264, 21), 32, "preload,bf16,sr,mma,fuse",
                                        network={"activation": "tanh"}),
@@ -36,7 +39,10 @@ CASES = {
                                                  "preload,bf16,mma,fuse"),
 }
 
-SMALL = {"wgmma": {"LEAST_WGMMA": 1}, "streamed": {"LEAST_STREAMED": 1 << 10}}
+SMALL: dict[str, dict[str, Any]] = {
+    "wgmma": {"LEAST_WGMMA": 1, "wgmma_is_faster": lambda product, target: True},
+    "streamed": {"LEAST_STREAMED": 1 << 10},
+}
 """Sizes from which on kernels are taken that are meant for large networks."""
 
 

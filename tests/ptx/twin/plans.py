@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.launch import Arguments
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
 from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
-from rawnn.ptx.signature import find_kernel, parse_kernels
-from rawnn.runners.kernels import kernel_arguments, kernel_for, kernel_maps
+from rawnn.ptx.kernels import kernel_for
+from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.sim.tensormap import SimMap
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

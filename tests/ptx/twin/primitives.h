@@ -221,4 +221,11 @@ void multiply_async(float (&d)[N / 2], unsigned long long a, unsigned long long 
   twin::multiply_async(N, twin::kNumber<TA>, twin::kNumber<TB>, WIDE_A, WIDE_B, d, a, b, add);
 }
 
+template <int N>
+void multiply_async(float (&d)[N / 2], const unsigned int (&a)[4], unsigned long long b, int add) {
+  twin::multiply_async_tf32(N, d, a, b, add);
+}
+template <int COUNT>
+void settle(float (&)[COUNT]) {}
+
 }  // namespace ptx

@@ -68,6 +68,7 @@ struct Product {  // wgmma of one warpgroup
   int add;
   std::uint32_t group;
   unsigned int asked;  // by so many threads
+  const unsigned int* rows[128];  // a in registers, else null
 };
 
 struct Warpgroup {

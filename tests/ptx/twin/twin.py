@@ -24,8 +24,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from rawnn.compiling.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.ptx import SOURCES
-from rawnn.ptx.signature import KernelSignature, find_kernel, parse_kernels
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = ("shadow", "scheduler", "warps", "copies", "warpgroups", "numbers", "undefined")

@@ -1,0 +1,162 @@
+"""Which contests are held: drawn networks, or the built-in workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+
+from rawnn.bench.conditions import Watch
+from rawnn.bench.peers.contest import Rules, run_contests
+from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, smaller
+from rawnn.bench.peers.process import SYSTEMS, missing
+from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
+from rawnn.bench.records import place_of
+from rawnn.errors import ConfigError, RawnnError, nearest
+from rawnn.machine import open_device
+from rawnn.result import Environment
+from rawnn.workloads import WORKLOADS, workload
+
+TIMER = {
+    "us": (
+        "an epoch's time over its steps. rawnn: two events on the device, before the first and "
+        "after the last command of an epoch, shuffling, accuracy and the copy of the losses "
+        "included; PyTorch's graphs: events around epochs that follow each other; JAX, loops and "
+        "NumPy: wall clock around epochs that follow each other, the wait at the end included. The "
+        "peers' order of examples lies in memory and costs them nothing"
+    ),
+}
+COMPILED = 5
+"""Drawn networks for which PyTorch has inductor's kernels as well."""
+WORKLOAD_STEPS = 256
+"""Steps of a workload's epoch, unless others are asked for."""
+OUR_SETS = ("float32:best", "tf32:best,tf32", "bf16:best,bf16", "sr:best,sr")
+
+
+def drawn(seed: int, count: int, device: str) -> list[Problem]:
+    """The networks of `count` seeds from `seed` on; small ones without a GPU."""
+    made = [draw(number) for number in range(seed, seed + count)]
+    return made if device not in ("host", "sim") else [smaller(p) for p in made]
+
+
+def drawn_forms(asked: Sequence[Problem]) -> Callable[[Problem, str], list[str]]:
+    """The forms of drawn networks: with inductor's kernels for a few of them, evenly spread."""
+    count = min(COMPILED, len(asked))
+    compiled = {asked[i * len(asked) // count].name for i in range(count)}
+
+    def forms(problem: Problem, system: str) -> list[str]:
+        if system == "torch" and problem.name in compiled:
+            return ["graph", "graph, gathered first", "graph, compiled"]
+        return []
+
+    return forms
+
+
+def of_workloads(names: Sequence[str], dataset: str, steps: int) -> list[Problem]:
+    """The built-in workloads as problems, all of them unless some are named. Raises ConfigError."""
+    made = []
+    for name in names or tuple(WORKLOADS):
+        values = workload(name)
+        examples = 60_000 if dataset == "mnist" else 10_000
+        made.append(Problem(
+            name=name, seed=0, layers=tuple(values["layers"]), batch=values["batch"],
+            loss="cross_entropy", optimizer="sgd", lr=values["lr"],
+            bias=values.get("bias", True), shuffle=values.get("shuffle", False), data=dataset,
+            steps=min(steps, examples // values["batch"])))
+    return made
+
+
+def workload_forms(problem: Problem, system: str) -> list[str]:
+    """Every form that is known, those that people write included."""
+    if system == "torch":
+        return ["plain loop", "compiled loop", "graph", "graph, gathered first", "graph, compiled"]
+    if system == OURS:
+        return list(OUR_SETS if problem.layers != (784, 10) else OUR_SETS[:3])
+    return []
+
+
+def chosen(names: Sequence[str], usual: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Ours and the peers that take part, and those that are left out, with the reason. Raises
+    ConfigError for unknown ones."""
+    for name in names:
+        if name not in SYSTEMS or name == OURS:
+            known = [s for s in SYSTEMS if s != OURS]
+            raise ConfigError(f"unknown peer '{name}'" + (
+                nearest(name, known) or f"; there are {', '.join(known)}"))
+    wanted = list(dict.fromkeys(names or usual))
+    absent = {name: reason for name in wanted if (reason := missing(name))}
+    return (OURS, *(name for name in wanted if name not in absent)), absent
+
+
+@dataclass
+class Arrangement:
+    """Contests to be held, those that were held before included, and the result so far."""
+
+    kind: Kind
+    asked: list[Problem]
+    rules: Rules
+    left_out: dict[str, str]
+    earlier: ContestsResult | None = None
+    contests: list[Contest] = field(default_factory=list)
+    ended: str = ""
+
+    def __post_init__(self) -> None:
+        opened = open_device(self.rules.device, lambda message: None)
+        self._environment: Environment = place_of(opened)
+        self._ordinal = opened.device.info.ordinal if opened.device else 0
+        self._real = opened.device is not None and opened.device.backend.name != "sim"
+        if opened.device:
+            with suppress(RawnnError):
+                opened.device.close()
+        if opened.device is None and self.rules.device not in ("host", "sim"):
+            raise ConfigError(f"there is no GPU to compare on: {opened.machine.gpu}; --device host "
+                              f"compares small networks on the host")
+        if self.earlier:
+            self._take_over(self.earlier)
+
+    def _take_over(self, earlier: ContestsResult) -> None:
+        """Keep the contests of a file. Raises ConfigError where they cannot stand beside new
+        ones."""
+        before, now = earlier.environment.gpu, self._environment.gpu
+        same = (before or {}).get("name") == (now or {}).get("name")
+        if (earlier.kind, earlier.draw_version) != (self.kind, DRAW_VERSION) or not same or \
+                earlier.systems != list(self.rules.systems):
+            raise ConfigError(
+                f"the file to be resumed is of {earlier.kind} (draw {earlier.draw_version}) with "
+                f"{', '.join(earlier.systems)} on {(before or {'name': 'the host'})['name']}, and "
+                f"this is {self.kind} (draw {DRAW_VERSION}) with {', '.join(self.rules.systems)} "
+                f"on {(now or {'name': 'the host'})['name']}")
+        known = {p.name: p for p in self.asked}
+        for contest in earlier.contests:
+            if known.get(contest.problem.name) != contest.problem:
+                raise ConfigError(f"the file to be resumed has {contest.problem.name} "
+                                  f"({contest.problem}), which is not asked for now")
+        self.contests = list(earlier.contests)
+        self._environment.libraries.update(earlier.environment.libraries)
+
+    def result(self) -> ContestsResult:
+        """What was found so far."""
+        return ContestsResult(
+            kind=self.kind, draw_version=DRAW_VERSION, asked=self.asked, rounds=self.rules.rounds,
+            systems=list(self.rules.systems), left_out=self.left_out,
+            environment=self._environment, timer=TIMER, contests=list(self.contests),
+            ended=self.ended)
+
+    def hold(self, budget: float, on_contest: Callable[[Contest], None],
+             notify: Callable[[str], None]) -> ContestsResult:
+        """Hold all contests that are left. Ctrl-C and the budget end them; `on_contest` hears each
+        as soon as it is over."""
+        begun, left = monotonic(), self.result().left
+        watch = Watch(self._ordinal if self._real else -1)
+        try:
+            for contest in run_contests(left, self.rules, watch, budget=budget, notify=notify,
+                                        versions=self._environment.libraries.update):
+                self.contests.append(contest)
+                on_contest(contest)
+            if self.result().left:
+                self.ended = f"the budget of {budget:.0f} s was spent"
+        except KeyboardInterrupt:
+            self.ended = f"interrupted after {monotonic() - begun:.0f} s"
+        return self.result()
+

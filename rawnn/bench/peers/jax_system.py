@@ -1,0 +1,120 @@
+"""JAX: an epoch as one `lax.scan`, unrolled 1 and 8, with donated buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.worker import Offer
+
+PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "tensorfloat32"}
+"""What JAX calls the precision of float32 products; of bf16 the operands are cast."""
+FORMS = {"scan": 1, "scan, unrolled 8": 8}
+
+State = Any
+
+
+def versions() -> dict[str, str]:
+    return {"jax": jax.__version__}
+
+
+def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
+    target = jax.devices("cpu" if device == "host" else "gpu")[0]
+    x, y = (jax.device_put(a, target) for a in problem.arrays())
+    classes = ("float32",) if device == "host" else tuple(PRECISION)
+    for form, unroll in FORMS.items():
+        for numbers in classes:
+            if not forms or form in forms:
+                yield Offer(numbers, form, "wall",
+                            partial(Scan, problem, numbers, unroll, x, y, target))
+
+
+class Scan:
+    """A compiled epoch, and the state that it trains on."""
+
+    def __init__(self, problem: Problem, numbers: str, unroll: int, x: jax.Array, y: jax.Array,
+                 target: Any) -> None:
+        given = [jax.device_put(a, target) for a in problem.initial()]
+        zeros = [jnp.zeros_like(a) for a in given]
+        adam = problem.optimizer == "adam"
+        moments = (zeros, [jnp.zeros_like(a) for a in given]) if adam else ()
+        self._state: State = jax.device_put((given, moments, jnp.zeros((), jnp.float32)), target)
+        self._x, self._y, self._target = x, y, target
+        self._order: jax.Array = jax.device_put(problem.order(0), target)
+        self._losses: jax.Array = jnp.zeros(0)
+        run = partial(epoch, problem, numbers, unroll)
+        self._run = jax.jit(run, donate_argnums=0)
+
+    def reorder(self, order: NDArray[np.int32]) -> None:
+        self._order = jax.device_put(order, self._target)
+
+    def losses(self) -> NDArray[np.floating[Any]]:
+        return np.asarray(self._losses)
+
+    def block(self, epochs: int) -> float:
+        begun = perf_counter()
+        for _ in range(epochs):
+            self._state, self._losses = self._run(self._state, self._x, self._y, self._order)
+        self._losses.block_until_ready()
+        return (perf_counter() - begun) * 1e3 / epochs
+
+
+def epoch(problem: Problem, numbers: str, unroll: int, state: State, x: jax.Array, y: jax.Array,
+          order: jax.Array) -> tuple[State, jax.Array]:
+    """All steps of an epoch: the new state, and the loss of each step."""
+
+    def step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
+        parameters, moments, count = state
+        xb, yb = (a.at[rows].get(mode="promise_in_bounds", unique_indices=True) for a in (x, y))
+        value, gradients = jax.value_and_grad(partial(loss_of, problem, numbers))(
+            parameters, xb, yb)
+        return updated(problem, parameters, moments, count + 1, gradients), value
+
+    with jax.default_matmul_precision(PRECISION[numbers]):
+        found: tuple[State, jax.Array] = lax.scan(
+            step, state, order.reshape(problem.steps, problem.batch), unroll=unroll)
+        return found
+
+
+def loss_of(problem: Problem, numbers: str, parameters: list[jax.Array], x: jax.Array,
+            y: jax.Array) -> jax.Array:
+    """The mean loss of a batch."""
+    kind = jnp.bfloat16 if numbers == "bf16" else jnp.float32
+    each = 2 if problem.bias else 1
+    depth, h = len(parameters) // each, x.astype(kind)
+    for layer in range(depth):
+        h = h @ parameters[each * layer].astype(kind).T
+        if problem.bias:
+            h = h + parameters[each * layer + 1].astype(kind)
+        if layer + 1 < depth:
+            h = jax.nn.relu(h)
+    z = h.astype(jnp.float32)
+    if problem.loss == "cross_entropy":
+        picked = jnp.take_along_axis(z, y[:, None], axis=1)[:, 0]
+        return jnp.mean(jax.nn.logsumexp(z, axis=1) - picked)
+    if problem.loss == "mse":
+        return jnp.mean(jnp.square(z - y))
+    return jnp.mean(jnp.maximum(z, 0) - z * y + jnp.log1p(jnp.exp(-jnp.abs(z))))
+
+
+def updated(problem: Problem, parameters: list[jax.Array], moments: Any, count: jax.Array,
+            gradients: list[jax.Array]) -> State:
+    """The state after a step of the optimizer."""
+    lr = problem.lr
+    if problem.optimizer == "sgd":
+        return [p - lr * g for p, g in zip(parameters, gradients, strict=True)], moments, count
+    first = [0.9 * m + 0.1 * g for m, g in zip(moments[0], gradients, strict=True)]
+    second = [0.999 * v + 0.001 * g * g for v, g in zip(moments[1], gradients, strict=True)]
+    rate, scale = lr / (1 - 0.9**count), jnp.sqrt(1 - 0.999**count)
+    moved = [p - rate * m / (jnp.sqrt(v) / scale + 1e-8)
+             for p, m, v in zip(parameters, first, second, strict=True)]
+    return moved, (first, second), count

@@ -1,0 +1,143 @@
+"""A training problem that every system is given alike: a network, its start, data and batches.
+
+All of it follows from a few plain values, so that a process can be handed a problem as text and
+makes the arrays itself: the same initial weights, the same examples in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.config import Config
+from rawnn.data import Dataset, load_dataset
+from rawnn.random import permutation
+
+DRAW_VERSION = 1
+"""Of `draw`: another version draws other networks from the same seeds, which cannot be compared."""
+STEPS = 64
+"""Steps of a drawn network's epoch."""
+
+DEPTHS = (1, 6)
+WIDTHS = (16, 1024)
+CLASSES = (2, 32)
+BATCHES = (1, 4096)
+LEARNING_RATES = {"sgd": 0.05, "adam": 1e-3}
+
+Array = NDArray[np.float32]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A network and how it is trained: an epoch is `steps` batches of `batch` examples. `data` is
+    "drawn" (float32 from a generator, of which all follows from `seed`) or a data set's name, whose
+    first examples are taken."""
+
+    name: str
+    seed: int
+    layers: tuple[int, ...]
+    batch: int
+    loss: Literal["cross_entropy", "mse", "bce"]
+    optimizer: Literal["sgd", "adam"]
+    lr: float
+    steps: int = STEPS
+    bias: bool = True
+    activation: Literal["relu"] = "relu"
+    shuffle: bool = True
+    data: str = "drawn"
+
+    @property
+    def examples(self) -> int:
+        return self.steps * self.batch
+
+    @property
+    def flops(self) -> float:
+        """Operations of a step's matrix products, two a multiply-add: forward, weight gradients,
+        and input gradients of all layers but the first."""
+        sizes = [a * b for a, b in pairwise(self.layers)]
+        return 2.0 * self.batch * (3 * sum(sizes) - sizes[0])
+
+    def config(self, opt: str, device: str) -> Config:
+        """The run as rawnn is asked for it."""
+        return Config(layers=self.layers, bias=self.bias, activation=self.activation,
+                      loss=self.loss, batch=self.batch, shuffle=self.shuffle,
+                      optimizer=self.optimizer, lr=self.lr, seed=self.seed, opt=opt, device=device)
+
+    def initial(self) -> list[Array]:
+        """Weights [out, in] and biases [out] of the layers in order, as rawnn starts from them."""
+        return [np.asarray(a, np.float32)
+                for a in self.config("best", "host").network().initial(self.seed).values()]
+
+    def dataset(self) -> Dataset:
+        """The data set that `data` names, cut to the examples of an epoch."""
+        found = load_dataset(self.data)
+        cut = self.examples
+        assert found.train_labels is not None
+        return replace(found, train_images=found.train_images[:cut],
+                       train_labels=found.train_labels[:cut])
+
+    def arrays(self) -> tuple[Array, NDArray[np.int32] | Array]:
+        """Inputs [examples, features] and labels [examples], or values [examples, outputs]."""
+        if self.data == "drawn":
+            return self._drawn()
+        found = self.dataset()
+        assert found.train_labels is not None
+        x = found.normalisation.apply(found.train_images.reshape(self.examples, -1))
+        return np.asarray(x, np.float32), found.train_labels.astype(np.int32)
+
+    def _drawn(self) -> tuple[Array, NDArray[np.int32] | Array]:
+        """Inputs of a normal distribution, and what a random linear map makes of them, squashed."""
+        generator = np.random.default_rng([self.seed, 1])
+        features, outputs = self.layers[0], self.layers[-1]
+        x = generator.standard_normal((self.examples, features), dtype=np.float32)
+        w = generator.standard_normal((features, outputs), dtype=np.float32)
+        z = np.tanh(x @ (w / np.float32(math.sqrt(features))))
+        if self.loss == "cross_entropy":
+            return x, z.argmax(axis=1).astype(np.int32)
+        return x, (z > 0).astype(np.float32) if self.loss == "bce" else z
+
+    def order(self, epoch: int) -> NDArray[np.int32]:
+        """The examples of an epoch (from 0) in the order in which they are seen."""
+        if not self.shuffle:
+            return np.arange(self.examples, dtype=np.int32)
+        return permutation(self.seed, epoch, self.examples)
+
+    def __str__(self) -> str:
+        return (f"{'-'.join(map(str, self.layers))}, batch {self.batch}, {self.loss}, "
+                f"{self.optimizer}")
+
+
+def draw(seed: int) -> Problem:
+    """The network of a seed: one to six layers of 16 to 1024 units and a batch of 1 to 4096, both
+    log-uniform, half of them rounded up to multiples of 16; three in five classifiers have 2 to 32
+    classes; ReLU between layers."""
+    generator = np.random.default_rng([seed, DRAW_VERSION])
+    depth = int(generator.integers(DEPTHS[0], DEPTHS[1] + 1))
+    sizes = [_log_uniform(generator, WIDTHS) for _ in range(depth + 1)]
+    batch = _log_uniform(generator, BATCHES)
+    if generator.random() < 0.5:
+        sizes = [-(-n // 16) * 16 for n in sizes]
+        batch = -(-batch // 16) * 16
+    losses: tuple[Literal["cross_entropy", "mse", "bce"], ...] = ("cross_entropy", "mse", "bce")
+    loss = losses[int(generator.integers(3))]
+    optimizer: Literal["sgd", "adam"] = "sgd" if generator.random() < 0.5 else "adam"
+    if loss == "cross_entropy" and generator.random() < 0.6:
+        sizes[-1] = _log_uniform(generator, CLASSES)
+    return Problem(name=f"seed {seed}", seed=seed, layers=tuple(sizes), batch=batch, loss=loss,
+                   optimizer=optimizer, lr=LEARNING_RATES[optimizer])
+
+
+def smaller(problem: Problem, width: int = 48, batch: int = 32, steps: int = 16) -> Problem:
+    """The problem with sizes that a machine without a GPU gets through."""
+    return msgspec.structs.replace(problem, layers=tuple(min(n, width) for n in problem.layers),
+                                   batch=min(problem.batch, batch), steps=steps)
+
+
+def _log_uniform(generator: np.random.Generator, bounds: tuple[int, int]) -> int:
+    low, high = bounds
+    return min(high, max(low, round(math.exp(generator.uniform(math.log(low), math.log(high))))))

@@ -1,0 +1,71 @@
+"""rawnn itself, beside the peers: `best` as a user gets it, in each class of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.worker import Offer
+from rawnn.data import Dataset, from_arrays
+from rawnn.machine import Opened, open_device
+from rawnn.training import Listener, Session
+
+SETS = {"float32": "best", "tf32": "best,tf32", "bf16": "best,bf16"}
+TESTS = 256
+"""Examples that the run is tested on, which no time covers."""
+
+
+def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
+    """`best` in float32, tf32 and bf16, or other sets of toggles ("bf16:best,sr"). On the host
+    float32 alone, as the others are a GPU's."""
+    opened = open_device(device, lambda message: None)
+    data = dataset(problem)
+    sets = [(n, o) for n, _, o in (f.partition(":") for f in forms)] or list(SETS.items())
+    for numbers, opt in sets:
+        if opened.device is None and numbers != "float32":
+            continue
+        yield Offer(numbers, opt, "events" if opened.device else "wall",
+                    partial(Training, problem, opt, device, data, opened))
+
+
+def dataset(problem: Problem) -> Dataset:
+    """A problem's examples as a user would bring them."""
+    if problem.data != "drawn":
+        return problem.dataset()
+    x, y = problem.arrays()
+    return from_arrays((x, y), (x[:TESTS], y[:TESTS]),
+                       kind="labels" if problem.loss == "cross_entropy" else "values")
+
+
+class Training:
+    """A run of the engine; every epoch is measured, as without the toggle `report`. It shuffles by
+    itself."""
+
+    def __init__(self, problem: Problem, opt: str, device: str, data: Dataset,
+                 opened: Opened) -> None:
+        self._session = Session(problem.config(opt, device), Listener(), data=data, opened=opened)
+        self._runner = self._session.runner
+        self._losses: NDArray[np.floating[Any]] = np.zeros(0)
+
+    def reorder(self, order: NDArray[np.int32]) -> None:
+        pass
+
+    def block(self, epochs: int) -> float:
+        for _ in range(epochs):
+            self._runner.epoch(measured=True)
+            self._losses = self._runner.metrics()[0]
+        return float(np.mean(self._runner.epoch_milliseconds()[-epochs:]))
+
+    def losses(self) -> NDArray[np.floating[Any]]:
+        return self._losses
+
+
+def versions() -> dict[str, str]:
+    from rawnn.version import __version__
+
+    return {"rawnn": __version__}

@@ -1,0 +1,163 @@
+"""What contests say together: how many times faster than the peers, by number class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from rawnn.bench.peers.records import NUMBERS, OURS, Contest, ContestsResult, Entry
+from rawnn.bench.statistics import ratio_interval
+from rawnn.bench.table import times_text
+
+CLASSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "float32 against true float32": (("float32",), ("float32",)),
+    "float32 against tf32": (("float32",), ("tf32",)),
+    "tf32 against tf32": (("tf32",), ("tf32",)),
+    "bf16 against bf16": (("bf16",), ("bf16",)),
+    "fastest against fastest": (NUMBERS, NUMBERS),
+}
+"""A line of the summary -> our number classes and theirs. JAX takes tf32 for float32 unless it is
+told otherwise, PyTorch with `set_float32_matmul_precision("high")`."""
+RESAMPLES = 5000
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One class against one peer, or against the better of all. Ratios are their time over ours:
+    above 1 we are faster. `mean` is geometric, with its bootstrap interval over the networks;
+    `worst_of` names the network of the worst. `failures` are networks in which ours was refused,
+    failed or wrong, `missing` those in which the peer has nothing right to compare with."""
+
+    name: str
+    against: str
+    networks: int
+    mean: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    median: float = math.nan
+    worst: float = math.nan
+    worst_of: str = ""
+    faster: int = 0
+    failures: int = 0
+    missing: int = 0
+
+
+def summary(result: ContestsResult) -> list[Line]:
+    """All lines: each class against the better of the peers, and against each of them."""
+    peers = tuple(s for s in result.systems if s != OURS)
+    groups = [("the best peer", peers)] if len(peers) > 1 else []
+    groups += [(peer, (peer,)) for peer in peers]
+    held = {e.numbers for c in result.contests for e in c.entries}
+    classes = {name: (ours, theirs) for name, (ours, theirs) in CLASSES.items()
+               if held.intersection(ours) and held.intersection(theirs)}
+    return [_line(name, said, result.contests, ours, group, theirs)
+            for name, (ours, theirs) in classes.items() for said, group in groups]
+
+
+def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str, ...],
+          peers: tuple[str, ...], theirs: tuple[str, ...]) -> Line:
+    ratios: list[tuple[float, str]] = []
+    failures = missing = 0
+    for contest in contests:
+        mine, other = contest.best((OURS,), ours), contest.best(peers, theirs)
+        failures += mine is None
+        missing += mine is not None and other is None
+        if mine and other:
+            ratios.append((other.time / mine.time, contest.problem.name))
+    if not ratios:
+        return Line(name=name, against=against, networks=0, failures=failures, missing=missing)
+    logs = np.log([r for r, _ in ratios])
+    drawn = np.random.default_rng(0).choice(logs, (RESAMPLES, len(logs))).mean(axis=1)
+    low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
+    worst, worst_of = min(ratios)
+    return Line(name=name, against=against, networks=len(ratios),
+                mean=math.exp(float(logs.mean())), low=float(low), high=float(high),
+                median=median(r for r, _ in ratios), worst=worst, worst_of=worst_of,
+                faster=sum(r > 1 for r, _ in ratios), failures=failures, missing=missing)
+
+
+HEADINGS = ("class", "against", "geometric mean", "95 % interval", "median", "worst", "faster in",
+            "failed")
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """The texts under HEADINGS."""
+    failed = str(line.failures) + (f", {line.missing} of theirs" if line.missing else "")
+    if not line.networks:
+        return (line.name, line.against, *[""] * 5, failed)
+    return (line.name, line.against, f"{line.mean:.2f} x", f"{line.low:.2f}-{line.high:.2f}",
+            f"{line.median:.2f} x", f"{line.worst:.2f} x ({line.worst_of})",
+            f"{line.faster} of {line.networks}", failed)
+
+
+def network_line(contest: Contest) -> str:
+    """A contest in one line: our time in each class beside the best peer's."""
+    parts = []
+    for numbers in NUMBERS:
+        mine, other = contest.best((OURS,), (numbers,)), _best_peer(contest, numbers)
+        if mine is None and other is None:
+            continue
+        parts.append(f"{numbers} {_time(mine)} | {_time(other)}"
+                     + (f" {other.system}" if other else "") + _factor(mine, other))
+    bad = [f"{e.system} {e.numbers} {e.form} {e.status}: {e.reason}" for e in contest.entries
+           if e.status != "measured"]
+    text = f"{contest.problem.name:>9}  {contest.problem}: {'; '.join(parts)}"
+    return "\n".join([text, *(f"           {words}" for words in bad)])
+
+
+def _best_peer(contest: Contest, numbers: str) -> Entry | None:
+    systems = tuple(sorted({e.system for e in contest.entries} - {OURS}))
+    return contest.best(systems, (numbers,))
+
+
+def _time(entry: Entry | None) -> str:
+    return "-" if entry is None else f"{entry.time:.2f} us"
+
+
+def _factor(mine: Entry | None, other: Entry | None) -> str:
+    """How many times faster ours is, and whether noise may explain it."""
+    if mine is None or other is None:
+        return ""
+    low, high = ratio_interval(other.us, mine.us)
+    unsure = ", in the noise" if low <= 1 <= high else ""
+    return f" ({times_text(other.time / mine.time)} x{unsure})"
+
+
+def markdown(result: ContestsResult) -> str:
+    """The summary, every network, and what failed, with provenance."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines += ["| " + " | ".join(cells(line)) + " |" for line in summary(result)]
+    peers = [s for s in result.systems if s != OURS]
+    heads = ["network", *(f"{who} {n}" for n in NUMBERS for who in (OURS, "best peer"))]
+    lines += ["", "Microseconds a step; the peer's in brackets is how many times as long.", "",
+              "| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    for contest in result.contests:
+        row = [f"{contest.problem.name}: {contest.problem}"]
+        for numbers in NUMBERS:
+            mine, other = contest.best((OURS,), (numbers,)), _best_peer(contest, numbers)
+            row += [_time(mine).removesuffix(" us"),
+                    "-" if other is None else f"{other.time:.2f} {other.system}"
+                    + _factor(mine, other)]
+        lines.append("| " + " | ".join(row) + " |")
+    failed = [f"- {c.problem.name}: {e.system} {e.numbers} {e.form} {e.status}: {e.reason}"
+              for c in result.contests for e in c.entries if e.status != "measured"]
+    lines += ["", *(failed or ["Nothing failed, was refused or was wrong."]), ""]
+    if not peers:
+        lines += ["No peer was there.", ""]
+    return "\n".join([*lines, provenance(result), ""])
+
+
+def provenance(result: ContestsResult) -> str:
+    """Where, when and with what it was measured."""
+    env = result.environment
+    machine = f"{env.gpu['name']}, driver {env.gpu['driver']}, CUDA {env.gpu['cuda']}" \
+        if env.gpu else f"host ({env.platform})"
+    versions = ", ".join(f"{name} {version}" for name, version in env.libraries.items())
+    draw = f"draw {result.draw_version}, " if result.kind == "random-peers" else ""
+    ended = f"; ended early: {result.ended}" if result.ended else ""
+    return (f"{machine}; {versions}; {draw}{len(result.contests)} of {len(result.asked)} contests, "
+            f"medians of samples in {result.rounds} turns each; {env.date}, commit "
+            f"{env.commit or 'unknown'}{ended}")

@@ -1,0 +1,220 @@
+"""The process in which one system works: `python -m rawnn.bench.peers.worker torch`.
+
+It reads commands as lines of JSON and answers likewise. `prepare` makes all programs of a problem
+and trains each for two epochs; `time` times one of them. What the system itself prints goes to the
+standard error stream, so that it cannot be taken for an answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any, Protocol, TextIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.bench.peers.problem import Problem
+
+CHECKED_EPOCHS = 2
+"""Epochs whose losses are compared."""
+BLOCK_MS = 10.0
+"""A sample is the mean of as many consecutive epochs as take this long."""
+MOST_EPOCHS = 200
+SAMPLES = 4
+"""Samples a turn."""
+WARM_S, PATIENCE_S = 0.05, 0.4
+STEADY = 1.02
+"""Warm-up ends once it has taken WARM_S and the last three samples lie within 2 %, or after
+PATIENCE_S."""
+
+
+class Program(Protocol):
+    """An epoch of a problem, ready to run again and again; every run trains on."""
+
+    def block(self, epochs: int) -> float:
+        """Run consecutive epochs, wait, and return the mean milliseconds of one."""
+
+    def reorder(self, order: NDArray[np.int32]) -> None:
+        """The order of the examples from now on."""
+
+    def losses(self) -> NDArray[np.floating[Any]]:
+        """The loss of each step of the last epoch, or of as many as were run."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A program that can be made: its number class, its form in words, and how its time is taken
+    ("events" on the device, or "wall")."""
+
+    numbers: str
+    form: str
+    clock: str
+    make: Callable[[], Program]
+
+
+class System(Protocol):
+    """What a module of a peer provides."""
+
+    def offers(self, problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
+        """The programs of a problem; without `forms` the ones that may be the fastest."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of what it runs on."""
+
+
+class Prepare(msgspec.Struct, tag="prepare", frozen=True):
+    """Make the programs of a problem ready, in at most `seconds`."""
+
+    problem: Problem
+    device: str
+    forms: list[str]
+    seconds: float
+
+
+class Time(msgspec.Struct, tag="time", frozen=True):
+    """Time a program, by its place in the order of the answers to `prepare`."""
+
+    program: int
+
+
+Command = Prepare | Time
+
+
+class Made(msgspec.Struct, tag="made", frozen=True, kw_only=True):
+    """A program that is ready, with the losses of its first steps (None: not finite); or why it is
+    not."""
+
+    numbers: str
+    form: str
+    clock: str
+    losses: list[float | None] = []
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """Every program has been answered for."""
+
+    versions: dict[str, str]
+
+
+class Timed(msgspec.Struct, tag="timed", frozen=True, kw_only=True):
+    """Milliseconds of an epoch, one a sample; or why there are none."""
+
+    milliseconds: list[float] = []
+    epochs: int = 0
+    steady: bool = True
+    reason: str = ""
+
+
+Answer = Made | Ready | Timed
+
+
+def timed(program: Program) -> Timed:
+    """Warm a program up until it is steady, and time it."""
+    begun = perf_counter()
+    first = program.block(1)
+    count = _epochs(max(first, (perf_counter() - begun) * 1e3))
+    seen = [first]
+    while True:
+        took, last = perf_counter() - begun, seen[-3:]
+        steady = len(last) == 3 and max(last) <= STEADY * min(last)
+        if (steady and took >= WARM_S) or took >= PATIENCE_S:
+            break
+        started = perf_counter()
+        seen.append(program.block(count))
+        count = _epochs(max(seen[-1], (perf_counter() - started) * 1e3 / count))
+    samples = [program.block(count) for _ in range(SAMPLES)]
+    return Timed(milliseconds=samples, epochs=count * SAMPLES, steady=steady)
+
+
+def _epochs(milliseconds: float) -> int:
+    """Epochs of a sample, by what one takes on the device or on the wall, whichever is more."""
+    return max(1, min(MOST_EPOCHS, round(BLOCK_MS / milliseconds)))
+
+
+class Worker:
+    """One system's side of the conversation."""
+
+    def __init__(self, system: System, out: TextIO) -> None:
+        self._system, self._out = system, out
+        self._programs: list[Program | None] = []
+
+    def serve(self, lines: Iterator[str]) -> None:
+        """Answer every command until there are no more."""
+        for line in lines:
+            command: Command = msgspec.json.decode(line, type=Command)
+            if isinstance(command, Prepare):
+                self._prepare(command)
+            else:
+                self._answer(self._timed(command.program))
+
+    def _answer(self, answer: Answer) -> None:
+        self._out.write(msgspec.json.encode(answer).decode() + "\n")
+        self._out.flush()
+
+    def _prepare(self, command: Prepare) -> None:
+        problem, begun = command.problem, perf_counter()
+        self._programs = []
+        for offer in self._system.offers(problem, command.device, command.forms):
+            started = perf_counter()
+            program: Program | None = None
+            losses: list[float | None] = []
+            reason = ""
+            if started - begun > command.seconds:
+                reason = f"not made ready within {command.seconds:.0f} s"
+            else:
+                try:
+                    program = offer.make()
+                    losses = [float(v) if np.isfinite(v) else None
+                              for v in first_losses(program, problem)]
+                except Exception as error:  # whatever it is, the other programs go on
+                    program, reason = None, _sentence(error)
+            self._programs.append(program)
+            self._answer(Made(numbers=offer.numbers, form=offer.form, clock=offer.clock,
+                              losses=losses, reason=reason,
+                              seconds=perf_counter() - started))
+        self._answer(Ready(self._system.versions()))
+
+    def _timed(self, index: int) -> Timed:
+        program = self._programs[index]
+        if program is None:
+            return Timed(reason="the program was never ready")
+        try:
+            return timed(program)
+        except Exception as error:
+            self._programs[index] = None
+            return Timed(reason=_sentence(error))
+
+
+def first_losses(program: Program, problem: Problem) -> NDArray[np.floating[Any]]:
+    """The losses of the first epochs, each in its own order."""
+    found = []
+    for epoch in range(CHECKED_EPOCHS):
+        program.reorder(problem.order(epoch))
+        program.block(1)
+        found.append(np.asarray(program.losses(), np.float64))
+        if len(found[-1]) < problem.steps:
+            break
+    return np.concatenate(found)
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+
+
+def main(name: str) -> None:
+    """Serve the system of a module beside this one, on the standard streams."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    system: Any = importlib.import_module(f"rawnn.bench.peers.{name}_system")
+    Worker(system, out).serve(iter(sys.stdin))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,79 @@
+"""`rawnn bench compare`: whether one results file is slower than another."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+import msgspec
+from rich.table import Table
+
+from rawnn.bench.compare import EFFECT, LEVEL, MEANING, Comparison, Pair
+from rawnn.bench.compare import compare as compared
+from rawnn.bench.series import read_series
+from rawnn.cli.screen import table_console
+from rawnn.errors import RawnnError
+from rawnn.files import check_output, write_atomically
+
+HEADINGS = ("suite", "set", "B / A", "95 % interval", "p", "runs", "verdict")
+
+
+@click.command()
+@click.argument("a", metavar="A.json")
+@click.argument("b", metavar="B.json")
+@click.option("--effect", type=click.FloatRange(0, 1), default=EFFECT, show_default=True,
+              help="The smallest difference that counts, as a share of the time.")
+@click.option("--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=LEVEL,
+              show_default=True, help="The chance of one false alarm among all sets.")
+@click.option("--all", "everything", is_flag=True, help="Show sets that did not change, too.")
+@click.option("--json", "json_file", metavar="FILE", help="Keep the comparison as JSON.")
+def compare(a: str, b: str, effect: float, level: float, everything: bool,
+            json_file: str | None) -> None:
+    """Compare two results files of `bench`, set by set: is B slower than A?
+
+    Exits with 1 if a set is significantly slower, by at least the smallest difference that counts,
+    or could not be run any more.
+    """
+    check_output("--json", json_file)
+    found = compared(read_series(a), read_series(b), effect, level)
+    if json_file:
+        write_atomically(json_file, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    _show(found, everything)
+    if found.regressions:
+        raise RawnnError(f"{len(found.regressions)} of {len(found.pairs)} sets are worse in "
+                         f"{b} than in {a}")
+
+
+def _show(found: Comparison, everything: bool) -> None:
+    console = table_console()
+    shown = [p for p in found.pairs if everything or p.verdict not in ("same", "not measured")]
+    if shown:
+        table = Table(title=f"A = {found.a}, B = {found.b}", title_justify="left")
+        for heading in HEADINGS:
+            table.add_column(heading, no_wrap=True)
+        for pair in shown:
+            table.add_row(*cells(pair))
+        console.print(table)
+    counts: Counter[str] = Counter(p.verdict for p in found.pairs)
+    for verdict, meaning in MEANING.items():
+        if counts[verdict]:
+            console.print(f"{counts[verdict]} {verdict}: {meaning}", markup=False)
+    if found.overall:
+        mean, low, high = found.overall
+        console.print(f"all sets together: B / A = {mean:.3f} [{low:.3f}, {high:.3f}] (geometric "
+                      f"mean; interval over the sets)", markup=False)
+    console.print(f"the smallest difference that counts is {found.effect:.0%}; p-values are "
+                  f"adjusted for {sum(p.p is not None for p in found.pairs)} sets (Holm)",
+                  markup=False)
+    for note in found.notes:
+        console.print(f"- {note}", markup=False)
+
+
+def cells(pair: Pair) -> tuple[str, ...]:
+    """The texts under HEADINGS."""
+    runs = f"{pair.runs[0]} | {pair.runs[1]}"
+    if pair.ratio is None:
+        return (pair.suite, pair.set, "", "", "", runs,
+                f"{pair.verdict}: {pair.reason}" if pair.reason else pair.verdict)
+    return (pair.suite, pair.set, f"{pair.ratio:.3f}", f"{pair.low:.3f} - {pair.high:.3f}",
+            f"{pair.p:.2g}", runs, pair.verdict)

@@ -1,0 +1,34 @@
+"""`rawnn export`: a kept model for other runtimes."""
+
+from __future__ import annotations
+
+import click
+
+from rawnn.checkpoint import find
+from rawnn.cli.screen import say
+from rawnn.errors import ConfigError
+from rawnn.export import INPUT_TYPES, InputType, export_onnx
+from rawnn.files import check_output
+from rawnn.model import Model
+
+
+@click.command()
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.argument("file", metavar="FILE.onnx")
+@click.option("--input-type", type=click.Choice(INPUT_TYPES), default="float32", show_default=True,
+              help="What the model shall take; the values are those of the training data either "
+                   "way (bytes 0 to 255 stay so).")
+def export(checkpoint: str, file: str, input_type: InputType) -> None:
+    """Write a CHECKPOINT (a file, or the newest of a directory) as an ONNX model, with the
+    normalisation of its inputs. Needs the package onnx (the extra `export`).
+
+    The model takes `inputs` [N, features] and gives `logits`, `probabilities` and `classes`, or
+    `values` of a network trained with mse.
+    """
+    if not file.lower().endswith(".onnx"):
+        raise ConfigError(f"{file}: models are exported as .onnx")
+    check_output("export", file)
+    _, found = find(checkpoint, say)
+    model = Model.of(found)
+    export_onnx(model, file, input_type)
+    say(f"{model.network} is in {file}")

@@ -1,0 +1,152 @@
+"""`rawnn bench peers` and `rawnn bench random --peers`: the same work in other systems."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from rawnn.bench.peers.arrange import (
+    WORKLOAD_STEPS,
+    Arrangement,
+    chosen,
+    drawn,
+    drawn_forms,
+    of_workloads,
+    workload_forms,
+)
+from rawnn.bench.peers.contest import Rules
+from rawnn.bench.peers.records import OURS, Contest, ContestsResult, read_contests
+from rawnn.bench.peers.summary import (
+    HEADINGS,
+    cells,
+    markdown,
+    network_line,
+    provenance,
+    summary,
+)
+from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
+from rawnn.bench.peers.workload_table import markdown as workload_markdown
+from rawnn.bench.peers.workload_table import remarks, table_rows
+from rawnn.cli.screen import say, table_console
+from rawnn.config import check_device
+from rawnn.errors import RawnnError
+from rawnn.files import check_output, write_atomically
+
+DEFAULT_COUNT, DEFAULT_SEED = 30, 0
+
+
+def random_contests(count: int | None, seed: int | None, device: str, peers: tuple[str, ...],
+                    budget: float | None, resume: str | None, json_file: str | None,
+                    markdown_file: str | None) -> None:
+    """Draw networks and time them beside the peers; a file to be resumed says how many and from
+    which seed, unless that is asked for."""
+    json_file = json_file or resume
+    earlier = read_contests(resume) if resume and Path(resume).exists() else None
+    device = _device(device)
+    if earlier and count is None and seed is None:
+        asked = earlier.asked
+    else:
+        asked = drawn(DEFAULT_SEED if seed is None else seed, count or DEFAULT_COUNT, device)
+    systems, absent = chosen(peers, ("torch", "jax"))
+    rules = Rules(systems, device, drawn_forms(asked))
+    arranged = Arrangement("random-peers", asked, rules, absent, earlier)
+    result = _hold(arranged, budget, json_file, markdown_file)
+    _print_table(HEADINGS, [cells(line) for line in summary(result)])
+    click.echo("Ratios are their time over ours: above 1 we are faster.")
+    if markdown_file:
+        write_atomically(markdown_file, markdown(result).encode())
+    _finish(result)
+
+
+@click.command()
+@click.option("--workload", "names", multiple=True, metavar="NAME",
+              help="A built-in workload; several may be given (all of them).")
+@click.option("--peer", "peers", multiple=True, metavar="NAME",
+              help="numpy, torch or jax; several may be given (all that are installed).")
+@click.option("--steps", type=click.IntRange(1), default=WORKLOAD_STEPS, show_default=True,
+              help="Steps of an epoch, at most as many as the data have.")
+@click.option("--dataset", type=click.Choice(["mnist", "synthetic"]), default="mnist",
+              show_default=True, help="The data set.")
+@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="End with what was measured before this is exceeded.")
+@click.option("--resume", metavar="FILE", help="Go on where this file ends, and write it.")
+@click.option("--json", "json_file", metavar="FILE",
+              help="Keep everything as JSON; written after every workload.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+def peers(names: tuple[str, ...], peers: tuple[str, ...], steps: int, dataset: str, device: str,
+          budget: float | None, resume: str | None, json_file: str | None,
+          markdown_file: str | None) -> None:
+    """Train the built-in workloads in NumPy, PyTorch and JAX beside ours, in turns.
+
+    Every system starts from the same weights and sees the same batches, and its losses are checked
+    against the others'. A system that is not installed is left out by name.
+    """
+    json_file = json_file or resume
+    earlier = read_contests(resume) if resume and Path(resume).exists() else None
+    systems, absent = chosen(peers, ("numpy", "torch", "jax"))
+    asked = of_workloads(names, dataset, steps)
+    rules = Rules(systems, _device(device), workload_forms, patience=200.0,
+                  at_once=max(1, (os.cpu_count() or 4) // 4))
+    arranged = Arrangement("peers", asked, rules, absent, earlier)
+    result = _hold(arranged, budget, json_file, markdown_file)
+    _print_table(WORKLOAD_HEADINGS, table_rows(result))
+    for text in remarks(result):
+        click.echo(f"- {text}")
+    if markdown_file:
+        write_atomically(markdown_file, workload_markdown(result).encode())
+    _finish(result)
+
+
+def _device(device: str) -> str:
+    """The device of ours, which other systems have as their first."""
+    check_device(device)
+    name, _, ordinal = device.partition(":")
+    if ordinal and ordinal != "0":
+        raise RawnnError(f"--device {device}: other systems run on the first GPU; choose it with "
+                         f"CUDA_VISIBLE_DEVICES={ordinal}")
+    return name
+
+
+def _hold(arranged: Arrangement, budget: float | None, json_file: str | None,
+          markdown_file: str | None) -> ContestsResult:
+    check_output("--json", json_file)
+    check_output("--markdown", markdown_file)
+    for reason in arranged.left_out.values():
+        say(f"{reason}; it is left out")
+
+    def over(contest: Contest) -> None:
+        click.echo(network_line(contest))
+        if json_file:
+            arranged.result().write_json(json_file)
+
+    result = arranged.hold(budget or float("inf"), over, say)
+    if json_file:
+        result.write_json(json_file)
+    return result
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    table_console().print(table)
+
+
+def _finish(result: ContestsResult) -> None:
+    click.echo(provenance(result))
+    if result.environment.device == "sim":
+        click.echo("the GPU is SIMULATED: the times say nothing about a real one")
+    if result.ended.startswith("interrupted"):
+        raise click.Abort
+    bad = [c.problem.name for c in result.contests
+           if any(e.system == OURS and e.status != "measured" for e in c.entries)]
+    if bad:
+        raise RawnnError(f"rawnn was refused, failed or was wrong in {len(bad)} of "
+                         f"{len(result.contests)} contests ({', '.join(bad)})")

@@ -1,0 +1,219 @@
+"""Files that a run leaves behind: written so that nothing the user has is lost, and checked before
+the work that fills them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Protocol
+
+from rawnn.errors import ConfigError, RawnnError
+
+PathLike = str | os.PathLike[str]
+
+
+def cache_directory() -> Path:
+    """Where what can be made anew is kept between runs: `RAWNN_CACHE`, else rawnn's folder in the
+    user's cache directory."""
+    given = os.environ.get("RAWNN_CACHE")
+    if given:
+        return Path(given).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("rawnn", appauthor=False))
+
+
+def write_atomically(path: PathLike, content: bytes, *, durable: bool = False) -> None:
+    """Write a file so that it holds either its old content or all of the new; `durable` waits until
+    the disk has it, so that this holds after a power failure, too.
+
+    A link is followed: the file that it names is replaced. What is no regular file (a device, a
+    FIFO), and the file that this process prints to (/dev/stdout), is written into. Raises
+    RawnnError.
+    """
+    try:
+        if _is_replaced(path):
+            _replace(Path(os.path.realpath(path)), content, durable)
+        else:
+            with open_output(path) as file:
+                file.buffer.write(content)  # type: ignore[attr-defined]
+    except OSError as error:
+        raise RawnnError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
+
+
+def _replace(target: Path, content: bytes, durable: bool) -> None:
+    handle, name = tempfile.mkstemp(".partial", f".{target.name[:80]}.", target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.chmod(name, _mode(target))
+        try:
+            os.replace(name, target)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            target.write_bytes(content)  # a mount point, as containers make of single files
+            os.unlink(name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    if durable:
+        _sync_directory(target.parent)
+
+
+def _mode(target: Path) -> int:
+    """The permissions of the file there, or those of a new one."""
+    with contextlib.suppress(OSError):
+        return stat.S_IMODE(os.stat(target).st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _sync_directory(directory: Path) -> None:
+    """Let the rename reach the disk, where directories can be opened at all."""
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def open_output(path: PathLike) -> IO[str]:
+    """Open a file for text that is written bit by bit: emptied if it is a regular file. Raises
+    OSError."""
+    number = _stream(path)
+    if number is None:
+        return open(path, "w", encoding="utf-8", newline="")
+    for printed in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError):  # one that is closed
+            printed.flush()
+    return open(os.dup(number), "w", encoding="utf-8", newline="")
+
+
+class TextSink(Protocol):
+    """What takes text: an open file, or a SideOutput."""
+
+    def write(self, text: str, /) -> object:
+        """Take some text."""
+
+    def flush(self) -> None:
+        """Let it reach where it goes."""
+
+
+class SideOutput:
+    """Text that is written beside a run, which goes on where it cannot be: `notify` then hears why,
+    once. The file is opened by the first write."""
+
+    def __init__(self, path: PathLike, notify: Callable[[str], None]) -> None:
+        self._path, self._notify = path, notify
+        self._file: IO[str] | None = None
+        self._lost = False
+
+    def __enter__(self) -> SideOutput:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def write(self, text: str, /) -> None:
+        self._unless_lost(lambda: self._opened().write(text))
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._unless_lost(self._file.flush)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._unless_lost(self._file.close)
+            self._file = None
+
+    def _opened(self) -> IO[str]:
+        if self._file is None:
+            self._file = open_output(self._path)
+        return self._file
+
+    def _unless_lost(self, action: Callable[[], object]) -> None:
+        if self._lost:
+            return
+        try:
+            action()
+        except OSError as error:
+            self._lost = True
+            self._notify(f"cannot write {os.fspath(self._path)}: {error.strerror or error}; going "
+                         f"on without it")
+
+
+def check_output(option: str, path: PathLike | None) -> None:
+    """Find out before the work what would make its result impossible to keep. Raises
+    ConfigError."""
+    if path is None:
+        return
+    name = os.fspath(path)
+    if not name:
+        raise ConfigError(f"{option} names no file: it is empty")
+    try:
+        reason = _obstacle(name)
+    except (OSError, ValueError) as error:
+        reason = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
+    if reason:
+        raise ConfigError(f"{option} {name}: {reason}")
+
+
+def _obstacle(name: str) -> str:
+    """Why nothing can be written there, or an empty text. Raises OSError and ValueError."""
+    try:
+        mode = os.stat(name).st_mode
+    except FileNotFoundError:
+        mode = 0
+    if stat.S_ISDIR(mode) or name.endswith(os.sep):
+        return "that is a directory"
+    if mode and not os.access(name, os.W_OK):
+        return "the file cannot be written"
+    if stat.S_ISSOCK(mode):
+        return "that is a socket"
+    if not _is_replaced(name):
+        return ""
+    folder = os.path.dirname(os.path.realpath(name))
+    shown = os.path.dirname(name) or "." if not os.path.islink(name) else folder
+    if not os.path.isdir(folder):
+        return f"there is no directory {shown}"
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # permissions alone do not tell: /proc
+            return ""
+    except OSError as error:
+        return f"the directory {shown} cannot be written ({error.strerror or error})"
+
+
+def _is_replaced(path: PathLike) -> bool:
+    """Whether the path is that of a regular file, or of none yet, that this process has not open
+    for what it prints."""
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return True
+    return regular and _stream(path) is None
+
+
+def _stream(path: PathLike) -> int | None:
+    """The open file descriptor that a path means: /dev/fd/N, or the standard output and error if
+    the path leads to where they do (/dev/stdout)."""
+    if named := re.fullmatch(r"/(?:dev|proc/self)/fd/([0-9]{1,6})", os.fspath(path)):
+        return int(named[1])
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(number)):
+                return number
+    return None

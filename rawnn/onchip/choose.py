@@ -1,0 +1,134 @@
+"""Which decomposition of a network is expected to be fastest on a chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from rawnn.onchip import cost
+from rawnn.onchip.chip import Chip
+from rawnn.onchip.decompose import FULL, GATHERED, SLICED, Decomposition, ceil, kinds, up
+from rawnn.onchip.layout import Layout, layout_of
+from rawnn.onchip.problem import Problem, Unsupported
+from rawnn.onchip.tiles import tiling
+
+MOST_WARPS, LEAST_WARPS = 16, 8
+PRICES = (0.0, 0.02, 0.1, 1.0)
+"""Cycles that a byte of shared memory may cost, by turns: the dearer, the less memory the types
+found take."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decomposition that fits the chip, and the microseconds a step that are expected of it."""
+
+    layout: Layout
+    us: float
+
+    @property
+    def decomposition(self) -> Decomposition:
+        return self.layout.decomposition
+
+
+@cache
+def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Choice:
+    """The decomposition with the least expected time; of `ranks` x `groups` blocks where these are
+    given. Raises Unsupported where nothing fits."""
+    best: Choice | None = None
+    least = 0
+    for d in _candidates(problem, chip, ranks, groups):
+        us = cost.microseconds(d)
+        if best is not None and us >= best.us:
+            continue
+        found = layout_of(d, chip.shared)
+        least = min(least or found.nbytes, found.nbytes)
+        us += found.far_tiles * cost.H200.far_tile / cost.H200.clock
+        if found.nbytes <= chip.shared and (best is None or us < best.us):
+            best = Choice(found, us)
+    if best is None:
+        raise Unsupported(
+            f"does not fit the chip (a block would need {least / 1024:.0f} KiB of shared memory or "
+            f"more, and has {chip.shared / 1024:.0f} KiB on this GPU)",
+            "leave persistent out, or take a smaller batch or network")
+    return best
+
+
+def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int) -> Iterator[Decomposition]:
+    for r in chip.sizes:
+        if ranks and r != ranks:
+            continue
+        for g in (groups,) if groups else _group_counts(problem.batch, chip.most_groups(r)):
+            if g > chip.most_groups(r) or g > problem.batch:
+                continue
+            seen = set()
+            for price in PRICES:
+                types = _best_types(problem, r, g, price)
+                if types and types not in seen:
+                    seen.add(types)
+                    yield _with_threads(Decomposition(problem, r, g, MOST_WARPS * 32, types))
+
+
+def _group_counts(batch: int, most: int) -> list[int]:
+    """Numbers of clusters worth trying: for each size of a share, in eights, the fewest, and of
+    many sizes some dozen."""
+    found: dict[int, int] = {}
+    for groups in range(1, min(most, batch) + 1):
+        found.setdefault(up(ceil(batch, groups), 8), groups)
+    counts = sorted(found.values())
+    if len(counts) <= MOST_COUNTS:
+        return counts
+    step = (len(counts) - 1) / (MOST_COUNTS - 1)
+    return sorted({counts[round(i * step)] for i in range(MOST_COUNTS)})
+
+
+MOST_COUNTS = 14
+
+
+def _best_types(problem: Problem, ranks: int, groups: int, price: float) -> str:
+    """The types of the boundaries with the least expected cycles, a byte of shared memory counted
+    as `price` cycles: a shortest path, as what a layer takes depends on the types at its ends."""
+    depth = problem.depth
+    if ranks == 1:
+        return FULL * (depth + 1)
+    last = FULL + (GATHERED if problem.labelled else SLICED)
+    paths: dict[str, tuple[float, str]] = {FULL: (0.0, FULL), SLICED: (0.0, SLICED)}
+    for layer in range(depth):
+        longer: dict[str, tuple[float, str]] = {}
+        for above in last if layer == depth - 1 else FULL + SLICED + GATHERED:
+            for below, (so_far, path) in paths.items():
+                if kinds(below + above) is None or (
+                        problem.reconstruct and layer == depth - 1 and path[0] == SLICED
+                        and above != SLICED):
+                    continue
+                total = so_far + _step_cost(problem, ranks, groups, layer, below, above, price)
+                if above not in longer or total < longer[above][0]:
+                    longer[above] = (total, path + above)
+        paths = longer
+    return min(paths.values(), default=(0.0, ""))[1]
+
+
+@cache
+def _step_cost(problem: Problem, ranks: int, groups: int, layer: int, below: str, above: str,
+               price: float) -> float:
+    """Cycles of one layer between boundaries of two types."""
+    types = FULL * layer + below + above + FULL * (problem.depth - layer - 1)
+    if layer and kinds(types) is None:
+        types = GATHERED * layer + below + above + FULL * (problem.depth - layer - 1)
+    d = Decomposition(problem, ranks, groups, MOST_WARPS * 32, types)
+    found = sum(phase.cycles for phase in cost.layer_phases(d, layer))
+    if layer == problem.depth - 1 and above != FULL:
+        found -= cost.H200.elementwise
+    return found + price * cost.layer_bytes(d, layer)
+
+
+def _with_threads(d: Decomposition) -> Decomposition:
+    """As many warps as the largest phase has tasks for: the gradients of the first two layers are
+    one."""
+    most = sum(cost.layer_tiles(d, layer) for layer in range(d.problem.depth)[:2])
+    for layer in range(d.problem.depth):
+        ins, outs = d.ins(layer), d.outs(layer)
+        forward = tiling(ceil(outs, 16), d.columns // 8, ceil(ins, 8), d.warps, d.problem.numbers)
+        most = max(most, forward.tasks)
+    warps = min(max(up(most, 4), LEAST_WARPS), MOST_WARPS)
+    return replace(d, threads=32 * warps)

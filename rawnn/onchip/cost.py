@@ -1,0 +1,159 @@
+"""What a step on the chip is expected to take, in cycles, phase by phase.
+
+A step is a chain of phases: small networks take their number times a latency. The constants were
+fitted to kernels on an H200; other GPUs with clusters differ by less than decompositions do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rawnn.onchip.decompose import (
+    BY_INPUTS,
+    BY_OUTPUTS,
+    FULL,
+    GATHERED,
+    Decomposition,
+    ceil,
+    up,
+)
+from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE
+from rawnn.onchip.tiles import softmax_lanes, tiling
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
+    cycle; of a softmax, an elementwise loss and a conversion, and of each round of the threads
+    there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed there,
+    by all or each its share; of what every step begins and ends with. What the products are
+    expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
+    of which those beside other work are seen in part (`overlapped`). A tile whose state comes
+    from the L2 cache takes `far_tile` more. `clock` is in cycles a microsecond."""
+
+    product: float = 1.37
+    gradient: float = 3.05
+    overlapped: float = 0.6
+    exchange: float = 340.0
+    second: float = 1550.0
+    exchange_bytes: float = 9.3
+    softmax: float = 850.0
+    softmax_round: float = 28.0
+    elementwise: float = 210.0
+    elementwise_round: float = 85.0
+    convert: float = 120.0
+    convert_round: float = 45.0
+    meeting: float = 3570.0
+    summed_bytes: float = 71.0
+    shared_bytes: float = 22.0
+    step: float = 900.0
+    far_tile: float = 35.0
+    clock: float = 1750.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the step by its name, and its cycles."""
+
+    name: str
+    cycles: float
+
+
+H200 = Costs()
+
+
+def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phase]:
+    """The phases of one layer, which depend on the types at its ends alone."""
+    p, kind = d.problem, d.kinds[layer]
+    ins, outs, columns = d.ins(layer), d.outs(layer), d.columns // 8
+    n = layer + 1
+
+    def exchange(features: int) -> float:
+        return costs.exchange + features * d.columns * 4 / costs.exchange_bytes
+
+    def summed(features: int) -> float:
+        if d.sums_at_once(features):
+            return exchange(features * d.ranks)
+        return 2 * exchange(features) - costs.exchange + costs.second
+
+    forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
+    found = [Phase(f"forward {n}", costs.product * forward.cycles)]
+    if kind == BY_INPUTS:
+        found.append(Phase(f"sum {n}", summed(p.layers[n])))
+    if kind == BY_OUTPUTS and d.types[n] == GATHERED:
+        found.append(Phase(f"gather {n}", exchange(p.layers[n])))
+    if layer:
+        backward = tiling(ceil(ins, 16), columns, ceil(outs, 8), d.warps, p.numbers)
+        found.append(Phase(f"backward {n}", costs.product * backward.cycles))
+        if kind == BY_OUTPUTS:
+            gathered = d.types[layer] == GATHERED
+            found.append(Phase(f"sum of gradient {layer}", exchange(p.layers[layer]) if gathered
+                               else summed(p.layers[layer])))
+    gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
+    seen = costs.gradient * (1.0 if layer == 0 else costs.overlapped)
+    found.append(Phase(f"gradient {n}", gradient.cycles * seen))
+    if d.groups > 1:
+        nbytes = layer_tiles(d, layer) * TILE * 4
+        found.append(Phase(f"gradient {n} over clusters",
+                           min(d.groups * nbytes / costs.summed_bytes,
+                               nbytes / costs.shared_bytes)))
+    return found
+
+
+def layer_tiles(d: Decomposition, layer: int) -> int:
+    """Tiles of a layer's gradient in a block."""
+    tiles = ceil(d.ins(layer), 16) * ceil(d.outs(layer), 8)
+    return tiles + (ceil(d.outs(layer), TILE) if d.problem.bias else 0)
+
+
+def layer_bytes(d: Decomposition, layer: int) -> int:
+    """About the bytes of shared memory that a layer takes of a block."""
+    ins, outs = d.ins(layer), d.outs(layer)
+    states = 1 + (len(d.problem.states) if d.groups == 1 else 0)
+    values = up(ins, 8) * (d.pitch if layer else 0) + up(outs, 8) * d.pitch
+    return 4 * (up(ins, 8) * (up(outs, 8) + 8) * states + values)
+
+
+def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
+    """What does not depend on the types: input, loss, the meeting of clusters, begin and end."""
+    p = d.problem
+    found = [Phase("begin and end", costs.step)]
+    if p.converted:
+        quads = d.columns * ceil(ceil(p.layers[0], 4), d.ranks if d.types[0] != FULL else 1)
+        found.append(Phase("input", costs.convert
+                           + costs.convert_round * ceil(quads, d.threads)))
+    if p.labelled:
+        lanes = softmax_lanes(d)
+        rounds = ceil(p.outputs, lanes) * ceil(d.columns * lanes, d.threads)
+        found.append(Phase("softmax", costs.softmax + costs.softmax_round * rounds))
+    else:
+        elements = d.columns * d.outs(p.depth - 1)
+        found.append(Phase("loss", costs.elementwise
+                           + costs.elementwise_round * ceil(elements, d.threads)))
+    return found
+
+
+def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
+    """How clusters add up their gradients: all of them by every cluster, or each its share."""
+    if d.groups == 1:
+        return []
+    nbytes = TILE * 4 * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
+    if d.groups * nbytes <= MOST_SUMMED_BY_ALL:
+        return [Phase("all clusters sum", costs.meeting + d.groups * nbytes / costs.summed_bytes)]
+    return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
+
+
+def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
+    """All phases of a step."""
+    layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)
+              if not phase.name.endswith("over clusters")]
+    return [*layers, *fixed_phases(d, costs), *meeting_phases(d, costs)]
+
+
+def cycles(d: Decomposition, costs: Costs = H200) -> float:
+    return sum(phase.cycles for phase in phases(d, costs))
+
+
+def microseconds(d: Decomposition, costs: Costs = H200) -> float:
+    """What a step is expected to take."""
+    return cycles(d, costs) / costs.clock

@@ -1,0 +1,143 @@
+"""How the blocks of a cluster share the layers.
+
+Between two layers the values of a boundary are *full* in every block, *sliced* (each block has its
+share of the features), or *gathered*: made in slices, then handed to all. The two types at a
+layer's ends say what a block does of the layer:
+
+    inputs            outputs     the layer is        its weights
+    full, gathered    full        done by every block all of them, in every block
+    full, gathered    sliced, g.  cut by outputs      some rows of [outputs, inputs]
+    sliced            full        cut by inputs       some columns; partial sums are added up
+    sliced            sliced, g.  (not done: it would need two exchanges)
+
+Backwards the same boundaries hold for gradients: a layer cut by outputs gives partial sums of its
+input's gradient. Narrow layers are best done by every block, for that needs no exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from rawnn.onchip.problem import Problem
+
+FULL, SLICED, GATHERED = "F", "S", "G"
+EVERYWHERE, BY_OUTPUTS, BY_INPUTS = "everywhere", "by outputs", "by inputs"
+WARP = 32
+
+
+def ceil(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def up(a: int, b: int) -> int:
+    """The least multiple of b that is at least a."""
+    return ceil(a, b) * b
+
+
+def pitch(n: int) -> int:
+    """Floats from one row of a fragment's operand to the next: at least n, and 8 more than a
+    multiple of 16, so that 4 rows by 8 columns lie in 32 banks."""
+    return n + (8 - n) % 16
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """`ranks` blocks of a cluster share the widths by the `types` of the boundaries 0 .. depth,
+    `groups` clusters the batch; a block has `threads`."""
+
+    problem: Problem
+    ranks: int
+    groups: int
+    threads: int
+    types: str
+
+    def __str__(self) -> str:
+        return f"{self.ranks} x {self.groups} blocks of {self.threads} threads, {self.types}"
+
+    @property
+    def blocks(self) -> int:
+        return self.ranks * self.groups
+
+    @property
+    def warps(self) -> int:
+        return self.threads // WARP
+
+    @cached_property
+    def share(self) -> int:
+        """Examples of the largest group."""
+        return ceil(self.problem.batch, self.groups)
+
+    @cached_property
+    def columns(self) -> int:
+        return up(self.share, 8)
+
+    @cached_property
+    def pitch(self) -> int:
+        return pitch(self.columns)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """What a block does of each layer."""
+        return kinds(self.types) or ()
+
+    @cached_property
+    def slices(self) -> tuple[int, ...]:
+        """Features of a boundary in the first block's share; the last blocks may have fewer."""
+        p = self.problem
+        whole = 16 // p.input_size
+        sizes = [ceil(n, self.ranks) for n in p.layers]
+        sizes[0] = up(sizes[0], whole)
+        if p.reconstruct:
+            sizes[-1] = sizes[0]
+        elif self.types[-1] == SLICED:
+            sizes[-1] = up(sizes[-1], 4)
+        return tuple(sizes)
+
+    def ins(self, layer: int) -> int:
+        """Inputs of the layer (0 .. depth - 1) in a block, at most."""
+        return self.slices[layer] if self.kinds[layer] == BY_INPUTS else self.problem.layers[layer]
+
+    def outs(self, layer: int) -> int:
+        return self.slices[layer + 1] if self.kinds[layer] == BY_OUTPUTS \
+            else self.problem.layers[layer + 1]
+
+    def exchanged(self) -> int:
+        """Rows of a mailbox for the widest exchange; 0 where there is none."""
+        layers, widest = self.problem.layers, 0
+        for layer, kind in enumerate(self.kinds):
+            if kind == BY_INPUTS:
+                widest = max(widest, self._summed(layers[layer + 1]))
+            if self.types[layer + 1] == GATHERED:
+                widest = max(widest, layers[layer + 1])
+            if layer and kind == BY_OUTPUTS:
+                gathered = self.types[layer] == GATHERED
+                widest = max(widest, self.slices[layer] * self.ranks if gathered
+                             else self._summed(layers[layer]))
+        return widest
+
+    def _summed(self, features: int) -> int:
+        """Rows of partial sums that come to a block."""
+        return features * self.ranks if self.sums_at_once(features) \
+            else up(features, self.ranks)
+
+    def sums_at_once(self, features: int) -> bool:
+        """Whether partial sums of so many features are added up by every block; else each adds up
+        its share, and they gather the shares."""
+        return features * self.columns * 4 * self.ranks <= MOST_AT_ONCE
+
+
+MOST_AT_ONCE = 8192
+"""Bytes of partial sums that a block sends to all others, so that each adds them up for itself."""
+
+
+def kinds(types: str) -> tuple[str, ...] | None:
+    """What a block does of each layer between boundaries of the types; None where it cannot."""
+    found = []
+    for below, above in pairwise(types):
+        if below == SLICED and above != FULL:
+            return None
+        found.append(BY_INPUTS if below == SLICED else EVERYWHERE if above == FULL else BY_OUTPUTS)
+    return tuple(found)

@@ -1,0 +1,236 @@
+"""Where everything lies: the shared memory of a block, and the workspaces in global memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rawnn.onchip.decompose import (
+    GATHERED,
+    Decomposition,
+    ceil,
+    pitch,
+    up,
+)
+from rawnn.onchip.problem import Problem
+from rawnn.onchip.tiles import Tiling, far_tiling, tiling
+
+TILE = 128
+"""Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
+
+ALL, SHARE = "all", "share"
+MOST_SUMMED_BY_ALL = 131_072
+"""Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
+
+RULE_BYTES = 64
+FIXED_BYTES = 1024
+"""Static shared memory of the templates."""
+
+
+def settled(problem: Problem) -> int:
+    """Tensors that the optimizer keeps for each parameter."""
+    return len(problem.states)
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """A layer's part in a block: `rows` x `pitch` floats of weights at float `weights`, biases at
+    `bias`; `tiles` of its gradient are weights, `across` side by side, `bias_tiles` biases, the
+    first of all is number `base`. `near` is the float where its state lies, None where that is in a
+    workspace; `far` its first tile there."""
+
+    rows: int
+    pitch: int
+    weights: int
+    bias: int
+    across: int
+    tiles: int
+    bias_tiles: int
+    base: int
+    near: int | None
+    far: int
+    forward: Tiling
+    backward: Tiling | None
+    update: Tiling
+
+    @property
+    def all_tiles(self) -> int:
+        return self.tiles + self.bias_tiles
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`places` are floats from the start of a block's shared memory by name, `nbytes` all of it.
+    `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
+    sum of a tile. `shared_state` is where the state lies that a block keeps of all layers, where
+    there are several clusters."""
+
+    decomposition: Decomposition
+    layers: tuple[LayerLayout, ...]
+    places: dict[str, int] = field(hash=False)
+    nbytes: int
+    sync: str
+    shares: int
+    input_pitch: int
+    raw_pitch: int
+    target_pitch: int
+    target_width: int
+    exchange: int
+    shared_state: int | None
+    far_tiles: int
+
+    @property
+    def dynamic_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.nbytes - FIXED_BYTES
+
+    @property
+    def tiles(self) -> int:
+        last = self.layers[-1]
+        return last.base + last.all_tiles
+
+    @property
+    def owned(self) -> int:
+        """Tiles that a cluster updates, where each updates its share."""
+        return ceil(self.tiles, self.decomposition.groups)
+
+    def workspaces(self) -> dict[str, int]:
+        """4-byte words of each workspace but `tally`, which has two a block and step."""
+        d, found = self.decomposition, {"counters": self.counters + 1}
+        if self.sync:
+            copies = 2 if self.sync == ALL else 1
+            found["gradients"] = copies * d.blocks * self.tiles * TILE
+        if self.sync == SHARE:
+            found["fresh"] = d.ranks * self.tiles * TILE
+        if self.far_tiles:
+            found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
+        return found
+
+    @property
+    def counters(self) -> int:
+        """Words of counters that clusters meet at: one a rank, each in a line of its own."""
+        return self.decomposition.ranks * 32
+
+
+def tallies(d: Decomposition) -> int:
+    """Tallies of a step: of an example, or of a thread where the loss is a mean over elements."""
+    return d.columns if d.problem.labelled else d.threads
+
+
+def layout_of(d: Decomposition, room: int) -> Layout:
+    """Where everything of a decomposition lies, whether or not it fits; state of the optimizer lies
+    in shared memory as far as that has `room`, in bytes."""
+    p, states = d.problem, settled(d.problem)
+    cursor, places = 0, {}
+
+    def take(name: str, floats: int) -> int:
+        nonlocal cursor
+        places[name] = cursor = up(cursor, 4)
+        cursor += floats
+        return places[name]
+
+    parts = []
+    base = 0
+    for layer in range(p.depth):
+        ins, outs = d.ins(layer), d.outs(layer)
+        wide = up(outs, 8)
+        # The first layer's inputs lie by examples, so that pairs of rows are read: 4 more than a
+        # multiple of 16 then gives 32 banks.
+        step = pitch(wide) if layer else wide + (4 - wide) % 16
+        rows = up(ins, 8)
+        tiles = ceil(ins, 16) * ceil(outs, 8)
+        bias_tiles = ceil(outs, TILE) if p.bias else 0
+        weights = take(f"w{layer}", rows * step)
+        bias = take(f"b{layer}", bias_tiles * TILE)
+        parts.append((rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, base))
+        base += tiles + bias_tiles
+    sync = "" if d.groups == 1 else \
+        ALL if d.groups * base * TILE * 4 <= MOST_SUMMED_BY_ALL else SHARE
+    ins = d.ins(0)
+    input_pitch = pitch(up(ins, 8))
+    raw_pitch = up(ins * p.input_size, 16) // p.input_size
+    take("x", (1 if p.converted else 2) * d.columns * input_pitch)
+    if p.converted:
+        take("raw", 2 * d.columns * raw_pitch * p.input_size // 4)
+    if p.normalised:
+        take("mean", up(ins, 4))
+        take("inverse_std", up(ins, 4))
+    for layer in range(1, p.depth):
+        take(f"a{layer}", up(d.ins(layer), 8) * d.pitch)
+    for layer in range(1, p.depth + 1):
+        take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch)
+    if d.types[-1] == GATHERED:
+        take("logits", p.outputs * d.pitch)
+    target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
+    target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
+    take("y", d.columns if p.labelled else 2 * d.columns * target_pitch)
+    if p.ordered:
+        take("order", 2 * d.columns)
+    take("rules", RULE_BYTES // 4)
+    take("barriers", 8)
+    take("tallies", 2 * tallies(d))
+    exchange = d.exchanged() * d.pitch
+    if exchange:
+        take("exchange", 2 * exchange)
+    scratch, tilings = 0, []
+    eighths = d.columns // 8
+    for layer in range(p.depth):
+        ins, outs = d.ins(layer), d.outs(layer)
+        forward = tiling(ceil(outs, 16), eighths, ceil(ins, 8), d.warps, p.numbers)
+        backward = tiling(ceil(ins, 16), eighths, ceil(outs, 8), d.warps, p.numbers) \
+            if layer else None
+        for found, rows in ((forward, outs), (backward, ins)):
+            if found and found.split > 1:
+                scratch = max(scratch, found.split * up(rows, 16) * d.pitch)
+        tilings.append((forward, backward))
+    shares = 1
+    if sync == SHARE:
+        owned = ceil(base, d.groups)
+        while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
+            shares *= 2
+        scratch = max(scratch, owned * shares * TILE)
+    take("scratch", scratch)
+    return _with_state(d, parts, places, cursor, sync, shares, input_pitch, raw_pitch,
+                       target_pitch, target_width, exchange, tilings, states,
+                       room - FIXED_BYTES)
+
+
+def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int],
+                cursor: int, sync: str, shares: int, input_pitch: int, raw_pitch: int,
+                target_pitch: int, target_width: int, exchange: int,
+                tilings: list[tuple[Tiling, Tiling | None]], states: int, room: int) -> Layout:
+    """State of the largest layers lies in shared memory as far as there is room, the rest in a
+    workspace, where it costs round trips to the L2 cache. Where clusters share the batch, it is in
+    one piece in either place."""
+    p = d.problem
+    cursor = up(cursor, 4)
+    near: dict[int, int] = {}
+    far: dict[int, int] = {}
+    shared_state, far_tiles = None, 0
+    sizes = [part[5] + part[6] for part in parts]
+    if states and sync:
+        owned = sum(sizes) if sync == ALL else ceil(sum(sizes), d.groups)
+        if (cursor + owned * states * TILE) * 4 <= room:
+            shared_state = places["state"] = cursor
+            cursor += owned * states * TILE
+        else:
+            far_tiles = owned
+    elif states:
+        for layer in sorted(range(p.depth), key=lambda i: -sizes[i]):
+            if (cursor + sizes[layer] * states * TILE) * 4 <= room:
+                near[layer] = places[f"m{layer}"] = cursor
+                cursor += sizes[layer] * states * TILE
+            else:
+                far[layer] = far_tiles
+                far_tiles += sizes[layer]
+    layers = []
+    for layer, (rows, step, weights, bias, across, tiles, bias_tiles, base) in enumerate(parts):
+        forward, backward = tilings[layer]
+        update = tiling(ceil(d.ins(layer), 16), across, d.columns // 8, d.warps, p.numbers,
+                        may_split=False, most_tiles=1 if layer in near and states > 1 else 8)
+        if layer in far:
+            update = far_tiling(ceil(d.ins(layer), 16), across, d.warps)
+        layers.append(LayerLayout(rows, step, weights, bias, across, tiles, bias_tiles, base,
+                                  near.get(layer), far.get(layer, 0), forward, backward, update))
+    return Layout(d, tuple(layers), places, cursor * 4 + FIXED_BYTES, sync, shares, input_pitch,
+                  raw_pitch, target_pitch, target_width, exchange, shared_state, far_tiles)

@@ -1,0 +1,203 @@
+"""The text of a training kernel: constants, and calls of the templates in ptx/onchip_*.cuh."""
+
+from __future__ import annotations
+
+from rawnn.activations import functor
+from rawnn.dtypes import c_type
+from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
+from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout
+from rawnn.onchip.problem import Problem
+from rawnn.onchip.steps import StepWriter, literal
+
+NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16"}
+
+
+
+
+def source(layout: Layout, name: str) -> str:
+    """The CUDA C of the kernel `name`."""
+    return _Kernel(layout, name).text()
+
+
+def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
+    """(type, name) of every parameter, pointers by the roles of their operands."""
+    found = [(f"const {p.input_type}*", "images"), ("int", "ldimages")]
+    if p.labelled:
+        found.append((f"const {c_type(p.labels)}*", "labels"))
+    elif not p.reconstruct:
+        found += [("const float*", "targets"), ("int", "ldtargets")]
+    found += [("const int*", "order")] if p.ordered else []
+    found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
+    found += [("const float*", "rates")] if p.scheduled else []
+    found += [("const int*", "clock")] if p.timed else []
+    found.append(("const int*", "cursor"))
+    for layer in range(1, p.depth + 1):
+        for role in (f"w{layer}", *(f"w{layer}_{s}" for s in p.states)):
+            found += [("float*", role), ("int", f"ld{role}")]
+        if p.copies:
+            found += [(f"{c_type(p.copies)}*", f"c{layer}"), ("int", f"ldc{layer}")]
+        if p.bias:
+            found += [("float*", role) for role in (f"b{layer}",
+                                                    *(f"b{layer}_{s}" for s in p.states))]
+    found += [("float*", "tally"), ("unsigned int*", "counters")]
+    found += [("float*", name) for name in layout.workspaces() if name != "counters"]
+    found.append(("float*", "loss"))
+    if p.measured:
+        found.append(("int*", "correct"))
+    return [*found, ("int", "offset"), ("int", "span")]
+
+
+class _Kernel(StepWriter):
+    def __init__(self, layout: Layout, name: str) -> None:
+        super().__init__(layout)
+        self.name = name
+
+    # -- the whole ---------------------------------------------------------------------------------
+    def text(self) -> str:
+        d, p, w = self.d, self.p, self.w
+        w(f"// {'-'.join(map(str, p.layers))}, batch {p.batch}, {p.numbers}: {d}")
+        w('#include "onchip.cuh"')
+        w("struct Shape {")
+        for constant, value in (("Threads", d.threads), ("Ranks", d.ranks), ("Groups", d.groups),
+                                ("Columns", d.columns), ("Pitch", d.pitch),
+                                ("Numbers", NUMBERS[p.numbers])):
+            w(f"static constexpr int k{constant} = {value};")
+        w("};")
+        w(f"using Between = {functor(p.activation)};")
+        w(f"using Rule = {p.rule};")
+        w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
+        arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
+                              else f"{kind} {name}" for kind, name in parameters(p, self.layout))
+        w(f"__global__ void __launch_bounds__({d.threads}, 1) {self.name}({arguments}) {{")
+        self.begin()
+        w("for (int u = 0; u < span; ++u) {")
+        self.step()
+        w("}")
+        self.end()
+        w("}")
+        return w.text()
+
+    # -- ahead of the steps ------------------------------------------------------------------------
+    def begin(self) -> None:
+        d, p, w = self.d, self.p, self.w
+        w("float* const shared = ptx::dynamic_shared<float>();")
+        w("const int rank = rank_of_block<Shape>();")
+        w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
+        w("const int thread = thread_index();")
+        w("const int cursor_now = *cursor + offset;")
+        w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
+        for boundary, n in enumerate(p.layers):
+            size = d.slices[boundary]
+            w(f"const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
+        w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + step)"
+          f" * {p.stride} + group * {d.share}; }};")
+        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads}) "
+          "shared[i] = 0.0f;")
+        w("__syncthreads();")
+        for layer in range(p.depth):
+            self.load_layer(layer)
+        if p.normalised:
+            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+            w(f"for (int i = thread; i < {self.count(0)}; i += {d.threads}) {{")
+            w(f"{self.at('mean')}[i] = mean[{start} + i];")
+            w(f"{self.at('inverse_std')}[i] = inverse_std[{start} + i];")
+            w("}")
+        w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
+        w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
+        w("if (kBulk && thread == 0) {")
+        w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
+        w("ptx::publish_barriers();")
+        w("}")
+        w("if constexpr (kBulk) ptx::fence_proxy_async();")
+        w("__syncthreads();")
+        w("float rate = 0.0f;")
+        if p.labelled:
+            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
+            w("NextLabels<Shape> labels_ahead;")
+        if p.ordered:
+            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
+            w("fetch_order<Shape>(fetched, order, first_of(0), present);")
+            w(f"if (span > 1) fetch_order<Shape>(fetched + {d.columns}, order, first_of(1), "
+              "present);")
+            w("ptx::commit_copies();")
+            w("ptx::wait_for_copies<0>();")
+            w("__syncthreads();")
+        self.fetch("0")
+        if p.scheduled:
+            w(f"if (thread == {d.threads - 1}) rate = {self.rate('0')};")
+        self.wait_for_input("0")
+        if p.labelled:
+            w("labels_ahead.store(y);")
+        w("__syncthreads();")
+        if d.ranks > 1:
+            w("cluster_arrive<Shape>();")
+            w("cluster_wait<Shape>();")
+            if self.layout.exchange:
+                w(f"Mailboxes<Shape, {self.layout.exchange}> mail = {{{self.at('exchange')}, "
+                  f"barriers + 16, rank, 0}};")
+
+    def load_layer(self, layer: int) -> None:
+        p, w, part = self.p, self.w, self.layout.layers[layer]
+        n = layer + 1
+        w(f"const Part part{n} = {self.part_of(layer)};")
+        w(f"float* const weights{n} = shared + {part.weights};")
+        w(f"float* const biases{n} = shared + {part.bias};")
+        w(f"load_weights<Shape, {part.pitch}>(weights{n}, w{n}, ldw{n}, part{n});")
+        if p.bias:
+            w(f"for (int i = thread; i < part{n}.outs; i += {self.d.threads}) "
+              f"biases{n}[i] = b{n}[part{n}.out + i];")
+        self.move_states(layer, "load")
+
+    def part_of(self, layer: int) -> str:
+        kind, below, above = self.d.kinds[layer], self.d.slices[layer], self.d.slices[layer + 1]
+        outs, ins = self.p.layers[layer + 1], self.p.layers[layer]
+        if kind == BY_OUTPUTS:
+            return f"{{rank * {above}, n{layer + 1}, 0, {ins}}}"
+        if kind == BY_INPUTS:
+            return f"{{0, {outs}, rank * {below}, n{layer}}}"
+        return f"{{0, {outs}, 0, {ins}}}"
+
+    def move_states(self, layer: int, way: str) -> None:
+        found, part, n = self.layout, self.layout.layers[layer], layer + 1
+        share = found.sync == SHARE
+        base = part.base if found.sync else 0
+        for number, state in enumerate(self.p.states):
+            at = f"reinterpret_cast<float*>({self.states_at(layer)})"
+            if found.sync == ALL:
+                at += f" + {base * len(self.p.states) * TILE}"
+            bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
+            self.w(f"{way}_states<Shape, {len(self.p.states)}, {part.across}, {part.tiles}, "
+                   f"{self.d.groups if share else 1}>({at}, {part.all_tiles}, "
+                   f"{base if share else 0}, group, {number}, w{n}_{state}, ldw{n}_{state}, "
+                   f"{bias}, part{n});")
+
+    # -- behind the steps --------------------------------------------------------------------------
+    def end(self) -> None:
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        for layer in range(p.depth):
+            part, n = found.layers[layer], layer + 1
+            everywhere = d.kinds[layer] == EVERYWHERE and d.ranks > 1
+            w(f"if (group == 0{' && rank == 0' if everywhere else ''}) {{")
+            w(f"store_weights_as<Shape, {part.pitch}>(w{n}, ldw{n}, weights{n}, part{n});")
+            if p.copies:
+                w(f"store_weights_as<Shape, {part.pitch}>(c{n}, ldc{n}, weights{n}, part{n});")
+            if p.bias:
+                own = " && rank == 0" if d.kinds[layer] == BY_INPUTS else ""
+                w(f"for (int i = thread; i < part{n}.outs{own}; i += {d.threads}) "
+                  f"b{n}[part{n}.out + i] = biases{n}[i];")
+            w("}")
+            if p.states:
+                conditions = ["rank == 0"] * everywhere + ["group == 0"] * (found.sync != SHARE)
+                w(f"if ({' && '.join(conditions) or 'true'}) {{")
+                self.move_states(layer, "store")
+                w("}")
+        w("cluster_arrive<Shape>();")
+        w("cluster_wait<Shape>();")
+        repeated = d.ranks > 1 and d.types[-1] != SLICED
+        terms = p.batch if p.labelled else p.batch * p.outputs
+        correct = "correct + cursor_now" if p.measured else "nullptr"
+        w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
+          f"{d.groups if repeated else d.blocks}, span, {literal(float(terms))}f, counters, "
+          f"counters + 1, {found.counters}, loss + cursor_now, "
+          f"{correct});")

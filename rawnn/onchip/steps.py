@@ -1,0 +1,441 @@
+"""The text of a step of a training kernel, phase by phase."""
+
+from __future__ import annotations
+
+from rawnn.onchip.decompose import (
+    BY_OUTPUTS,
+    EVERYWHERE,
+    FULL,
+    GATHERED,
+    SLICED,
+    ceil,
+)
+from rawnn.onchip.layout import ALL, TILE, Layout, tallies
+from rawnn.onchip.tiles import softmax_lanes
+
+
+def literal(value: float | bool | int) -> str:
+    """A number as C++ has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, int) else f"{value!r}"
+
+
+class Writer:
+    """Lines of a kernel, indented by their braces."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._depth = 0
+
+    def __call__(self, text: str) -> None:
+        for line in text.strip("\n").split("\n"):
+            line = line.strip()
+            if line.startswith("}"):
+                self._depth -= 1
+            self.lines.append("  " * self._depth + line)
+            self._depth += line.count("{") - line.count("}") + (line.startswith("}"))
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+class StepWriter:
+    """Writes the phases of a step, one behind the other."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.d, self.p = layout, layout.decomposition, layout.decomposition.problem
+        self.w = Writer()
+
+    # -- where things lie --------------------------------------------------------------------------
+    def at(self, name: str) -> str:
+        return f"(shared + {self.layout.places[name]})"
+
+    def a(self, boundary: int) -> str:
+        return "x" if boundary == 0 else self.at(f"a{boundary}")
+
+    def z(self, boundary: int) -> str:
+        return self.at(f"z{boundary}")
+
+    def count(self, boundary: int) -> str:
+        """Features of the boundary that this block holds."""
+        return f"n{boundary}" if self.d.types[boundary] != FULL else str(self.p.layers[boundary])
+
+    def states_at(self, layer: int) -> str:
+        """Where the layer's state lies, as a float4 pointer; that of all layers where clusters
+        share the batch."""
+        found, part = self.layout, self.layout.layers[layer]
+        many = len(self.p.states) * TILE // 4
+        near = found.shared_state if found.sync else part.near
+        if near is not None:
+            return f"reinterpret_cast<float4*>(shared + {near})"
+        if not found.far_tiles:
+            return "static_cast<float4*>(nullptr)"
+        tile = 0 if found.sync else part.far
+        return f"(reinterpret_cast<float4*>(far) + (blockIdx.x * {found.far_tiles}ll + {tile}) * " \
+               f"{many})"
+
+    # -- input -----------------------------------------------------------------------------------
+    def fetch(self, step: str) -> None:
+        """Ask for all that step `step` needs."""
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        ordered = "true" if p.ordered else "false"
+        buffer = f"(({step}) & 1)"
+        rows = f"fetched + {buffer} * {d.columns}" if p.ordered else "nullptr"
+        start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+        if p.converted:
+            size = d.columns * found.raw_pitch
+            to = f"reinterpret_cast<{p.input_type}*>{self.at('raw')} + {buffer} * {size}"
+            pitch = found.raw_pitch
+        else:
+            to = f"{self.at('x')} + {buffer} * {d.columns * found.input_pitch}"
+            pitch = found.input_pitch
+        barrier = f"barriers + 8 * {buffer}"
+        expected = f"bulk_bytes<{p.input_type}>({self.count(0)})"
+        if not p.labelled and not p.reconstruct:
+            expected += f" + bulk_bytes<float>({self.count(p.depth)})"
+        w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, present * "
+          f"({expected}));")
+        w("__syncwarp();")
+        w(f"fetch_rows<Shape, {ordered}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, "
+          f"{self.count(0)}, {rows}, first_of({step}), present, {barrier});")
+        if p.labelled:
+            w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), present);")
+        elif not p.reconstruct:
+            last = p.depth
+            start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
+            w(f"fetch_rows<Shape, {ordered}, {found.target_width}, {found.target_pitch}>("
+              f"{self.at('y')} + {buffer} * {d.columns * found.target_pitch}, targets, ldtargets, "
+              f"{start}, {self.count(last)}, {rows}, first_of({step}), present, {barrier});")
+        w("ptx::commit_copies();")
+
+    def rate(self, step: str) -> str:
+        return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
+
+    def make_rule(self, step: str, rate: str) -> None:
+        """One thread makes the optimizer's rule of a step."""
+        p = self.p
+        time = f"clock[1] + cursor_now + {step} + 1" if p.timed else "0"
+        settings = "".join(f", {literal(value)}" for value in p.settings)
+        self.w(f"if (thread == {self.d.threads - 1}) *rule_of_step = Rule({rate}, "
+               f"{time}{settings});")
+
+    def wait_for_input(self, step: str) -> None:
+        self.w("ptx::wait_for_copies<0>();")
+        self.w(f"if constexpr (kBulk) ptx::wait_for(barriers + 8 * (({step}) & 1), "
+               f"({step}) >> 1 & 1);")
+
+    def fetch_ahead(self) -> None:
+        w, d = self.w, self.d
+        w("if (u + 1 < span) {")
+        self.fetch("u + 1")
+        if self.p.ordered:
+            w("if (u + 2 < span) {")
+            w(f"fetch_order<Shape>(fetched + (u & 1) * {d.columns}, order, first_of(u + 2), "
+              "present);")
+            w("ptx::commit_copies();")
+            w("}")
+        w("}")
+
+    # -- a step ------------------------------------------------------------------------------------
+    def step(self) -> None:
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        if p.converted:
+            w(f"float* const x = {self.at('x')};")
+            raw = f"reinterpret_cast<const {p.input_type}*>{self.at('raw')} + (u & 1) * " \
+                  f"{d.columns * found.raw_pitch}"
+            vectors = f"{self.at('mean')}, {self.at('inverse_std')}" if p.normalised \
+                else "nullptr, nullptr"
+            w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
+              f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
+              f"{self.count(0)}, present);")
+            w("__syncthreads();")
+        else:
+            w(f"float* const x = {self.at('x')} + (u & 1) * {d.columns * found.input_pitch};")
+        for layer in range(p.depth):
+            self.forward(layer)
+        self.loss()
+        waiting: list[int] = []  # a layer's weights are updated once its backward product is done
+        for layer in range(p.depth - 1, 0, -1):
+            self.backward(layer, waiting)
+            waiting.append(layer)
+        self.gradients([*waiting, 0])
+        self.meet()
+        w("if (u + 1 < span) {")
+        self.wait_for_input("u + 1")
+        w("}")
+        if p.labelled:
+            w("labels_ahead.store(y);")
+        w("__syncthreads();")
+
+    def product(self, kind: str, layer: int, finish: str, count: str, *,
+                sent: bool = False) -> None:
+        """The forward or backward product of a layer, of which `count` rows are wanted. `finish` is
+        a lambda of (m, e, v0, v1), or where the result is sent to other blocks of (m, e, v)."""
+        d, w, part = self.d, self.w, self.layout.layers[layer]
+        tiles = part.forward if kind == "forward" else part.backward
+        assert tiles is not None
+        ins, outs = d.ins(layer), d.outs(layer)
+        n = layer + 1
+        if kind == "forward":
+            rows, inner = ceil(outs, 16), ceil(ins, 8)
+            ways, right = f"false, {literal(layer == 0)}", self.a(layer)
+            pitch = d.pitch if layer else self.layout.input_pitch
+        else:
+            rows, inner = ceil(ins, 16), ceil(outs, 8)
+            ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
+        first = kind == "forward" and layer == 0
+        if first:
+            self.make_rule("u", "rate" if self.p.scheduled else self.rate(""))
+        head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
+               f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}>::run(weights{n}, {right}, 0, "
+        if tiles.split == 1:
+            w(f"{head}{'quads' if sent else 'pairs'}({finish}));")
+            if first:
+                self.fetch_ahead()
+            return
+        scratch = self.at("scratch")
+        w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
+        if first:
+            self.fetch_ahead()
+        w("__syncthreads();")
+        w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
+          f"{finish if sent else f'by_pairs({finish})'});")
+
+    @staticmethod
+    def body(limit: str, text: str) -> str:
+        """A lambda over pairs of a row `m` (below the limit) and the examples e, e + 1."""
+        return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
+
+    @staticmethod
+    def sender(limit: str, text: str) -> str:
+        """A lambda over a row `m` and the examples e .. e + 3."""
+        return f"[=](int m, int e, float4 v) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
+
+    def store(self, to: str, first: str = "v0", second: str = "v1", row: str = "m") -> str:
+        return f"*reinterpret_cast<float2*>({to} + ({row}) * {self.d.pitch} + e) = " \
+               f"make_float2({first}, {second});"
+
+    def keep(self, boundary: int, layer: int, to: str) -> str:
+        """Text that adds the bias, applies the activation and stores at `to`."""
+        lines = []
+        if self.p.bias:
+            lines += [f"const float bias = biases{layer + 1}[m];", "v0 += bias, v1 += bias;"]
+        if boundary < self.p.depth:
+            if self.p.saves_input:
+                lines.append(self.store(self.z(boundary)))
+            lines.append(self.store(to, "Between::apply(v0)", "Between::apply(v1)"))
+        else:
+            lines.append(self.store(to))
+        return "\n".join(lines)
+
+    def keep_and_send(self, boundary: int, layer: int) -> str:
+        """The same for a row of this block's slice, which goes to all blocks."""
+        lines, each = [], "xyzw"
+        if self.p.bias:
+            lines += [f"const float bias = biases{layer + 1}[m];",
+                      ", ".join(f"v.{c} += bias" for c in each) + ";"]
+        if boundary < self.p.depth:
+            if self.p.saves_input:
+                lines.append(f"*reinterpret_cast<float4*>({self.z(boundary)} + m * {self.d.pitch} "
+                             "+ e) = v;")
+            applied = ", ".join(f"Between::apply(v.{c})" for c in each)
+            lines.append(f"v = make_float4({applied});")
+        size = self.d.slices[boundary]
+        lines.append(f"mail.send_to_all((rank * {size} + m) * {self.d.pitch} + e, v);")
+        return "\n".join(lines)
+
+    def forward(self, layer: int) -> None:
+        d, p, w = self.d, self.p, self.w
+        kind, above = d.kinds[layer], layer + 1
+        type_, n = d.types[above], p.layers[above]
+        last = above == p.depth
+        w(f"// forward {above}: {kind}")
+        home = (self.at("logits") if type_ == GATHERED else self.z(above)) if last \
+            else self.a(above)
+        count = self.count(above)
+        if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
+            self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
+        elif kind == BY_OUTPUTS:
+            w(f"mail.expect({n * d.columns * 4});")
+            self.product("forward", layer,
+                         self.sender(count, self.keep_and_send(above, layer)), count, sent=True)
+            w(f"add_parts<Shape, 1, {n}>(mail.receive(), {n}, "
+              f"by_pairs({self.body(str(n), self.store(home))}));")
+        else:
+            self.all_reduce("forward", layer, n, self.keep(above, layer, home), [])
+        w("__syncthreads();")
+
+    def all_reduce(self, kind: str, layer: int, n: int, text: str, meanwhile: list[int]) -> None:
+        """A product whose partial sums all blocks want in full: added up by every block, or by the
+        one whose share they are, which sends the sums to all."""
+        d, w = self.d, self.w
+        size, nbytes = ceil(n, d.ranks), d.columns * 4
+        finish = f"by_pairs({self.body(str(n), text)})"
+        if d.sums_at_once(n):
+            w(f"mail.expect({n * nbytes * d.ranks});")
+            place = f"(rank * {n} + m) * {d.pitch} + e"
+            self.product(kind, layer, self.sender(str(n), f"mail.send_to_all({place}, v);"),
+                         str(n), sent=True)
+            self.gradients(meanwhile)
+            w(f"add_parts<Shape, {d.ranks}, {n}>(mail.receive(), {n}, {finish});")
+            return
+        mine = f"max(0, min({size}, {n} - rank * {size}))"
+        self.reduce(kind, layer, n, size, mine)
+        self.gradients(meanwhile)
+        w("{")
+        w("const float* const parts = mail.receive();")
+        w(f"mail.expect({n * nbytes});")
+        send = f"mail.send_to_all((rank * {size} + m) * {d.pitch} + e, v);"
+        w(f"add_parts<Shape, {d.ranks}, {size}>(parts, {mine}, {self.sender(mine, send)});")
+        w("}")
+        w(f"add_parts<Shape, 1, {n}>(mail.receive(), {n}, {finish});")
+
+    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str) -> None:
+        """A product whose partial sums go to the block whose share of `size` rows they are."""
+        d = self.d
+        self.w(f"mail.expect({mine} * {d.columns * 4 * d.ranks});")
+        send = f"const int owner = m / {size};\n" \
+               f"mail.send(owner, (rank * {size} + m - owner * {size}) * {d.pitch} + e, v);"
+        self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
+
+    def loss(self) -> None:
+        d, p, w = self.d, self.p, self.w
+        last = p.depth
+        w("// the loss")
+        if p.scheduled:
+            w("if (u + 1 < span) {")
+            w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
+            w("}")
+        if p.labelled:
+            lanes = softmax_lanes(d)
+            gathered = d.types[last] == GATHERED
+            logits = self.at("logits") if gathered else self.z(last)
+            first = f"rank * {d.slices[last]}" if gathered else "0"
+            w(f"softmax_loss<Shape, {p.outputs}, {lanes}>({logits}, {self.z(last)}, {first}, "
+              f"{self.count(last)}, y, present, {literal(1.0 / p.batch)}f, tallies);")
+        else:
+            if p.reconstruct:
+                offset = f" + rank * {d.slices[last]}" \
+                    if d.types[0] != SLICED and d.types[last] == SLICED else ""
+                targets, pitch = f"x{offset}", self.layout.input_pitch
+            else:
+                pitch = self.layout.target_pitch
+                targets = f"{self.at('y')} + (u & 1) * {d.columns * pitch}"
+            share = 1.0 / (p.batch * p.outputs)
+            w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
+              f"{targets}, {self.count(last)}, present, {literal(share)}f, tallies);")
+        w("__syncthreads();")
+        repeated = d.ranks > 1 and d.types[-1] != SLICED
+        parts = d.groups if repeated else d.blocks
+        place = "group" if repeated else "blockIdx.x"
+        w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
+        w(f"const Tally total = add_tallies<{tallies(d)}>(tallies);")
+        w("if (lane_index() == 0) {")
+        w(f"reinterpret_cast<float2*>(tally)[u * {parts}ll + {place}] = "
+          "make_float2(total.loss, __int_as_float(total.right));")
+        w("}")
+        w("}")
+
+    def slope(self, boundary: int, row: str, saved_row: str) -> str:
+        """Text that stores a gradient of the boundary's pre-activations."""
+        p = self.p
+        z = self.z(boundary)
+        saved = f"{z} + ({row}) * {self.d.pitch}" if p.saves_input \
+            else f"{self.a(boundary)} + ({saved_row}) * {self.d.pitch}"
+        return f"const float2 kept = *reinterpret_cast<const float2*>({saved} + e);\n" + \
+            self.store(z, "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)", row)
+
+    def backward(self, layer: int, waiting: list[int]) -> None:
+        """The gradient of boundary `layer`, and the weight gradients that wait beside it."""
+        d, p, w = self.d, self.p, self.w
+        type_, n, size = d.types[layer], p.layers[layer], d.slices[layer]
+        w(f"// backward {layer + 1}: {d.kinds[layer]}")
+        if d.kinds[layer] != BY_OUTPUTS:
+            if type_ == GATHERED:
+                text = f"const int own = m - rank * {size};\n" \
+                       f"if (own >= 0 && own < n{layer}) {{\n{self.slope(layer, 'own', 'm')}\n}}"
+                count = str(n)
+            else:
+                text, count = self.slope(layer, "m", "m"), self.count(layer)
+            self.product("backward", layer, self.body(count, text), count)
+            tiles = self.layout.layers[layer].backward
+            assert tiles is not None
+            self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
+        elif type_ == GATHERED:
+            self.reduce("backward", layer, n, size, f"n{layer}")
+            self.gradients(waiting)
+            body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
+            w(f"add_parts<Shape, {d.ranks}, {size}>(mail.receive(), n{layer}, by_pairs({body}));")
+        else:
+            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting)
+        w("__syncthreads();")
+
+    def gradients(self, layers: list[int], first: int = 0) -> None:
+        """The weight gradients of `layers`, with their updates or for the other clusters to see;
+        the warps from `first` on begin."""
+        d, p, w = self.d, self.p, self.w
+        for layer in layers:
+            n, part, tiles = layer + 1, self.layout.layers[layer], self.layout.layers[layer].update
+            pitch = d.pitch if layer else self.layout.input_pitch
+            w("{")
+            w(f"// gradient {n}")
+            if self.layout.sync:
+                turn = "(u & 1)" if self.layout.sync == ALL else "0"
+                many = self.layout.tiles
+                w(f"const PublishTiles<{part.across}, {part.tiles}> finish = {{"
+                  f"reinterpret_cast<float4*>(gradients) + ((({turn} * {d.groups} + group) * "
+                  f"{d.ranks}ll + rank) * {many} + {part.base})"
+                  f" * {TILE // 4}}};")
+            else:
+                far = literal(part.near is None and bool(p.states))
+                w("const Rule rule = *rule_of_step;")
+                w(f"const UpdateTiles<Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
+                  f"{part.tiles}> finish = {{rule, weights{n}, biases{n}, "
+                  f"{self.states_at(layer)}}};")
+            w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
+              f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "
+              f"{pitch}, {d.pitch}, {literal(p.bias)}>::run({self.a(layer)}, {self.z(layer + 1)}, "
+              f"{first}, finish);")
+            w("}")
+            sums = ceil(ceil(d.outs(layer), 8), tiles.across) if p.bias else 0
+            first = (first + tiles.tasks + sums) % d.warps
+        layers.clear()
+
+    def meet(self) -> None:
+        """Clusters that share the batch add up their gradients."""
+        d, w, found = self.d, self.w, self.layout
+        if not found.sync:
+            return
+        many, quads = found.tiles, TILE // 4
+        far = literal(found.shared_state is None and bool(self.p.states))
+        w("{")
+        w("// gradients of all clusters")
+        w("const auto place = [=](int tile) {")
+        for layer in range(self.p.depth - 1, -1, -1):
+            part, n = found.layers[layer], layer + 1
+            text = f"return place_of<{part.pitch}, {part.rows}, {part.across}, {part.tiles}>(" \
+                   f"tile - {part.base}, weights{n}, biases{n});"
+            w(f"if (tile >= {part.base}) {text}" if layer else text)
+        w("};")
+        w(f"float4* const states = {self.states_at(0)};")
+        w(f"const auto state = [=](int slot) {{ return states + slot * "
+          f"{len(self.p.states) * quads}; }};")
+        w("const Rule rule = *rule_of_step;")
+        w("unsigned int* const met = counters + 1 + rank * 32;")
+        stride = f"{d.ranks * many * quads}ll"
+        if found.sync == ALL:
+            w(f"ptx::grid_barrier(met, (u + 1u) * {d.groups}u, 1);")
+            w(f"update_all<Shape, Rule, {far}, {many}>(reinterpret_cast<const float4*>(gradients) "
+              f"+ ((u & 1) * {d.blocks}ll + rank) * {many * quads}, {stride}, rule, place, state);")
+        else:
+            w(f"ptx::grid_barrier(met, (2u * u + 1u) * {d.groups}u, 1);")
+            w("float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * "
+              f"{many * quads};")
+            w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>("
+              "reinterpret_cast<const float4*>(gradients) + rank * "
+              f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
+              f"state);")
+            w(f"ptx::grid_barrier(met, (2u * u + 2u) * {d.groups}u, 2);")
+            w(f"copy_fresh<Shape, {many}>(new_weights, place);")
+        w("}")

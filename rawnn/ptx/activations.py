@@ -1,0 +1,46 @@
+"""Bias and activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rawnn.ptx.family import Family
+from rawnn.ptx.table import (
+    Forms,
+    Geometry,
+    KernelImpl,
+    Scalars,
+    elements,
+    matrix,
+    typed,
+)
+
+FAMILY = Family("activations", "bias and activation, forward and backward")
+
+_MATRIX = ("rows", "cols")
+
+
+def _block_a_column(threads: int) -> Callable[[Scalars], Geometry]:
+    return lambda s: ((int(s["cols"]), 1, 1), (threads, 1, 1))
+
+
+_columns = Forms(tuple(map(_block_a_column, (128, 32, 64, 256))))
+
+
+FAMILY.register("bias_add", "naive", KernelImpl(
+    "bias.cu", "bias_add", typed("z"), matrix("z"), elements(),
+    {"z": _MATRIX, "bias": ("cols",)}))
+FAMILY.register("bias_grad", "naive", KernelImpl(
+    "bias.cu", "bias_grad", typed("dz"), matrix("dz"), _columns,
+    {"dz": _MATRIX, "db": ("cols",)}))
+FAMILY.register("bias_sgd", "naive", KernelImpl(
+    "bias.cu", "bias_sgd", typed("dz"), matrix("dz"), _columns,
+    {"dz": _MATRIX, "bias": ("cols",), "rates": ("@1",), "cursor": ("1",), "loss_scale": ("2",),
+     "overflow": ("1",)}))
+FAMILY.register("activate", "naive", KernelImpl(
+    "activation.cu", "activate", typed("z", "a", functors=("activation",)), matrix("z"),
+    elements(), {"z": _MATRIX, "a": _MATRIX}))
+FAMILY.register("activate_backward", "naive", KernelImpl(
+    "activation.cu",
+    "activate_backward", typed("da", "saved", "dz", functors=("activation",)), matrix("dz"),
+    elements(), {"da": _MATRIX, "saved": _MATRIX, "dz": _MATRIX, "overflow": ("1",)}))

@@ -1,0 +1,71 @@
+"""What brings a batch, and what runs once in an epoch or once in a run."""
+
+from __future__ import annotations
+
+from rawnn.dtypes import c_type
+from rawnn.ptx.family import Family
+from rawnn.ptx.table import (
+    Geometry,
+    KernelImpl,
+    Scalars,
+    ceil,
+    elements,
+    matrix,
+    no_sizes,
+    plain,
+    typed,
+    types,
+)
+from rawnn.schedules import functor as schedule_functor
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+FAMILY = Family("epoch", "what brings a batch, and what runs once in an epoch or in a run")
+
+
+def _gather(op: Op, plan: Plan) -> list[str]:
+    labels = c_type(plan[op.operands["labels"]].dtype) if "labels" in op.operands else "int"
+    return [*types(op, plan, "images", "x"), labels]
+
+
+def _gather_sizes(op: Op, plan: Plan) -> Scalars:
+    batch, features = plan[op.operands["x"]].shape
+    outputs = plan[op.operands["t"]].shape[1] if "t" in op.operands else 0
+    return {"batch": batch, "features": features, "outputs": outputs}
+
+
+FAMILY.register("gather", "naive", KernelImpl(
+    "gather.cu", "gather", _gather, _gather_sizes,
+    lambda s: ((ceil(s["batch"] * ceil(s["features"] * s["itemsize_x"], 16), 256), 1, 1),
+               (256, 1, 1)),
+    {"images": ("@batch", "features"), "labels": ("@batch",), "targets": ("@batch", "outputs"),
+     "order": ("@batch",), "mean": ("features",), "inverse_std": ("features",), "cursor": ("1",),
+     "x": ("batch", "features"), "y": ("batch",), "t": ("batch", "outputs")}))
+
+
+def _one_thread(s: Scalars) -> Geometry:
+    return (1, 1, 1), (1, 1, 1)
+
+
+FAMILY.register("initialise", "naive", KernelImpl(
+    "initialise.cu", "initialise", typed("w"), matrix("w"), elements(256, 4),
+    {"w": ("rows", "cols")}))
+FAMILY.register("shuffle", "naive", KernelImpl(
+    "shuffle.cu", "shuffle", plain, no_sizes,
+    lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
+    {"clock": ("2",), "order": ("count",)}))
+FAMILY.register("schedule", "naive", KernelImpl(
+    "schedule.cu", "schedule", lambda op, plan: [schedule_functor(op.attributes["kind"])], no_sizes,
+    lambda s: ((ceil(s["steps"], 256), 1, 1), (256, 1, 1)),
+    {"clock": ("2",), "rates": ("steps",)}))
+FAMILY.register("tick", "naive", KernelImpl(
+    "cursor.cu", "tick", plain, no_sizes, _one_thread, {"clock": ("2",)}))
+FAMILY.register("adjust_scale", "naive", KernelImpl(
+    "loss_scale.cu", "adjust_scale", plain, no_sizes, _one_thread,
+    {"overflow": ("1",), "loss_scale": ("2",)}))
+FAMILY.register("advance", "naive", KernelImpl(
+    "cursor.cu", "advance", plain, no_sizes, _one_thread,
+    {"cursor": ("1",)}))
+FAMILY.register("advance", "while", KernelImpl(
+    "while.cu", "advance_while", plain, no_sizes, _one_thread,
+    {"cursor": ("1",)}, relocatable=True))

@@ -1,0 +1,46 @@
+// What everything in onchip_*.cuh shares: the numbers of a kernel that trains on the chip, and what
+// its blocks are to each other.
+//
+// A SHAPE, the first template parameter of the rest, has
+//   kThreads  of a block                      kRanks    blocks of a cluster, which share the widths
+//   kGroups   clusters, which share the batch kColumns  examples of a group, in eights
+//   kPitch    floats from one feature of activations [features, examples] to the next
+//   kNumbers  how products are computed: kFloat32 as three of tf32, kTf32, or kBfloat16
+#pragma once
+#include "common.cuh"
+#include "device/cluster.cuh"
+#include "device/convert.cuh"
+#include "device/copies.cuh"
+#include "device/grid.cuh"
+#include "device/products.cuh"
+#include "device/shared.cuh"
+
+constexpr int kFloat32 = 0;
+constexpr int kTf32 = 1;
+constexpr int kBfloat16 = 2;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) & 31; }
+__device__ __forceinline__ int warp_index() {
+  return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0);
+}
+
+// This block's place in its cluster, and the halves of the cluster's barrier; nothing where a
+// cluster is one block.
+template <typename SHAPE>
+__device__ __forceinline__ int rank_of_block() {
+  if constexpr (SHAPE::kRanks > 1) return static_cast<int>(ptx::cluster_rank());
+  return 0;
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void cluster_arrive() {
+  if constexpr (SHAPE::kRanks > 1) ptx::arrive_at_cluster();
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void cluster_wait() {
+  if constexpr (SHAPE::kRanks > 1) ptx::wait_for_cluster();
+}

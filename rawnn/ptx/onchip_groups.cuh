@@ -1,0 +1,109 @@
+// Gradients of clusters that share the batch, added up through global memory (the L2 cache) in the
+// order of the clusters, tile by tile: either every cluster sums and updates all, or each its share,
+// and then all copy the new weights.
+#pragma once
+#include "onchip_update.cuh"
+
+// Finish of a weight gradient's product: this cluster's part, for the others to see.
+template <int ACROSS, int TILES>
+struct PublishTiles {
+  struct Early {};
+  float4* tiles;  // of this block and layer
+
+  __device__ __forceinline__ Early early(int, int) const { return {}; }
+  __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
+                                        const Early&) const {
+    __stcg(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
+           make_float4(sum[0], sum[1], sum[2], sum[3]));
+  }
+  __device__ __forceinline__ void sums(int nt, float first, float second) const {
+    const int place = nt * 8 + lane_index() % 4 * 2;
+    __stcg(reinterpret_cast<float2*>(reinterpret_cast<float*>(tiles + TILES * kTileQuads) + place),
+           make_float2(first, second));
+  }
+};
+
+__device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
+  sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+}
+
+// Every cluster updates everything: `parts` is this rank's first tile of cluster 0, whose tiles lie
+// `stride` float4 ahead of the next cluster's. place(tile) says where a tile's weights lie,
+// state(tile) where its state does.
+template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typename Q>
+__device__ __forceinline__ void update_all(const float4* parts, long long stride, const RULE& rule,
+                                           P place, Q state) {
+  const int lane = lane_index();
+#pragma unroll 1
+  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
+    Kept<RULE, FAR> kept;
+    kept.load(state(tile) + lane);
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 8
+    for (int group = 0; group < SHAPE::kGroups; ++group) {
+      accumulate(sum, __ldcg(parts + group * stride + tile * kTileQuads + lane));
+    }
+    const Place at = place(tile);
+    kept.update(rule, at.first, at.second, sum);
+    kept.store(state(tile) + lane);
+  }
+}
+
+// Each cluster updates every kGroups-th tile and leaves the new weights in `fresh`. SHARES warps
+// share the clusters of a tile; `scratch` holds their sums, kTileFloats each.
+template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename P, typename Q>
+__device__ __forceinline__ void update_share(const float4* parts, long long stride,
+                                             const RULE& rule, int group, float* scratch,
+                                             float4* fresh, P place, Q state) {
+  constexpr int mine = ceil_div(TILES, SHAPE::kGroups);
+  constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
+  const int lane = lane_index();
+  const int warp = warp_index();
+#pragma unroll 1
+  for (int item = warp; item < mine * SHARES; item += SHAPE::kThreads / 32) {
+    const int tile = group + item / SHARES * SHAPE::kGroups;
+    if (tile < TILES) {
+      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      const int end = min(SHAPE::kGroups, item % SHARES * each + each);
+#pragma unroll 8
+      for (int other = item % SHARES * each; other < end; ++other) {
+        accumulate(sum, __ldcg(parts + other * stride + tile * kTileQuads + lane));
+      }
+      *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
+          make_float4(sum[0], sum[1], sum[2], sum[3]);
+    }
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int slot = warp; slot < mine; slot += SHAPE::kThreads / 32) {
+    const int tile = group + slot * SHAPE::kGroups;
+    if (tile < TILES) {
+      Kept<RULE, FAR> kept;
+      kept.load(state(slot) + lane);
+      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int share = 0; share < SHARES; ++share) {
+        accumulate(sum, *reinterpret_cast<const float4*>(
+                            scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
+      }
+      const Place at = place(tile);
+      kept.update(rule, at.first, at.second, sum);
+      kept.store(state(slot) + lane);
+      float4 v = make_float4(at.first[0], at.first[1], 0.0f, 0.0f);
+      if (at.second != nullptr) v.z = at.second[0], v.w = at.second[1];
+      __stcg(fresh + tile * kTileQuads + lane, v);
+    }
+  }
+}
+
+template <typename SHAPE, int TILES, typename P>
+__device__ __forceinline__ void copy_fresh(const float4* fresh, P place) {
+  const int lane = lane_index();
+#pragma unroll 4
+  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
+    const float4 v = __ldcg(fresh + tile * kTileQuads + lane);
+    const Place at = place(tile);
+    *reinterpret_cast<float2*>(at.first) = make_float2(v.x, v.y);
+    if (at.second != nullptr) *reinterpret_cast<float2*>(at.second) = make_float2(v.z, v.w);
+  }
+}

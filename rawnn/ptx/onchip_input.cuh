@@ -1,0 +1,136 @@
+// A batch from the data set into shared memory, ahead of the step that needs it: rows as they are, in
+// the background, and then as floats, scaled and normalised.
+#pragma once
+#include "device/barriers.cuh"
+#include "device/bulk_copies.cuh"
+#include "onchip_device.cuh"
+
+// Which example of the data set a group's row is: its place in the epoch's order, or the order's
+// element there, which was fetched a step ahead.
+template <bool ORDERED>
+__device__ __forceinline__ long long example_of(const int* fetched, long long first, int row) {
+  if constexpr (ORDERED) return fetched[row];
+  return first + row;
+}
+
+// Asks for `count` numbers of `order` from `first` on.
+template <typename SHAPE>
+__device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ order,
+                                            long long first, int count) {
+#pragma unroll 1
+  for (int i = thread_index(); i < count; i += SHAPE::kThreads) {
+    ptx::copy_async<4>(ptx::shared_address(to + i), order + first + i);
+  }
+}
+
+// Whether rows come by the copy engine: one instruction each, and no thread waits for addresses.
+#if defined(RAWNN_TWIN)
+constexpr bool kBulk = true;
+#else
+constexpr bool kBulk = RAWNN_ARCH >= 900;
+#endif
+
+// Bytes of a row of `width` elements that the copy engine brings: whole chunks of 16.
+template <typename T>
+__device__ __forceinline__ int bulk_bytes(int width) {
+  return kBulk ? width * static_cast<int>(sizeof(T)) / 16 * 16 : 0;
+}
+
+// Asks for `rows` rows of a matrix, WIDTH elements of each at most, of which `width` exist from
+// column `from` on; PITCH elements lie between rows of `to`. What is no whole chunk is filled up
+// with zeros. With the copy engine, `barrier`, which expects them, says when whole chunks are there;
+// for the rest there is wait_for_copies.
+template <typename SHAPE, bool ORDERED, int WIDTH, int PITCH, typename T>
+__device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, int ld, int from,
+                                           int width, const int* fetched, long long first, int rows,
+                                           unsigned int barrier) {
+  constexpr int each = 16 / static_cast<int>(sizeof(T));
+  constexpr int chunks = (WIDTH + each - 1) / each;
+  if constexpr (kBulk) {
+    // The copy engine takes one lane's request at a time, so that the rows go round the warps.
+    const int lane = lane_index();
+    if (lane > 1) return;
+    const int whole = width / each * each;
+#pragma unroll 1
+    for (int row = thread_index() / 32; row < rows; row += SHAPE::kThreads / 32) {
+      const T* const source = matrix + example_of<ORDERED>(fetched, first, row) * ld + from;
+      const unsigned int there = ptx::shared_address(to + row * PITCH);
+      if (lane == 0) {
+        if (whole > 0) ptx::load_bulk(there, source, bulk_bytes<T>(width), barrier);
+      } else if (whole < width) {
+        ptx::copy_async(there + whole * static_cast<int>(sizeof(T)), source + whole,
+                        (width - whole) * static_cast<int>(sizeof(T)));
+      }
+    }
+  } else {
+#pragma unroll 1
+    for (int i = thread_index(); i < rows * chunks; i += SHAPE::kThreads) {
+      const int row = i / chunks;
+      const int column = i % chunks * each;
+      if (column < width) {
+        const long long example = example_of<ORDERED>(fetched, first, row);
+        ptx::copy_async(ptx::shared_address(to + row * PITCH + column),
+                        matrix + example * ld + from + column,
+                        min(each, width - column) * static_cast<int>(sizeof(T)));
+      }
+    }
+  }
+}
+
+// x = (raw * scale - mean) * inverse_std for rows [rows, WIDTH]; of a row `width` elements exist.
+// mean and inverse_std lie in shared memory, or NORMALISED is false.
+template <typename SHAPE, bool NORMALISED, int WIDTH, int PITCH, int RAW_PITCH, typename T>
+__device__ __forceinline__ void convert_rows(float* x, const T* raw, float scale,
+                                             const float* mean, const float* inverse_std,
+                                             int width, int rows) {
+  constexpr int quads = (WIDTH + 3) / 4;
+#pragma unroll 2
+  for (int i = thread_index(); i < rows * quads; i += SHAPE::kThreads) {
+    const int row = i / quads;
+    const int column = i % quads * 4;
+    const T* from = raw + row * RAW_PITCH + column;
+    float values[4];
+    if constexpr (sizeof(T) == 1) {
+      const unsigned int word = *reinterpret_cast<const unsigned int*>(from);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) values[q] = static_cast<float>(word >> (8 * q) & 255u);
+    } else {
+      load_values(values, from);
+    }
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      values[q] *= scale;
+      if constexpr (NORMALISED) {
+        values[q] = (values[q] - mean[column + q]) * inverse_std[column + q];
+      }
+      if (column + q >= width) values[q] = 0.0f;
+    }
+    *reinterpret_cast<float4*>(x + row * PITCH + column) =
+        make_float4(values[0], values[1], values[2], values[3]);
+  }
+}
+
+// The labels of the next step, kept in registers until this step's have been used.
+template <typename SHAPE>
+struct NextLabels {
+  static constexpr int kEach = ceil_div(SHAPE::kColumns, SHAPE::kThreads);
+  int value[kEach];
+
+  template <bool ORDERED, typename T>
+  __device__ __forceinline__ void fetch(const T* __restrict__ labels, const int* fetched,
+                                        long long first, int rows) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = i * SHAPE::kThreads + thread_index();
+      value[i] = row < rows ? static_cast<int>(labels[example_of<ORDERED>(fetched, first, row)])
+                            : -1;
+    }
+  }
+  __device__ __forceinline__ void store(int* to) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = i * SHAPE::kThreads + thread_index();
+      if (row < SHAPE::kColumns) to[row] = value[i];
+    }
+  }
+};

@@ -1,0 +1,56 @@
+"""The kernel of whole steps of training, written for each op (rawnn/onchip)."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+from rawnn.onchip.choose import Choice
+from rawnn.onchip.layout import Layout
+from rawnn.onchip.source import source
+from rawnn.ptx.table import GENERATED, KernelImpl, Shape, no_sizes, plain
+from rawnn.step.op import Op
+from rawnn.step.ops.train_steps import KIND
+from rawnn.step.plan import Plan
+
+NAME = "train_steps"
+QUICK = ("--prec-div=false", "--prec-sqrt=false")
+"""Divisions and roots are off by two units in the last place at most, and take a fifth of the time:
+those of Adam are in every weight's update."""
+
+IN_ITS_STEP = ("loss", "correct")
+
+
+@cache
+def _written(layout: Layout) -> tuple[str, str]:
+    """The kernel's name and text. The name tells kernels apart, the text says all of them."""
+    digest = hashlib.sha256(source(layout, NAME).encode()).hexdigest()[:12]
+    name = f"{NAME}_{digest}"
+    return name, source(layout, name)
+
+
+def _shapes(op: Op) -> dict[str, Shape]:
+    step: Plan = op.attributes["step"]
+    chosen: Choice = op.attributes["chosen"]
+    sizes: dict[str, Shape] = {"tally": (str(tally_words(chosen.layout, step)),)}
+    sizes |= {name: (str(words),) for name, words in chosen.layout.workspaces().items()}
+    return {role: sizes[role] if role in sizes else ("@span",) if role in IN_ITS_STEP
+            else tuple(map(str, step[tensor].shape)) for role, tensor in op.operands.items()}
+
+
+def tally_words(layout: Layout, step: Plan) -> int:
+    """Two words for each block and step of an epoch."""
+    return int(2 * layout.decomposition.blocks * step["loss"].shape[0])
+
+
+def _impl(op: Op) -> KernelImpl:
+    layout = op.attributes["chosen"].layout
+    d = layout.decomposition
+    name, text = _written(layout)
+    return KernelImpl(
+        f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (d.threads, 1, 1)),
+        _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.ranks,
+        cooperative=d.groups > 1, text=text, options=QUICK)
+
+
+GENERATED[KIND] = _impl

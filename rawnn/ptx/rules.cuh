@@ -1,0 +1,63 @@
+// Rules of optimizers, as types for kernels' template parameters: Sgd, Momentum, Adam.
+//
+//   RULE(rate, t, decay, ...)   of one step: its learning rate, its number from 1 on since training
+//                               began, and the settings of its op in their order
+//   rule(w, g, state)           the new weight, from the weight, its gradient without decay, and
+//                               the kStates numbers kept for it, which are brought up to date
+//
+// What each computes stands in sgd.cu, momentum.cu, adam.cu.
+#pragma once
+
+struct Sgd {
+  static constexpr int kStates = 0;
+  float rate, decay;
+  __device__ __forceinline__ Sgd(float rate, int, float decay) : rate(rate), decay(decay) {}
+  __device__ __forceinline__ float operator()(float w, float g, float*) const {
+    return w - rate * (g + decay * w);
+  }
+};
+
+struct Momentum {
+  static constexpr int kStates = 1;
+  float rate, decay, momentum;
+  bool nesterov;
+  __device__ __forceinline__ Momentum(float rate, int, float decay, float momentum, bool nesterov)
+      : rate(rate), decay(decay), momentum(momentum), nesterov(nesterov) {}
+  __device__ __forceinline__ float operator()(float w, float g, float* velocity) const {
+    g += decay * w;
+    *velocity = momentum * *velocity + g;
+    return w - rate * (nesterov ? g + momentum * *velocity : *velocity);
+  }
+};
+
+struct Adam {
+  static constexpr int kStates = 2;
+  float rate, decay, complement1, complement2, pace, spread, eps;
+  bool decoupled;
+
+  // 1 - beta^t without the cancellation: beta^t is near 1 for small t.
+  static __device__ __forceinline__ float bias_correction(float complement, int t) {
+    return -expm1f(static_cast<float>(t) * log1pf(-complement));
+  }
+  __device__ __forceinline__ Adam(float rate, int t, float decay, double beta1, double beta2,
+                                  float eps, bool decoupled)
+      : rate(rate),
+        decay(decay),
+        complement1(static_cast<float>(1.0 - beta1)),
+        complement2(static_cast<float>(1.0 - beta2)),
+        eps(eps),
+        decoupled(decoupled) {
+    pace = rate / bias_correction(complement1, t);
+    spread = 1.0f / sqrtf(bias_correction(complement2, t));
+  }
+  __device__ __forceinline__ float operator()(float w, float g, float* state) const {
+    if (decoupled) {
+      w -= rate * decay * w;
+    } else {
+      g += decay * w;
+    }
+    state[0] += complement1 * (g - state[0]);
+    state[1] += complement2 * (g * g - state[1]);
+    return w - pace * state[0] / (sqrtf(state[1]) * spread + eps);
+  }
+};

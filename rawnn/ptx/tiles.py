@@ -1,0 +1,199 @@
+"""Tiles of matrix products: what the families `tiled`, `mma` and `wgmma` have in common.
+
+A block computes a tile of the result. Its size, and how warps, stages and clusters share the work,
+are template parameters of the kernels (Tile in ptx/mma_copy.cuh), which carry the same names here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rawnn.activations import functor
+from rawnn.dtypes import itemsize
+from rawnn.errors import ConfigError
+from rawnn.ptx.family import Family
+from rawnn.ptx.table import (
+    Geometry,
+    KernelImpl,
+    Scalars,
+    Shape,
+    ceil,
+    flag,
+    types,
+)
+from rawnn.ptx.updates import CONTEXT
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.target import Target
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`bm` x `bn` elements of the result by `wm` x `wn` warps side by side, times `wk` that share
+    the inner dimension of each of `stages`, `bytes` of an operand's row long (0: as the family has
+    it); `cluster` blocks cut the inner dimension among them."""
+
+    bm: int
+    bn: int
+    wm: int
+    wn: int
+    wk: int
+    stages: int
+    cluster: int = 1
+    bytes: int = 0
+
+    def scalars(self) -> Scalars:
+        """The template parameters by name."""
+        return {"BM": self.bm, "BN": self.bn, "WM": self.wm, "WN": self.wn, "WK": self.wk,
+                "STAGES": self.stages, "CLUSTER": self.cluster, "BYTES": self.bytes}
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a tile is chosen by: the layout, c [m, n] from k, bytes of an operand's element, and
+    products that tensor cores do for one (`times`)."""
+
+    layout: str
+    m: int
+    n: int
+    k: int
+    size: int
+    times: int = 1
+
+
+Choose = Callable[[Product, Target], Tile]
+
+
+def product_of(op: Op, plan: Plan) -> Product:
+    """The product inside a `matmul` or an update that makes its own gradient."""
+    left, right = (plan[name] for name in operands_of(op))
+    if op.kind == "matmul":
+        a = op.attributes
+        layout, m, n, k = str(a["layout"]), int(a["m"]), int(a["n"]), int(a["k"])
+    else:
+        layout, (m, n), k = "tn", plan[op.operands["w"]].shape, left.shape[0]
+    three = (left.dtype, right.dtype, op.attributes["compute"]) == ("float32",) * 3
+    return Product(layout, m, n, k, left.itemsize, 3 if three else 1)
+
+
+def operands_of(op: Op) -> tuple[str, str]:
+    """Names of the tensors that are multiplied."""
+    roles = ("a", "b") if op.kind == "matmul" else ("dz", "x")
+    return op.operands[roles[0]], op.operands[roles[1]]
+
+
+def _sum(op: Op, plan: Plan) -> str:
+    """How tensor cores multiply and add up (mma_fragments.cuh)."""
+    if op.attributes["compute"] == "float16":
+        return "float16"
+    return "tf32x3" if product_of(op, plan).times == 3 else "float"
+
+
+def _aligned(op: Op, plan: Plan) -> bool:
+    """Whether the rows of both operands begin at multiples of 16 bytes."""
+    tensors = [plan[name] for name in operands_of(op)]
+    return all(t.ld * itemsize(t.dtype) % 16 == 0 for t in tensors)
+
+
+def _geometry(s: Scalars) -> Geometry:
+    rows, cols = (s["rows"], s["cols"]) if "rows" in s else (s["m"], s["n"])
+    grid = ceil(cols, int(s["BN"])) * int(s.get("CLUSTER", 1)), ceil(rows, int(s["BM"])), 1
+    return grid, (32 * int(s["WM"]) * int(s["WN"]) * int(s["WK"]), 1, 1)
+
+
+def sums_bytes(s: Scalars) -> int:
+    """Shared memory in which a block's warps add up their parts."""
+    return int(s["WK"] * s["BM"] * (s["BN"] + 8) * 4)
+
+
+_MATRIX: Shape = ("m", "n")
+_SHAPES: dict[str, dict[str, Shape]] = {
+    layout: {"a": a, "b": b, "bias": ("n",), "saved": _MATRIX, "pre": _MATRIX, "c": _MATRIX,
+             "overflow": ("1",)}
+    for layout, a, b in (("nt", ("m", "k"), ("n", "k")), ("nn", ("m", "k"), ("k", "n")),
+                         ("tn", ("k", "m"), ("k", "n")))
+}
+_WEIGHTS: Shape = ("rows", "cols")
+_UPDATE_SHAPES: dict[str, Shape] = {
+    "dz": ("batch", "rows"), "x": ("batch", "cols"), **CONTEXT,
+    **dict.fromkeys(("w", "m", "v", "copy"), _WEIGHTS),
+    **dict.fromkeys(("bias", "bias_m", "bias_v"), ("rows",)),
+}
+
+
+def register_family(family: Family, impl: str, source: str, choose: Choose,
+                    shared: Callable[[Scalars], int], *, sums: bool,
+                    fixed: tuple[str, ...] = (), others: Sequence[Tile] = (),
+                    updates: tuple[str, ...] = ("weight_update",), specific: bool = False) -> None:
+    """Add the kernels <source>_nt, _nn, _tn, and _update, _momentum, ... for the ops `updates`, of
+    `source` to a family, as `impl`.
+
+    `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
+    have the tile's parameters and, as SIZE_A and SIZE_B, bytes of the operands' elements); `sums`
+    says that the type of the sums is a template parameter, `fixed` which of the tile's are not.
+    `others` are the tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in
+    KernelImpl.
+    """
+    name = source.removesuffix(".cu")
+
+    def chosen(op: Op, plan: Plan) -> Tile:
+        choice = int(op.attributes.get("choice", 0))
+        return others[choice - 1] if choice else choose(product_of(op, plan), plan.target)
+
+    def choices(s: Scalars) -> int:
+        return 1 + len(others)
+
+    def tile(op: Op, plan: Plan) -> Scalars:
+        sizes = (itemsize(plan[operand].dtype) for operand in operands_of(op))
+        return {**chosen(op, plan).scalars(),
+                **dict(zip(("SIZE_A", "SIZE_B"), sizes, strict=True))}
+
+    def last(op: Op, plan: Plan) -> list[str]:
+        found = chosen(op, plan).scalars()
+        numbers = [str(v) for k, v in found.items() if k not in fixed]
+        return [*([_sum(op, plan)] if sums else []), *numbers, flag(_aligned(op, plan))]
+
+    def product(op: Op, plan: Plan) -> list[str]:
+        a = op.attributes
+        saved = next((r for r in ("saved", "pre") if r in op.operands), "c")
+        return [*types(op, plan, "a", "b", "c"), flag(bool(a["bias"])), functor(a["activation"]),
+                functor(a["slope"]), *types(op, plan, saved), *last(op, plan)]
+
+    def update(op: Op, plan: Plan) -> list[str]:
+        return [*types(op, plan, "dz", "x", "w", "copy"), flag("bias" in op.operands),
+                *last(op, plan)]
+
+    def update_sizes(op: Op, plan: Plan) -> Scalars:
+        rows, cols = plan[op.operands["w"]].shape
+        return {**tile(op, plan), "batch": plan[op.operands["dz"]].shape[0], "rows": rows,
+                "cols": cols}
+
+    def cluster(s: Scalars) -> int:
+        return int(s["CLUSTER"])
+
+    for layout, shapes in _SHAPES.items():
+        family.register("matmul", impl, KernelImpl(
+            source, f"{name}_{layout}", product, tile, _geometry, shapes, shared, cluster,
+            choices, specific=specific), layout)
+    for kind in updates:
+        family.register(kind, impl, KernelImpl(
+            source, f"{name}_{kind.removeprefix('weight_')}", update, update_sizes, _geometry,
+            _UPDATE_SHAPES, shared, cluster, choices, specific=specific))
+
+
+def blocks(product: Product, bm: int, bn: int) -> int:
+    """Tiles of bm x bn that cover the result."""
+    return ceil(product.m, bm) * ceil(product.n, bn)
+
+
+MANY, SOME, FEW = 1.51, 0.755, 0.45
+"""Tiles a multiprocessor from which on a GPU is filled twice over, filled, and half filled: as
+measured on an H200, which has 132 of them."""
+
+
+def filling(product: Product, target: Target, bm: int, bn: int) -> float:
+    """Tiles of bm x bn for each multiprocessor. Raises ConfigError for the host, which has none."""
+    if not target.gpu:
+        raise ConfigError("a plan of kernels is for a GPU, and this one is for the host")
+    return blocks(product, bm, bn) / target.multiprocessors

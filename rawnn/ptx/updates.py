@@ -1,0 +1,58 @@
+"""Optimizer steps."""
+
+from __future__ import annotations
+
+from rawnn.ptx.family import Family
+from rawnn.ptx.products import BLOCKS, accumulator
+from rawnn.ptx.table import (
+    KernelImpl,
+    Scalars,
+    Shape,
+    elements,
+    in_blocks,
+    matrix,
+    typed,
+    types,
+)
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+FAMILY = Family("updates", "optimizer steps")
+
+_MATRIX: Shape = ("rows", "cols")
+CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",),
+                             "loss_scale": ("2",), "overflow": ("1",)}
+"""Operands that any update may have."""
+
+
+def _update(name: str, source: str, *state: str) -> None:
+    shapes = dict.fromkeys(("w", "dw", "copy", *state), _MATRIX)
+    FAMILY.register(name, "naive", KernelImpl(
+        source, name, typed("w", "dw", "copy"), matrix("w"), elements(),
+        {**shapes, **CONTEXT}))
+
+
+_update("sgd", "sgd.cu")
+_update("momentum", "momentum.cu", "v")
+_update("adam", "adam.cu", "m", "v")
+
+
+def product_sizes(op: Op, plan: Plan) -> Scalars:
+    """Of a weight update: w [m, n] from k rows of a batch."""
+    m, n = plan[op.operands["w"]].shape
+    return {"m": m, "n": n, "k": plan[op.operands["dz"]].shape[0]}
+
+
+WEIGHT_UPDATE_SHAPES: dict[str, Shape] = {
+    "dz": ("k", "m"), "x": ("k", "n"), "w": ("m", "n"), "bias": ("m",), "copy": ("m", "n"),
+    **CONTEXT,
+}
+
+
+FAMILY.register("weight_update", "naive", KernelImpl(
+    "weight_update.cu", "weight_update",
+    lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
+    in_blocks(*BLOCKS), WEIGHT_UPDATE_SHAPES))
+FAMILY.register("cast", "naive", KernelImpl(
+    "cast.cu", "cast", typed("source", "copy"), matrix("copy"), elements(),
+    {"source": _MATRIX, "copy": _MATRIX}))

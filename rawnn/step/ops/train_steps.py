@@ -1,0 +1,107 @@
+"""One or more whole steps of training in one op: what a kernel that trains on the chip computes.
+
+The op's attribute `step` is the plan of one step that it stands for. Its operands are those
+tensors of that plan that live longer than a step, under the roles that `role_of` gives them, and
+workspaces of its kernel. Its meaning is that of the plan's ops, one behind the other.
+"""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rawnn.dtypes import LOW_PRECISION, rounded
+from rawnn.step.op import OPS, Attributes, Op, OpSpec
+from rawnn.step.ops.common import Array
+from rawnn.step.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    from rawnn.step.plan import Plan
+
+KIND = "train_steps"
+WORKSPACE = "train_steps."
+"""What the names of the kernel's workspaces begin with; the rest is their role."""
+
+_PARAMETER = re.compile(r"fc(\d+)\.(weight|bias)(?:\.(\w+))?")
+
+
+def role_of(tensor: Tensor) -> str:
+    """The role of a tensor: w1, b1 are the first layer's weights and biases, w1_m what an optimizer
+    keeps of them, c1 their copy; others go by their own names."""
+    found = _PARAMETER.fullmatch(tensor.name)
+    if not found:
+        return tensor.name.removeprefix(WORKSPACE)
+    layer, part, rest = found.groups()
+    if tensor.role is Role.COPY:
+        return f"c{layer}"
+    return f"{part[0]}{layer}" + (f"_{rest}" if rest else "")
+
+
+def _inside(tensor: Tensor) -> bool:
+    """Whether the tensor is the step's own business."""
+    return tensor.role.temporary or tensor.role is Role.SCRATCH
+
+
+def train_steps(step: Plan, workspaces: tuple[Tensor, ...], impl: str,
+                **attributes: object) -> Op:
+    """The op that does one step of the plan `step`."""
+    touched = [step[name] for op in step.ops for name in op.tensors if not _inside(step[name])]
+    operands = {role_of(t): t.name for t in (*touched, *workspaces)}
+    return Op(KIND, KIND, operands, {"step": step, "offset": 0, "span": 1, **attributes}, impl)
+
+
+def spanning(op: Op, steps: int) -> Op:
+    """The op over so many steps, from its own on."""
+    return Op(op.kind, f"{op.name.partition('@')[0]}@{op.offset}", op.operands,
+              {**op.attributes, "span": steps}, op.impl)
+
+
+def _spec(op: Op) -> OpSpec:
+    step: Plan = op.attributes["step"]
+
+    def roles(names: list[str]) -> tuple[str, ...]:
+        kept = dict.fromkeys(role_of(step[n]) for n in names if not _inside(step[n]))
+        return tuple(kept)
+
+    reads = roles([name for inner in step.ops for name, _ in inner.reads])
+    writes = roles([name for inner in step.ops for name, _ in inner.writes])
+    known = {*reads, *writes}
+    workspaces = tuple(role for role in op.operands if role not in known)
+
+    def reference(t: SimpleNamespace, a: Attributes) -> None:
+        _run(step, t, int(a["offset"]), int(a["span"]))
+
+    return OpSpec(KIND, reads, (*writes, *workspaces), reference,
+                  tuple(r for r in ("loss", "correct") if r in writes),
+                  summary="whole steps of training, one behind the other")
+
+
+def _run(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
+    number = t.w1.dtype
+    arrays: dict[str, Array] = {}
+    for op in step.ops:
+        for name in op.tensors:
+            tensor = step[name]
+            if name not in arrays:
+                arrays[name] = np.zeros(tensor.shape, number if tensor.floating else tensor.dtype) \
+                    if _inside(tensor) else getattr(t, role_of(tensor))
+    calls = [(op, SimpleNamespace(**{r: arrays[n] for r, n in op.operands.items()}),
+              {r: step[n].dtype for r, n in op.operands.items()},
+              [(arrays[n], step[n].dtype) for n, _ in op.writes
+               if step[n].dtype in LOW_PRECISION and arrays[n].dtype == np.float32])
+             for op in step.ops]
+    for s in range(offset, offset + span):
+        for op, operands, stored, low in calls:
+            op.spec.reference(operands, {**op.attributes, "offset": s, "stored": stored})
+            for array, dtype in low:
+                array[...] = rounded(array, dtype)
+
+
+def _undefined(t: SimpleNamespace, a: Attributes) -> None:
+    raise NotImplementedError("what train_steps means follows from each op")
+
+
+OPS[KIND] = OpSpec(KIND, (), (), _undefined, of=_spec)

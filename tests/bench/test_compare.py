@@ -1,0 +1,210 @@
+"""Comparing results files: planted slowdowns are found, two runs of the same commit are not told
+apart, and every kind of file is read."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from rawnn.bench.compare import Comparison, compare, holm
+from rawnn.bench.records import GPU_TIMER, LadderResult
+from rawnn.bench.series import Series, SeriesFile, read_series, restored
+from rawnn.bench.sets import Measurement, SetsResult
+from rawnn.bench.statistics import spread
+from rawnn.cli.bench import bench
+from rawnn.errors import ConfigError
+from rawnn.result import Environment
+from tests.bench.conftest import GPU, make_ladder, make_rung
+
+RESULTS = Path(__file__).parents[2] / "results"
+PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "cuda", GPU, {"numpy": "2"}, {},
+                    "2026-01-01T00:00:00+00:00")
+
+
+def file(times: dict[str, list[float]], **more: Any) -> SeriesFile:
+    return SeriesFile(path="x.json", kind="workloads", environment=PLACE, dataset="mnist",
+                      series=[Series(suite="linear", set=name, times=t)
+                              for name, t in times.items()], **more)
+
+
+def noisy(seed: int, sets: int = 40, runs: int = 3, noise: float = 0.005,
+          factor: float = 1.0) -> SeriesFile:
+    """Sets of very different times with the same relative noise."""
+    generator = np.random.default_rng(seed)
+    usual = 2.0 ** np.arange(sets)
+    return file({str(i): list(factor * t * np.exp(noise * generator.standard_normal(runs)))
+                 for i, t in enumerate(usual)})
+
+
+def verdicts(found: Comparison) -> dict[str, str]:
+    return {pair.set: pair.verdict for pair in found.pairs}
+
+
+def slowed(original: SeriesFile, name: str, factor: float) -> SeriesFile:
+    return msgspec.structs.replace(original, series=[
+        msgspec.structs.replace(s, times=[t * factor for t in s.times]) if s.set == name else s
+        for s in original.series])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slowdown_of_5_percent_in_one_of_forty_sets_is_found_and_nothing_else(seed: int) -> None:
+    found = compare(noisy(2 * seed), slowed(noisy(2 * seed + 1), "7", 1.05))
+    assert verdicts(found) == {str(i): "slower" if i == 7 else "same" for i in range(40)}
+    assert [pair.set for pair in found.regressions] == ["7"]
+    slow = found.regressions[0]
+    assert slow.ratio == pytest.approx(1.05, abs=0.02)
+    assert slow.low is not None
+    assert slow.high is not None
+    assert slow.low < slow.ratio < slow.high
+
+
+def test_noise_alone_raises_hardly_any_alarm() -> None:
+    alarms = sum(bool(compare(noisy(i, noise=0.02), noisy(i + 1000, noise=0.02)).regressions)
+                 for i in range(100))
+    assert alarms <= 8  # the level is 5 %, and only differences of 3 % count
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    inside = total = 0
+    for seed in range(20):
+        for pair in compare(noisy(seed), noisy(seed + 500, factor=1.1)).pairs:
+            assert pair.low is not None
+            assert pair.high is not None
+            inside += pair.low <= 1.1 <= pair.high
+            total += 1
+    assert 0.91 <= inside / total <= 0.99
+
+
+def test_a_difference_that_noise_explains_is_no_regression() -> None:
+    a, b = [10.0, 11.0, 9.0], [10.6, 9.5, 11.2]
+    assert verdicts(compare(file({"x": a}), file({"x": b}))) == {"x": "noise"}
+
+
+def test_the_smallest_effect_that_counts_is_asked_for() -> None:
+    a, b = noisy(0, noise=0.0005), noisy(1, noise=0.0005, factor=1.02)
+    assert set(verdicts(compare(a, b)).values()) == {"same"}
+    assert set(verdicts(compare(a, b, effect=0.01)).values()) == {"slower"}
+    found = compare(a, b)
+    assert found.overall is not None
+    assert found.overall[0] == pytest.approx(1.02, abs=0.001)
+
+
+def test_faster_is_no_regression() -> None:
+    found = compare(noisy(0), noisy(1, factor=0.9))
+    assert set(verdicts(found).values()) == {"faster"}
+    assert not found.regressions
+
+
+def test_a_set_that_could_not_be_run_any_more_is_a_regression() -> None:
+    b = msgspec.structs.replace(file({"x": [1.0, 1.0, 1.0], "new": [1.0]}), series=[
+        Series(suite="linear", set="x", times=[], reason="out of memory"),
+        Series(suite="linear", set="new", times=[1.0])])
+    found = compare(file({"x": [1.0, 1.0, 1.0], "only": [2.0]}), b)
+    assert verdicts(found) == {"x": "lost", "only": "not measured", "new": "new"}
+    assert found.regressions[0].reason == "out of memory"
+
+
+def test_one_run_is_judged_by_the_noise_of_the_others_and_said() -> None:
+    a, b = noisy(0), slowed(noisy(1), "3", 1.5)
+    b.series[3].times[1:] = []
+    a.series[3].times[1:] = []
+    found = compare(a, b)
+    assert verdicts(found)["3"] == "slower"
+    assert any("one run only" in note for note in found.notes)
+
+
+def test_files_without_a_common_set_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no set in common: A has linear: x, B has linear: y"):
+        compare(file({"x": [1.0]}), file({"y": [1.0]}))
+
+
+def test_other_machines_data_and_clocks_are_said() -> None:
+    other = msgspec.structs.replace(file({"x": [1.0, 1.1]}), dataset="synthetic",
+                                    environment=Environment("0", "", "", "", "cuda",
+                                                            {**GPU, "name": "Another"}, {},
+                                                            {"clocks": "locked"}, ""))
+    notes = " ".join(compare(file({"x": [1.0, 1.1]}), other).notes)
+    for words in ("machines differ: A Some GPU, B Another", "data differ", "locked clocks differ"):
+        assert words in notes
+
+
+def test_holms_adjustment() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize("values", [[3.0], [3.0, 4.0], [1.0, 3.0, 9.0], [1.0, 2.0, 3.0, 5.0, 9.0],
+                                    [1.0, 2.0, 3.0, 4.0]])
+def test_runs_are_restored_from_their_spread(values: list[float]) -> None:
+    kept = spread(values)
+    again = restored(kept)
+    assert len(again) == len(values)
+    assert (min(again), max(again)) == (kept.min, kept.max)
+    if len(values) <= 3:
+        assert again == values
+    else:
+        assert math.isclose(float(np.median(again)), kept.median, rel_tol=0.2)
+
+
+@pytest.mark.parametrize("name", ["ladder-h200.json", "workloads-h200.json", "toggles-h200.json",
+                                  "toggles-h100.json"])
+def test_the_kept_results_are_read_and_equal_themselves(name: str) -> None:
+    kept = read_series(RESULTS / name)
+    assert sum(bool(s.times) for s in kept.series) > 5
+    assert not compare(kept, kept).regressions
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_series(tmp_path / "missing.json")
+    (tmp_path / "odd.json").write_text('{"kind": "song"}')
+    with pytest.raises(ConfigError, match="holds 'song'"):
+        read_series(tmp_path / "odd.json")
+    (tmp_path / "bad.json").write_text("[")
+    with pytest.raises(ConfigError, match="is no results file"):
+        read_series(tmp_path / "bad.json")
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+def ladder_file(path: Path, factor: float) -> str:
+    rungs = [make_rung(name, *(t * factor for t in times)) for name, times in
+             {"baseline": (20.0, 20.1, 20.05), "fuse": (10.0, 10.02, 10.05)}.items()]
+    rungs.append(make_rung("cudnn", status="unavailable", reason="no package"))
+    result: LadderResult = make_ladder(*rungs)
+    result.write_json(path)
+    return str(path)
+
+
+def sets_file(path: Path, factor: float) -> str:
+    made = [Measurement(workload="linear", opt=opt, epochs=2, steps=10, times_ms=times,
+                        epoch_ms=spread(times), us=spread(times), accuracies=[0.9] * len(times))
+            for opt, times in (("best", [factor * 2.0, factor * 2.01, factor * 1.99]),
+                               ("none", [9.0, 9.03, 8.98]))]
+    SetsResult(kind="workloads", repeats=3, environment=PLACE, dataset="mnist", synthetic=False,
+               timer=GPU_TIMER, measurements=made).write_json(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("make", [ladder_file, sets_file])
+def test_the_command_exits_with_1_on_a_planted_slowdown(tmp_path: Path, make: Any) -> None:
+    a, b = make(tmp_path / "a.json", 1.0), make(tmp_path / "b.json", 1.0005)
+    slow = make(tmp_path / "slow.json", 1.05)
+    run = CliRunner()
+    same = run.invoke(bench, ["compare", a, b, "--all"])
+    assert same.exit_code == 0, same.output
+    assert "same: not further apart" in same.output
+    worse = run.invoke(bench, ["compare", a, slow, "--json", str(tmp_path / "c.json")])
+    assert worse.exit_code == 1
+    assert "are worse in" in str(worse.exception)
+    assert "slower" in worse.output
+    kept = msgspec.json.decode((tmp_path / "c.json").read_bytes(), type=Comparison)
+    assert kept.regressions
+    assert run.invoke(bench, ["compare", slow, a]).exit_code == 0

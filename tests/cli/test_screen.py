@@ -1,0 +1,76 @@
+"""What a long command says while it runs: how far it is, and how long it will take."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rawnn.cli.screen import Heartbeat, Pace, Screen, duration
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_left_follows_from_the_round_before() -> None:
+    clock = Clock()
+    pace = Pace(2, now=clock)
+    assert pace.left == ""
+    assert str(pace) == "in the first run for 0 s"
+    clock.now = 10.0
+    pace.advance(1, 4)  # two sets in each of two rounds; the first takes 10 s
+    assert pace.left == "about 30 s left"  # the others like it, as far as is known
+    clock.now = 12.0
+    pace.advance(2, 4)
+    assert pace.left == "about 12 s left"
+    clock.now = 18.0
+    assert str(pace) == "2 of 4 runs done after 18 s, about 6 s left"
+    clock.now = 90.0  # longer than expected: what is left of this run is unknown
+    assert pace.left == "more than 2 s left"
+    pace.advance(3, 4)
+    clock.now = 91.0
+    pace.advance(4, 4)
+    assert pace.left == "about 0 s left"
+
+
+def test_sets_that_cannot_run_do_not_shorten_what_is_left() -> None:
+    clock = Clock()
+    pace = Pace(1, now=clock)
+    pace.advance(1, 4)
+    pace.advance(2, 4)
+    assert pace.left == ""
+    clock.now = 8.0
+    pace.advance(3, 4)
+    assert pace.left == "about 8 s left"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.2, "0 s"), (59.4, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (1299, "21 min"),
+    (3600, "1 h"), (7500, "2 h 5 min")])
+def test_durations_are_said_in_two_units_at_most(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_pipe_gets_a_line_even_while_one_run_goes_on(
+        capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heartbeat, "period", 0.1)
+    with Screen("toggles", 1) as screen:
+        time.sleep(0.35)
+        screen.advance(1, 2, "linear best")
+        time.sleep(0.25)
+    said = capfd.readouterr().err.splitlines()
+    assert 3 <= len(said) <= 6
+    assert said[0].startswith("rawnn: toggles: in the first run for 0 s")
+    assert said[-1].startswith("rawnn: toggles: 1 of 2 runs done after 1 s, ")
+
+
+def test_what_ends_within_the_period_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with Screen("toggles", 3) as screen:
+        for done in range(1, 4):
+            screen.advance(done, 3, "linear best")
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,95 @@
+"""Kernels compiled beside each other: every instance once, in threads that work together."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from rawnn.compiling.batch import Batch, Job
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.errors import CompileError
+from rawnn.ptx import source_path
+
+JOBS = [Job("a.cu", ("x", "y")), Job("b.cu", ("z",), programmatic=True)]
+
+
+def compiled(job: Job) -> Compiled:
+    return Compiled(f"{job.file}:{'+'.join(job.expressions)}".encode(), {}, False, 0.0)
+
+
+def test_one_after_another_a_job_is_one_program() -> None:
+    asked: list[Job] = []
+
+    def heard(job: Job) -> Compiled:
+        asked.append(job)
+        return compiled(job)
+
+    batch = Batch(JOBS, heard, parallel=False)
+    assert asked == []  # nothing is done before it is asked for
+    assert [built.cubin for _, built in batch] == [b"a.cu:x+y", b"b.cu:z"]
+    assert asked == JOBS
+
+
+def test_in_parallel_every_instance_is_compiled_at_once_and_found_in_order() -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def meeting(job: Job) -> Compiled:
+        together.wait()  # each waits for the others: were they not parallel, this would break
+        return compiled(job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 3)
+        batch = Batch(JOBS, meeting, parallel=True)
+        found = list(batch)
+    assert [(job.expressions, job.programmatic) for job, _ in found] == [
+        (("x",), False), (("y",), False), (("z",), True)]
+    assert [built.cubin for _, built in found] == [b"a.cu:x", b"a.cu:y", b"b.cu:z"]
+
+
+def test_a_kernel_that_does_not_compile_raises_where_it_is_asked_for() -> None:
+    def broken(job: Job) -> Compiled:
+        if job.expressions == ("y",):
+            raise CompileError("no")
+        return compiled(job)
+
+    batch = Batch(JOBS, broken, parallel=True)
+    with pytest.raises(CompileError):
+        list(batch)
+    batch.close()
+    batch.close()
+
+
+def test_what_nobody_waits_for_is_not_begun() -> None:
+    begun: list[Job] = []
+
+    def slow(job: Job) -> Compiled:
+        begun.append(job)
+        time.sleep(0.2)
+        return compiled(job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 1)
+        Batch(JOBS, slow, parallel=True).close()
+    assert len(begun) <= 1
+
+
+def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from rawnn.cuda.nvrtc import Nvrtc
+
+    library = Nvrtc()
+
+    def built(job: Job) -> Compiled:
+        return compile_source(library, source_path(job.file).read_text(), name=job.file,
+                              arch="sm_90", expressions=job.expressions)
+
+    jobs = [Job("softmax.cu", ("softmax<float>",)), Job("cursor.cu", ("advance", "tick")),
+            Job("loss.cu", ("accuracy", "cross_entropy"))]
+    alone = {job.expressions: built(job) for whole in jobs for job in whole.apart()}
+    for job, found in Batch(jobs, built, parallel=True):
+        assert found.cubin == alone[job.expressions].cubin
+    # Of kernels that are no templates only the one that is wanted is there.
+    assert b"cross_entropy" not in alone["accuracy",].cubin
+    assert b"accuracy" in alone["accuracy",].cubin

@@ -1,0 +1,58 @@
+"""The time that a plan takes grows with the depth of the network, not with its square: building,
+toggles, what an epoch begins with, graphs and their edges."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import pytest
+
+from rawnn.network import Network
+from rawnn.opts import select
+from rawnn.runners.graphplan import GraphPlan, graph_plans
+from rawnn.step import around
+from rawnn.step.plan import Plan
+from tests.engine import CAPABLE, step_plan
+
+BATCH, STEPS = 128, 468
+
+
+def planned(layers: int, opt: str) -> tuple[Plan, list[GraphPlan], float]:
+    """The plan of a step with so many layers, its graphs, and the processor's seconds."""
+    started = process_time()
+    network = Network((784, *[32] * (layers - 1), 10))
+    selection = select(opt, network, STEPS, CAPABLE, batch=BATCH)
+    step, policy = selection.apply(step_plan(network, BATCH, BATCH * STEPS))
+    around.start(step, network, 0)
+    around.refresh(step)
+    step.without_metrics()
+    graphs = graph_plans(step, policy, STEPS) if policy.graph else [GraphPlan(step, STEPS)]
+    for graph in graphs:
+        graph.edges()
+    return step, graphs, process_time() - started
+
+
+@pytest.mark.parametrize("opt", ["none", "best", "best,bf16", "best,fp8", "cublas,cudnn,fuse"])
+def test_400_layers_take_a_second(opt: str) -> None:
+    assert len(planned(400, opt)[0].ops) >= 3 * 400 - 3
+    assert min(planned(400, opt)[2] for _ in range(3)) < 1  # other processes share the caches
+
+
+@pytest.mark.parametrize("opt", ["none", "best"])
+def test_5000_layers_take_seconds(opt: str) -> None:
+    assert planned(5000, opt)[2] < 15
+
+
+def test_best_unrolls_fewer_steps_where_these_have_more_nodes() -> None:
+    def steps(depth: int) -> object:
+        network = Network((784, *[32] * (depth - 1), 10))
+        return select("best", network, 10_000, CAPABLE, batch=BATCH).values["graphs"]
+
+    assert [steps(depth) for depth in (2, 6, 16, 400, 5000)] == [200, 200, 80, 3, 1]
+
+
+def test_best_makes_no_graph_of_millions_of_nodes() -> None:
+    for layers in (40, 400):
+        _, graphs, _ = planned(layers, "best")
+        assert all(len(graph.plan.ops) <= 20_000 for graph in graphs)
+        assert sum(graph.plan.steps * graph.launches for graph in graphs) == STEPS

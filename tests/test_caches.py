@@ -1,0 +1,28 @@
+"""RAWNN_CACHE moves everything that rawnn keeps for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+import rawnn
+from rawnn.bench import accuracy
+from rawnn.compiling import cache
+from rawnn.data import store
+from rawnn.files import cache_directory
+
+
+def test_one_variable_moves_kernels_data_and_references(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rawnn, "__file__", str(tmp_path / "site" / "rawnn" / "__init__.py"))
+    places = cache.default_directory, store.default_directory, accuracy.default_path
+    monkeypatch.delenv("RAWNN_CACHE", raising=False)
+    usual = Path(platformdirs.user_cache_dir("rawnn", appauthor=False))
+    assert [place() for place in places] == [usual / name for name in
+                                             ("cubins", "data", "oracle.json")]
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "moved"))
+    assert {place().parent for place in places} == {tmp_path / "moved"}
+    monkeypatch.setenv("RAWNN_CACHE", "~/mine")
+    assert cache_directory() == Path.home() / "mine"

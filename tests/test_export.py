@@ -1,0 +1,85 @@
+"""ONNX models say what the network says: compared with onnxruntime."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.activations import ACTIVATIONS
+from rawnn.data.normalise import Normalisation
+from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.export import _ACTIVATIONS, export_onnx, onnx_model
+from rawnn.model import Model
+from rawnn.network import Network
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+
+MEANS = Normalisation(1 / 255, np.linspace(0.1, 0.5, 13, dtype=np.float32),
+                      np.linspace(0.2, 2.0, 13, dtype=np.float32))
+
+
+def model_of(normalisation: Normalisation = MEANS, names: tuple[str, ...] = (),
+             **network: Any) -> Model:
+    made = Network((13, 7, 5), **network)
+    return Model(made, made.initial(3), normalisation, names)
+
+
+def run(model: Any, inputs: Any) -> dict[str, Any]:
+    session = runtime.InferenceSession(model.SerializeToString(),
+                                       providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"inputs": inputs}), strict=True))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce", "mse"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("input_type", ["float32", "uint8"])
+def test_outputs_are_those_of_the_model(activation: str, loss: str, bias: bool,
+                                        input_type: Any) -> None:
+    model = model_of(activation=activation, loss=loss, bias=bias)
+    inputs = np.random.default_rng(0).integers(0, 256, (17, 13)).astype(input_type)
+    found = run(onnx_model(model, input_type), inputs)
+    wanted = {"cross_entropy": ("logits", "probabilities", "classes"),
+              "bce": ("logits", "probabilities", "classes"), "mse": ("values",)}[loss]
+    assert tuple(found) == wanted
+    for name in wanted:
+        expected = model.predict(inputs, name)
+        assert found[name].shape == expected.shape
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("normalisation", [
+    Normalisation(), Normalisation(1 / 255),
+    Normalisation(1.0, np.zeros(13, np.float32), np.full(13, 2.0, np.float32))])
+def test_every_kind_of_normalisation(normalisation: Normalisation) -> None:
+    model = model_of(normalisation)
+    inputs = np.random.default_rng(1).normal(size=(3, 13)).astype(np.float32)
+    np.testing.assert_allclose(run(onnx_model(model), inputs)["logits"],
+                               model.predict(inputs, "logits"), rtol=0, atol=1e-5)
+
+
+def test_every_activation_can_be_exported() -> None:
+    assert set(_ACTIVATIONS) == set(ACTIVATIONS)
+
+
+def test_names_of_classes_are_kept() -> None:
+    found = onnx_model(model_of(names=("a", "b", "c", "d", "e")))
+    kept = {p.key: p.value for p in found.metadata_props}
+    assert json.loads(kept["label_names"]) == ["a", "b", "c", "d", "e"]
+    assert "13-7-5" in kept["network"]
+
+
+def test_what_cannot_be_exported_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="float32 or uint8"):
+        onnx_model(model_of(), "int8")  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingLibrary, match=r"rawnn\[export\]"):
+        export_onnx(model_of(), tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()

@@ -1,0 +1,259 @@
+"""Signals during training: what is kept, when it ends, and what becomes of the handlers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn import interrupts
+from rawnn.checkpoint import read
+from rawnn.interrupts import Signals
+from rawnn.listener import Listener
+from rawnn.result import Result
+from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.host import HostRunner
+from rawnn.training import train
+from tests.engine import random_dataset
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = random_dataset(features=12, classes=4, train=40, test=13)
+ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def go(**changed: Any) -> Result:
+    return train(data=DATA, **{"layers": (12, 5, 4), "epochs": 6, "batch": 8, "device": "host",
+                               "optimizer": "adam", "shuffle": True, **changed})
+
+
+def same(one: Result, other: Result) -> None:
+    assert one.parameters.keys() == other.parameters.keys()
+    for name, array in one.parameters.items():
+        np.testing.assert_array_equal(array, other.parameters[name])
+    assert one.test_loss == other.test_loss
+
+
+class Sender(Listener):
+    """Sends this process signals behind an epoch."""
+
+    def __init__(self, epoch: int, *numbers: signal.Signals) -> None:
+        self._epoch, self._numbers = epoch, numbers
+        self.said: list[str] = []
+
+    def notify(self, message: str) -> None:
+        self.said.append(message)
+
+    def epoch_done(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            for number in self._numbers:
+                signal.raise_signal(number)
+
+
+@pytest.fixture
+def long_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every epoch counts as long."""
+    monkeypatch.setattr("rawnn.training.LONG_SECONDS", 0.0)
+
+
+def broken_off(monkeypatch: pytest.MonkeyPatch, epoch: int, *numbers: signal.Signals) -> None:
+    """Send signals in the middle of an epoch, which then takes 10 s more."""
+    for runner in (HostRunner, GpuRunner):
+        whole, count = runner.epoch, [0]
+
+        def half(self: Any, measured: bool, whole: Any = whole, count: list[int] = count) -> None:
+            count[0] += 1
+            whole(self, measured)
+            if count[0] == epoch:
+                for number in numbers:
+                    signal.raise_signal(number)
+                end = time.monotonic() + 10
+                while time.monotonic() < end:
+                    time.sleep(0.01)
+
+        monkeypatch.setattr(runner, "epoch", half)
+
+
+def test_ctrl_c_ends_after_the_epoch_in_hand(tmp_path: Path) -> None:
+    sender = Sender(3, signal.SIGINT)
+    result = go(listener=sender, save=tmp_path, save_every=10)
+    assert result.interrupted
+    assert [r.epoch for r in result.history] == [1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["rawnn-000003.safetensors"]
+    assert sender.said[0].startswith("Ctrl-C: training ends after this epoch; once more, or after")
+    same(go(resume=tmp_path), go())
+
+
+@pytest.mark.usefixtures("long_epochs")
+@pytest.mark.parametrize("device", ["host", "sim"])
+@pytest.mark.parametrize("opt", ["best", "none"])
+def test_a_second_signal_ends_at_once_with_the_last_epochs_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, opt: str
+) -> None:
+    straight = go(device=device, opt=opt)
+    with monkeypatch.context() as patched:
+        broken_off(patched, 3, signal.SIGINT, signal.SIGINT)
+        started = time.monotonic()
+        result = go(device=device, opt=opt, save=tmp_path, save_every=10)
+        assert time.monotonic() - started < 9
+    assert result.interrupted
+    assert [r.epoch for r in result.history] == [1, 2]
+    assert result.test_loss == result.history[-1].test_loss
+    assert [path.name for path in tmp_path.iterdir()] == ["rawnn-000002.safetensors"]
+    kept = read(tmp_path / "rawnn-000002.safetensors").parameters
+    assert all(np.array_equal(kept[name], array) for name, array in result.parameters.items())
+    same(go(device=device, opt=opt, resume=tmp_path), straight)
+
+
+def test_the_time_over_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rawnn.training.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("rawnn.training.Signals", lambda notify: Signals(notify, grace=0.2))
+    broken_off(monkeypatch, 3, signal.SIGINT)
+    started = time.monotonic()
+    result = go(save=tmp_path, save_every=10)
+    assert time.monotonic() - started < 9
+    assert [r.epoch for r in result.history] == [1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["rawnn-000002.safetensors"]
+
+
+def test_the_first_epoch_of_a_continued_run_goes_back_to_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = go(save=tmp_path, epochs=2)
+    broken_off(monkeypatch, 1, signal.SIGINT, signal.SIGINT)
+    result = go(resume=tmp_path, epochs=6)
+    assert result.interrupted
+    assert result.history == []
+    same(result, before)
+
+
+def test_short_epochs_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "LONG_SECONDS", 60.0)
+    whole = HostRunner.epoch
+
+    def twice(self: Any, measured: bool) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        whole(self, measured)
+
+    monkeypatch.setattr(HostRunner, "epoch", twice)
+    result = go()
+    assert [r.epoch for r in result.history] == [1]
+    monkeypatch.undo()
+    same(result, go(epochs=1))
+
+
+def test_handlers_are_as_before_and_those_of_the_process_are_left_alone() -> None:
+    before = [signal.getsignal(number) for number in ENDING]
+    heard: list[int] = []
+    seen: list[Any] = []
+
+    class Looker(Listener):
+        def epoch_done(self, epoch: int) -> None:
+            seen.append([signal.getsignal(number) for number in ENDING])
+
+    go(listener=Looker(), epochs=1)
+    assert all(now not in before for now in seen[0])
+    assert [signal.getsignal(number) for number in ENDING] == before
+    own = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        result = go(listener=Sender(2, signal.SIGTERM, signal.SIGHUP))
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, own)
+        signal.signal(signal.SIGHUP, ignored)
+    assert heard == [signal.SIGTERM]
+    assert not result.interrupted
+
+
+def test_training_in_another_thread_takes_no_signal() -> None:
+    before = [signal.getsignal(number) for number in ENDING]
+    seen: list[Any] = []
+
+    class Looker(Listener):
+        def epoch_done(self, epoch: int) -> None:
+            seen.append([signal.getsignal(number) for number in ENDING])
+
+    thread = threading.Thread(target=lambda: go(listener=Looker(), epochs=1))
+    thread.start()
+    thread.join(60)
+    assert seen == [before]
+
+
+SLOW = """
+import sys, time
+from rawnn.runners.host import HostRunner
+whole = HostRunner.epoch
+def slow(self, measured):
+    whole(self, measured)
+    for _ in range(200):
+        time.sleep(0.01)
+HostRunner.epoch = slow
+"""
+ARGUMENTS = ["--device", "host", "--dataset", "synthetic", "--epochs", "30", "--batch", "500"]
+
+
+def started(code: str) -> subprocess.Popen[str]:
+    """A process that trains in epochs of 2 s, behind the first row that it prints."""
+    process = subprocess.Popen([sys.executable, "-u", "-c", SLOW + code], text=True, cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.split()[:1] == ["1"]:
+            break
+    return process
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_the_command_saves_and_names_the_one_that_goes_on(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    kept, found = tmp_path / "a b", tmp_path / "r.json"
+    arguments = [*ARGUMENTS, "--save", str(kept), "--save-every", "9", "--json", str(found)]
+    process = started(f"from rawnn.cli import run\nsys.exit(run({arguments!r}))")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    done = re.search(r"interrupted     after ([1-5]) of 30 epochs", out)
+    assert done is not None, out
+    assert f"continue with: python -m rawnn --resume '{kept}'" in out
+    assert [path.name for path in kept.iterdir()] == [f"rawnn-00000{done[1]}.safetensors"]
+    assert '"interrupted": true' in found.read_text()
+
+
+def test_the_command_without_save_says_what_was_reached() -> None:
+    process = started(f"from rawnn.cli import run\nsys.exit(run({ARGUMENTS!r}))")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert re.search("after [1-5] of 30 epochs", out)
+    assert "test accuracy" in out
+    assert "nothing is kept without --save" in out
+    assert "Traceback" not in err
+
+
+def test_sigterm_ends_a_script_behind_its_checkpoint(tmp_path: Path) -> None:
+    process = started(
+        "import rawnn\n"
+        "class Rows(rawnn.Listener):\n"
+        "    def reported(self, report): print(report.epoch)\n"
+        "rawnn.train(dataset='synthetic', device='host', epochs=30, batch=500, "
+        f"listener=Rows(), save={os.fspath(tmp_path)!r}, save_every=9)\n"
+        "print('not reached')")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM, err
+    assert "not reached" not in out
+    assert len(list(tmp_path.iterdir())) == 1
