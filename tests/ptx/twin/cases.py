@@ -22,7 +22,7 @@ CASES = {
                           network={"activation": "tanh"}),
     "mma of 8 bits": Case((48, 64, 32, 10), 32, "preload,fp8,mma=sync,fuse"),
     "wgmma": Case((130, 72, 136, 9), 70, "preload,bf16,mma"),
-    "wgmma, fused": Case((130, 200, 72, 10), 70, "preload,bf16,mma,fuse"),
+    "wgmma in larger tiles": Case((130, 200, 136, 10), 140, "preload,bf16,mma,fuse", choice=3),
     "wgmma of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma"),
     "wgmma of three tf32": Case((70, 133, 48, 9), 70, "preload,mma,fuse"),
     "streamed weights": Case((136, 264, 200, 10), 20, "preload,bf16,mma,fuse"),

@@ -242,8 +242,9 @@ def _probe(source: str, sources: Path) -> None:
         expressions = instances([plan], kernels)[source]
         twin = _build(source, expressions, sources)
         try:
-            for run in (0, 3):
-                check({source: twin}, Memory(plan, 5), run, kernels)
+            scaled = "overflow" in plan.tensors
+            for run, overflow in ((0, 0), (3, 0), *(((1, 1),) if scaled else ())):
+                check({source: twin}, Memory(plan, 5, overflow), run, kernels)
         finally:
             twin.path.unlink(missing_ok=True)
     checks = {**kernel_cases.CHECKS, **epoch_cases.CHECKS}

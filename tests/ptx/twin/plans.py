@@ -4,7 +4,7 @@ reference on the same operands."""
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +47,7 @@ class Case:
     batch: int
     opt: str
     steps: int = 2
+    choice: int = 0  # of the variants that a launch has
     network: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -55,7 +56,12 @@ class Case:
         network = Network(self.layers, **self.network)
         plan = step_plan(network, self.batch, self.batch * self.steps, **self.options)
         selection = select(self.opt, network, self.steps, CAPABLE)
-        return selection.apply(plan)[0].unrolled(self.steps)
+        return selection.apply(plan)[0].map_ops(self._chosen).unrolled(self.steps)
+
+    def _chosen(self, op: Op) -> Op:
+        if not self.choice or not has_kernel(op) or op.impl not in ("mma", "wgmma", "tiled"):
+            return op
+        return replace(op, attributes={**op.attributes, "choice": self.choice})
 
 
 def has_kernel(op: Op) -> bool:
@@ -90,7 +96,7 @@ class Memory:
     """A plan's tensors as kernels see them: rows padded, all poisoned but what training starts
     from, and nothing beside them."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: Plan, seed: int, overflow: int = 0) -> None:
         self.plan = plan
         self.arrays: dict[str, np.ndarray] = {}
         generator = np.random.default_rng(seed)
@@ -122,7 +128,7 @@ class Memory:
             elif tensor.name == "rates":
                 view[...] = generator.uniform(0.1, 0.3, view.shape)
             elif tensor.name == "overflow":
-                view[...] = 0
+                view[...] = overflow  # 1: updates are to be left out
         for tensor in plan.tensors.values():
             if tensor.role is Role.COPY:
                 self.store(tensor.name, self.read(tensor.source) * tensor.scale)
@@ -199,6 +205,10 @@ def close(found: np.ndarray, wanted: np.ndarray, dtype: str, what: str, exact: f
     scale = np.abs(wanted).max(initial=0.0) + 1e-20
     error = np.abs(found.astype(np.float64) - wanted)
     bound = NEIGHBOUR.get(dtype, 0.0) * np.abs(wanted) + exact * scale
+    if dtype != "float32" and error.size >= 32:
+        # A sum seldom lies where another order rounds it elsewhere; other random bits often do.
+        apart = np.count_nonzero(error) / error.size
+        assert apart <= (0.3 if exact > 2.0**-7 else 0.1), f"{what}: {apart:.0%} are neighbours"
     worst = np.argmax(error - bound) if error.size else 0
     assert (error <= bound).all(), (
         f"{what}: {found.flat[worst]} for {wanted.flat[worst]} among {scale}")
