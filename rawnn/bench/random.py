@@ -109,7 +109,7 @@ def check_run(spec: Specification, opened: Opened) -> tuple[Outcome, bool]:
                        reason=said), not isinstance(error, CallFailed) or _answers(opened)
     found, us = device
     machine = opened.machine
-    plain, true = (spec.work(opt, data, machine) for opt in (spec.opt("preload"), "preload"))
+    plain, true = (spec.work(opt, data, machine) for opt in (spec.opt("preload"), "none,preload"))
     host, _ = _trained(HostRunner(plain), plain)
     exact, _ = _trained(HostRunner(true, "float64"), true)
     used, reason = _compared(spec, found, host, exact)

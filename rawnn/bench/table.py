@@ -141,7 +141,7 @@ def provenance(ladder: LadderResult) -> list[str]:
         f"{ladder.dataset} from {ladder.data_source}; "
         f"{'-'.join(map(str, config.layers))}, batch {config.batch}, lr {config.lr:g}, "
         f"{counted(config.epochs, 'epoch')}, seeds from {config.seed}; every rung starts from "
-        f"{config.opt or 'nothing'}",
+        f"{config.opt.removeprefix('none,') or 'nothing'}",
         f"{runs} in one process; {env.date}, commit {env.commit or 'unknown'}",
     ]
 

@@ -25,9 +25,10 @@ from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
 from rawnn.cli.options import make_config
-from rawnn.cli.peers import peers, random_contests
+from rawnn.cli.peers import bench_option, peers, random_contests
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
+from rawnn.cli.suites import ablation, curves, sweep
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import settled
@@ -142,12 +143,14 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
               help="With --peers: go on where this file ends, and write it.")
 @click.option("--markdown", "markdown_file", metavar="FILE",
               help="With --peers: write the tables as Markdown.")
+@bench_option
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
               help="Where to run (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep what was found as JSON.")
 def random(count: int | None, seed: int | None, work: float | None, beside_peers: bool,
            peer_names: tuple[str, ...], budget: float | None, resume: str | None,
-           markdown_file: str | None, device: str, json_file: str | None) -> None:
+           markdown_file: str | None, bench_file: str | None, device: str,
+           json_file: str | None) -> None:
     """Train random networks with random toggles, and check each run against NumPy.
 
     Losses and parameters must come as near to a run in float64 as NumPy does that rounds the same
@@ -159,10 +162,11 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
     if beside_peers:
         if work is not None:
             raise ConfigError("--work bounds what NumPy checks, which --peers does not")
-        random_contests(count, seed, device, peer_names, budget, resume, json_file, markdown_file)
+        random_contests(count, seed, device, peer_names, budget, resume, json_file, markdown_file,
+                         bench_file)
         return
     given = {"--peer": peer_names, "--budget": budget, "--resume": resume,
-             "--markdown": markdown_file}
+             "--markdown": markdown_file, "--bench": bench_file}
     for option, value in given.items():
         if value:
             raise ConfigError(f"{option} goes with --peers only")
@@ -201,6 +205,9 @@ bench.add_command(workloads)
 bench.add_command(toggles)
 bench.add_command(compare)
 bench.add_command(peers)
+bench.add_command(ablation)
+bench.add_command(sweep)
+bench.add_command(curves)
 
 
 @bench.command()
