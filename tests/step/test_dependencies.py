@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.runners.graphplan import graph_plans
-from rawnn.step import OPS
 from rawnn.step.dependencies import dependencies
-from rawnn.step.op import Op
+from rawnn.step.op import OPS, Op
 from tests.engine import CAPABLE, random_dataset, step_plan
 from tests.step.execution import arrays_of, execute
 from tests.step.oracle import reduced_edges

@@ -10,9 +10,10 @@ import pytest
 
 from rawnn.errors import ConfigError
 from rawnn.network import Network
-from rawnn.step import Op, Plan, Role, Tensor
 from rawnn.step.build import used_tensors
-from rawnn.step.op import OPS
+from rawnn.step.op import OPS, Op
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
 from tests.engine import measuring_plan, step_plan
 
 

@@ -104,4 +104,5 @@ def _undefined(t: SimpleNamespace, a: Attributes) -> None:
     raise NotImplementedError("what train_steps means follows from each op")
 
 
-OPS[KIND] = OpSpec(KIND, (), (), _undefined, of=_spec)
+OPS[KIND] = OpSpec(KIND, (), (), _undefined, of=_spec,
+                   summary="Whole steps of training, one behind the other.")
