@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rawnn.network import Network
     from rawnn.opts import TOGGLES
     from rawnn.result import Result
-    from rawnn.step.plan import Plan
+    from rawnn.step import Plan
     from rawnn.training import train
 
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "Listener": "rawnn.listener",
     "Model": "rawnn.model",
     "Network": "rawnn.network",
-    "Plan": "rawnn.step.plan",
+    "Plan": "rawnn.step",
     "Result": "rawnn.result",
     "TOGGLES": "rawnn.opts",
     "array": "rawnn.lab",

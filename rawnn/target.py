@@ -49,8 +49,15 @@ class Target:
     shared_per_multiprocessor: int = 0
     registers: int = 0
     threads: int = 0
-    at_once: Mapping[int, int] = field(default_factory=dict)
+    at_once: Mapping[int, int] = field(default_factory=dict, hash=False)
     features: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        if not self.gpu:
+            return self.name
+        return (f"{self.name}, compute capability {'.'.join(map(str, self.capability))}, "
+                f"{self.multiprocessors} multiprocessors with {self.shared_per_block >> 10} KiB of "
+                f"shared memory a block")
 
     @property
     def gpu(self) -> bool:

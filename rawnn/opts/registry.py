@@ -51,6 +51,7 @@ class Toggle:
     `apply(plan, policy, value)` returns the plan and the policy rewritten. `needs(machine)`
     returns why it cannot run on a machine, or None, and
     `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
+    A list of toggles that has this one does not start from those of `instead`.
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
     value that a machine gives to one that leaves it open. `claim` is one line; `source` is where
     the idea comes from; `comparisons` are what `rawnn bench toggles` measures. `outcomes(plan,
@@ -67,6 +68,7 @@ class Toggle:
     needs_text: str = ""
     implies: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
     beside: Callable[[Collection[str], Machine], str | None] = lambda names, machine: None
     host: bool = False
     settle: Callable[[str | int | None, Machine], str | int | None] = \

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,9 +43,14 @@ DTYPES: dict[str, Any] = {
     **{name: numpy_dtype(name) for name in LOW_PRECISION},
 }  # fmt: skip
 
-FUNCTORS = {a.functor: a.name for a in ACTIVATIONS.values()} | {"None": ""}
-"""What a template argument that is an activation means."""
-SCHEDULES = {rule.functor: rule.name for rule in RULES.values()}
+
+def functors() -> dict[str, tuple[str, str]]:
+    """What a template argument means that is an activation, or a schedule: what it is, and its
+    name."""
+    return {"None": ("activation", ""),
+            **{a.functor: ("activation", a.name) for a in ACTIVATIONS.values()},
+            **{rule.functor: ("schedule", rule.name) for rule in RULES.values()}}
+
 
 Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 
@@ -100,13 +106,20 @@ _DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, 
 table of kernels refuses an op with another number."""
 
 
+def meaning_of(source: str, name: str) -> Meaning | None:
+    """Of the kernel `name` in a file of that name, once a family has it."""
+    if len(_by_name()) < len({(impl.source, impl.name) for impl in KERNELS.values()}):
+        _by_name.cache_clear()
+    return _by_name().get((Path(source).name, name))
+
+
 @cache
 def _by_name() -> dict[tuple[str, str], Meaning]:
     """(source file, kernel) -> meaning, for every kernel of the table."""
     found: dict[tuple[str, str], Meaning] = {}
     for key, impl in KERNELS.items():
         spec = OPS[key.kind]
-        found[impl.source, impl.name] = Meaning(
+        found[Path(impl.source).name, impl.name] = Meaning(
             spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
             impl.geometry, impl.variants, impl.boxes, impl.shared, impl.cluster,
         )
@@ -136,7 +149,7 @@ class Kernel:
     @property
     def meaning(self) -> Meaning:
         name = self.signature.name
-        found = _registered.get(name) or _by_name().get((self._source.rpartition("/")[2], name))
+        found = _registered.get(name) or meaning_of(self._source, name)
         if found is None and name in WRITTEN:
             spec, impl = WRITTEN[name]
             found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
@@ -272,6 +285,7 @@ class Binding:
                 found |= self._members(parameter, values[parameter.name])
         found |= {f"itemsize_{p.name}": np.dtype(DTYPES[p.ctype]).itemsize
                   for p in signature.parameters if p.pointer}
+        known = functors()
         for name, value in template.items():
             if value in ("true", "false"):
                 operand = _PRESENCE.get(name, "")
@@ -283,10 +297,9 @@ class Binding:
                 found.setdefault(name.lower(), value == "true")
             elif value.lstrip("-").isdigit():
                 found[name] = int(value)
-            elif value in FUNCTORS:
-                found[name.lower()] = FUNCTORS[value]
-            elif value in SCHEDULES:
-                found["kind"] = SCHEDULES[value]
+            elif value in known:
+                what, means = known[value]
+                found["kind" if what == "schedule" else name.lower()] = means
             elif value in LOW_PRECISION:
                 found["dtype"] = value
         if meaning.layout:

@@ -1,5 +1,10 @@
 """The training step as data: tensors, ops, plans, and the edges that reads and writes require.
 
-Nothing here knows of a driver; the host runner executes a plan with NumPy alone. The package
-imports none of its modules: losses need ops, and plans need losses.
+Nothing here knows of a driver; the host runner executes a plan with NumPy alone.
 """
+
+from rawnn.step.op import OPS, Op, OpSpec
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
+
+__all__ = ["OPS", "Op", "OpSpec", "Plan", "Role", "Tensor"]

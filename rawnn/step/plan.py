@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rawnn.errors import ConfigError
-from rawnn.step import kinds as _kinds  # noqa: F401  (registers the kinds of ops)
+from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.joining import SPANS, joined
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor

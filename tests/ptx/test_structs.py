@@ -22,7 +22,8 @@ from rawnn.ptx.kernels import KERNELS, KernelImpl
 from rawnn.ptx.table import Key
 from rawnn.runners.arguments import kernel_arguments
 from rawnn.sim import SimulationError, kernels, register
-from rawnn.step.op import OPS, Op, define
+from rawnn.step import OPS
+from rawnn.step.op import Op, define
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 from tests.sim.work import read, vector

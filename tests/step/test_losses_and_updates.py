@@ -12,7 +12,7 @@ import pytest
 
 from rawnn.dtypes import rounded
 from rawnn.losses import LOSSES
-from rawnn.step.op import OPS
+from rawnn.step import OPS
 from tests.step.calculus import DIFFERENCE, numeric
 
 ROWS, COLS = 5, 4

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rawnn.activations import ACTIVATIONS
-from rawnn.step.op import OPS
+from rawnn.step import OPS
 from tests.step.calculus import DIFFERENCE, numeric
 
 

@@ -3,6 +3,14 @@
 Operands are views without padding, of float32 (or float64, for the oracle): what an op wrote is
 rounded to its tensor's storage type behind it. Shapes: B rows of a batch, F features, C outputs.
 `s = cursor + offset` is the step in the epoch. Losses define their ops in rawnn/losses; ops that
-one family of kernels has made up stand with it in rawnn/ptx. rawnn/step/kinds.py imports all of
-them; this package imports none, as losses need what ops have in common.
+one family of kernels has made up stand with it in rawnn/ptx.
 """
+
+from rawnn.step.ops import activations as _activations
+from rawnn.step.ops import data as _data
+from rawnn.step.ops import epoch as _epoch
+from rawnn.step.ops import products as _products
+from rawnn.step.ops import train_steps as _train_steps
+from rawnn.step.ops import updates as _updates
+
+del _activations, _data, _epoch, _products, _train_steps, _updates

@@ -104,5 +104,4 @@ def _undefined(t: SimpleNamespace, a: Attributes) -> None:
     raise NotImplementedError("what train_steps means follows from each op")
 
 
-OPS[KIND] = OpSpec(KIND, (), (), _undefined, of=_spec,
-                   summary="Whole steps of training, one behind the other.")
+OPS[KIND] = OpSpec(KIND, (), (), _undefined, of=_spec)
