@@ -53,7 +53,13 @@ __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStoppi
            "from_arrays", "load_dataset", "train"]
 
 
+_MODULES = ("export", "lab", "sim")
+"""That can be reached as `rawnn.lab` without an import of their own."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"rawnn.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'rawnn' has no attribute '{name}'")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import rawnn
 from rawnn.errors import DeviceError
-from rawnn.opts.registry import Machine
+from rawnn.target import Machine
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
@@ -45,8 +45,12 @@ def open_device(wanted: str, notify: Notify) -> Opened:
         try:
             device = open_gpu(int(wanted[4:] or 0) if wanted.startswith("gpu") else 0, notify)
         except DeviceError as error:
+            from rawnn.cuda.errors import CallFailed
+
             if wanted != "auto":
-                raise
+                if isinstance(error, CallFailed) or "--device host" in str(error):
+                    raise
+                raise type(error)(f"{error}; --device host trains on the CPU") from None
             return Opened(None, Machine(str(error)), (perf_counter() - started) * 1e3)
     if device.backend.caution:
         notify(device.backend.caution)

@@ -18,6 +18,7 @@ from rawnn.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.table import Key, key_of
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step import around
 from rawnn.step.build import evaluation_step, training_step
@@ -35,15 +36,15 @@ def forms(name: str) -> list[str]:
     parameter = TOGGLES[name].parameter
     if parameter is None:
         return [name]
-    words = [w for w in parameter.form.split("|") if w not in ("max", "auto")]
-    return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words]
+    words = [w for w in parameter.form.split("|") if w not in ("max", "auto") and w[0] != "-"]
+    return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words] or [name]
 
 
 def legal(words: tuple[str, ...], network: Network | None = None,
           machine: Machine = CAPABLE) -> bool:
     """Whether the toggles go together."""
     try:
-        select(",".join(words), network or Network((8, 4)), 4, machine)
+        select(",".join(["none", *words]), network or Network((8, 4)), 4, machine)
     except ConfigError:
         return False
     return True
@@ -84,7 +85,7 @@ class Variant:
         network, recipe, examples, step, rest, evaluate = self._baseline
         steps = recipe.steps(examples)
         try:
-            selection = select(opt, network, steps, machine)
+            selection = select(f"none,{opt}", network, steps, machine)
             train, policy = selection.apply(step)
         except ConfigError:
             return
@@ -158,14 +159,8 @@ class Case:
         return f"{self.op} (with {self.opt or 'none'})"
 
 
-def key_of(op: Op) -> tuple[str, str]:
-    """The op's entry in the table of kernels."""
-    kind = f"matmul {op.attributes['layout']}" if op.kind == "matmul" else op.kind
-    return kind, op.impl
-
-
 @cache
-def cases(machine: Machine = CAPABLE) -> dict[tuple[str, str], list[Case]]:
+def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
     """By entry of the table of kernels: each op with each instance, set of operands and shape."""
     found: dict[tuple[Any, ...], Case] = {}
     kernels = [text for text in sets_of("kernels", machine, ("tune",)) if text.count(",") < 2]
@@ -188,7 +183,7 @@ def cases(machine: Machine = CAPABLE) -> dict[tuple[str, str], list[Case]]:
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)
-    grouped: dict[tuple[str, str], list[Case]] = {}
+    grouped: dict[Key, list[Case]] = {}
     for case in found.values():
         grouped.setdefault(key_of(case.op), []).append(case)
     return grouped

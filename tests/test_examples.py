@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,41 @@ def test_digits_without_scikit_learn(tmp_path: Path) -> None:
         check=False, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert done.returncode == 1
     assert done.stderr.strip() == "this example needs scikit-learn: pip install scikit-learn"
+
+
+NOTEBOOK = EXAMPLES / "first_steps.ipynb"
+
+
+def cells() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text())["cells"]
+    return found
+
+
+def test_the_notebook_runs_from_top_to_bottom_as_on_a_t4(tmp_path: Path) -> None:
+    code = "\n".join("".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "RAWNN_COMPUTE": "7.5",
+                           "NOTEBOOK_DEVICE": "sim", "NOTEBOOK_DATASET": "synthetic",
+                           "NOTEBOOK_EPOCHS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "simulated GPU, compute capability" in done.stdout
+    assert done.stdout.rstrip().endswith("y = 1 + 2 x, as NumPy says")
+    ladder = [line.split()[-1] for line in done.stdout.splitlines()
+              if line.split()[:1] in (["none"], ["best"]) and ":" not in line]
+    assert len(set(ladder)) == 1  # no toggle changes the accuracy
+
+
+def test_the_notebook_is_kept_without_what_a_run_leaves_in_it() -> None:
+    kept = json.loads(NOTEBOOK.read_text())
+    assert (kept["nbformat"], kept["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in cells()}) == len(cells())
+    for cell in cells():
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+            compile("".join(cell["source"]), cell["id"], "exec")
+        else:
+            assert cell.keys() == {"cell_type", "id", "metadata", "source"}
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.stem)

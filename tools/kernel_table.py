@@ -33,10 +33,11 @@ from rawnn.compiling.compile import compile_source  # noqa: E402
 from rawnn.compiling.resources import SM_LIMITS, occupancy, resource_usage, spills  # noqa: E402
 from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
-from rawnn.opts.fuse import MAX_FUSED_CLASSES  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
 from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
-from tests.catalogue import Case, Variant, cases, key_of, legal  # noqa: E402
+from rawnn.ptx.linear import MAX_FUSED_CLASSES  # noqa: E402
+from rawnn.ptx.table import key_of  # noqa: E402
+from tests.catalogue import Case, Variant, cases, legal  # noqa: E402
 
 TABLE = ROOT / "docs" / "kernels.md"
 ARCHITECTURES = tuple(SM_LIMITS)

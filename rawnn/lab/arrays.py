@@ -13,14 +13,30 @@ from numpy.typing import ArrayLike, NDArray
 
 from rawnn.cuda.device import Device
 from rawnn.cuda.tensormap import MappedMatrix
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, DeviceError
 from rawnn.machine import open_gpu
 
 
 @cache
 def default_device() -> Device:
     """The first GPU, opened once for the process. Raises DeviceError where there is none."""
-    return open_gpu(0, print)
+    try:
+        return open_gpu(0, print)
+    except DeviceError as error:
+        raise DeviceError(f"{error}; without a GPU, pass device=rawnn.lab.simulated() to kernels "
+                          f"and arrays: kernels are compiled and their launches checked there"
+                          ) from None
+
+
+def simulated() -> Device:
+    """A fresh simulated GPU for kernels and arrays, where there is no real one.
+
+    NVRTC compiles kernels for it if it is installed; what they compute the simulation has to be
+    told (`rawnn.sim.register`): it checks arguments, geometry, accesses and order.
+    """
+    from rawnn.sim import sim_backend
+
+    return Device(sim_backend(), notify=lambda message: print(f"rawnn: {message}"))
 
 
 class Array:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.compile import compile_source
 from rawnn.compiling.signature import Parameter, find_kernel, parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, Dim, KernelLaunch, Value
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, MissingLibrary
 from rawnn.lab.arrays import Array, TensorMap, default_device
 from rawnn.ptx import SOURCES
 
@@ -30,6 +32,9 @@ class Kernel:
         kernel[(blocks,), 256](x, 2.0, n)
         kernel.synchronize()
 
+    On the simulated GPU (`rawnn.lab.simulated`) NVRTC compiles it as well, if it is installed, so
+    that errors in its body are found; what it computes the simulation has to be told.
+
     Raises CompileError with the numbered source lines, ConfigError for a name or argument that
     does not fit.
     """
@@ -40,6 +45,8 @@ class Kernel:
         self.device = device or default_device()
         signatures = parse_kernels(text, (Path(name).parent, SOURCES))
         find_kernel(signatures, expression)
+        if self.device.backend.name == "sim":
+            _compile_for_real(text, name, expression, self.device)
         self.device.load(text, name, signatures, (expression,))
         self._function = self.device.function(name, expression)
 
@@ -75,6 +82,17 @@ class Launcher:
         grid, block, shared = self._geometry
         KernelLaunch(device.driver, device.stream, function.handle, function.expression, grid,
                      block, Arguments(function.signature, values), shared).launch()
+
+
+def _compile_for_real(text: str, name: str, expression: str, device: Device) -> None:
+    """The simulation reads declarations alone. Raises CompileError for what is wrong elsewhere."""
+    from rawnn.cuda.nvrtc import Nvrtc
+
+    try:
+        compile_source(Nvrtc, text, name=name, arch=device.arch, expressions=(expression,),
+                       cache=CubinCache(notify=device.notify))
+    except (MissingLibrary, RuntimeError) as error:  # RuntimeError: bindings without the library
+        device.notify(f"the kernel's body is not checked, since NVRTC cannot be used: {error}")
 
 
 _ELEMENTS = {

@@ -1,44 +1,39 @@
 """`fuse`: neighbouring ops become one kernel.
 
-In this order, each where the plan allows it:
-1. the loss, its accuracy and its gradient in one pass; unless a library computes it, with the
-   softmax itself;
-2. bias and activation in the epilogue of the product ahead of them, the activation's slope in that
-   of the input gradient;
-3. plain SGD in the weight gradient's product: gradient and update of weights and biases in one
-   kernel, or what cuBLASLt allows (alpha = -lr, beta = 1, in place; or a sum of slices);
-4. the whole step of a one-layer network in two kernels that read the uint8 data set directly;
-5. the whole step of a network of narrow layers with 16-bit weights in three (narrow.py);
-6. the last layer of other networks on Hopper, with the loss, in one (head.py);
-7. input gradient and update of a layer whose weights stream from memory, in one (layers.py).
+It is an ordered list of fusions, each taken where the plan allows it and left out by its name
+(`fuse=-head`). Those here make what several families of kernels can do; those that one family has
+made up stand with it, in rawnn/ptx.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from rawnn.activations import activation
 from rawnn.losses import LOSSES
-from rawnn.opts import head, layers, narrow
 from rawnn.opts.cublas import sliced, slices_of
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.precision import steps_a_parameter
+from rawnn.opts.registry import (
+    Comparison,
+    Outcome,
+    Parameter,
+    Rewritten,
+    Toggle,
+    leaving_out,
+    left_out,
+    register,
+)
 from rawnn.policy import Policy
+from rawnn.ptx import head, linear, narrow, skinny
+from rawnn.ptx.family import Fusion
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.step.tensor import Tensor
 
 Change = tuple[list[Op], list[Op]]
 """Ops of a plan, and those that take their place."""
-
-MAX_FUSED_CLASSES = 32
-"""Classes that the kernels of linear.cu hold in registers, one accumulator each."""
-
-
-def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    for rewrite in (_loss, _epilogue, _slope, _update, _linear, narrow.rewrite, head.rewrite,
-                    layers.rewrite):
-        plan = rewrite(plan)
-    return plan, policy
 
 
 def _loss(plan: Plan) -> Plan:
@@ -75,9 +70,19 @@ def _labelled_loss(plan: Plan) -> Plan:
     return plan
 
 
+FAMILIES = ("tiled", "mma", "wgmma", "wgmma_tf32")
+"""Products by kernels that share mma_epilogue.cuh."""
+BY_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32")
+STATE = ("m", "v")
+"""What optimizers keep for a parameter."""
+
+
 def _applies(product: Op, name: str) -> bool:
-    """Whether the product's code can apply the activation `name` in its epilogue."""
-    return activation(name).saves == "output" and (product.impl != "cublas" or name == "relu")
+    """Whether the product's code can apply the activation `name` in its epilogue, and keep what the
+    backward pass needs of it."""
+    if activation(name).saves == "input":
+        return product.impl in FAMILIES
+    return product.impl != "cublas" or name == "relu"
 
 
 def _epilogue(plan: Plan) -> Plan:
@@ -97,20 +102,24 @@ def _epilogue(plan: Plan) -> Plan:
         applied = plan.consumers(operands["c"], "activate")
         if applied and _applies(product, applied[0].attributes["activation"]):
             gone.append(applied[0])
-            operands = {**operands, "c": applied[0].operands["a"]}
+            kept = {"pre": operands["c"]} if activation(applied[0].attributes["activation"]).saves \
+                == "input" and len(plan.consumers(operands["c"])) > 1 else {}
+            operands = {**operands, "c": applied[0].operands["a"], **kept}
             attributes = {**attributes, "activation": applied[0].attributes["activation"]}
         if len(gone) > 1:
             changes.append((gone, [replace(product, operands=operands, attributes=attributes)]))
     return plan.substitute_all(changes)
 
 
-def _slope(plan: Plan) -> Plan:
+def _slope(plan: Plan, saves: str) -> Plan:
     changes: list[Change] = []
     for product in plan.find(kind="matmul"):
         masks = [op for op in plan.consumers(product.operands["c"], "activate_backward")
                  if op.operands["da"] == product.operands["c"]]
-        if not masks or product.impl == "cublas" \
-                or not _applies(product, masks[0].attributes["activation"]):
+        if not masks or product.impl == "cublas":
+            continue
+        name = masks[0].attributes["activation"]
+        if activation(name).saves != saves or not _applies(product, name):
             continue
         operands = {**product.operands, **masks[0].operands, "c": masks[0].operands["dz"]}
         for role in ("da", "dz"):
@@ -125,16 +134,19 @@ def _update(plan: Plan) -> Plan:
     changes: list[Change] = []
     tensors: list[Tensor] = []
     taken: set[int] = set()
-    for update in plan.find(kind="sgd"):
+    for update in filter(steps_a_parameter, plan.ops):
         if id(update) in taken:  # by the update of its layer's weights
             continue
         gradient = plan.producer(update.operands["dw"], update)
         if gradient is None or len(plan.consumers(update.operands["dw"])) != 1:
             continue
         change: Change | None = None
-        if gradient.kind == "matmul" and gradient.impl == "cublas":
-            change, partial = _library_update(plan, gradient, update)
-            tensors += partial
+        if update.kind != "sgd":
+            if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES:
+                change = _weight_update(plan, gradient, update)
+        elif gradient.kind == "matmul" and gradient.impl == "cublas":
+            change, slices = _library_update(plan, gradient, update)
+            tensors += slices
         elif gradient.kind == "matmul":
             change = _weight_update(plan, gradient, update)
         elif gradient.kind == "bias_grad" and _library_gradient(plan, gradient):
@@ -173,13 +185,18 @@ def _weight_update(plan: Plan, gradient: Op, update: Op) -> Change:
     biases = _bias_update(plan, gradient)
     if biases:
         operands["bias"] = biases[1].operands["w"]
+        operands |= {f"bias_{role}": name for role, name in biases[1].operands.items()
+                     if role in STATE}
         gone += biases
     attributes = {**update.attributes, "compute": gradient.attributes["compute"]}
-    streamed = any(op.impl == "skinny" and op.operands["b"] == operands[role]
-                   for role in ("w", "copy") if role in operands
-                   for op in plan.consumers(operands[role], "matmul"))
-    return gone, [Op("weight_update", update.name, operands, attributes,
-                     "skinny" if streamed else gradient.impl)]
+    kind, impl = f"weight_{update.kind}", gradient.impl
+    if update.kind == "sgd":
+        kind = "weight_update"
+        if any(op.impl == "skinny" and op.operands["b"] == operands[role]
+               for role in ("w", "copy") if role in operands
+               for op in plan.consumers(operands[role], "matmul")):
+            impl = "skinny"
+    return gone, [Op(kind, update.name, operands, attributes, impl)]
 
 
 def _library_update(plan: Plan, gradient: Op,
@@ -198,58 +215,83 @@ def _library_update(plan: Plan, gradient: Op,
         fused = replace(gradient, name=update.name, attributes=attributes,
                         operands={**gradient.operands, "c": weight})
         return ([gradient, update], [fused]), ()
-    partial, product = sliced(plan, gradient, slices)
+    parts, product = sliced(plan, gradient, slices)
     total = Op("slices_sgd", update.name,
-               {"partial": partial.name, "w": weight, "dz": gradient.operands["a"],
+               {"partial": parts.name, "w": weight, "dz": gradient.operands["a"],
                 "bias": biases[1].operands["w"]},
                {"slices": slices, "lr": lr, "decay": decay, "offset": 0, "steps": 0}, "fused")
-    return ([gradient, update, *biases], [product, total]), (partial,)
+    return ([gradient, update, *biases], [product, total]), (parts,)
 
 
-def _linear(plan: Plan) -> Plan:
-    kinds = [op.kind for op in plan.ops]
-    if kinds != ["gather", "matmul", "softmax_loss_gradient", "weight_update"]:
-        return plan
-    gather, forward, loss, update = plan.ops
-    classes = plan[forward.operands["c"]].shape[1]
-    if {forward.impl, update.impl} != {"naive"} or classes > MAX_FUSED_CLASSES \
-            or not set(update.operands) <= {"dz", "x", "w", "bias", "rates", "cursor"} \
-            or "bias" not in update.operands or "mean" in gather.operands \
-            or {plan[gather.operands[r]].dtype for r in ("images", "labels")} != {"uint8"} \
-            or {plan[o].dtype for o in ("x", forward.operands["b"])} != {"float32"} \
-            or forward.attributes["compute"] != "float32":
-        return plan
-    rows = (
-        Tensor("row_loss", (plan.batch,), "float32", Role.ACTIVATION),
-        Tensor("row_correct", (plan.batch,), "int32", Role.ACTIVATION),
-    )
-    data = {"images": gather.operands["images"], "cursor": "cursor",
-            **{role: name for role, name in gather.operands.items() if role == "order"}}
-    shared = {"w": update.operands["w"], "bias": update.operands["bias"],
-              "dz": loss.operands["dz"], "row_loss": "row_loss", "row_correct": "row_correct"}
-    place = {k: gather.attributes[k] for k in ("offset", "stride", "scale")}
-    first = Op("linear_forward", "linear_forward",
-               {**data, "labels": gather.operands["labels"], **shared}, place, "fused")
-    rates = {"rates": "rates"} if "rates" in update.operands else {}
-    second = Op("linear_update", "linear_update",
-                {**data, **shared, **rates, "loss": loss.operands["loss"],
-                 "correct": loss.operands["correct"]},
-                {**place, "lr": update.attributes["lr"], "decay": update.attributes["decay"]},
-                "fused")
-    return plan.with_tensors(*rows).substitute(plan.ops, [first, second])
+def _or(rewrite: Callable[[Plan], Plan], reason: str) -> Callable[[Plan], Plan | str]:
+    """What `rewrite` makes of a plan, or the reason why it finds nothing to change."""
+
+    def apply(plan: Plan) -> Plan | str:
+        found = rewrite(plan)
+        return reason if found.ops == plan.ops else found
+
+    return apply
+
+
+_MMA = "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl"
+_FAMILIES = (linear.FAMILY, narrow.FAMILY, head.FAMILY, skinny.FAMILY)
+FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
+    Fusion("loss", "the loss, its accuracy and its gradient in one pass; unless a library computes "
+                   "it, with the softmax itself",
+           _or(_loss, "no loss whose accuracy or gradient is an op of its own"),
+           (("linear", "preload,arena,nosync,cublas,graphs=epoch"), ("mlp4", _MMA))),
+    Fusion("epilogue", "bias and activation in the product ahead of them",
+           _or(_epilogue, "no product that could add a bias or apply an activation behind it"),
+           (("mlp4", _MMA), ("wide1024", _MMA))),
+    Fusion("slope", "the activation's slope in the product of the input gradient",
+           _or(partial(_slope, saves="output"), "no product that could apply the slope behind it"),
+           (("mlp4", _MMA), ("wide1024", _MMA))),
+    Fusion("update", "the update in the product of the weight gradient, weights and biases in one "
+                     "kernel: of plain SGD, or by tensor cores of any optimizer; or what cuBLASLt "
+                     "allows of plain SGD: alpha = -lr, beta = 1, in place; or a sum of slices",
+           _or(_update, "no update directly behind the gradient's product that it could do"),
+           (("mlp4", _MMA), ("wide1024", _MMA))),
+    *(family.fusion for family in _FAMILIES if family.fusion is not None),
+    Fusion("late-slope", "the slope of an activation that keeps its input, where no kernel above "
+                         "wanted the product without",
+           _or(partial(_slope, saves="input"), "no slope left that a product could apply"),
+           (("mlp4", _MMA),)),
+)}
+"""In the order in which they are tried."""
+
+
+def rewritten(plan: Plan, value: str | int | None) -> tuple[Plan, list[Outcome]]:
+    """The plan with every fusion that is not left out and finds a place, and what became of each.
+    """
+    outcomes = []
+    for name, fusion in FUSIONS.items():
+        found = f"{name} is left out by fuse={value}" if name in left_out(value) \
+            else fusion.apply(plan)
+        if isinstance(found, Plan):
+            plan, found = found, ""
+        outcomes.append(Outcome(name, found))
+    return plan, outcomes
+
+
+def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
+    return rewritten(plan, value)[0], policy
 
 
 register(Toggle(
     "fuse",
     claim="softmax + loss + gradient, bias + activation, gradient + SGD in one kernel each; "
-          "a one-layer step in two",
+          "a one-layer step in two; -NAME leaves out one of " + ", ".join(FUSIONS),
     source="the report's rung of fused loss and accuracy, taken further",
     group="kernels", apply=apply, host=True,
+    parameter=Parameter("-NAME", leaving_out("fuse", "fusions", FUSIONS), ""),
+    outcomes=lambda plan, value: rewritten(plan, value)[1],
     comparisons=(
         Comparison("linear", "preload,arena,nosync"),
         Comparison("linear", "preload,arena,nosync,graphs=epoch"),
         *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl")
           for workload in ("wide128", "mlp4", "wide1024")),
         Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"),
+        *(Comparison(workload, f"{beside},fuse=-{name}") for name, fusion in FUSIONS.items()
+          for workload, beside in fusion.shown),
     ),
 ))

@@ -3,46 +3,21 @@ made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, nearest
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
-from rawnn.target import HOST, Target, known
+from rawnn.target import Machine as Machine
 
 Rewritten = tuple[Plan, Policy]
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What toggles need to know of the machine: whether there is a GPU, its compute capability,
-    the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
-    whether the driver can allocate in the order of a stream, and what the GPU is called.
-    `gpu` is None where there is one, else the sentence that says why not. `measure` asks an open
-    device for its target."""
-
-    gpu: str | None
-    compute_capability: tuple[int, int] = (0, 0)
-    driver: int = 0
-    has_package: Callable[[str], bool] = lambda package: False
-    memory_pools: bool = True
-    name: str = ""
-    measure: Callable[[], Target] | None = None
-
-    @property
-    def target(self) -> Target:
-        """What launches may know of the GPU; where no device is open, of one of its compute
-        capability."""
-        if self.gpu is not None:
-            return HOST
-        return self.measure() if self.measure else known(self.compute_capability)
-
-
-@dataclass(frozen=True)
 class Parameter:
     """The value after a toggle's "=": `parse` returns it or raises ConfigError, `default` is what
-    the bare name means (None: a value must be given)."""
+    the bare name means (None: a value must be given; "": it has none)."""
 
     form: str
     parse: Callable[[str], str | int]
@@ -50,9 +25,19 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What became of a part of a toggle in a plan: `reason` says why it was not taken, "" that it
+    was."""
+
+    part: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What shows the worth of a toggle: a built-in workload that is trained with the toggles
-    `beside`, and with each of `added` beside those (the toggle itself unless some are given)."""
+    `beside`, and with each of `added` beside those (the toggle itself unless some are given). Where
+    the toggle stands in `beside` with another value, it is that which `added` replaces."""
 
     workload: str
     beside: str
@@ -66,9 +51,11 @@ class Toggle:
     `apply(plan, policy, value)` returns the plan and the policy rewritten. `needs(machine)`
     returns why it cannot run on a machine, or None, and
     `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
+    A list of toggles that has this one does not start from those of `instead`.
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
     value that a machine gives to one that leaves it open. `claim` is one line; `source` is where
-    the idea comes from; `comparisons` are what `rawnn bench toggles` measures.
+    the idea comes from; `comparisons` are what `rawnn bench toggles` measures. `outcomes(plan,
+    value)` are those of its parts, where it has some, in the plan that it is applied to.
     """
 
     name: str
@@ -81,11 +68,13 @@ class Toggle:
     needs_text: str = ""
     implies: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
     beside: Callable[[Collection[str], Machine], str | None] = lambda names, machine: None
     host: bool = False
     settle: Callable[[str | int | None, Machine], str | int | None] = \
         lambda value, machine: value
     comparisons: tuple[Comparison, ...] = ()
+    outcomes: Callable[[Plan, str | int | None], list[Outcome]] = lambda plan, value: []
 
     def parse(self, text: str | None) -> str | int | None:
         """The toggle's value from what stands after "=" (None: nothing does)."""
@@ -98,7 +87,7 @@ class Toggle:
                 raise ConfigError(
                     f"the toggle '{self.name}' needs a value: {self.name}={self.parameter.form}"
                 )
-            return self.parameter.default
+            return self.parameter.default or None
         return self.parameter.parse(text)
 
 
@@ -123,3 +112,28 @@ def positive_count(name: str) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def leaving_out(toggle: str, what: str, known: Iterable[str]) -> Callable[[str], str]:
+    """A parser for names with a "-" before each, which are to be left out of `known`; it gives them
+    in the order of those. `what` says in the plural what they are."""
+    names = tuple(known)
+
+    def parse(text: str) -> str:
+        first, *wanted = text.split("-")
+        if first or not all(wanted):
+            raise ConfigError(f"{toggle}={text}: write the {what} to leave out, each behind a -, "
+                              f"as in {toggle}=-{names[-1]}")
+        for name in wanted:
+            if name not in names:
+                raise ConfigError(f"{toggle}=-{name}: there is no '{name}'" + (
+                    nearest(name, names) or f"; the {what} are {', '.join(names)}"))
+        return "".join(f"-{name}" for name in names if name in wanted)
+
+    return parse
+
+
+def left_out(value: str | int | None) -> frozenset[str]:
+    """The names in what such a parser gave; none of any other value."""
+    return frozenset(value.split("-")[1:]) if isinstance(value, str) and value[:1] == "-" \
+        else frozenset()

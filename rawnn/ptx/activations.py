@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     Forms,
     Geometry,
@@ -11,9 +12,10 @@ from rawnn.ptx.table import (
     Scalars,
     elements,
     matrix,
-    register,
     typed,
 )
+
+FAMILY = Family("activations", "bias and activation, forward and backward")
 
 _MATRIX = ("rows", "cols")
 
@@ -25,20 +27,20 @@ def _block_a_column(threads: int) -> Callable[[Scalars], Geometry]:
 _columns = Forms(tuple(map(_block_a_column, (128, 32, 64, 256))))
 
 
-register("bias_add", "naive", KernelImpl(
+FAMILY.register("bias_add", "naive", KernelImpl(
     "bias.cu", "bias_add", typed("z"), matrix("z"), elements(),
     {"z": _MATRIX, "bias": ("cols",)}))
-register("bias_grad", "naive", KernelImpl(
+FAMILY.register("bias_grad", "naive", KernelImpl(
     "bias.cu", "bias_grad", typed("dz"), matrix("dz"), _columns,
     {"dz": _MATRIX, "db": ("cols",)}))
-register("bias_sgd", "naive", KernelImpl(
+FAMILY.register("bias_sgd", "naive", KernelImpl(
     "bias.cu", "bias_sgd", typed("dz"), matrix("dz"), _columns,
     {"dz": _MATRIX, "bias": ("cols",), "rates": ("@1",), "cursor": ("1",), "loss_scale": ("2",),
      "overflow": ("1",)}))
-register("activate", "naive", KernelImpl(
+FAMILY.register("activate", "naive", KernelImpl(
     "activation.cu", "activate", typed("z", "a", functors=("activation",)), matrix("z"),
     elements(), {"z": _MATRIX, "a": _MATRIX}))
-register("activate_backward", "naive", KernelImpl(
+FAMILY.register("activate_backward", "naive", KernelImpl(
     "activation.cu",
     "activate_backward", typed("da", "saved", "dz", functors=("activation",)), matrix("dz"),
     elements(), {"da": _MATRIX, "saved": _MATRIX, "dz": _MATRIX, "overflow": ("1",)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rawnn.dtypes import c_type
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
@@ -12,13 +13,14 @@ from rawnn.ptx.table import (
     matrix,
     no_sizes,
     plain,
-    register,
     typed,
     types,
 )
 from rawnn.schedules import functor as schedule_functor
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+
+FAMILY = Family("epoch", "what brings a batch, and what runs once in an epoch or in a run")
 
 
 def _gather(op: Op, plan: Plan) -> list[str]:
@@ -32,7 +34,7 @@ def _gather_sizes(op: Op, plan: Plan) -> Scalars:
     return {"batch": batch, "features": features, "outputs": outputs}
 
 
-register("gather", "naive", KernelImpl(
+FAMILY.register("gather", "naive", KernelImpl(
     "gather.cu", "gather", _gather, _gather_sizes,
     lambda s: ((ceil(s["batch"] * ceil(s["features"] * s["itemsize_x"], 16), 256), 1, 1),
                (256, 1, 1)),
@@ -45,25 +47,25 @@ def _one_thread(s: Scalars) -> Geometry:
     return (1, 1, 1), (1, 1, 1)
 
 
-register("initialise", "naive", KernelImpl(
+FAMILY.register("initialise", "naive", KernelImpl(
     "initialise.cu", "initialise", typed("w"), matrix("w"), elements(256, 4),
     {"w": ("rows", "cols")}))
-register("shuffle", "naive", KernelImpl(
+FAMILY.register("shuffle", "naive", KernelImpl(
     "shuffle.cu", "shuffle", plain, no_sizes,
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "order": ("count",)}))
-register("schedule", "naive", KernelImpl(
+FAMILY.register("schedule", "naive", KernelImpl(
     "schedule.cu", "schedule", lambda op, plan: [schedule_functor(op.attributes["kind"])], no_sizes,
     lambda s: ((ceil(s["steps"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "rates": ("steps",)}))
-register("tick", "naive", KernelImpl(
+FAMILY.register("tick", "naive", KernelImpl(
     "cursor.cu", "tick", plain, no_sizes, _one_thread, {"clock": ("2",)}))
-register("adjust_scale", "naive", KernelImpl(
+FAMILY.register("adjust_scale", "naive", KernelImpl(
     "loss_scale.cu", "adjust_scale", plain, no_sizes, _one_thread,
     {"overflow": ("1",), "loss_scale": ("2",)}))
-register("advance", "naive", KernelImpl(
+FAMILY.register("advance", "naive", KernelImpl(
     "cursor.cu", "advance", plain, no_sizes, _one_thread,
     {"cursor": ("1",)}))
-register("advance", "while", KernelImpl(
+FAMILY.register("advance", "while", KernelImpl(
     "while.cu", "advance_while", plain, no_sizes, _one_thread,
     {"cursor": ("1",)}, relocatable=True))

@@ -1,4 +1,4 @@
-"""Which CUDA kernel runs an op, and how it is launched: one module a family of kernels."""
+"""Every family of kernels: importing this module registers them all."""
 
 from rawnn.ptx import activations as _activations
 from rawnn.ptx import epoch as _epoch

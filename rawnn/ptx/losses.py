@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rawnn import losses as _ops  # noqa: F401  (defines the ops)
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
@@ -10,10 +12,11 @@ from rawnn.ptx.table import (
     ceil,
     elements,
     matrix,
-    register,
     typed,
 )
 from rawnn.step.build import METRIC_WORKSPACE, ONE_BLOCK_ELEMENTS
+
+FAMILY = Family("losses", "losses with their metrics and gradients")
 
 _MATRIX: Shape = ("rows", "cols")
 _HERE: Shape = ("@1",)
@@ -45,16 +48,16 @@ def _by_elements(s: Scalars) -> Geometry:
 
 
 def _labelled(name: str, source: str, *types: str, **written: Shape) -> None:
-    register(name, "naive" if name in ("cross_entropy", "accuracy") else "fused", KernelImpl(
+    FAMILY.register(name, "naive" if name in ("cross_entropy", "accuracy") else "fused", KernelImpl(
         "loss.cu", name, typed(*types), matrix(source), _by_rows,
         {source: _MATRIX, "y": ("rows",), "cursor": ("1",), "workspace": _WORKSPACE, **_SCALING,
          **written}))
 
 
-register("softmax", "naive", KernelImpl(
+FAMILY.register("softmax", "naive", KernelImpl(
     "softmax.cu", "softmax", typed("z"), matrix("z"), _rows_by_warp,
     {"z": _MATRIX, "p": _MATRIX}))
-register("softmax_backward", "naive", KernelImpl(
+FAMILY.register("softmax_backward", "naive", KernelImpl(
     "softmax.cu", "softmax_backward", typed("dz"), matrix("p"), elements(),
     {"p": _MATRIX, "y": ("rows",), "dz": _MATRIX, **_SCALING}))
 
@@ -63,14 +66,14 @@ for _loss in ("mse", "bce"):
         "z": _MATRIX, "t": _MATRIX, "dz": _MATRIX, "cursor": ("1",), "loss": _HERE,
         "correct": _HERE, "workspace": _WORKSPACE, **_SCALING,
     }
-    register(_loss, "naive", KernelImpl(
+    FAMILY.register(_loss, "naive", KernelImpl(
         f"{_loss}.cu", _loss, typed("t"), matrix("z"), _by_elements, _shapes))
-    register(f"{_loss}_backward", "naive", KernelImpl(
+    FAMILY.register(f"{_loss}_backward", "naive", KernelImpl(
         f"{_loss}.cu", f"{_loss}_backward", typed("t", "dz"), matrix("z"), elements(256, 4),
         _shapes))
-    register(f"{_loss}_gradient", "fused", KernelImpl(
+    FAMILY.register(f"{_loss}_gradient", "fused", KernelImpl(
         f"{_loss}.cu", f"{_loss}_gradient", typed("t", "dz"), matrix("z"), _by_elements, _shapes))
-register("bce_accuracy", "naive", KernelImpl(
+FAMILY.register("bce_accuracy", "naive", KernelImpl(
     "bce.cu", "bce_accuracy", typed("t"), matrix("z"), _by_elements, _shapes))
 _labelled("cross_entropy", "p", loss=_HERE)
 _labelled("accuracy", "p", correct=_HERE)

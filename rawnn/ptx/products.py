@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from rawnn.activations import functor
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     KernelImpl,
     Shape,
     elements,
     in_blocks,
     no_sizes,
-    register,
     typed,
     types,
 )
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+
+FAMILY = Family("products", "matrix products without tiles or tensor cores, and sums of slices")
 
 BLOCKS = ((16, 16), (32, 8), (32, 4), (64, 4), (8, 8), (8, 32))
 """Columns and rows of the blocks that the plain products run in, the usual ones first."""
@@ -45,11 +47,11 @@ def accumulator(op: Op) -> str:
 
 
 for _layout, _shapes in SHAPES.items():
-    register(f"matmul {_layout}", "naive", KernelImpl(
+    FAMILY.register("matmul", "naive", KernelImpl(
         "matmul.cu", f"matmul_{_layout}", _template, no_sizes,
-        in_blocks(*BLOCKS), _shapes))
+        in_blocks(*BLOCKS), _shapes), _layout)
 
-register("sum_slices", "naive", KernelImpl(
+FAMILY.register("sum_slices", "naive", KernelImpl(
     "slices.cu", "sum_slices", typed("partial", "c", flags=("bias",), functors=("activation",)),
     lambda op, plan: {"rows": plan[op.operands["c"]].shape[0],
                       "cols": plan[op.operands["c"]].shape[1]},

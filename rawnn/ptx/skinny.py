@@ -2,18 +2,25 @@
 
 `choose_nt` and `choose_backward` say how they are launched. They need the copy engine of compute
 capability 9.0.
+
+Such a layer takes the time of its bytes. The product that passes the gradient on reads the weights,
+and the update reads them again and writes them. The gradient is wanted first, so layer_backward
+does both at the product's place: nothing behind that reads the old weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
-from rawnn.activations import functor
+from rawnn.activations import activation, functor
 from rawnn.dtypes import itemsize
-from rawnn.ptx.table import Geometry, KernelImpl, Scalars, ceil, flag, register, types
+from rawnn.ptx.family import Family, Fusion
+from rawnn.ptx.table import Geometry, KernelImpl, Scalars, ceil, flag, types
 from rawnn.ptx.updates import CONTEXT
-from rawnn.step.op import Op
+from rawnn.step.op import Attributes, Op, define
+from rawnn.step.ops.updates import weight_update
 from rawnn.step.plan import Plan
 from rawnn.target import Target
 
@@ -191,6 +198,66 @@ def _weights_sizes(op: Op, plan: Plan) -> Scalars:
             "rows": rows, "cols": cols}
 
 
+# -- the op, and where it takes others' place ------------------------------------------------------
+
+
+@define("layer_backward",
+        reads=("dz", "x", "w", "bias", "copy", "rates", "cursor", "clock"),
+        writes=("w", "bias", "copy", "dx"),
+        optional=("bias", "copy", "rates", "cursor", "clock"))
+def layer_backward(t: SimpleNamespace, a: Attributes) -> None:
+    """dx = (dz w) * slope(x), x being the layer's input, and weight_update, with w read once.
+
+    The gradient is that of the weights before the update: of their copy, where there is one."""
+    dx = t.dz @ (t.copy if hasattr(t, "copy") else t.w)
+    t.dx[...] = dx * activation(a["slope"]).slope(t.x) if a["slope"] else dx
+    weight_update(t, a)
+
+
+def _rewrite(plan: Plan) -> Plan | str:
+    """`plan` with layer_backward in place of each streamed layer's input gradient and plain SGD."""
+    streamed = plan.find(kind="matmul", impl="skinny")
+    if not streamed:
+        return "no product streams its weights"
+    both: dict[int, Op] = {}
+    gone: set[int] = set()
+    for product in streamed:
+        update = _update_of(plan, product)
+        if update is None:
+            continue
+        gone.add(id(update))
+        both[id(product)] = Op("layer_backward", update.name,
+                               {**update.operands, "dx": product.operands["c"]},
+                               {**update.attributes, "slope": product.attributes["slope"]},
+                               "skinny")
+    if not both:
+        return "no layer's input gradient and plain SGD stream its weights without a loss scale"
+    return replace(plan, ops=tuple(both.get(id(op), op) for op in plan.ops
+                                   if id(op) not in gone)).without_unused()
+
+
+def _update_of(plan: Plan, product: Op) -> Op | None:
+    """The update that an input gradient can be one kernel with; None where there is none.
+
+    Updates with a loss scale stay where they are: whether a gradient of the step has overflowed, so
+    that no weight may change, is known when the first layer has its own. Done beside an input
+    gradient, an update would come ahead of the gradients of all layers below, and of the very one
+    that it is done beside.
+    """
+    slope = product.attributes["slope"]
+    for update in plan.consumers(product.operands["a"], "weight_update"):
+        if update.impl == "skinny" and product.attributes["layout"] == "nn" \
+                and product.operands["b"] == update.operands.get("copy", update.operands["w"]) \
+                and product.operands["a"] == update.operands["dz"] \
+                and "loss_scale" not in update.operands \
+                and (not slope or product.operands["saved"] == update.operands["x"]):
+            return update
+    return None
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+
 _SHAPES = {
     "nt": {"a": ("m", "k"), "b": ("n", "k"), "bias": ("n",), "c": ("m", "n"), "overflow": ("1",)},
     "nn": {"a": ("m", "k"), "b": ("k", "n"), "saved": ("m", "n"), "c": ("m", "n"),
@@ -200,15 +267,20 @@ _WEIGHTS = {"dz": ("batch", "rows"), "x": ("batch", "cols"), "w": ("rows", "cols
             "bias": ("rows",), "copy": ("rows", "cols"), **CONTEXT}
 _WEIGHTS_BOXES = _boxes(("dz", "x"), ("w", "copy"))
 
-register("matmul nt", "skinny", KernelImpl(
+FAMILY = Family("skinny", "layers of a small batch, whose weights stream from memory",
+                ("bulk copies", "clusters"), Fusion(
+    "layers", "input gradient and update of a layer whose weights stream from memory", _rewrite,
+    (("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"),)))
+
+FAMILY.register("matmul", "skinny", KernelImpl(
     "skinny.cu", "skinny_nt", _nt_template, _product_sizes, _geometry, _SHAPES["nt"], _shared,
-    _cluster, boxes=_boxes(("a",), ("b",))))
-register("matmul nn", "skinny", KernelImpl(
+    _cluster, boxes=_boxes(("a",), ("b",))), "nt")
+FAMILY.register("matmul", "skinny", KernelImpl(
     "skinny.cu", "skinny_nn", _nn_template, _product_sizes, _geometry, _SHAPES["nn"], _shared,
-    _cluster, boxes=_boxes(("a",), ("b",))))
-register("weight_update", "skinny", KernelImpl(
+    _cluster, boxes=_boxes(("a",), ("b",))), "nn")
+FAMILY.register("weight_update", "skinny", KernelImpl(
     "skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared,
     boxes=_WEIGHTS_BOXES))
-register("layer_backward", "skinny", KernelImpl(
+FAMILY.register("layer_backward", "skinny", KernelImpl(
     "skinny.cu", "skinny_backward", _weights_template, _weights_sizes, _geometry,
     {**_WEIGHTS, "dx": ("batch", "cols")}, _shared, _cluster, boxes=_WEIGHTS_BOXES))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rawnn.activations import functor
 from rawnn.dtypes import c_type
@@ -91,7 +92,15 @@ class KernelImpl:
         return {**numbers, **self.sizes(op, plan)}
 
 
-KERNELS: dict[tuple[str, str], KernelImpl] = {}
+class Key(NamedTuple):
+    """What a kernel is found by: the op's kind and implementation, and of a product its layout."""
+
+    kind: str
+    impl: str
+    layout: str = ""
+
+
+KERNELS: dict[Key, KernelImpl] = {}
 
 NEUTRAL: Mapping[str, int | float] = {"alpha": 1.0, "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}
 """Numbers that a kernel may do without: it then computes with this value, so that an op with
@@ -105,10 +114,9 @@ WRITTEN: dict[str, tuple[OpSpec, KernelImpl]] = {}
 """Kernels that were written, by name: what they mean."""
 
 
-def register(kind: str, impl: str, entry: KernelImpl) -> None:
-    """Add the kernel of (kind, impl); a product's kind is "matmul nt", "matmul nn" or
-    "matmul tn"."""
-    KERNELS[kind, impl] = entry
+def key_of(op: Op) -> Key:
+    """The place of an op's kernel in the table."""
+    return Key(op.kind, op.impl, op.attributes["layout"] if op.kind == "matmul" else "")
 
 
 def kernel_for(op: Op) -> KernelImpl:
@@ -117,9 +125,8 @@ def kernel_for(op: Op) -> KernelImpl:
         written = GENERATED[op.kind](op)
         WRITTEN[written.name] = op.spec, written
         return written
-    kind = f"matmul {op.attributes['layout']}" if op.kind == "matmul" else op.kind
     try:
-        return KERNELS[kind, op.impl]
+        return KERNELS[key_of(op)]
     except KeyError:
         raise ConfigError(f"no kernel runs the op '{op.name}' ({op.kind}/{op.impl})") from None
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from rawnn.ptx.family import Family
 from rawnn.ptx.table import Scalars
 from rawnn.ptx.tiles import (
     SOME,
     Product,
     Tile,
     filling,
+    operand_bytes,
     register_family,
     sums_bytes,
 )
 from rawnn.target import Target
+
+FAMILY = Family("tiled", "matrix products through tiles in shared memory and registers, in float")
 
 DEPTH = 32
 """Elements of the inner dimension in a stage (kTiledDepth)."""
@@ -29,7 +33,8 @@ def choose(p: Product, target: Target) -> Tile:
 
 
 def _shared(s: Scalars) -> int:
-    stages = int(s["STAGES"] * DEPTH * (s["BM"] * s["SIZE_A"] + s["BN"] * s["SIZE_B"]))
+    left, right = operand_bytes(s)
+    stages = int(s["STAGES"] * DEPTH * (s["BM"] * left + s["BN"] * right))
     return max(stages, sums_bytes(s) if s["WK"] > 1 else 0)
 
 
@@ -39,5 +44,5 @@ OTHERS = (
 )
 """What `tune` tries besides."""
 
-register_family("tiled", "tiled.cu", choose, _shared, sums=False,
+register_family(FAMILY, "tiled", "tiled.cu", choose, _shared, sums=False,
                 fixed=("CLUSTER", "BYTES"), others=OTHERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rawnn.ptx.family import Family
 from rawnn.ptx.products import BLOCKS, accumulator
 from rawnn.ptx.table import (
     KernelImpl,
@@ -10,12 +11,13 @@ from rawnn.ptx.table import (
     elements,
     in_blocks,
     matrix,
-    register,
     typed,
     types,
 )
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+
+FAMILY = Family("updates", "optimizer steps")
 
 _MATRIX: Shape = ("rows", "cols")
 CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",),
@@ -23,16 +25,18 @@ CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",)
 """Operands that any update may have."""
 
 
-def _update(name: str, source: str, *state: str) -> None:
+def register_update(family: Family, name: str, source: str, *state: str) -> None:
+    """Add the kernel of an optimizer's step, the op `name`: its parameters are those of sgd.cu, and
+    `state` what it keeps of each weight beside."""
     shapes = dict.fromkeys(("w", "dw", "copy", *state), _MATRIX)
-    register(name, "naive", KernelImpl(
+    family.register(name, "naive", KernelImpl(
         source, name, typed("w", "dw", "copy"), matrix("w"), elements(),
         {**shapes, **CONTEXT}))
 
 
-_update("sgd", "sgd.cu")
-_update("momentum", "momentum.cu", "v")
-_update("adam", "adam.cu", "m", "v")
+register_update(FAMILY, "sgd", "sgd.cu")
+register_update(FAMILY, "momentum", "momentum.cu", "v")
+register_update(FAMILY, "adam", "adam.cu", "m", "v")
 
 
 def product_sizes(op: Op, plan: Plan) -> Scalars:
@@ -47,10 +51,10 @@ WEIGHT_UPDATE_SHAPES: dict[str, Shape] = {
 }
 
 
-register("weight_update", "naive", KernelImpl(
+FAMILY.register("weight_update", "naive", KernelImpl(
     "weight_update.cu", "weight_update",
     lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
     in_blocks(*BLOCKS), WEIGHT_UPDATE_SHAPES))
-register("cast", "naive", KernelImpl(
+FAMILY.register("cast", "naive", KernelImpl(
     "cast.cu", "cast", typed("source", "copy"), matrix("copy"), elements(),
     {"source": _MATRIX, "copy": _MATRIX}))

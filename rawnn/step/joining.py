@@ -29,13 +29,3 @@ def joined(ops: Sequence[Op]) -> tuple[Op, ...]:
         else:
             found[-1] = join(found[-1], op)
     return tuple(found)
-
-
-def _narrow(update: Op, following: Op) -> Op:
-    name, _, step = update.name.partition("@")
-    return Op(update.kind, f"{name}+{following.name.partition('@')[0]}@{step}",
-              {**update.operands, "partial": following.operands["partial"]}, update.attributes,
-              update.impl)
-
-
-JOINS["narrow_update", "narrow_input"] = _narrow

@@ -8,6 +8,7 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.machine import machine_of
 from rawnn.ptx.kernels import KERNELS
+from rawnn.ptx.table import Key
 from rawnn.runners.lowering import Lowering
 from tests.catalogue import cases
 from tests.ops import outcomes
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("key", [*ALONE, *OTHERS], ids="/".join)
 def test_every_instance_of_every_op_matches_its_reference(
-    device: Device, key: tuple[str, str]
+    device: Device, key: Key
 ) -> None:
     found = cases(machine_of(device)).get(key)
     if not found:
@@ -28,7 +29,8 @@ def test_every_instance_of_every_op_matches_its_reference(
     try:
         if key in KERNELS:  # all instances of a kernel in one compilation
             expressions = {KERNELS[key].expression(case.op, case.plan): None for case in found}
-            device.compile(KERNELS[key].source, tuple(expressions))
+            device.compile(KERNELS[key].source, tuple(expressions), KERNELS[key].relocatable,
+                           specific=KERNELS[key].specific)
         for index, case in enumerate(found):
             for got in outcomes(device, lowering, case.op, case.plan, index):
                 if not got.error <= got.tolerance:

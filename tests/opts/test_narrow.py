@@ -11,7 +11,8 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.network import Network
 from rawnn.optimizers import Optimizer
-from rawnn.opts import narrow, select
+from rawnn.opts import select
+from rawnn.ptx import narrow
 from rawnn.runners import graphplan
 from rawnn.runners.host import HostRunner
 from rawnn.sim import Race, Simulation
@@ -41,7 +42,7 @@ def kinds(plan: Plan) -> list[str]:
 def rewritten(layers: tuple[int, ...], batch: int = 8, opt: str = OPT, **options: Any) -> Plan:
     network = Network(layers, **options.pop("network_options", {}))
     plan = step_plan(network, batch, 4 * batch, **options)
-    return select(opt, network, 4, CAPABLE).apply(plan)[0]
+    return select(f"none,{opt}", network, 4, CAPABLE).apply(plan)[0]
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -127,7 +128,9 @@ def test_what_a_block_holds_decides_how_wide_a_network_may_be() -> None:
     assert narrower.ops[1].attributes["SLOTS"] == 1
     fused = rewritten((784, 256, 256, 256, 10), opt="preload,bf16,mma=sync,fuse")
     assert kinds(fused)[0] == "gather"
-    assert kinds(narrow.rewrite(fused, 227 << 10)) == THREE
+    with_more = narrow.rewrite(fused, 227 << 10)
+    assert isinstance(with_more, Plan)
+    assert kinds(with_more) == THREE
     assert kinds(wide)[0] == "gather"
 
 

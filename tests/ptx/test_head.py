@@ -13,7 +13,7 @@ from rawnn.compiling.compile import Compiled, compile_source
 from rawnn.compiling.resources import spills
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, MissingLibrary
-from rawnn.step.ops.head import WARPS
+from rawnn.ptx.head import WARPS
 
 EXPRESSIONS = tuple(
     f"softmax_head<{numbers},{slope},{chance},{ragged},{tiles},{classes},{WARPS}>"

@@ -24,9 +24,9 @@ from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.narrow import shared_bytes
 from rawnn.runners.arguments import kernel_arguments
 from rawnn.step.op import Op
-from rawnn.step.ops.narrow import shared_bytes
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 from tests.engine import CAPABLE, step_plan
@@ -45,7 +45,7 @@ def plan_of(layers: tuple[int, ...], batch: int, **options: Any) -> Plan:
     """The plan of STEPS steps of such a network, whose last ops are one."""
     network = Network(layers, options.pop("bias", True), options.pop("activation", "relu"))
     plan = step_plan(network, batch, batch * STEPS, **options)
-    selection = select("preload,bf16,mma,fuse", network, STEPS, CAPABLE)
+    selection = select("none,preload,bf16,mma,fuse", network, STEPS, CAPABLE)
     made = selection.apply(plan)[0].unrolled(STEPS)
     assert [op.kind for op in made.ops][:3] == ["narrow_input", "narrow_inner", "narrow_update"]
     return made

@@ -19,6 +19,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.errors import ConfigError
 from rawnn.ptx.kernels import KERNELS, KernelImpl
+from rawnn.ptx.table import Key
 from rawnn.runners.arguments import kernel_arguments
 from rawnn.sim import SimulationError, kernels, register
 from rawnn.step import OPS
@@ -188,7 +189,7 @@ def test_what_a_simulated_kernel_touches_is_no_members_secret(device: Device) ->
 def test_members_are_filled_in_from_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPS, "line", OPS["sgd"])
     define("line", reads=("x",), writes=("y",))(lambda t, a: None)
-    monkeypatch.setitem(KERNELS, ("line", "naive"), KernelImpl(
+    monkeypatch.setitem(KERNELS, Key("line", "naive"), KernelImpl(
         "own.cu", "line", lambda op, plan: [], lambda op, plan: {"count": 8},
         lambda s: ((1, 1, 1), (32, 1, 1)), {"x": ("count",), "y": ("count",)}))
     tensors = {n: Tensor(n, (8,), "float32", Role.ACTIVATION) for n in "xy"}

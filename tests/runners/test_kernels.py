@@ -13,7 +13,7 @@ from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.ptx.kernels import KERNELS, kernel_for
-from rawnn.ptx.table import NEUTRAL
+from rawnn.ptx.table import NEUTRAL, Key
 from rawnn.runners.arguments import kernel_arguments
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step.op import OPS, Op
@@ -33,7 +33,7 @@ def signature_of(op: Op, plan: Plan) -> KernelSignature:
 
 def kernel_ops(opt: str, layers: tuple[int, ...]) -> list[tuple[Op, Plan]]:
     network = Network(layers)
-    selection = select(opt, network, 6, CAPABLE)
+    selection = select(f"none,{opt}", network, 6, CAPABLE)
     found = []
     for build in (step_plan(network, 8, 50), measuring_plan(network, 8, 50)):
         plan, policy = selection.apply(build)
@@ -49,7 +49,7 @@ def arguments_of(op: Op, plan: Plan, signature: KernelSignature) -> dict[str, Va
 
 
 @pytest.mark.parametrize("key", sorted(KERNELS), ids="/".join)
-def test_every_argument_of_every_kernel_has_a_value(key: tuple[str, str]) -> None:
+def test_every_argument_of_every_kernel_has_a_value(key: Key) -> None:
     """The pointers are the op's operands, and every number comes from the op or its sizes: without
     it, the launch is refused."""
     for case in cases()[key]:

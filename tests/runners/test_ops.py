@@ -8,21 +8,22 @@ import pytest
 
 from rawnn.cuda.device import Device
 from rawnn.ptx.kernels import KERNELS
+from rawnn.ptx.table import Key
 from rawnn.runners.lowering import Lowering
 from rawnn.sim import Simulation
 from tests.catalogue import cases
 from tests.ops import check_op
 
-OTHERS = [("matmul nt", "cublas"), ("matmul nn", "cublas"), ("matmul tn", "cublas"),
-          ("matmul_slices", "cublas"), ("softmax", "cudnn"), ("upload", "memcpy")]
+OTHERS = [*(Key("matmul", "cublas", layout) for layout in ("nt", "nn", "tn")),
+          Key("matmul_slices", "cublas"), Key("softmax", "cudnn"), Key("upload", "memcpy")]
 
 
-ALONE = [key for key in KERNELS if key != ("advance", "while")]
+ALONE = [key for key in KERNELS if key != Key("advance", "while")]
 """The op in the body of a WHILE node sets that node's condition: it runs in the tests of graphs."""
 
 
 @pytest.mark.parametrize("key", [*ALONE, *OTHERS], ids="/".join)
-def test_every_instance_of_every_op_matches_its_reference(key: tuple[str, str]) -> None:
+def test_every_instance_of_every_op_matches_its_reference(key: Key) -> None:
     found = cases()[key]
     assert found
     device = Device(Simulation().backend())

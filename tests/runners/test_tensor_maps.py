@@ -17,6 +17,7 @@ from rawnn.errors import ConfigError
 from rawnn.network import Network
 from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KERNELS
+from rawnn.ptx.table import Key
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.sim import Simulation, SimulationError, kernels
 from rawnn.step.op import Op
@@ -49,7 +50,7 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     """Boxes of the products' operands, which the table gives until the test is over."""
     given = dict(BOXES)
     for layout in PRODUCTS:
-        key = f"matmul {layout}", "naive"
+        key = Key("matmul", "naive", layout)
         entry = replace(KERNELS[key], boxes=lambda s: {o: min(int(s["m"]), n)
                                                        for o, n in given.items()})
         monkeypatch.setitem(KERNELS, key, entry)

@@ -14,7 +14,7 @@ from rawnn.cuda.launch import KernelLaunch
 from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.ptx.kernels import KERNELS, kernel_for
-from rawnn.ptx.table import Forms, elements
+from rawnn.ptx.table import Forms, Key, elements
 from rawnn.sim import SimulationError
 from rawnn.step.plan import Plan
 from rawnn.tuning import choices
@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan_of(opt: str, layers: tuple[int, ...] = (784, 320, 320, 10), batch: int = 64) -> Plan:
-    plan, _ = select(opt, Network(layers), 4, CAPABLE).apply(
+    plan, _ = select(f"none,{opt}", Network(layers), 4, CAPABLE).apply(
         step_plan(Network(layers), batch, 4 * batch))
     return plan
 
@@ -67,12 +67,12 @@ def test_variants_differ_from_the_rule_and_from_each_other(opt: str) -> None:
 
 
 def test_every_family_of_products_has_variants() -> None:
-    for (kind, impl), entry in KERNELS.items():
-        products = kind.startswith("matmul ") or kind == "weight_update"
-        if products and impl in ("naive", "tiled", "mma", "wgmma"):
-            assert entry.variants({"m": 64, "n": 64, "rows": 64, "cols": 64}) > 3, (kind, impl)
+    for key, entry in KERNELS.items():
+        if key.kind in ("matmul", "weight_update") \
+                and key.impl in ("naive", "tiled", "mma", "wgmma"):
+            assert entry.variants({"m": 64, "n": 64, "rows": 64, "cols": 64}) > 3, key
     assert isinstance(elements(), Forms)
-    assert KERNELS["tick", "naive"].variants({}) == 1
+    assert KERNELS[Key("tick", "naive")].variants({}) == 1
 
 
 def test_the_library_has_further_answers_and_fewer_slices() -> None:

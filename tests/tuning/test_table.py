@@ -1,4 +1,4 @@
-"""The table of measured toggles: kept whole, looked up by distance."""
+"""The table of measured toggles: kept whole, looked up exactly."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def test_the_packaged_table_can_be_read() -> None:
         assert found.us > 0
 
 
-def test_an_entry_is_found_by_all_that_it_was_measured_for(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_very_network_and_batch_are_found(tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(table.ENVIRONMENT, str(tmp_path / "mine.json"))
     monkeypatch.setattr(table, "PACKAGED", tmp_path / "packaged.json")
     assert table.exact("G", (784, 128, 10), 64, "") is None
     table.remember(table.PACKAGED, entry(toggles="packaged"))
-    packaged = table.exact("G", (784, 128, 10), 64, "")
-    assert packaged is not None
-    assert packaged.toggles == "packaged"
-    table.remember(table.user_file(), entry(toggles="mine"))
-    mine = table.exact("G", (784, 128, 10), 64, "")
-    assert mine is not None
-    assert mine.toggles == "mine"
-    for other in (("H", (784, 128, 10), 64, ""), ("G", (784, 256, 10), 64, ""),
-                  ("G", (784, 128, 10), 32, ""), ("G", (784, 128, 10), 64, "bf16")):
-        assert table.exact(*other) is None
+    table.remember(table.user_file(), entry((784, 256, 10), toggles="mine"))
+    found = {n: table.exact("G", (784, n, 10), 64, "") for n in (128, 129, 256)}
+    assert {n: e.toggles if e else None for n, e in found.items()} == {
+        128: "packaged", 129: None, 256: "mine"}
+    table.remember(table.user_file(), entry(toggles="mine, too"))
+    both = table.exact("G", (784, 128, 10), 64, "")
+    assert both is not None
+    assert both.toggles == "mine, too"
+    for gpu, batch, numbers in (("H", 64, ""), ("G", 65, ""), ("G", 64, "bf16")):
+        assert table.exact(gpu, (784, 128, 10), batch, numbers) is None

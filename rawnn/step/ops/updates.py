@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from rawnn import random
-from rawnn.activations import activation
-from rawnn.step.op import Attributes, define
+from rawnn.step.op import Attributes, Reference, define
 from rawnn.step.ops.common import Array, matrix_view, step_of
 
 _CONTEXT = ("rates", "cursor", "clock", "loss_scale", "overflow")
@@ -123,17 +122,33 @@ def weight_update(t: SimpleNamespace, a: Attributes) -> None:
         _update_bias(t, a)
 
 
-@define("layer_backward",
-        reads=("dz", "x", "w", "bias", "copy", "rates", "cursor", "clock"),
-        writes=("w", "bias", "copy", "dx"),
-        optional=("bias", "copy", "rates", "cursor", "clock"))
-def layer_backward(t: SimpleNamespace, a: Attributes) -> None:
-    """dx = (dz w) * slope(x), x being the layer's input, and weight_update, with w read once.
+def _with_bias(update: Reference, t: SimpleNamespace, a: Attributes, *state: str) -> None:
+    """`update` of the weights with the gradient dz^T x, and of the bias with column sums of dz."""
+    bias = SimpleNamespace(**{name: getattr(t, name) for name in _CONTEXT if hasattr(t, name)})
+    update(SimpleNamespace(**vars(t), dw=t.dz.T @ t.x), a)
+    if hasattr(t, "bias"):
+        bias.w, bias.dw = t.bias, t.dz.sum(axis=0)
+        for name in state:
+            setattr(bias, name, getattr(t, f"bias_{name}"))
+        update(bias, {**a, "stochastic": False})
 
-    The gradient is that of the weights before the update: of their copy, where there is one."""
-    dx = t.dz @ (t.copy if hasattr(t, "copy") else t.w)
-    t.dx[...] = dx * activation(a["slope"]).slope(t.x) if a["slope"] else dx
-    weight_update(t, a)
+
+@define("weight_momentum",
+        reads=("dz", "x", "w", "v", "bias", "bias_v", *_CONTEXT),
+        writes=("w", "v", "bias", "bias_v", "copy"),
+        optional=("bias", "bias_v", "copy", *_CONTEXT))
+def weight_momentum(t: SimpleNamespace, a: Attributes) -> None:
+    """momentum with the gradient dz^T x, which is never stored, and the bias likewise."""
+    _with_bias(momentum, t, a, "v")
+
+
+@define("weight_adam",
+        reads=("dz", "x", "w", "m", "v", "bias", "bias_m", "bias_v", *_CONTEXT),
+        writes=("w", "m", "v", "bias", "bias_m", "bias_v", "copy"),
+        optional=("bias", "bias_m", "bias_v", "copy", "rates", "loss_scale", "overflow"))
+def weight_adam(t: SimpleNamespace, a: Attributes) -> None:
+    """adam with the gradient dz^T x, which is never stored, and the bias likewise."""
+    _with_bias(adam, t, a, "m", "v")
 
 
 @define("slices_sgd", reads=("partial", "w", "dz", "bias", "rates", "cursor"),
