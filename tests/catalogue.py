@@ -175,7 +175,7 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                 for variant in variants:
                     _collect(found, variant, opt, machine)
         with mock.patch("rawnn.opts.mma.LEAST_WGMMA", WORTH_WGMMA), \
-                mock.patch("rawnn.opts.mma.wgmma_is_faster", lambda product, target: True):
+                mock.patch("rawnn.opts.mma.wgmma_is_faster", return_value=True):
             for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in LARGE:
