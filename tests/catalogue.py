@@ -37,7 +37,8 @@ def forms(name: str) -> list[str]:
     if parameter is None:
         return [name]
     words = [w for w in parameter.form.split("|") if w not in ("max", "auto") and w[0] != "-"]
-    return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words] or [name]
+    counts = {"N": VALUES.get(name, "3"), "RxG": "2x2"}
+    return [f"{name}={counts.get(word, word)}" for word in words] or [name]
 
 
 def legal(words: tuple[str, ...], network: Network | None = None,
@@ -163,7 +164,8 @@ class Case:
 def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
     """By entry of the table of kernels: each op with each instance, set of operands and shape."""
     found: dict[tuple[Any, ...], Case] = {}
-    kernels = [text for text in sets_of("kernels", machine, ("tune",)) if text.count(",") < 2]
+    without = ("tune", "persistent")  # which writes its kernels for each network
+    kernels = [text for text in sets_of("kernels", machine, without) if text.count(",") < 2]
     plain = [text for text in kernels if "," not in text or text.endswith(",fuse")]
     for number in numbers(machine):
         for chosen, variants in ((kernels, SHAPES), (plain, VARIANTS)):
