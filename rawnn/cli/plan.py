@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.onchip.report import describe
 from rawnn.opts import select
@@ -20,8 +21,10 @@ ASSUMED = Machine(None, (9, 0), 13000, lambda package: True)
 """Plans are shown as for a GPU on which every toggle can run."""
 
 
-@click.command()
-@config_options
+@click.command(cls=Command)
+@config_options("init", "seed", "partial", "patience", "min_delta", "monitor", "dataset", "data",
+                "target", "validation", "normalise", "autoencoder", "save", "save_every", "keep",
+                "resume", "device")
 @click.option("--examples", type=click.IntRange(1), default=60_000, show_default=True,
               help="Training examples, which fix the steps of an epoch.")
 @click.option("--dot", is_flag=True, help="Print the graph for Graphviz.")

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.config import Config
 from rawnn.data import Dataset
@@ -24,8 +25,9 @@ from rawnn.tuning.search import Measured, Search, Task, fits
 from rawnn.tuning.table import PACKAGED, Entry, read, remember, user_file
 
 
-@click.command()
-@config_options
+@click.command(cls=Command)
+@config_options("epochs", "init", "seed", "partial", "patience", "min_delta", "monitor",
+                "validation", "save", "save_every", "keep", "resume")
 @click.option("--table", "table_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Remember what was found there, not in the user's own table.")
 @click.option("--show", is_flag=True, help="Print what is remembered, and measure nothing.")
