@@ -9,34 +9,9 @@ from dataclasses import dataclass
 from rawnn.errors import ConfigError, nearest
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
-from rawnn.target import HOST, Target, known
+from rawnn.target import Machine as Machine
 
 Rewritten = tuple[Plan, Policy]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What toggles need to know of the machine: whether there is a GPU, its compute capability,
-    the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
-    whether the driver can allocate in the order of a stream, and what the GPU is called.
-    `gpu` is None where there is one, else the sentence that says why not. `measure` asks an open
-    device for its target."""
-
-    gpu: str | None
-    compute_capability: tuple[int, int] = (0, 0)
-    driver: int = 0
-    has_package: Callable[[str], bool] = lambda package: False
-    memory_pools: bool = True
-    name: str = ""
-    measure: Callable[[], Target] | None = None
-
-    @property
-    def target(self) -> Target:
-        """What launches may know of the GPU; where no device is open, of one of its compute
-        capability."""
-        if self.gpu is not None:
-            return HOST
-        return self.measure() if self.measure else known(self.compute_capability)
 
 
 @dataclass(frozen=True)

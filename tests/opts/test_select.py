@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rawnn.errors import ConfigError
@@ -34,7 +36,7 @@ def chosen(text: str, network: Network = DEEP, steps: int = 468, machine: Machin
               "streams", "graphs=auto"]),
     ("seed,-cudnn,report=5", ["preload", "arena", "nosync", "report=5", "cublas", "fuse",
                               "streams", "graphs=auto"]),
-    ("best,-fuse,fuse", ["preload", "arena", "nosync", "cublas", "fuse", "streams",
+    ("best,-fuse,fuse", ["preload", "arena", "nosync", "mma=wgmma", "fuse", "streams", "pdl",
                          "graphs=epoch"]),
 ])
 def test_text_becomes_toggles_in_their_order(text: str, words: list[str]) -> None:
@@ -117,11 +119,9 @@ def test_removing_what_a_preset_is_without_is_a_note() -> None:
 
 def test_best_on_a_capable_machine() -> None:
     linear, deep = chosen("best", LINEAR), chosen("best", DEEP)
-    assert linear.words() == ["preload", "arena", "nosync", "fuse", "streams", "graphs=epoch"]
-    assert deep.words() == ["preload", "arena", "nosync", "cublas", "fuse", "streams",
-                            "graphs=epoch"]
-    assert any("cudnn" in note for note in linear.notes)
-    assert any("cudnn" in note for note in deep.notes)
+    assert linear.words() == deep.words() == ["preload", "arena", "nosync", "mma=wgmma", "fuse",
+                                              "streams", "pdl", "graphs=epoch"]
+    assert any("mma" in note and "three of tf32" in note for note in deep.notes)
     assert linear.implied == frozenset()
 
 
@@ -131,13 +131,17 @@ def test_best_unrolls_a_long_epoch_by_parts() -> None:
     assert chosen("best", LINEAR, steps=10_001).values["graphs"] == 200
 
 
-def test_best_with_too_many_classes_for_the_fused_step_takes_cublas() -> None:
-    assert "cublas" in chosen("best", Network((784, 33))).values
-    assert "cublas" not in chosen("best", Network((784, 32))).values
+def test_best_without_tensor_cores_for_float32_takes_cublas() -> None:
+    old = replace(CAPABLE, compute_capability=(7, 5))
+    assert "cublas" in chosen("best", Network((784, 33)), machine=old).values
+    assert "cublas" not in chosen("best", Network((784, 32)), machine=old).values
+    for network in (LINEAR, DEEP):
+        assert any("cudnn" in note for note in chosen("best", network, machine=old).notes)
 
 
 def test_best_without_cublas_or_with_an_old_driver_says_so() -> None:
-    bare, old = chosen("best", machine=BARE), chosen("best", machine=OLD)
+    bare = chosen("best", machine=replace(BARE, compute_capability=(7, 5)))
+    old = chosen("best", machine=OLD)
     assert "cublas" not in bare.values
     assert any("goes without cublas" in n and "pip install" in n for n in bare.notes)
     assert "graphs" not in old.values

@@ -13,11 +13,11 @@ from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step import OPS
-from rawnn.step.dependencies import dependencies
+from rawnn.step.dependencies import dependencies, reason
 from rawnn.step.op import Op
 from tests.engine import CAPABLE, random_dataset, step_plan
 from tests.step.execution import arrays_of, execute
-from tests.step.oracle import reduced_edges
+from tests.step.oracle import conflict, reduced_edges
 
 TOGGLES = ("", "fuse", "cublas", "cublas,fuse", "cublas,cudnn,fuse")
 
@@ -131,3 +131,11 @@ def test_an_epoch_of_thousands_of_ops_is_quick() -> None:
     edges = dependencies(plan.ops)
     assert len(edges) == len(plan.ops) > 4000
     assert max(map(len, edges)) < 10
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(random_ops())
+def test_every_edge_has_a_reason_and_nothing_else_has_one(ops: list[Op]) -> None:
+    for after, op in enumerate(ops):
+        for before in range(after):
+            assert bool(reason(ops[before], op)) == conflict(ops[before], op)
