@@ -7,11 +7,16 @@ from typing import Any, TypeVar
 
 import click
 
+from rawnn.activations import ACTIVATIONS
 from rawnn.checkpoint import continued
 from rawnn.cli.grouped import Known, Option
 from rawnn.config import Config, parse_layers, read_toml
 from rawnn.data.catalog import DATASETS, is_table
 from rawnn.errors import ConfigError
+from rawnn.losses import LOSSES
+from rawnn.network import INITIALISERS
+from rawnn.optimizers import RULES as OPTIMIZERS
+from rawnn.schedules import RULES as SCHEDULES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,6 +61,22 @@ def _switch(group: str, name: str, help: str, told: str) -> Callable[[F], F]:
     return _option(group, name, help, told, default=None)
 
 
+def listed(names: Iterable[str]) -> str:
+    """The names of a registry: "gelu, relu or tanh"."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}"
+
+
+def setting(name: str) -> tuple[str, str]:
+    """Which optimizers have a setting, and its default: ("Of adam and adamw.", "0.9")."""
+    defaults = {rule.name: f"{rule.settings[name]:g}" for rule in OPTIMIZERS.values()
+                if name in rule.settings}
+    *first, last = defaults
+    same = len(set(defaults.values())) == 1
+    told = defaults[last] if same else "; ".join(f"{r} {v}" for r, v in defaults.items())
+    return f"Of {' and '.join(filter(None, [', '.join(first), last]))}.", told
+
+
 PATH = click.Path()  # a text that shells complete as a path
 
 _RUN: dict[str, Callable[[Any], Any]] = {
@@ -68,13 +89,12 @@ _RUN: dict[str, Callable[[Any], Any]] = {
     "layers": _option(NETWORK, "--layers", "Sizes from the inputs to the outputs.", "784-10",
                       metavar="784-10"),
     "bias": _switch(NETWORK, "--bias/--no-bias", "Whether layers have biases.", "yes"),
-    "activation": _option(NETWORK, "--activation", "Between layers: relu, tanh or gelu.", "relu",
-                          metavar="NAME", values=_named("relu", "tanh", "gelu")),
-    "loss": _option(NETWORK, "--loss", "cross_entropy, mse or bce (on logits).", "cross_entropy",
-                    metavar="NAME", values=_named("cross_entropy", "mse", "bce")),
-    "init": _option(NETWORK, "--init", "How weights start: uniform (as in PyTorch), he, glorot or "
-                    "zeros.", "uniform", metavar="NAME",
-                    values=_named("uniform", "he", "glorot", "zeros")),
+    "activation": _option(NETWORK, "--activation", f"Between layers: {listed(ACTIVATIONS)}.",
+                          "relu", metavar="NAME", values=lambda: ACTIVATIONS),
+    "loss": _option(NETWORK, "--loss", f"{listed(LOSSES)}; bce is on logits.", "cross_entropy",
+                    metavar="NAME", values=lambda: LOSSES),
+    "init": _option(NETWORK, "--init", f"How weights start: {listed(INITIALISERS)}; uniform is "
+                    "PyTorch's.", "uniform", metavar="NAME", values=lambda: INITIALISERS),
     "epochs": _option(TRAINING, "--epochs", "Passes over the training set.", "20", type=int),
     "batch": _option(TRAINING, "--batch", "Examples per step.",
                      "128, fewer for a small set of your own", type=int),
@@ -83,18 +103,18 @@ _RUN: dict[str, Callable[[Any], Any]] = {
                        "kept with data of your own, dropped otherwise"),
     "shuffle": _switch(TRAINING, "--shuffle/--no-shuffle", "A new order of the examples each "
                        "epoch.", "no"),
-    "optimizer": _option(TRAINING, "--optimizer", "sgd, adam or adamw.", "sgd", metavar="NAME",
-                         values=_named("sgd", "adam", "adamw")),
+    "optimizer": _option(TRAINING, "--optimizer", f"{listed(OPTIMIZERS)}.", "sgd", metavar="NAME",
+                         values=lambda: OPTIMIZERS),
     "lr": _option(TRAINING, "--lr", "Learning rate.", "0.1", type=float),
-    "momentum": _option(TRAINING, "--momentum", "Momentum of sgd.", "0", type=float),
+    "momentum": _option(TRAINING, "--momentum", *setting("momentum"), type=float),
     "nesterov": _switch(TRAINING, "--nesterov/--no-nesterov", "Nesterov's momentum, of sgd.", "no"),
-    "weight_decay": _option(TRAINING, "--weight-decay", "Weight decay.", "0; adamw 0.01",
-                            type=float),
-    "beta1": _option(TRAINING, "--beta1", "Of adam and adamw.", "0.9", type=float),
-    "beta2": _option(TRAINING, "--beta2", "Of adam and adamw.", "0.999", type=float),
-    "eps": _option(TRAINING, "--eps", "Of adam and adamw.", "1e-8", type=float),
-    "schedule": _option(TRAINING, "--schedule", "Of the learning rate: constant, step:30:0.1, "
-                        "cosine, warmup:5,cosine.", "constant", metavar="TEXT",
+    "weight_decay": _option(TRAINING, "--weight-decay", *setting("decay"), type=float),
+    "beta1": _option(TRAINING, "--beta1", *setting("beta1"), type=float),
+    "beta2": _option(TRAINING, "--beta2", *setting("beta2"), type=float),
+    "eps": _option(TRAINING, "--eps", *setting("eps"), type=float),
+    "schedule": _option(TRAINING, "--schedule", "Of the learning rate: "
+                        + ", ".join(rule.form for rule in SCHEDULES.values())
+                        + "; behind a warm-up, warmup:EPOCHS,cosine.", "constant", metavar="TEXT",
                         values=_named("constant", "cosine", "step:30:0.1", "warmup:5,cosine")),
     "seed": _option(TRAINING, "--seed", "Seed of the initial weights, and of every random order.",
                     "0", type=int),

@@ -8,6 +8,7 @@ import click
 
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
+from rawnn.cli.screen import sentences, table_console
 from rawnn.compiling.programmatic import Proof
 from rawnn.onchip.report import describe
 from rawnn.opts import select
@@ -64,9 +65,9 @@ def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: 
     if dot:
         click.echo(_dot(graphs))
         return
-    click.echo(f"toggles: {selection}")
-    click.echo(f"policy:  {policy}")
-    click.echo(f"for:     {selection.target}\n")
+    sentences(table_console(), [f"toggles: {selection}", f"policy:  {policy}",
+                                f"for:     {selection.target}"])
+    click.echo()
     for name, outcomes in selection.outcomes(baseline).items():
         click.echo(f"parts of {name}")
         for outcome in outcomes:
