@@ -44,7 +44,7 @@ def legal(words: tuple[str, ...], network: Network | None = None,
           machine: Machine = CAPABLE) -> bool:
     """Whether the toggles go together."""
     try:
-        select(",".join(words), network or Network((8, 4)), 4, machine)
+        select(",".join(["none", *words]), network or Network((8, 4)), 4, machine)
     except ConfigError:
         return False
     return True
@@ -85,7 +85,7 @@ class Variant:
         network, recipe, examples, step, rest, evaluate = self._baseline
         steps = recipe.steps(examples)
         try:
-            selection = select(opt, network, steps, machine)
+            selection = select(f"none,{opt}", network, steps, machine)
             train, policy = selection.apply(step)
         except ConfigError:
             return

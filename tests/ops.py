@@ -106,7 +106,7 @@ def length_of(op: Op, plan: Plan) -> int:
         return int(op.attributes["k"])
     if op.kind == "layer_backward":
         return max(shape("dz"))
-    if op.kind == "weight_update" or op.kind.startswith("bias"):
+    if op.kind.startswith(("weight_", "bias")):
         return shape("dz")[0] if "dz" in op.operands else 1
     if op.kind in ("slices_sgd", "linear_update"):
         return plan.batch
@@ -125,13 +125,13 @@ def length_of(op: Op, plan: Plan) -> int:
 def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
     """How far the norm of what an op writes into `tensor` may be off, relative."""
     compute = str(op.attributes.get("compute", "float32"))
-    updates = op.kind in ("weight_update", "layer_backward")
+    updates = op.kind.startswith("weight_") or op.kind == "layer_backward"
     roles = ("dz", "x") if updates else ("a", "b")
     factors = {plan[op.operands[r]].dtype for r in roles if r in op.operands}
     sums: str | float = "float16" if compute == "float16" else "float32"
     library = op.impl == "cublas" and (compute == "tf32" or factors != {"float32"})
     whole_layers = op.kind.startswith("narrow") or op.kind == "softmax_head"
-    if op.impl in ("mma", "wgmma") or library or whole_layers:
+    if op.impl in ("mma", "wgmma", "wgmma_tf32") or library or whole_layers:
         sums = tolerances.UNIT["float16"] if sums == "float16" else \
             tolerances.TENSOR_CORE_8_BIT if factors & _EIGHT_BITS else tolerances.TENSOR_CORE
     bound = tolerances.of_op(tensor.dtype, length_of(op, plan), compute, sums,

@@ -133,6 +133,11 @@ def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
     return tuple(now)
 
 
+def _opt(words: Sequence[str]) -> str:
+    """The toggles of a rung as after --opt, and nothing else."""
+    return ",".join(words if words and words[0] in PRESETS else ("none", *words))
+
+
 class _Ladder:
     def __init__(self, config: Config, repeats: int, rungs: Sequence[str], data: Dataset,
                  opened: Opened, oracle: Oracle | None, notify: Callable[[str], None]) -> None:
@@ -154,13 +159,13 @@ class _Ladder:
                 self._notes.append(f"rungs that mean nothing on the host are left out: "
                                    f"{', '.join(left_out)}")
         self._base = base
-        self._config = replace(config, opt=",".join(base))
+        self._config = replace(config, opt=_opt(base))
         self._environment = place_of(opened)
-        self._steps = [_Step(BASELINE, (), Rung(name=BASELINE, opt=",".join(base)))]
+        self._steps = [_Step(BASELINE, (), Rung(name=BASELINE, opt=_opt(base)))]
         words = base
         for name, added in steps:
             words = climb(words, added)
-            self._steps.append(_Step(name, added, Rung(name=name, opt=",".join(words))))
+            self._steps.append(_Step(name, added, Rung(name=name, opt=_opt(words))))
 
     def run(self, on_progress: Callable[[Progress], None]) -> None:
         total, done = self._repeats * len(self._steps), 0
@@ -172,7 +177,7 @@ class _Ladder:
                         # What failed here is not carried on: one missing library must not take
                         # all later rungs with it.
                         wanted = climb(words, step.words)
-                        step.rung = msgspec.structs.replace(step.rung, opt=",".join(wanted))
+                        step.rung = msgspec.structs.replace(step.rung, opt=_opt(wanted))
                     self._measure(step, repeat)
                     if repeat == 0 and step.rung.status == "measured":
                         words = wanted

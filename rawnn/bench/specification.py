@@ -78,8 +78,8 @@ class Specification:
                       self.seed, EPOCHS)
 
     def opt(self, *words: str) -> str:
-        """`words` and the number format as after --opt."""
-        return ",".join([*(words or self.words), *filter(None, [self.numbers])])
+        """`words` and the number format as after --opt, and nothing else."""
+        return ",".join(["none", *(words or self.words), *filter(None, [self.numbers])])
 
     def work(self, opt: str, data: Dataset, machine: Machine) -> Work:
         """The run made ready. Raises ConfigError for toggles that do not go together."""
@@ -129,7 +129,7 @@ class Specification:
                  "autoencoder" if self.autoencoder else "", str(self.optimizer),
                  "" if self.schedule == "constant" else self.schedule,
                  "shuffled" if self.shuffle else "", "partial" if self.partial else "",
-                 "other forms" if self.forms else "", f"--opt {self.opt() or 'none'}"]
+                 "other forms" if self.forms else "", f"--opt {self.opt()}"]
         return ", ".join(filter(None, words))
 
 

@@ -27,7 +27,7 @@ from rawnn.cli.differences import compare
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import bench_option, peers, random_contests
 from rawnn.cli.report import everything, report
-from rawnn.cli.screen import Screen, say, table_console
+from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.cli.suites import ablation, curves, sweep
 from rawnn.config import Config
@@ -172,7 +172,7 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
         if value:
             raise ConfigError(f"{option} goes with --peers only")
     count, seed = count or 30, seed or 0
-    from rawnn.bench.random import Outcome, run_random
+    from rawnn.bench.random import HEADER, Outcome, run_random
     from rawnn.bench.specification import SMALL, Limits
 
     check_output("--json", json_file)
@@ -181,9 +181,13 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
     try:
         limits = SMALL if device == "sim" else Limits()
         limits = replace(limits, work=work or limits.work)
-        for outcome in run_random(opened, limits, seed, count):
-            click.echo(str(outcome))
-            found.append(outcome)
+        click.echo(HEADER)
+        with Screen("random runs", count) as screen:
+            for outcome in run_random(opened, limits, seed, count):
+                with screen.aside():
+                    click.echo(str(outcome))
+                found.append(outcome)
+                screen.advance(len(found), count, f"seed {outcome.seed}")
     finally:
         if opened.device:
             with suppress(RawnnError):  # a run that failed may have broken the context
@@ -239,10 +243,14 @@ def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle |
     if mode == "auto":
         return find_oracle(path, config, data)
 
-    def tell(seed: int, accuracy: float) -> None:
-        say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
+    with Screen("reference", len(SEEDS)) as screen:
 
-    reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
+        def tell(seed: int, accuracy: float) -> None:
+            with screen.aside():
+                say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
+            screen.advance(SEEDS.index(seed) + 1, len(SEEDS), f"seed {seed}")
+
+        reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
     keep_oracle(path, reference)
     return reference
 
@@ -251,15 +259,10 @@ def _show(result: LadderResult) -> None:
     console = table_console()
     table, left_out = terminal_table(result, console.width)
     console.print(table)
-    if left_out:
-        console.print(f"- no room for {', '.join(left_out)}: a wider terminal, a pipe or "
-                      f"--markdown shows all", markup=False)
-    for text in remarks(result):
-        console.print(f"- {text}", markup=False)
-    for text in provenance(result):
-        console.print(text, markup=False)
-    for name, text in result.timer.items():
-        console.print(f"{name}: {text}", markup=False)
+    said = [f"no room for {', '.join(left_out)}: a wider terminal, a pipe or --markdown shows all"
+            ] if left_out else []
+    sentences(console, [*(f"- {text}" for text in (*said, *remarks(result))), *provenance(result),
+                        *(f"{name}: {text}" for name, text in result.timer.items())])
 
 
 def _export(result: LadderResult, markdown_file: str | None, plot_file: str | None) -> None:

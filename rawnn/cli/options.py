@@ -18,8 +18,9 @@ def config_options(command: F) -> F:
     command line wins over the file."""
     for decorate in reversed([
         click.option("--opt", metavar="TOGGLES",
-                     help="Toggles and presets, comma-separated: graphs=epoch,cublas; best,-cudnn; "
-                          "none; seed; best (the default)."),
+                     help="Toggles and presets, comma-separated: graphs=epoch,cublas (which starts "
+                          "from preload,arena); none,fuse (which does not); best,-cudnn; seed; "
+                          "best (the default)."),
         click.option("--workload", metavar="NAME",
                      help="Start from a built-in workload: linear, mlp4, wide128 ... wide8192."),
         click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes."),

@@ -88,7 +88,7 @@ class StepWriter:
             to = f"reinterpret_cast<{p.input_type}*>{self.at('raw')} + {buffer} * {size}"
             pitch = found.raw_pitch
         else:
-            to = f"{self.at('x')} + {buffer} * {d.columns * found.input_pitch}"
+            to = f"{self.at('x')} + {buffer} * {found.input_floats}"
             pitch = found.input_pitch
         barrier = f"barriers + 8 * {buffer}"
         expected = f"bulk_bytes<{p.input_type}>({self.count(0)})"
@@ -151,7 +151,7 @@ class StepWriter:
               f"{self.count(0)}, present);")
             w("__syncthreads();")
         else:
-            w(f"float* const x = {self.at('x')} + (u & 1) * {d.columns * found.input_pitch};")
+            w(f"float* const x = {self.at('x')} + (u & 1) * {found.input_floats};")
         for layer in range(p.depth):
             self.forward(layer)
         self.loss()

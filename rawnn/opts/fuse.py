@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from rawnn.activations import activation
 from rawnn.losses import LOSSES
 from rawnn.opts.cublas import sliced, slices_of
+from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import (
     Comparison,
     Outcome,
@@ -68,9 +70,19 @@ def _labelled_loss(plan: Plan) -> Plan:
     return plan
 
 
+FAMILIES = ("tiled", "mma", "wgmma", "wgmma_tf32")
+"""Products by kernels that share mma_epilogue.cuh."""
+BY_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32")
+STATE = ("m", "v")
+"""What optimizers keep for a parameter."""
+
+
 def _applies(product: Op, name: str) -> bool:
-    """Whether the product's code can apply the activation `name` in its epilogue."""
-    return activation(name).saves == "output" and (product.impl != "cublas" or name == "relu")
+    """Whether the product's code can apply the activation `name` in its epilogue, and keep what the
+    backward pass needs of it."""
+    if activation(name).saves == "input":
+        return product.impl in FAMILIES
+    return product.impl != "cublas" or name == "relu"
 
 
 def _epilogue(plan: Plan) -> Plan:
@@ -90,20 +102,24 @@ def _epilogue(plan: Plan) -> Plan:
         applied = plan.consumers(operands["c"], "activate")
         if applied and _applies(product, applied[0].attributes["activation"]):
             gone.append(applied[0])
-            operands = {**operands, "c": applied[0].operands["a"]}
+            kept = {"pre": operands["c"]} if activation(applied[0].attributes["activation"]).saves \
+                == "input" and len(plan.consumers(operands["c"])) > 1 else {}
+            operands = {**operands, "c": applied[0].operands["a"], **kept}
             attributes = {**attributes, "activation": applied[0].attributes["activation"]}
         if len(gone) > 1:
             changes.append((gone, [replace(product, operands=operands, attributes=attributes)]))
     return plan.substitute_all(changes)
 
 
-def _slope(plan: Plan) -> Plan:
+def _slope(plan: Plan, saves: str) -> Plan:
     changes: list[Change] = []
     for product in plan.find(kind="matmul"):
         masks = [op for op in plan.consumers(product.operands["c"], "activate_backward")
                  if op.operands["da"] == product.operands["c"]]
-        if not masks or product.impl == "cublas" \
-                or not _applies(product, masks[0].attributes["activation"]):
+        if not masks or product.impl == "cublas":
+            continue
+        name = masks[0].attributes["activation"]
+        if activation(name).saves != saves or not _applies(product, name):
             continue
         operands = {**product.operands, **masks[0].operands, "c": masks[0].operands["dz"]}
         for role in ("da", "dz"):
@@ -118,16 +134,19 @@ def _update(plan: Plan) -> Plan:
     changes: list[Change] = []
     tensors: list[Tensor] = []
     taken: set[int] = set()
-    for update in plan.find(kind="sgd"):
+    for update in filter(steps_a_parameter, plan.ops):
         if id(update) in taken:  # by the update of its layer's weights
             continue
         gradient = plan.producer(update.operands["dw"], update)
         if gradient is None or len(plan.consumers(update.operands["dw"])) != 1:
             continue
         change: Change | None = None
-        if gradient.kind == "matmul" and gradient.impl == "cublas":
-            change, partial = _library_update(plan, gradient, update)
-            tensors += partial
+        if update.kind != "sgd":
+            if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES:
+                change = _weight_update(plan, gradient, update)
+        elif gradient.kind == "matmul" and gradient.impl == "cublas":
+            change, slices = _library_update(plan, gradient, update)
+            tensors += slices
         elif gradient.kind == "matmul":
             change = _weight_update(plan, gradient, update)
         elif gradient.kind == "bias_grad" and _library_gradient(plan, gradient):
@@ -166,13 +185,18 @@ def _weight_update(plan: Plan, gradient: Op, update: Op) -> Change:
     biases = _bias_update(plan, gradient)
     if biases:
         operands["bias"] = biases[1].operands["w"]
+        operands |= {f"bias_{role}": name for role, name in biases[1].operands.items()
+                     if role in STATE}
         gone += biases
     attributes = {**update.attributes, "compute": gradient.attributes["compute"]}
-    streamed = any(op.impl == "skinny" and op.operands["b"] == operands[role]
-                   for role in ("w", "copy") if role in operands
-                   for op in plan.consumers(operands[role], "matmul"))
-    return gone, [Op("weight_update", update.name, operands, attributes,
-                     "skinny" if streamed else gradient.impl)]
+    kind, impl = f"weight_{update.kind}", gradient.impl
+    if update.kind == "sgd":
+        kind = "weight_update"
+        if any(op.impl == "skinny" and op.operands["b"] == operands[role]
+               for role in ("w", "copy") if role in operands
+               for op in plan.consumers(operands[role], "matmul")):
+            impl = "skinny"
+    return gone, [Op(kind, update.name, operands, attributes, impl)]
 
 
 def _library_update(plan: Plan, gradient: Op,
@@ -191,12 +215,12 @@ def _library_update(plan: Plan, gradient: Op,
         fused = replace(gradient, name=update.name, attributes=attributes,
                         operands={**gradient.operands, "c": weight})
         return ([gradient, update], [fused]), ()
-    partial, product = sliced(plan, gradient, slices)
+    parts, product = sliced(plan, gradient, slices)
     total = Op("slices_sgd", update.name,
-               {"partial": partial.name, "w": weight, "dz": gradient.operands["a"],
+               {"partial": parts.name, "w": weight, "dz": gradient.operands["a"],
                 "bias": biases[1].operands["w"]},
                {"slices": slices, "lr": lr, "decay": decay, "offset": 0, "steps": 0}, "fused")
-    return ([gradient, update, *biases], [product, total]), (partial,)
+    return ([gradient, update, *biases], [product, total]), (parts,)
 
 
 def _or(rewrite: Callable[[Plan], Plan], reason: str) -> Callable[[Plan], Plan | str]:
@@ -220,14 +244,18 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
            _or(_epilogue, "no product that could add a bias or apply an activation behind it"),
            (("mlp4", _MMA), ("wide1024", _MMA))),
     Fusion("slope", "the activation's slope in the product of the input gradient",
-           _or(_slope, "no product that could apply the slope behind it"),
+           _or(partial(_slope, saves="output"), "no product that could apply the slope behind it"),
            (("mlp4", _MMA), ("wide1024", _MMA))),
-    Fusion("update", "plain SGD in the product of the weight gradient, weights and biases in one "
-                     "kernel, or what cuBLASLt allows: alpha = -lr, beta = 1, in place; or a sum "
-                     "of slices",
-           _or(_update, "no plain SGD directly behind the gradient's product"),
+    Fusion("update", "the update in the product of the weight gradient, weights and biases in one "
+                     "kernel: of plain SGD, or by tensor cores of any optimizer; or what cuBLASLt "
+                     "allows of plain SGD: alpha = -lr, beta = 1, in place; or a sum of slices",
+           _or(_update, "no update directly behind the gradient's product that it could do"),
            (("mlp4", _MMA), ("wide1024", _MMA))),
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
+    Fusion("late-slope", "the slope of an activation that keeps its input, where no kernel above "
+                         "wanted the product without",
+           _or(partial(_slope, saves="input"), "no slope left that a product could apply"),
+           (("mlp4", _MMA),)),
 )}
 """In the order in which they are tried."""
 

@@ -17,6 +17,8 @@ from rawnn.opts.registry import (
     register,
 )
 from rawnn.policy import Policy
+from rawnn.ptx.mma import wgmma_is_faster
+from rawnn.ptx.tiles import product_of
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.target import features_of
@@ -39,13 +41,13 @@ LEAST_WGMMA = 1 << 29
 
 
 def fits(plan: Plan, op: Op) -> bool:
-    """Whether tensor cores take the operands of a product as they are: both of one 16-bit type,
-    both of 8 bits, or of float32 where `tf32` allows to round them."""
+    """Whether tensor cores take the operands of a product: both of one 16-bit type, both of 8 bits,
+    or both of float32, rounded where `tf32` allows it, else each as the sum of two tf32."""
     types = {plan[op.operands[role]].dtype for role in ("a", "b")}
     if op.attributes["compute"] == "float16":
         return types == {"float16"}
     if types == {"float32"}:
-        return bool(op.attributes["compute"] == "tf32")
+        return True
     sizes = {itemsize(name) for name in types}
     return sizes == {1} or (sizes == {2} and len(types) == 1)
 
@@ -57,6 +59,12 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
     if a["compute"] == "float16" or not (size == 2 or (size == 1 and a["layout"] == "nt")):
         return False
     return int(a["m"] * a["n"] * a["k"]) >= LEAST_WGMMA
+
+
+def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
+    """Whether wgmma computes a product of float32, and faster."""
+    return plan[op.operands["a"]].dtype == "float32" and \
+        wgmma_is_faster(product_of(op, plan), plan.target)
 
 
 def streams_weights(plan: Plan, op: Op) -> bool:
@@ -83,7 +91,8 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
         if op.kind != "matmul" or not fits(plan, op):
             return op
         impl = "skinny" if "skinny" in taken and streams_weights(plan, op) else \
-            "wgmma" if "wgmma" in taken and _by_wgmma(plan, op) else "mma"
+            "wgmma" if "wgmma" in taken and _by_wgmma(plan, op) else \
+            "wgmma_tf32" if "wgmma" in taken and _by_wgmma_tf32(plan, op) else "mma"
         return op if impl == "mma" and "sync" not in taken else replace(op, impl=impl)
 
     return plan.map_ops(product), policy
@@ -121,8 +130,8 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "mma",
-    claim="products of 16-bit and tf32 operands by our own kernels on tensor cores; on Hopper "
-          "large ones by wgmma, and those of small batches by kernels that stream the weights; "
+    claim="products by our own kernels on tensor cores, float32 as three of tf32; on Hopper large "
+          "ones by wgmma, and 16-bit ones of small batches by kernels that stream the weights; "
           "-KIND leaves out one of " + ", ".join(KINDS),
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",

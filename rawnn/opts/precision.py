@@ -47,7 +47,7 @@ def _hidden(plan: Plan) -> Iterable[Tensor]:
         or (t.role is Role.ACTIVATION and t.name not in outputs))]
 
 
-def _updates(op: Op) -> bool:
+def steps_a_parameter(op: Op) -> bool:
     """Whether the op is an optimizer's step, which writes a parameter and its copy."""
     return "dw" in op.spec.reads and {"w", "copy"} <= set(op.spec.writes)
 
@@ -80,7 +80,7 @@ def with_copies(plan: Plan, dtype: str) -> Plan:
             operands = {r: read[r].name if r in read else n for r, n in op.operands.items()}
             alpha = op.attributes["alpha"] / math.prod(copy.scale for copy in read.values())
             return replace(op, operands=operands, attributes={**op.attributes, "alpha": alpha})
-        if _updates(op) and op.operands["w"] in copies:
+        if steps_a_parameter(op) and op.operands["w"] in copies:
             copy = copies[op.operands["w"]]
             return replace(op, operands={**op.operands, "copy": copy.name},
                            attributes={**op.attributes, "copy_scale": copy.scale})
@@ -96,15 +96,15 @@ def without_masters(plan: Plan) -> Plan:
 
     def change(op: Op) -> Op:
         operands = {r: copies[n].source if n in copies else n for r, n in op.operands.items()
-                    if not (r == "copy" and _updates(op))}
-        if _updates(op) and op.operands["w"] in masters:
+                    if not (r == "copy" and steps_a_parameter(op))}
+        if steps_a_parameter(op) and op.operands["w"] in masters:
             return replace(op, operands={**operands, "clock": "clock", "cursor": "cursor"},
                            attributes={**op.attributes, "stochastic": True})
         return replace(op, operands=operands)
 
     tensors = {n: replace(t, dtype=masters[n]) if n in masters else t
                for n, t in plan.tensors.items() if n not in copies}
-    clock = {"clock": CLOCK} if any(map(_updates, plan.ops)) else {}
+    clock = {"clock": CLOCK} if any(map(steps_a_parameter, plan.ops)) else {}
     return replace(plan, tensors={**tensors, **clock}).map_ops(change)
 
 
@@ -112,7 +112,7 @@ def with_loss_scale(plan: Plan) -> Plan:
     """Dynamic loss scaling: the loss gradient is multiplied by a scale that every update divides
     by; a step with a gradient that its type cannot hold changes nothing but the scale. All ops that
     can take the scale do: loss gradients and updates."""
-    if not any(map(_updates, plan.ops)):
+    if not any(map(steps_a_parameter, plan.ops)):
         return plan
     state = (Tensor("loss_scale", (2,), "float32", Role.STATE),
              Tensor("overflow", (1,), "int32", Role.STATE))

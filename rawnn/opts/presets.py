@@ -44,6 +44,12 @@ def none() -> Values:
     return {}
 
 
+def start(machine: Machine) -> Values:
+    """What a list of toggles starts from that begins with no preset: data and buffers are on the
+    device before the clock starts."""
+    return {"preload": None} if machine.gpu is not None else {"preload": None, "arena": None}
+
+
 def seed() -> Values:
     """The report's last rung. Its data and buffers are on the GPU before its clock starts."""
     return {"preload": None, "arena": None, "nosync": None, "cublas": None, "report": 10,
@@ -135,13 +141,11 @@ def by_rule(setting: Setting, numbers: str) -> tuple[Values, list[str]]:
         return TOGGLES[name].needs(machine) or (
             TOGGLES[numeric].beside((name,), machine) if numeric else None)
 
-    if numbers and refused("mma") is None:
+    if refused("mma") is None:
         values["mma"] = TOGGLES["mma"].parse(None)
-        notes.append("best takes mma for these numbers: its products take bias, activation and "
-                     "update in")
-        # In tf32 a step of mlp4 takes 58.1 us with it and 52.2 without, but linear 8.3 and 9.8, and
-        # wide1024 39.6 and 41.2 (H200).
-        if numbers != "tf32" and TOGGLES["pdl"].needs(machine) is None:
+        notes.append("best takes mma: its products take bias, activation and update in" +
+                     ("" if numbers else "; in float32 each is three of tf32"))
+        if TOGGLES["pdl"].needs(machine) is None:
             values["pdl"] = None
     elif numbers == "fp8":
         values["tiled"] = None

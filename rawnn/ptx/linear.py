@@ -60,7 +60,7 @@ def _rewrite(plan: Plan) -> Plan | str:
         return "the step is not that of one layer with a fused softmax cross-entropy and plain SGD"
     gather, forward, loss, update = plan.ops
     classes = plan[forward.operands["c"]].shape[1]
-    if {forward.impl, update.impl} != {"naive"}:
+    if {forward.impl, update.impl} not in ({"naive"}, {"mma"}):
         return f"the products are {forward.impl}'s"
     if classes > MAX_FUSED_CLASSES:
         return f"{classes} classes; its kernels hold at most {MAX_FUSED_CLASSES} in registers"

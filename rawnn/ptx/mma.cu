@@ -7,8 +7,9 @@
 //
 // template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, mma_update <TD, TX, TW, TC, BIAS,
 // SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without CLUSTER. Operands:
-// float (rounded to tf32), float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, or
-// float16 for float16 operands. BIAS says that bias is not null. saved (with SLOPE None), overflow
+// float, float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, which rounds float operands
+// to tf32; float16 for float16 operands; or tf32x3 for float operands, each as two tf32: three
+// products for one, and no less exact than products and sums in float32 (mma_fragments.cuh). BIAS says that bias is not null. saved (with SLOPE None), overflow
 // and whatever updates.cuh calls optional may be null.
 // Every sum has one order, whatever runs beside it: results repeat bit for bit.
 //
@@ -51,17 +52,18 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   const int warp_m = warp / TILE::kWarpsN % TILE::kWarpsM;
   const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
+  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
 
-  const int stages = (k + kDepth - 1) / kDepth;
-  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, 0, k, thread);
-  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, 0, k, thread);
+  const Share<TILE> share((k + kDepth - 1) / kDepth);
+  const int stages = share.stages;
+  const int begin = share.begin * kDepth;
+  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
+  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
   const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
   const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
   const unsigned int shared = shared_address(dynamic_shared);
 
   pdl_wait();
-  pdl_trigger();
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < stages) {
@@ -73,9 +75,14 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   epilogue.begin();
   Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
 
+  // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts: two
+  // short chains of additions round less than a long one.
+  constexpr bool kInParts = Same<SUM, tf32x3>::kValue && TILE::kWarpsK < 8;
+  constexpr int kPartStages = 16 / kOwnSteps;
   Block<SUM> sums[kBlocksM][2 * kBlocksN] = {};
+  Block<SUM> all[kInParts ? kBlocksM : 1][2 * kBlocksN] = {};
   Block<float> bias[kBlocksM] = {};
-  const bool sums_bias = BIAS && blockIdx.x == 0 && warp_n == 0;
+  const bool sums_bias = BIAS && n0 == 0 && warp_n == 0;
   int slot = 0;
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
@@ -84,14 +91,18 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
     const unsigned int tile_a = shared + slot * kTile;
     const unsigned int tile_b = tile_a + PanelA::kBytes;
     const int ahead = slot == 0 ? kStages - 1 : slot - 1;
+    // With the last copies on their way: blocks of the next kernel take shared memory, which this
+    // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
+    // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
+    if (stage + kStages == stages || stage + 1 == stages) pdl_trigger();
 #pragma unroll
     for (int step = 0; step < kOwnSteps; ++step) {
-      unsigned int left[kBlocksM][4];
-      unsigned int right[kBlocksN][4];
+      Factor<TA, SUM> left[kBlocksM];
+      Factor<TB, SUM> right[kBlocksN];
 #pragma unroll
-      for (int i = 0; i < kBlocksM; ++i) fragments_a.load(left[i], tile_a, i, step);
+      for (int i = 0; i < kBlocksM; ++i) fragments_a.load(left[i].word, tile_a, i, step);
 #pragma unroll
-      for (int j = 0; j < kBlocksN; ++j) fragments_b.load(right[j], tile_b, j, step);
+      for (int j = 0; j < kBlocksN; ++j) fragments_b.load(right[j].word, tile_b, j, step);
       if (step == 0) {  // while the first fragments are on their way
         if (stage + kStages - 1 < stages) {
           load_a.load(shared + ahead * kTile);
@@ -100,17 +111,20 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
         commit_copies();
       }
 #pragma unroll
-      for (int i = 0; i < kBlocksM; ++i) {
+      for (int j = 0; j < kBlocksN; ++j) right[j].take();
 #pragma unroll
-        for (int j = 0; j < kBlocksN; ++j) {
-          multiply<TA, TB>(sums[i][2 * j], left[i], right[j][0], right[j][1]);
-          multiply<TA, TB>(sums[i][2 * j + 1], left[i], right[j][2], right[j][3]);
-        }
+      for (int i = 0; i < kBlocksM; ++i) {
+        left[i].take();
+        multiply_row<TA, TB, SUM, kBlocksN>(sums[i], left[i], right);
+        if (sums_bias) add_rows<TA, TB, SUM>(bias[i], left[i]);
       }
-      if (sums_bias) {
+    }
+    if constexpr (kInParts) {
+      if (stage % kPartStages == kPartStages - 1 || stage == stages - 1) {
 #pragma unroll
         for (int i = 0; i < kBlocksM; ++i) {
-          multiply<TA, TB>(bias[i], left[i], ones<TB>(), ones<TB>());
+#pragma unroll
+          for (int j = 0; j < 2 * kBlocksN; ++j) move_sums(all[i][j], sums[i][j]);
         }
       }
     }
@@ -135,8 +149,9 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
 #pragma unroll
       for (int j = 0; j < kBlocksN; ++j) {
         const int column = (warp_n * kBlocksN + j) * 16;
-        const float2 first = sums[i][2 * j].row(half);
-        const float2 second = sums[i][2 * j + 1].row(half);
+        const Block<SUM>(&found)[2 * kBlocksN] = kInParts ? all[i] : sums[i];
+        const float2 first = found[2 * j].row(half);
+        const float2 second = found[2 * j + 1].row(half);
         if constexpr (kPairedB) {
           const float values[4] = {first.x, second.x, first.y, second.y};
           store_values<4>(to + column + 4 * q, values);
@@ -148,53 +163,51 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
       if (sums_bias && q == 0) to[TILE::kN] = bias[i].row(half).x;
     }
   }
-  finish(parts);
-  if constexpr (BIAS) {
-    if (blockIdx.x == 0) finish_bias<TILE>(parts, epilogue, m0, thread);
-  }
+  finish.template run<BIAS>(parts, n0 == 0);
 }
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int BYTES, bool ALIGNED>
+          int CLUSTER, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, BYTES, ALIGNED>;
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
+           int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
+           float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int BYTES, bool ALIGNED>
+          int CLUSTER, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
           typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int BYTES, bool ALIGNED>
+          int CLUSTER, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
            const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
            int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int BYTES, bool ALIGNED>
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     mma_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
@@ -202,10 +215,46 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
                const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
                int rows, int cols, float lr, float decay, float copy_scale, int offset,
                bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, BYTES, ALIGNED>;
-  const UpdateEpilogue<TW, TC> epilogue{
-      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock, loss_scale, overflow, rows,   cols, lr,    decay,
-      copy_scale, offset, {stochastic, seed, stream, 0}, 1.0f, false};
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  const UpdateEpilogue<TW, TC, Sgd> epilogue{
+      w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
+      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
+  block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
+    mma_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+                 int ldw, float* v, int ldv, float* bias, float* bias_v, TC* copy, int ldcopy,
+                 const float* __restrict__ rates, const int* __restrict__ cursor,
+                 const int* __restrict__ clock, const float* __restrict__ loss_scale,
+                 const int* __restrict__ overflow, int batch, int rows, int cols, float lr,
+                 float decay, float momentum, bool nesterov, float copy_scale, int offset,
+                 bool stochastic, unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  const UpdateEpilogue<TW, TC, Momentum> epilogue{
+      w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
+      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
+      lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
+  block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
+    mma_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+             int ldw, float* m, int ldm, float* v, int ldv, float* bias, float* bias_m,
+             float* bias_v, TC* copy, int ldcopy, const float* __restrict__ rates,
+             const int* __restrict__ cursor, const int* __restrict__ clock,
+             const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
+             int rows, int cols, float lr, float decay, double beta1, double beta2, float eps,
+             bool decoupled, float copy_scale, int offset, bool stochastic,
+             unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  const UpdateEpilogue<TW, TC, Adam> epilogue{
+      w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
+      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
+      lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

@@ -1,6 +1,9 @@
 // Fragments of mma.sync: how a warp reads its part of the operands' tiles into registers, and the
 // instruction itself. A step of the inner dimension is 32 bytes whatever the type: 8 floats (as
 // tf32), 16 elements of 16 bits, or 32 of 8 bits.
+//
+// Floats are multiplied as SUM says: `float`, both rounded to tf32; `tf32x3`, each as the sum of two
+// tf32, high + low = x up to a unit of its last place, with three products of them.
 #pragma once
 #include "mma_copy.cuh"
 
@@ -24,12 +27,43 @@ __device__ __forceinline__ unsigned int load_shared(unsigned int address) {
   return word;
 }
 
-// A float's bits rounded to tf32; the tensor cores would cut the lower bits off.
+// A float's bits rounded to tf32, half away from zero: of the sum the tensor cores cut the lower 13
+// bits off. cvt.rna.tf32 gives the same in four instructions in place of two. A NaN stays as it is.
 __device__ __forceinline__ unsigned int to_tf32(unsigned int bits) {
-  unsigned int rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
-  return rounded;
+  const float value = __uint_as_float(bits);
+  return value == value ? bits + 0x1000u : bits;
 }
+
+struct tf32x3 {};  // a SUM: kept as floats
+
+// What the tensor cores take of four words of a fragment.
+template <typename T, typename SUM>
+struct Factor {
+  unsigned int word[4];
+  __device__ __forceinline__ void take() {
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) word[i] = to_tf32(word[i]);
+    }
+  }
+};
+
+// `word` is the high part. Rounded to the nearest, it leaves at most 12 bits, of which the tensor
+// cores take 11, and of either sign: low * low, which is left out, is no bias. Where x is not finite,
+// low is NaN.
+template <>
+struct Factor<float, tf32x3> {
+  unsigned int word[4];
+  unsigned int low[4];
+  __device__ __forceinline__ void take() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float whole = __uint_as_float(word[i]);
+      word[i] = (word[i] + 0x1000u) & 0xffffe000u;
+      low[i] = __float_as_uint(whole - __uint_as_float(word[i]));
+    }
+  }
+};
 
 // What one warp reads of an operand's tile: blocks of 16 along the operand's own dimension, LEFT
 // (a: a 16 x 32-byte fragment) or right (b: two fragments of 8 columns side by side), at a step.
@@ -73,7 +107,6 @@ struct Fragments {
     if constexpr (PANEL::kDeep) {
       load_matrices(words, tile + block * 16 * PANEL::kRowBytes +
                                step / 4 * PANEL::kPanelBytes + (base ^ (step % 4 * 32)));
-      round(words);
     } else {
       const int bytes = block * 16 * kSize;
       const unsigned int address = tile + step * (32 / kSize) * PANEL::kRowBytes +
@@ -87,7 +120,6 @@ struct Fragments {
         words[LEFT ? 1 : 2] = load_shared(beside);
         words[LEFT ? 2 : 1] = load_shared(address + below);
         words[3] = load_shared(beside + below);
-        round(words);
       } else if constexpr (kSize == 2) {
         load_transposed(words, address);
       } else {
@@ -105,12 +137,6 @@ struct Fragments {
   static __device__ __forceinline__ int at(int row, int chunk) {
     return chunk / PANEL::kChunks * PANEL::kPanelBytes +
            PANEL::offset(row, chunk % PANEL::kChunks);
-  }
-  static __device__ __forceinline__ void round(unsigned int (&words)[4]) {
-    if constexpr (kSize == 4) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = to_tf32(words[i]);
-    }
   }
 };
 
@@ -192,5 +218,85 @@ __device__ __forceinline__ unsigned int ones() {
     return from_float<T>(1.0f).bits * 0x10001u;
   } else {
     return from_float<T>(1.0f).bits * 0x1010101u;
+  }
+}
+
+// part = a b (FIRST) or part += a b over one step of tf32.
+template <bool FIRST>
+__device__ __forceinline__ void multiply_part(Block<tf32x3>& part, const unsigned int (&a)[4],
+                                              unsigned int b0, unsigned int b1) {
+  if constexpr (FIRST) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(part.value[0]), "=f"(part.value[1]), "=f"(part.value[2]), "=f"(part.value[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(part.value[0]), "+f"(part.value[1]), "+f"(part.value[2]), "+f"(part.value[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// all += part, and part = 0.
+__device__ __forceinline__ void move_sums(Block<tf32x3>& all, Block<tf32x3>& part) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    all.value[i] += part.value[i];
+    part.value[i] = 0.0f;
+  }
+}
+
+// d[j] += a b over one step, for N pairs of blocks of 8 columns: one product, or with tf32x3 three,
+// the small ones first. These begin at zero in every step and are added to d by the float units,
+// which round to nearest: the tensor cores cut sums off, which over a long inner dimension would
+// cost more than float32's own rounding (Ootomo and Yokota, 2022).
+template <typename TA, typename TB, typename SUM, int N>
+__device__ __forceinline__ void multiply_row(Block<SUM> (&d)[2 * N], const Factor<TA, SUM>& a,
+                                             const Factor<TB, SUM> (&b)[N]) {
+  if constexpr (Same<SUM, tf32x3>::kValue) {
+    Block<SUM> part[2 * N];
+#pragma unroll
+    for (int j = 0; j < 2 * N; ++j) {
+      const int at = j % 2 * 2;
+      multiply_part<true>(part[j], a.low, b[j / 2].word[at], b[j / 2].word[at + 1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * N; ++j) {
+      const int at = j % 2 * 2;
+      multiply_part<false>(part[j], a.word, b[j / 2].low[at], b[j / 2].low[at + 1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * N; ++j) {
+      const int at = j % 2 * 2;
+      multiply_part<false>(part[j], a.word, b[j / 2].word[at], b[j / 2].word[at + 1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * N; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[j].value[i] += part[j].value[i];
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < 2 * N; ++j) {
+      const int at = j % 2 * 2;
+      multiply<TA, TB>(d[j], a.word, b[j / 2].word[at], b[j / 2].word[at + 1]);
+    }
+  }
+}
+
+// d += a times ones: its rows added up.
+template <typename TA, typename TB, typename SUM>
+__device__ __forceinline__ void add_rows(Block<float>& d, const Factor<TA, SUM>& a) {
+  if constexpr (Same<SUM, tf32x3>::kValue) {
+    Block<SUM> part;
+    multiply_part<true>(part, a.low, ones<TB>(), ones<TB>());
+    multiply_part<false>(part, a.word, ones<TB>(), ones<TB>());
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d.value[i] += part.value[i];
+  } else {
+    multiply<TA, TB>(d, a.word, ones<TB>(), ones<TB>());
   }
 }

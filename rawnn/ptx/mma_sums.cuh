@@ -83,6 +83,26 @@ struct Sums {
     if constexpr (TILE::kCluster > 1) cluster_barrier();
   }
 
+  // The sum of a row of op(a).
+  static __device__ __forceinline__ float bias(const float* parts, int row) {
+    const float* const here = parts + row * kPitch + TILE::kN;
+    float sum = 0.0f;
+#pragma unroll
+    for (int rank = 0; rank < TILE::kCluster; ++rank) {
+#pragma unroll
+      for (int part = 0; part < TILE::kWarpsK; ++part) {
+        if constexpr (TILE::kCluster == 1) {
+          sum += here[part * kPart];
+        } else {
+          float four[4];  // the first is meant
+          load_of_rank(four, shared_address(here + part * kPart), rank);
+          sum += four[0];
+        }
+      }
+    }
+    return sum;
+  }
+
   // The sums of four columns from `column` on.
   static __device__ __forceinline__ void add_up(float (&values)[4], const float* parts, int row,
                                                 int column) {
@@ -104,14 +124,14 @@ struct Sums {
   }
 };
 
-// A block's epilogue. Where the result is whole quads, what it reads from memory is fetched while
-// the product is computed, if that is little enough to wait in registers. Otherwise it works
-// element by element, in a loop: less code.
-template <typename TILE, typename EPILOGUE>
+// A block's epilogue. Where rows allow it, what it reads from memory is fetched while the product is
+// computed, if no more than EARLY bytes have to wait in registers. Otherwise it works element by
+// element, in a loop: less code.
+template <typename TILE, typename EPILOGUE, int EARLY = 128>
 struct Finish {
   using Fetched = typename EPILOGUE::Fetched;
   static constexpr int kPasses = Sums<TILE>::kPasses;
-  static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= 128;
+  static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= EARLY;
 
   const EPILOGUE& epilogue;
   const Sums<TILE> sums;
@@ -134,8 +154,10 @@ struct Finish {
     }
   }
 
-  // `parts` is written by all threads; all of them call this.
-  __device__ __forceinline__ void operator()(const float* parts) {
+  // `parts` is written by all threads; all of them call this. Where `biased`, with the bias, whose
+  // sums stand behind the last column of every part.
+  template <bool BIAS>
+  __device__ __forceinline__ void run(const float* parts, bool biased) {
     sums.ready();
     if (whole) {
 #pragma unroll(kEarly ? kPasses : 4)
@@ -146,6 +168,14 @@ struct Finish {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
         if (sums.inside(pass, thread)) finish<false>(parts, pass);
+      }
+    }
+    if constexpr (BIAS) {
+      if (biased) {
+        for (int row = sums.first + thread; row < min(sums.first + Sums<TILE>::kRows, TILE::kM);
+             row += TILE::kThreads) {
+          epilogue.store_bias(m0 + row, sums.bias(parts, row));
+        }
       }
     }
     sums.done();
@@ -166,17 +196,3 @@ struct Finish {
     }
   }
 };
-
-// The bias of an update, whose sums stand behind the last column of every part.
-template <typename TILE, typename EPILOGUE>
-__device__ __forceinline__ void finish_bias(const float* parts, const EPILOGUE& epilogue, int m0,
-                                            int thread) {
-  static_assert(TILE::kCluster == 1, "a bias is added up in one block");
-  for (int row = thread; row < TILE::kM; row += TILE::kThreads) {
-    float sum = 0.0f;
-    for (int part = 0; part < TILE::kWarpsK; ++part) {
-      sum += parts[part * Sums<TILE>::kPart + row * Sums<TILE>::kPitch + TILE::kN];
-    }
-    epilogue.store_bias(m0 + row, sum);
-  }
-}

@@ -186,10 +186,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
       if (BIAS && across == 0) to[TILE::kN] = bias[i];
     }
     Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
-    finish(parts);
-    if constexpr (BIAS) {
-      if (blockIdx.x == 0) finish_bias<TILE>(parts, epilogue, m0, thread);
-    }
+    finish.template run<BIAS>(parts, n0 == 0);
   }
 }
 
@@ -197,11 +194,12 @@ template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,
           typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     tiled_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
+             int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
+             float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
@@ -213,7 +211,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
@@ -225,7 +223,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
@@ -239,9 +237,8 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
                  int rows, int cols, float lr, float decay, float copy_scale, int offset,
                  bool stochastic, unsigned long long seed, unsigned int stream) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
-  const UpdateEpilogue<TW, TC> epilogue{
-      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock, loss_scale, overflow, rows,   cols, lr,    decay,
-      copy_scale, offset, {stochastic, seed, stream, 0}, 1.0f, false};
+  const UpdateEpilogue<TW, TC, Sgd> epilogue{
+      w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
+      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

@@ -51,33 +51,43 @@ class Tile:
 
 @dataclass(frozen=True)
 class Product:
-    """What a tile is chosen by: the layout, c [m, n] from k, and bytes of an operand's element."""
+    """What a tile is chosen by: the layout, c [m, n] from k, bytes of an operand's element, and
+    products that tensor cores do for one (`times`)."""
 
     layout: str
     m: int
     n: int
     k: int
     size: int
+    times: int = 1
 
 
 Choose = Callable[[Product, Target], Tile]
 
 
 def product_of(op: Op, plan: Plan) -> Product:
-    """The product inside a `matmul` or a `weight_update`."""
-    if op.kind == "weight_update":
-        rows, cols = plan[op.operands["w"]].shape
-        dz = plan[op.operands["dz"]]
-        return Product("tn", rows, cols, dz.shape[0], itemsize(dz.dtype))
-    a = op.attributes
-    return Product(str(a["layout"]), int(a["m"]), int(a["n"]), int(a["k"]),
-                   itemsize(plan[op.operands["a"]].dtype))
+    """The product inside a `matmul` or an update that makes its own gradient."""
+    left, right = (plan[name] for name in operands_of(op))
+    if op.kind == "matmul":
+        a = op.attributes
+        layout, m, n, k = str(a["layout"]), int(a["m"]), int(a["n"]), int(a["k"])
+    else:
+        layout, (m, n), k = "tn", plan[op.operands["w"]].shape, left.shape[0]
+    three = (left.dtype, right.dtype, op.attributes["compute"]) == ("float32",) * 3
+    return Product(layout, m, n, k, left.itemsize, 3 if three else 1)
 
 
 def operands_of(op: Op) -> tuple[str, str]:
     """Names of the tensors that are multiplied."""
-    roles = ("dz", "x") if op.kind == "weight_update" else ("a", "b")
+    roles = ("a", "b") if op.kind == "matmul" else ("dz", "x")
     return op.operands[roles[0]], op.operands[roles[1]]
+
+
+def _sum(op: Op, plan: Plan) -> str:
+    """How tensor cores multiply and add up (mma_fragments.cuh)."""
+    if op.attributes["compute"] == "float16":
+        return "float16"
+    return "tf32x3" if product_of(op, plan).times == 3 else "float"
 
 
 def _aligned(op: Op, plan: Plan) -> bool:
@@ -92,6 +102,12 @@ def _geometry(s: Scalars) -> Geometry:
     return grid, (32 * int(s["WM"]) * int(s["WN"]) * int(s["WK"]), 1, 1)
 
 
+def operand_bytes(s: Scalars) -> tuple[int, int]:
+    """Bytes of an element of each operand that is multiplied."""
+    left, right = ("a", "b") if "itemsize_a" in s else ("dz", "x")
+    return int(s[f"itemsize_{left}"]), int(s[f"itemsize_{right}"])
+
+
 def sums_bytes(s: Scalars) -> int:
     """Shared memory in which a block's warps add up their parts."""
     return int(s["WK"] * s["BM"] * (s["BN"] + 8) * 4)
@@ -99,27 +115,30 @@ def sums_bytes(s: Scalars) -> int:
 
 _MATRIX: Shape = ("m", "n")
 _SHAPES: dict[str, dict[str, Shape]] = {
-    layout: {"a": a, "b": b, "bias": ("n",), "saved": _MATRIX, "c": _MATRIX, "overflow": ("1",)}
+    layout: {"a": a, "b": b, "bias": ("n",), "saved": _MATRIX, "pre": _MATRIX, "c": _MATRIX,
+             "overflow": ("1",)}
     for layout, a, b in (("nt", ("m", "k"), ("n", "k")), ("nn", ("m", "k"), ("k", "n")),
                          ("tn", ("k", "m"), ("k", "n")))
 }
+_WEIGHTS: Shape = ("rows", "cols")
 _UPDATE_SHAPES: dict[str, Shape] = {
-    "dz": ("batch", "rows"), "x": ("batch", "cols"), "w": ("rows", "cols"), "bias": ("rows",),
-    "copy": ("rows", "cols"), **CONTEXT,
+    "dz": ("batch", "rows"), "x": ("batch", "cols"), **CONTEXT,
+    **dict.fromkeys(("w", "m", "v", "copy"), _WEIGHTS),
+    **dict.fromkeys(("bias", "bias_m", "bias_v"), ("rows",)),
 }
 
 
 def register_family(family: Family, impl: str, source: str, choose: Choose,
                     shared: Callable[[Scalars], int], *, sums: bool,
                     fixed: tuple[str, ...] = (), others: Sequence[Tile] = (),
-                    specific: bool = False) -> None:
-    """Add the kernels <source>_nt, _nn, _tn and _update of `source` to a family, as `impl`.
+                    updates: tuple[str, ...] = ("weight_update",), specific: bool = False) -> None:
+    """Add the kernels <source>_nt, _nn, _tn, and _update, _momentum, ... for the ops `updates`, of
+    `source` to a family, as `impl`.
 
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
-    have the tile's parameters and, as SIZE_A and SIZE_B, bytes of the operands' elements); `sums`
-    says that the type of the sums is a template parameter, `fixed` which of the tile's are not.
-    `others` are the tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in
-    KernelImpl.
+    have the tile's parameters); `sums` says that the type of the sums is a template parameter,
+    `fixed` which of the tile's are not. `others` are the tiles that an op's `choice` picks from,
+    counted from 1 on. `specific` is as in KernelImpl.
     """
     name = source.removesuffix(".cu")
 
@@ -131,21 +150,18 @@ def register_family(family: Family, impl: str, source: str, choose: Choose,
         return 1 + len(others)
 
     def tile(op: Op, plan: Plan) -> Scalars:
-        sizes = (itemsize(plan[operand].dtype) for operand in operands_of(op))
-        return {**chosen(op, plan).scalars(),
-                **dict(zip(("SIZE_A", "SIZE_B"), sizes, strict=True))}
+        return chosen(op, plan).scalars()
 
     def last(op: Op, plan: Plan) -> list[str]:
         found = chosen(op, plan).scalars()
         numbers = [str(v) for k, v in found.items() if k not in fixed]
-        kind = ["float16" if op.attributes["compute"] == "float16" else "float"] if sums else []
-        return [*kind, *numbers, flag(_aligned(op, plan))]
+        return [*([_sum(op, plan)] if sums else []), *numbers, flag(_aligned(op, plan))]
 
     def product(op: Op, plan: Plan) -> list[str]:
         a = op.attributes
-        saved = types(op, plan, "saved") if "saved" in op.operands else types(op, plan, "c")
+        saved = next((r for r in ("saved", "pre") if r in op.operands), "c")
         return [*types(op, plan, "a", "b", "c"), flag(bool(a["bias"])), functor(a["activation"]),
-                functor(a["slope"]), *saved, *last(op, plan)]
+                functor(a["slope"]), *types(op, plan, saved), *last(op, plan)]
 
     def update(op: Op, plan: Plan) -> list[str]:
         return [*types(op, plan, "dz", "x", "w", "copy"), flag("bias" in op.operands),
@@ -163,9 +179,10 @@ def register_family(family: Family, impl: str, source: str, choose: Choose,
         family.register("matmul", impl, KernelImpl(
             source, f"{name}_{layout}", product, tile, _geometry, shapes, shared, cluster,
             choices, specific=specific), layout)
-    family.register("weight_update", impl, KernelImpl(
-        source, f"{name}_update", update, update_sizes, _geometry, _UPDATE_SHAPES, shared, cluster,
-        choices, specific=specific))
+    for kind in updates:
+        family.register(kind, impl, KernelImpl(
+            source, f"{name}_{kind.removeprefix('weight_')}", update, update_sizes, _geometry,
+            _UPDATE_SHAPES, shared, cluster, choices, specific=specific))
 
 
 def blocks(product: Product, bm: int, bn: int) -> int:

@@ -36,6 +36,16 @@ __device__ __forceinline__ float unscale(const float* __restrict__ loss_scale) {
   return loss_scale == nullptr ? 1.0f : 1.0f / loss_scale[0];
 }
 
+// When an update is: what its rate, its count of steps and its being left out are read from.
+struct Moment {
+  const float* rates;
+  const int* cursor;
+  const int* clock;
+  const float* loss_scale;
+  const int* overflow;
+  int offset;
+};
+
 // How new weights are rounded when they are stored.
 struct Rounding {
   bool stochastic;

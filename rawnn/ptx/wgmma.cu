@@ -54,6 +54,8 @@ struct Warpgroup {
     if (TILE::kCluster > 1 && stages == 0) {  // more blocks than stages
 #pragma unroll
       for (float& sum : value) sum = 0.0f;
+#pragma unroll
+      for (float& sum : bias) sum = 0.0f;
     }
     int slot = 0;
     for (int stage = 0; stage < stages; ++stage) {
@@ -118,7 +120,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   }
   epilogue.begin();
   Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
-  const bool biased = BIAS && blockIdx.x == 0;
+  const bool biased = BIAS && n0 == 0;
   if (biased) {
     if (thread < 64) {
       reinterpret_cast<unsigned int*>(dynamic_shared + Group::kStages * Group::kTile)[thread] =
@@ -145,10 +147,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
     }
     if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = group.bias[2 * half];
   }
-  finish(parts);
-  if constexpr (BIAS) {
-    if (biased) finish_bias<TILE>(parts, epilogue, m0, thread);
-  }
+  finish.template run<BIAS>(parts, biased);
 }
 
 template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
@@ -156,11 +155,12 @@ template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,
           bool ALIGNED>
 __global__ void __launch_bounds__(32 * WM * WN * WK)
     wgmma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
+             int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
+             float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
   block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
              int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, overflow, m, n, alpha, beta};
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
@@ -200,9 +200,45 @@ __global__ void __launch_bounds__(32 * WM * WN * WK)
                  int rows, int cols, float lr, float decay, float copy_scale, int offset,
                  bool stochastic, unsigned long long seed, unsigned int stream) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
-  const UpdateEpilogue<TW, TC> epilogue{
-      w,     ldw,        copy,     ldcopy, bias, rates, cursor,
-      clock, loss_scale, overflow, rows,   cols, lr,    decay,
-      copy_scale, offset, {stochastic, seed, stream, 0}, 1.0f, false};
+  const UpdateEpilogue<TW, TC, Sgd> epilogue{
+      w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
+      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
+  block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, int BM, int BN, int WM,
+          int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
+    wgmma_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+                   int ldw, float* v, int ldv, float* bias, float* bias_v, TC* copy, int ldcopy,
+                   const float* __restrict__ rates, const int* __restrict__ cursor,
+                   const int* __restrict__ clock, const float* __restrict__ loss_scale,
+                   const int* __restrict__ overflow, int batch, int rows, int cols, float lr,
+                   float decay, float momentum, bool nesterov, float copy_scale, int offset,
+                   bool stochastic, unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
+  const UpdateEpilogue<TW, TC, Momentum> epilogue{
+      w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
+      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
+      lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
+  block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, int BM, int BN, int WM,
+          int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WM * WN * WK)
+    wgmma_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+               int ldw, float* m, int ldm, float* v, int ldv, float* bias, float* bias_m,
+               float* bias_v, TC* copy, int ldcopy, const float* __restrict__ rates,
+               const int* __restrict__ cursor, const int* __restrict__ clock,
+               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
+               int rows, int cols, float lr, float decay, double beta1, double beta2, float eps,
+               bool decoupled, float copy_scale, int offset, bool stochastic,
+               unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
+  const UpdateEpilogue<TW, TC, Adam> epilogue{
+      w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
+      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
+      lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};
   block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

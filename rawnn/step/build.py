@@ -4,12 +4,15 @@ this project starts from describes it. Toggles rewrite what is built here."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from rawnn.network import Network
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
 from rawnn.step.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    from rawnn.network import Network
 
 CLOCK = Tensor("clock", (2,), "int32", Role.STATE)
 """Epochs and steps done since training began."""

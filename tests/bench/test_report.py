@@ -49,8 +49,9 @@ def contests(kind: Kind, path: Path) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    ladder: LadderResult = make_ladder(make_rung("baseline", 20.0, 22.0), make_rung("fuse", 10.0, 11.0),
-                                       make_rung("cudnn", 12.0, 12.5))
+    ladder: LadderResult = make_ladder(
+        make_rung("baseline", 20.0, 22.0), make_rung("fuse", 10.0, 11.0),
+        make_rung("cudnn", 12.0, 12.5))
     ladder.write_json(tmp_path / "ladder.json")
     CurvesResult(environment=PLACE, systems=["rawnn"], left_out={}, steps={"linear": 4}, curves=[
         Curve(workload="linear", system="rawnn", numbers="float32", form="best",

@@ -205,7 +205,8 @@ def test_a_call_that_fails_is_named(simulated: Callable[..., Rawnn]) -> None:
 
 
 def test_conflicting_toggles(simulated: Callable[..., Rawnn]) -> None:
-    one_sentence(simulated()("--opt", "graphs=while"), "graphs=while", "add preload", status=2)
+    one_sentence(simulated()("--opt", "-preload,graphs=while"), "graphs=while", "add preload",
+                 status=2)
     one_sentence(simulated()("--opt", "graphs,best,-arena"), "implies 'arena'", status=2)
 
 

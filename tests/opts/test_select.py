@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rawnn.errors import ConfigError
@@ -22,26 +24,58 @@ def chosen(text: str, network: Network = DEEP, steps: int = 468, machine: Machin
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("", []), ("none", []), (" , ,", []), ("cublas", ["cublas"]),
-    ("cublas,preload", ["preload", "cublas"]),  # in the order in which they are applied
-    (" fuse , arena", ["arena", "fuse"]), ("report", ["report=10"]), ("report=3", ["report=3"]),
-    ("report=3,report=4", ["report=4"]), ("none,fuse", ["fuse"]),
-    ("graphs", ["arena", "nosync", "graphs=auto"]),
-    ("preload,graphs=7", ["preload", "arena", "nosync", "graphs=7"]),
-    ("graphs=epoch,graphs=while,preload", ["preload", "arena", "nosync", "graphs=while"]),
+    ("", []), ("none", []), (" , ,", []), ("none,cublas", ["cublas"]),
+    ("none,cublas,preload", ["preload", "cublas"]),  # in the order in which they are applied
+    ("none, fuse , arena", ["arena", "fuse"]), ("none,report", ["report=10"]),
+    ("none,report=3", ["report=3"]), ("none,fuse", ["fuse"]),
+    ("none,graphs", ["arena", "nosync", "graphs=auto"]),
+    ("none,preload,graphs=7", ["preload", "arena", "nosync", "graphs=7"]),
+    ("best,graphs=while", ["preload", "arena", "nosync", "cublas", "fuse", "streams",
+                           "graphs=while"]),
     ("seed", ["preload", "arena", "nosync", "report=10", "cublas", "cudnn", "fuse",
               "streams", "graphs=auto"]),
     ("seed,-cudnn,report=5", ["preload", "arena", "nosync", "report=5", "cublas", "fuse",
                               "streams", "graphs=auto"]),
-    ("best,-fuse,fuse", ["preload", "arena", "nosync", "cublas", "fuse", "streams",
+    ("best,-fuse,fuse", ["preload", "arena", "nosync", "mma=wgmma", "fuse", "streams", "pdl",
                          "graphs=epoch"]),
 ])
 def test_text_becomes_toggles_in_their_order(text: str, words: list[str]) -> None:
     assert chosen(text).words() == words
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    ("graphs,cublas,cudnn", ["preload", "arena", "nosync", "cublas", "cudnn", "graphs=auto"]),
+    ("fuse", ["preload", "arena", "fuse"]), ("preload", ["preload", "arena"]),
+    ("fuse,-preload", ["arena", "fuse"]), ("-arena,fuse", ["preload", "fuse"]),
+    ("-preload,-arena", []), ("-preload,preload", ["preload", "arena"]),
+    ("pool", ["preload", "pool"]), ("fuse,async", ["preload", "async", "fuse"]),
+    ("pinned", ["arena", "pinned"]), ("pinned,pool", ["pool", "pinned"]),
+    ("pinned,preload", ["preload", "arena", "pinned"]),
+    ("preload,pinned", ["preload", "arena", "pinned"]),
+    ("none,graphs=while,-arena,none", []), ("none,pool", ["pool"]), ("none,pinned", ["pinned"]),
+])
+def test_a_list_starts_with_data_and_buffers_on_the_device(text: str, words: list[str]) -> None:
+    found = chosen(text)
+    assert found.words() == words
+    assert not [note for note in found.notes if "which" in note]
+
+
+def test_on_the_host_a_list_starts_with_preload() -> None:
+    assert chosen("fuse", machine=HOST).words() == ["preload", "fuse"]
+    assert chosen("none,fuse", machine=HOST).words() == ["fuse"]
+    assert chosen("pinned,fuse", machine=HOST, lenient=True).words() == ["fuse"]
+
+
+@pytest.mark.parametrize("text", ["report=3,report=4", "graphs=epoch,fuse,graphs=while",
+                                  "best,fuse,fuse", "cublas,cublas"])
+def test_a_toggle_given_twice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"'\w+' is given twice: leave one of them out"):
+        chosen(text)
+    assert chosen("fuse,-fuse,fuse").words() == ["preload", "arena", "fuse"]
+
+
 def test_what_is_implied_is_marked() -> None:
-    found = chosen("graphs=step,arena")
+    found = chosen("none,graphs=step,arena")
     assert found.implied == {"nosync"}
     assert str(found) == "arena, nosync (implied), graphs=step"
     assert str(chosen("")) == "none"
@@ -85,11 +119,9 @@ def test_removing_what_a_preset_is_without_is_a_note() -> None:
 
 def test_best_on_a_capable_machine() -> None:
     linear, deep = chosen("best", LINEAR), chosen("best", DEEP)
-    assert linear.words() == ["preload", "arena", "nosync", "fuse", "streams", "graphs=epoch"]
-    assert deep.words() == ["preload", "arena", "nosync", "cublas", "fuse", "streams",
-                            "graphs=epoch"]
-    assert any("cudnn" in note for note in linear.notes)
-    assert any("cudnn" in note for note in deep.notes)
+    assert linear.words() == deep.words() == ["preload", "arena", "nosync", "mma=wgmma", "fuse",
+                                              "streams", "pdl", "graphs=epoch"]
+    assert any("mma" in note and "three of tf32" in note for note in deep.notes)
     assert linear.implied == frozenset()
 
 
@@ -99,13 +131,17 @@ def test_best_unrolls_a_long_epoch_by_parts() -> None:
     assert chosen("best", LINEAR, steps=10_001).values["graphs"] == 200
 
 
-def test_best_with_too_many_classes_for_the_fused_step_takes_cublas() -> None:
-    assert "cublas" in chosen("best", Network((784, 33))).values
-    assert "cublas" not in chosen("best", Network((784, 32))).values
+def test_best_without_tensor_cores_for_float32_takes_cublas() -> None:
+    old = replace(CAPABLE, compute_capability=(7, 5))
+    assert "cublas" in chosen("best", Network((784, 33)), machine=old).values
+    assert "cublas" not in chosen("best", Network((784, 32)), machine=old).values
+    for network in (LINEAR, DEEP):
+        assert any("cudnn" in note for note in chosen("best", network, machine=old).notes)
 
 
 def test_best_without_cublas_or_with_an_old_driver_says_so() -> None:
-    bare, old = chosen("best", machine=BARE), chosen("best", machine=OLD)
+    bare = chosen("best", machine=replace(BARE, compute_capability=(7, 5)))
+    old = chosen("best", machine=OLD)
     assert "cublas" not in bare.values
     assert any("goes without cublas" in n and "pip install" in n for n in bare.notes)
     assert "graphs" not in old.values

@@ -45,7 +45,7 @@ def plan_of(layers: tuple[int, ...], batch: int, **options: Any) -> Plan:
     """The plan of STEPS steps of such a network, whose last ops are one."""
     network = Network(layers, options.pop("bias", True), options.pop("activation", "relu"))
     plan = step_plan(network, batch, batch * STEPS, **options)
-    selection = select("preload,bf16,mma,fuse", network, STEPS, CAPABLE)
+    selection = select("none,preload,bf16,mma,fuse", network, STEPS, CAPABLE)
     made = selection.apply(plan)[0].unrolled(STEPS)
     assert [op.kind for op in made.ops][:3] == ["narrow_input", "narrow_inner", "narrow_update"]
     return made

@@ -43,7 +43,7 @@ NUMBERS = [name for name, toggle in TOGGLES.items() if toggle.group == "numbers"
 
 
 def selected(text: str) -> Selection:
-    return select(text, Network(LAYERS), 5, CAPABLE)
+    return select(f"none,{text}", Network(LAYERS), 5, CAPABLE)
 
 
 @cache

@@ -1,8 +1,7 @@
-"""The table of measured toggles: kept whole, looked up by distance."""
+"""The table of measured toggles: kept whole, looked up exactly."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -41,27 +40,19 @@ def test_the_packaged_table_can_be_read() -> None:
         assert found.us > 0
 
 
-@pytest.mark.parametrize(("layers", "batch", "wanted"), [
-    ((784, 128, 10), 64, 0), ((784, 256, 10), 64, 1), ((100, 128, 3), 64, 0),
-    ((784, 128, 10), 16, 2), ((784, 512, 10), 128, 3), ((784, 128, 128, 10), 64, math.inf),
-])
-def test_distance_counts_factors_of_two(layers: tuple[int, ...], batch: int,
-                                        wanted: float) -> None:
-    assert table.distance(entry(), layers, batch) == wanted
-
-
-def test_the_nearest_entry_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_very_network_and_batch_are_found(tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(table.ENVIRONMENT, str(tmp_path / "mine.json"))
     monkeypatch.setattr(table, "PACKAGED", tmp_path / "packaged.json")
-    assert table.nearest("G", (784, 128, 10), 64, "") is None
+    assert table.exact("G", (784, 128, 10), 64, "") is None
     table.remember(table.PACKAGED, entry(toggles="packaged"))
     table.remember(table.user_file(), entry((784, 256, 10), toggles="mine"))
-    found = {n: table.nearest("G", (784, n, 10), 64, "") for n in (128, 200, 256, 1024, 2048)}
+    found = {n: table.exact("G", (784, n, 10), 64, "") for n in (128, 129, 256)}
     assert {n: e.toggles if e else None for n, e in found.items()} == {
-        128: "packaged", 200: "mine", 256: "mine", 1024: "mine", 2048: None}
+        128: "packaged", 129: None, 256: "mine"}
     table.remember(table.user_file(), entry(toggles="mine, too"))
-    nearest = table.nearest("G", (784, 128, 10), 64, "")
-    assert nearest is not None
-    assert nearest.toggles == "mine, too"
-    assert table.nearest("H", (784, 128, 10), 64, "") is None
-    assert table.nearest("G", (784, 128, 10), 64, "bf16") is None
+    both = table.exact("G", (784, 128, 10), 64, "")
+    assert both is not None
+    assert both.toggles == "mine, too"
+    for gpu, batch, numbers in (("H", 64, ""), ("G", 65, ""), ("G", 64, "bf16")):
+        assert table.exact(gpu, (784, 128, 10), batch, numbers) is None

@@ -19,13 +19,13 @@ def factors(t: SimpleNamespace, a: Attributes) -> tuple[Array, Array]:
 
 
 @define("matmul", reads=("a", "b", "bias", "saved", "overflow"),
-        writes=("c", "workspace", "overflow"),
-        optional=("bias", "saved", "workspace", "overflow"))
+        writes=("c", "pre", "workspace", "overflow"),
+        optional=("bias", "saved", "pre", "workspace", "overflow"))
 def matmul(t: SimpleNamespace, a: Attributes) -> None:
     """c = act(alpha * op(a) op(b) + beta * c + bias) * slope(saved).
 
-    The layout nt, nn or tn names the transposes; `workspace` is scratch memory that a library may
-    write.
+    The layout nt, nn or tn names the transposes; `pre` is what `act` is of, where that is wanted;
+    `workspace` is scratch memory that a library may write.
     """
     left, right = factors(t, a)
     alpha, beta = a["alpha"], a["beta"]
@@ -37,6 +37,8 @@ def matmul(t: SimpleNamespace, a: Attributes) -> None:
         t.c[...] = product if beta == 0.0 else product + beta * t.c
     if a["bias"]:
         t.c += t.bias
+    if hasattr(t, "pre"):
+        t.pre[...] = t.c
     if a["activation"]:
         t.c[...] = activation(a["activation"]).function(t.c)
     if a["slope"]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from rawnn import random
-from rawnn.step.op import Attributes, define
+from rawnn.step.op import Attributes, Reference, define
 from rawnn.step.ops.common import Array, matrix_view, step_of
 
 _CONTEXT = ("rates", "cursor", "clock", "loss_scale", "overflow")
@@ -120,6 +120,35 @@ def weight_update(t: SimpleNamespace, a: Attributes) -> None:
     _store(t, a, t.w, t.w - lr * (_gradient(t, t.dz.T @ t.x) + decay * t.w))
     if hasattr(t, "bias"):
         _update_bias(t, a)
+
+
+def _with_bias(update: Reference, t: SimpleNamespace, a: Attributes, *state: str) -> None:
+    """`update` of the weights with the gradient dz^T x, and of the bias with column sums of dz."""
+    bias = SimpleNamespace(**{name: getattr(t, name) for name in _CONTEXT if hasattr(t, name)})
+    update(SimpleNamespace(**vars(t), dw=t.dz.T @ t.x), a)
+    if hasattr(t, "bias"):
+        bias.w, bias.dw = t.bias, t.dz.sum(axis=0)
+        for name in state:
+            setattr(bias, name, getattr(t, f"bias_{name}"))
+        update(bias, {**a, "stochastic": False})
+
+
+@define("weight_momentum",
+        reads=("dz", "x", "w", "v", "bias", "bias_v", *_CONTEXT),
+        writes=("w", "v", "bias", "bias_v", "copy"),
+        optional=("bias", "bias_v", "copy", *_CONTEXT))
+def weight_momentum(t: SimpleNamespace, a: Attributes) -> None:
+    """momentum with the gradient dz^T x, which is never stored, and the bias likewise."""
+    _with_bias(momentum, t, a, "v")
+
+
+@define("weight_adam",
+        reads=("dz", "x", "w", "m", "v", "bias", "bias_m", "bias_v", *_CONTEXT),
+        writes=("w", "m", "v", "bias", "bias_m", "bias_v", "copy"),
+        optional=("bias", "bias_m", "bias_v", "copy", "rates", "loss_scale", "overflow"))
+def weight_adam(t: SimpleNamespace, a: Attributes) -> None:
+    """adam with the gradient dz^T x, which is never stored, and the bias likewise."""
+    _with_bias(adam, t, a, "m", "v")
 
 
 @define("slices_sgd", reads=("partial", "w", "dz", "bias", "rates", "cursor"),

@@ -1,0 +1,308 @@
+// wgmma_tf32_nt, wgmma_tf32_nn, wgmma_tf32_tn, wgmma_tf32_update, _momentum, _adam: products of
+// float32 on Hopper's tensor cores (sm_90a), each computed by two warpgroups.
+//
+//   The products, operands and scalars of mma.cu; operands are float. SUM is float, which rounds
+//   them to tf32, or tf32x3, each as two tf32 and three products for one (mma_fragments.cuh).
+//
+// wgmma takes one operand from registers, the other from shared memory, where tf32 must lie along
+// the inner dimension. So of nn, whose b does not, the transpose is computed: b comes from
+// registers. While the tensor cores work on a stage, the next stage's other operand is prepared:
+// rounded or split, and transposed where it is tn's. With tf32x3 the sums of two steps begin at
+// zero and are added to the others by the float units, as in mma.cu; every sum has one order.
+//
+// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, wgmma_tf32_update <TD, TX, TW, TC,
+// BIAS, SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without BYTES. The operand from registers has 128 rows of the tile, the other 64 or 128.
+//
+// Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; a stage is 128 bytes of the inner
+// dimension; besides the stages two prepared operands, of two parts each with tf32x3.
+// Limit: large products, the tensor cores, and the preparation beside them.
+#include "mma_copy.cuh"
+#include "mma_epilogue.cuh"
+#include "mma_sums.cuh"
+#include "mma_warpgroup.cuh"
+#include "pdl.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "wgmma_tf32.cu needs the instructions of one architecture: compile it for sm_90a"
+#endif
+
+constexpr int kStageDepth = 32;  // floats
+
+__device__ __forceinline__ void load_chunk(unsigned int (&words)[4], unsigned int from) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
+
+// Writes an operand's stage as wgmma takes it: along the inner dimension, in the 128-byte swizzle;
+// behind the rounded or high parts the low ones.
+template <typename PANEL, typename READY, typename SUM, int THREADS>
+__device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, int thread) {
+  constexpr int kChunks = READY::kBytes / kChunkBytes;
+  static_assert(kChunks % THREADS == 0, "as many chunks for every thread");
+#pragma unroll
+  for (int pass = 0; pass < kChunks / THREADS; ++pass) {
+    const int index = thread + pass * THREADS;
+    Factor<float, SUM> chunk;
+    unsigned int to;
+    if constexpr (PANEL::kDeep) {
+      to = index * kChunkBytes;
+      load_chunk(chunk.word, raw + to);
+    } else {
+      const int place = index % READY::kRows;
+      const int four = index / READY::kRows;
+      const unsigned int from = raw + place / 32 * PANEL::kPanelBytes + place % 4 * 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        chunk.word[i] = load_shared(from + PANEL::offset(4 * four + i, place % 32 / 4));
+      }
+      to = READY::offset(place, four);
+    }
+    chunk.take();
+    store_chunk(ready + to, chunk.word);
+    if constexpr (Same<SUM, tf32x3>::kValue) store_chunk(ready + READY::kBytes + to, chunk.low);
+  }
+}
+
+// One block's product. `left` comes from registers and is op(a), or with SWAPPED op(b)^T; `right`
+// from shared memory. DEEP_L and DEEP_R say that they are contiguous along the inner dimension.
+template <typename TILE, typename SUM, bool DEEP_L, bool DEEP_R, bool SWAPPED, bool BIAS,
+          typename EPILOGUE>
+__device__ __forceinline__ void block_product(const float* left, int ldleft, const float* right,
+                                              int ldright, int m, int n, int k,
+                                              EPILOGUE epilogue) {
+  constexpr bool kThree = Same<SUM, tf32x3>::kValue;
+  constexpr int kRows = SWAPPED ? TILE::kN : TILE::kM;
+  constexpr int kColumns = SWAPPED ? TILE::kM : TILE::kN;
+  constexpr int kStages = TILE::kStages;
+  constexpr int kThreads = TILE::kThreads;
+  using PanelL = Panel<float, kRows, DEEP_L, kStageDepth>;
+  using PanelR = Panel<float, kColumns, DEEP_R, kStageDepth>;
+  using Ready = Panel<float, kColumns, true, kStageDepth>;
+  constexpr int kTile = PanelL::kBytes + PanelR::kBytes;
+  constexpr int kReady = (kThree ? 2 : 1) * Ready::kBytes;
+  static_assert(kRows == 128 && kThreads == 256, "two warpgroups of 64 rows");
+  // Steps whose products add up before the float units take them: the fewer, the less is cut off.
+  constexpr int kAtOnce = kThree ? 2 : 4;
+  static_assert(kStages >= 2, "stages ahead");
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
+  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
+  const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
+  const int stages = share.stages;
+  const int begin = share.begin * kStageDepth;
+  Loader<PanelL, kThreads, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
+                                                     SWAPPED ? n : m, begin, k, thread);
+  Loader<PanelR, kThreads, TILE::kAligned> load_right(right, ldright, SWAPPED ? m0 : n0,
+                                                      SWAPPED ? m : n, begin, k, thread);
+  const Fragments<PanelL, true> fragments(warp * 16, 0, lane);
+  const unsigned int shared = shared_address(dynamic_shared);
+  const unsigned int prepared = shared + kStages * kTile;
+
+  pdl_wait();
+#pragma unroll 1
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < stages) {
+      load_left.load(shared + stage * kTile);
+      load_right.load(shared + stage * kTile + PanelL::kBytes);
+    }
+    commit_copies();
+  }
+  epilogue.begin();
+  wait_for_copies<kStages - 2>();
+  __syncthreads();
+  prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes, prepared, thread);
+  publish_to_tensor_cores();
+  __syncthreads();
+
+  float sums[kColumns / 2] = {};
+  float all[kThree ? kColumns / 2 : 1] = {};
+  float bias[2] = {};
+  const bool sums_bias = BIAS && n0 == 0;
+  int slot = 0;
+#pragma unroll 1
+  for (int stage = 0; stage < stages; ++stage) {
+    const unsigned int tile = shared + slot * kTile;
+    const unsigned int ready = prepared + stage % 2 * kReady;
+    slot = slot == kStages - 1 ? 0 : slot + 1;
+#pragma unroll
+    for (int first = 0; first < 4; first += kAtOnce) {
+      Factor<float, SUM> rows[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) fragments.load(rows[i].word, tile, 0, first + i);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (sums_bias) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(rows[i].word[j]);
+        }
+        rows[i].take();
+      }
+      settle(sums);
+      begin_products();
+      if constexpr (kThree) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          multiply_async<kColumns>(sums, rows[i].low, operand<Ready>(ready, 0, first + i), i);
+          multiply_async<kColumns>(sums, rows[i].word,
+                                   operand<Ready>(ready + Ready::kBytes, 0, first + i), 1);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        multiply_async<kColumns>(sums, rows[i].word, operand<Ready>(ready, 0, first + i),
+                                 kThree ? 1 : stage + i);
+      }
+      commit_products();
+      if (first + kAtOnce == 4 && stage + 1 < stages) {
+        if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
+          const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
+          load_left.load(shared + ahead * kTile);
+          load_right.load(shared + ahead * kTile + PanelL::kBytes);
+        }
+        commit_copies();
+        wait_for_copies<kStages - 2>();
+        __syncthreads();  // the next stage is there
+        prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
+                                              prepared + (stage + 1) % 2 * kReady, thread);
+        publish_to_tensor_cores();
+      }
+      wait_for_products<0>();
+      settle(sums);
+      if constexpr (kThree) {
+#pragma unroll
+        for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
+      }
+    }
+    __syncthreads();  // it is prepared, and nobody reads what this one took
+  }
+  wait_for_copies<0>();
+  pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
+  __syncthreads();  // the operands are done with: their place takes the sums
+
+  float* const parts = reinterpret_cast<float*>(dynamic_shared);
+  constexpr int kPitch = Sums<TILE>::kPitch;
+  const int g = lane / 4;
+  const int q = lane % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = warp * 16 + g + 8 * half;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const int column = 8 * j + 2 * q;
+      const float first = kThree ? all[kThree ? 4 * j + 2 * half : 0] : sums[4 * j + 2 * half];
+      const float second =
+          kThree ? all[kThree ? 4 * j + 2 * half + 1 : 0] : sums[4 * j + 2 * half + 1];
+      if constexpr (SWAPPED) {
+        parts[column * kPitch + row] = first;
+        parts[(column + 1) * kPitch + row] = second;
+      } else {
+        *reinterpret_cast<float2*>(parts + row * kPitch + column) = make_float2(first, second);
+      }
+    }
+    if constexpr (BIAS) {
+      bias[half] += __shfl_xor_sync(kFullWarp, bias[half], 1);
+      bias[half] += __shfl_xor_sync(kFullWarp, bias[half], 2);
+      if (sums_bias && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
+    }
+  }
+  Finish<TILE, EPILOGUE, 0> finish(epilogue, m0, n0, thread);
+  finish.template run<BIAS>(parts, n0 == 0);
+}
+
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+    wgmma_tf32_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
+           int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
+           float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
+  block_product<TILE, SUM, true, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+    wgmma_tf32_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
+  block_product<TILE, SUM, false, true, true, false>(b, ldb, a, lda, m, n, k, epilogue);
+}
+
+template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
+          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
+          int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+    wgmma_tf32_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
+           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
+  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
+  block_product<TILE, SUM, false, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+    wgmma_tf32_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+               int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
+               const int* __restrict__ cursor, const int* __restrict__ clock,
+               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
+               int rows, int cols, float lr, float decay, float copy_scale, int offset,
+               bool stochastic, unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
+  const UpdateEpilogue<TW, TC, Sgd> epilogue{
+      w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
+      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
+  block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+    wgmma_tf32_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+                 int ldw, float* v, int ldv, float* bias, float* bias_v, TC* copy, int ldcopy,
+                 const float* __restrict__ rates, const int* __restrict__ cursor,
+                 const int* __restrict__ clock, const float* __restrict__ loss_scale,
+                 const int* __restrict__ overflow, int batch, int rows, int cols, float lr,
+                 float decay, float momentum, bool nesterov, float copy_scale, int offset,
+                 bool stochastic, unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
+  const UpdateEpilogue<TW, TC, Momentum> epilogue{
+      w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
+      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
+      lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
+  block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
+
+template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
+          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
+__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+    wgmma_tf32_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+             int ldw, float* m, int ldm, float* v, int ldv, float* bias, float* bias_m,
+             float* bias_v, TC* copy, int ldcopy, const float* __restrict__ rates,
+             const int* __restrict__ cursor, const int* __restrict__ clock,
+             const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
+             int rows, int cols, float lr, float decay, double beta1, double beta2, float eps,
+             bool decoupled, float copy_scale, int offset, bool stochastic,
+             unsigned long long seed, unsigned int stream) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
+  const UpdateEpilogue<TW, TC, Adam> epilogue{
+      w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
+      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
+      lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};
+  block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
+}
