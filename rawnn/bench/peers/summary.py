@@ -79,6 +79,19 @@ def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str,
                 faster=sum(r > 1 for r, _ in ratios), failures=failures, missing=missing)
 
 
+def setups(result: ContestsResult) -> str:
+    """What making a network's programs ready took each system, on average, in a sentence: the
+    compilation that no time a step covers."""
+    parts = []
+    for system in result.systems:
+        sums = [sum(e.setup_s for e in mine) for c in result.contests
+                if (mine := [e for e in c.entries if e.system == system])]
+        if sums:
+            parts.append(f"{system} {sum(sums) / len(sums):.1f}")
+    return (f"seconds until all of a network's programs were ready, on average, several at a time "
+            f"on all cores: {', '.join(parts)}")
+
+
 HEADINGS = ("class", "against", "geometric mean", "95 % interval", "median", "worst", "faster in",
             "failed")
 
@@ -147,7 +160,7 @@ def markdown(result: ContestsResult) -> str:
     lines += ["", *(failed or ["Nothing failed, was refused or was wrong."]), ""]
     if not peers:
         lines += ["No peer was there.", ""]
-    return "\n".join([*lines, provenance(result), ""])
+    return "\n".join([*lines, f"{setups(result)}  ", provenance(result), ""])
 
 
 def provenance(result: ContestsResult) -> str:
