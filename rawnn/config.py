@@ -43,7 +43,8 @@ class Config:
     momentum, nesterov, weight_decay, beta1, beta2, eps  of the optimizer; None: its default
     schedule  of the learning rate: "constant", "step:30:0.1", "cosine", "warmup:5,cosine"
     seed      of the initial weights and of the order of examples
-    opt       toggles and presets, as after --opt: "graphs=epoch,cublas", "best,-cudnn", "none"
+    opt       toggles and presets, as after --opt: "graphs=epoch,cublas" (which starts from preload
+              and arena), "best,-cudnn", "none"
     device    "auto", "gpu", "gpu:N", "host" or "sim"
     dataset   "mnist", "fashion-mnist", "idx", "table" or "synthetic"
     data      directory of the data set's files, or a .csv, .tsv or .npz file; None looks in

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import rawnn
 from rawnn.errors import DeviceError
-from rawnn.opts.registry import Machine
+from rawnn.target import Machine
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device

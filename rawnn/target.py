@@ -7,7 +7,7 @@ plans that are only looked at.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 FEATURES: Mapping[str, Mapping[str, tuple[int, int]]] = {
@@ -51,6 +51,13 @@ class Target:
     threads: int = 0
     at_once: Mapping[int, int] = field(default_factory=dict, hash=False)
     features: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        if not self.gpu:
+            return self.name
+        return (f"{self.name}, compute capability {'.'.join(map(str, self.capability))}, "
+                f"{self.multiprocessors} multiprocessors with {self.shared_per_block >> 10} KiB of "
+                f"shared memory a block")
 
     @property
     def gpu(self) -> bool:
@@ -116,3 +123,28 @@ def known(capability: tuple[int, int]) -> Target:
     if not below:
         return HOST
     return replace(KNOWN[max(below)], capability=capability, features=features_of(capability))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What toggles need to know of the machine: whether there is a GPU, its compute capability,
+    the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
+    whether the driver can allocate in the order of a stream, and what the GPU is called.
+    `gpu` is None where there is one, else the sentence that says why not. `measure` asks an open
+    device for its target."""
+
+    gpu: str | None
+    compute_capability: tuple[int, int] = (0, 0)
+    driver: int = 0
+    has_package: Callable[[str], bool] = lambda package: False
+    memory_pools: bool = True
+    name: str = ""
+    measure: Callable[[], Target] | None = None
+
+    @property
+    def target(self) -> Target:
+        """What launches may know of the GPU; where no device is open, of one of its compute
+        capability."""
+        if self.gpu is not None:
+            return HOST
+        return self.measure() if self.measure else known(self.compute_capability)

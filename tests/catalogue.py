@@ -37,14 +37,15 @@ def forms(name: str) -> list[str]:
     if parameter is None:
         return [name]
     words = [w for w in parameter.form.split("|") if w not in ("max", "auto") and w[0] != "-"]
-    return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words] or [name]
+    counts = {"N": VALUES.get(name, "3"), "RxG": "2x2"}
+    return [f"{name}={counts.get(word, word)}" for word in words] or [name]
 
 
 def legal(words: tuple[str, ...], network: Network | None = None,
           machine: Machine = CAPABLE) -> bool:
     """Whether the toggles go together."""
     try:
-        select(",".join(words), network or Network((8, 4)), 4, machine)
+        select(",".join(["none", *words]), network or Network((8, 4)), 4, machine)
     except ConfigError:
         return False
     return True
@@ -85,7 +86,7 @@ class Variant:
         network, recipe, examples, step, rest, evaluate = self._baseline
         steps = recipe.steps(examples)
         try:
-            selection = select(opt, network, steps, machine)
+            selection = select(f"none,{opt}", network, steps, machine)
             train, policy = selection.apply(step)
         except ConfigError:
             return
@@ -166,7 +167,8 @@ class Case:
 def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
     """By entry of the table of kernels: each op with each instance, set of operands and shape."""
     found: dict[tuple[Any, ...], Case] = {}
-    kernels = [text for text in sets_of("kernels", machine, ("tune",)) if text.count(",") < 2]
+    without = ("tune", "persistent")  # which writes its kernels for each network
+    kernels = [text for text in sets_of("kernels", machine, without) if text.count(",") < 2]
     plain = [text for text in kernels if "," not in text or text.endswith(",fuse")]
     for number in numbers(machine):
         for chosen, variants in ((kernels, SHAPES), (plain, VARIANTS)):

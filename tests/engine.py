@@ -104,7 +104,7 @@ def make_work(opt: str, layers: tuple[int, ...], data: Dataset, batch: int = 8, 
     """`network_options` go to Network, `recipe_options` to Recipe."""
     network = Network(layers, **(network_options or {}))
     recipe = Recipe(batch, optimizer or Optimizer(lr=lr), seed=seed, **recipe_options)
-    selection = select(opt, network, len(data.train_images) // batch, machine)
+    selection = select(f"none,{opt}", network, len(data.train_images) // batch, machine)
     return prepare(network, data, selection, recipe, evaluation_batch=8)
 
 

@@ -70,7 +70,7 @@ def test_plans_carry_the_target_of_their_machine() -> None:
     network = Network((784, 256, 10))
     for capability, wanted in (((9, 0), "H200"), ((8, 0), "A100")):
         machine = replace(CAPABLE, compute_capability=capability)
-        plan, _ = select("preload,bf16,mma,fuse", network, 4, machine).apply(
+        plan, _ = select("none,preload,bf16,mma,fuse", network, 4, machine).apply(
             step_plan(network, 32, 128))
         assert plan.target.name == wanted
         assert plan.target.has("clusters") == (capability == (9, 0))
@@ -78,13 +78,13 @@ def test_plans_carry_the_target_of_their_machine() -> None:
             plan.find(kind="narrow_inner")
     work = make_work("preload", (29, 7), random_dataset())
     assert {p.target.name for p in (work.train, work.start, work.begin, work.end)} == {"H200"}
-    host = select("preload", network, 4, Machine("none"), lenient=True)
+    host = select("none,preload", network, 4, Machine("none"), lenient=True)
     assert host.apply(step_plan(network, 32, 128))[0].target is HOST
 
 
 def test_mma_sync_leaves_unused_what_only_hopper_has() -> None:
     network = Network((784, 4096, 4096, 10))
-    plans = {value: select(f"preload,bf16,mma={value},fuse", network, 4, CAPABLE).apply(
+    plans = {value: select(f"none,preload,bf16,mma={value},fuse", network, 4, CAPABLE).apply(
         step_plan(network, 32, 128))[0] for value in ("auto", "sync")}
     assert {op.impl for op in plans["sync"].ops} & {"skinny", "wgmma"} == set()
     assert plans["auto"].find(impl="skinny")
@@ -103,7 +103,7 @@ def test_launches_follow_the_gpus_size() -> None:
 
 
 def test_a_plan_of_no_gpu_is_not_launched() -> None:
-    plan, _ = select("preload,tiled", Network((784, 10)), 4, CAPABLE).apply(
+    plan, _ = select("none,preload,tiled", Network((784, 10)), 4, CAPABLE).apply(
         step_plan(Network((784, 10)), 32, 128))
     (product,) = plan.find(kind="matmul", name="fc1.forward")
     assert kernel_for(product).expression(product, plan).startswith("tiled_nt<")

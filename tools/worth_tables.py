@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn.bench.sets import SetsResult  # noqa: E402
-from rawnn.bench.worth import comparison_sets, markdown  # noqa: E402
+from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
 
@@ -36,10 +36,9 @@ def results() -> list[SetsResult]:
 
 def columns(toggle: Toggle, measured: Sequence[SetsResult]) -> list[SetsResult]:
     """Of each GPU the newest result that has all the sets of a toggle, by the GPU's name."""
-    wanted = set(comparison_sets([toggle]))
     newest: dict[str, SetsResult] = {}
     for result in measured:
-        if wanted <= {(m.workload, m.opt) for m in result.measurements}:
+        if has_all(result, toggle):
             newest.setdefault(result.machine(), result)
     return [newest[machine] for machine in sorted(newest)]
 

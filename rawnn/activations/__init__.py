@@ -3,7 +3,7 @@ same name stands in ptx/activations.cuh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ class Activation:
 
     `saves` says what the backward pass needs: the output a (then a product can apply the
     activation in its epilogue and z is never stored) or the input z. `functor` is its name in
-    CUDA C.
+    CUDA C, `code` the text that declares it where ptx/activations.cuh does not.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Activation:
     saves: Literal["output", "input"]
     function: Callable[[Array], Array]
     slope: Callable[[Array], Array]
+    code: str = ""
 
 
 ACTIVATIONS: dict[str, Activation] = {}
@@ -44,6 +45,11 @@ def activation(name: str) -> Activation:
         raise ConfigError(f"unknown activation '{name}'" + (nearest(name, ACTIVATIONS) or
                           f"; there are {', '.join(ACTIVATIONS)}"))
     return ACTIVATIONS[name]
+
+
+def declarations(words: Collection[str]) -> str:
+    """CUDA C that declares those functors among `words` that activations.cuh does not."""
+    return "\n".join(a.code for a in ACTIVATIONS.values() if a.code and a.functor in words)
 
 
 def functor(name: str) -> str:

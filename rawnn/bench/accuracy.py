@@ -92,7 +92,7 @@ def host_accuracy(config: Config, seeds: Sequence[int] = SEEDS, *, data: Dataset
     config, _ = settled(config, data)
     network, recipe = config.network(), config.recipe()
     # Gathering from uint8 rather than keeping the whole set as float64 saves 376 MB for MNIST.
-    selection = select("preload", network, recipe.steps(len(data.train_images)), HOST)
+    selection = select("none,preload", network, recipe.steps(len(data.train_images)), HOST)
     accuracies = []
     for seed in seeds:
         work = prepare(network, data, selection, replace(recipe, seed=seed))

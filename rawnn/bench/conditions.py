@@ -17,8 +17,10 @@ import msgspec
 
 from rawnn.bench.clocks import smi_index
 from rawnn.bench.statistics import Spread, spread
+from rawnn.machine import Opened
 
-INTERVAL_S = 0.02
+INTERVAL_S = 0.05
+"""Seconds between samples; one takes some 0.1 ms of a core, in the thread that takes it."""
 
 SLOWDOWNS = {"HwSlowdown": "hardware slowdown", "HwThermalSlowdown": "too hot",
              "HwPowerBrakeSlowdown": "power brake", "SwThermalSlowdown": "too hot (driver)",
@@ -53,6 +55,13 @@ class Seen:
     conditions: Conditions | None = None
 
 
+class _Nothing:
+    """In place of the library where there is no GPU to watch."""
+
+    def nvmlInit(self) -> None:
+        raise OSError("there is no GPU")
+
+
 class Watch:
     """Samples one GPU, CUDA's device `ordinal`. Use as a context manager."""
 
@@ -69,6 +78,13 @@ class Watch:
                 else self._nvml.nvmlDeviceGetHandleByUUID(name)
         except Exception:  # no package, no library, no such GPU: nothing is observed
             self._handle = None
+
+    @classmethod
+    def of(cls, opened: Opened) -> Watch:
+        """Of the GPU that was opened; one that observes nothing for the host and simulated GPUs."""
+        device = opened.device
+        real = device is not None and device.backend.name != "sim"
+        return cls(device.info.ordinal) if device and real else cls(0, _Nothing())
 
     @property
     def observes(self) -> bool:

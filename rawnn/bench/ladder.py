@@ -14,6 +14,8 @@ import msgspec
 
 from rawnn.bench.accuracy import Oracle
 from rawnn.bench.clocks import sampler_of
+from rawnn.bench.conditions import Conditions, Watch
+from rawnn.bench.footprint import Footprint, footprint
 from rawnn.bench.records import (
     LadderResult,
     Run,
@@ -22,6 +24,7 @@ from rawnn.bench.records import (
     timer_of,
     toggle_words,
 )
+from rawnn.bench.suites import read_suites
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import check_fit, settled
@@ -32,11 +35,11 @@ from rawnn.opts.presets import PRESETS
 from rawnn.result import Result
 from rawnn.training import Listener, Session
 
-BASE = ("preload", "arena")
+_SUITE = read_suites().ladder
+BASE = tuple(_SUITE.base)
 """The report keeps its data and its buffers on the GPU before it starts its clock."""
 
-DEFAULT_RUNGS = ("nosync", "cublas", "report=10", "fuse", "cudnn", "graphs", "streams",
-                 "graphs=epoch", "best")
+DEFAULT_RUNGS = tuple(_SUITE.rungs)
 BASELINE = "baseline"
 
 
@@ -130,6 +133,11 @@ def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
     return tuple(now)
 
 
+def _opt(words: Sequence[str]) -> str:
+    """The toggles of a rung as after --opt, and nothing else."""
+    return ",".join(words if words and words[0] in PRESETS else ("none", *words))
+
+
 class _Ladder:
     def __init__(self, config: Config, repeats: int, rungs: Sequence[str], data: Dataset,
                  opened: Opened, oracle: Oracle | None, notify: Callable[[str], None]) -> None:
@@ -140,7 +148,7 @@ class _Ladder:
         self._libraries: dict[str, str] = {}
         base: tuple[str, ...] = BASE
         steps = [(name, tuple(name.split("+"))) for name in rungs]
-        self._clocks = sampler_of(opened)
+        self._clocks, self._watch = sampler_of(opened), Watch.of(opened)
         if opened.device is None:
             base = tuple(w for w in base if _on_host(w))
             left_out = [name for name, words in steps if not all(map(_on_host, words))]
@@ -151,13 +159,13 @@ class _Ladder:
                 self._notes.append(f"rungs that mean nothing on the host are left out: "
                                    f"{', '.join(left_out)}")
         self._base = base
-        self._config = replace(config, opt=",".join(base))
+        self._config = replace(config, opt=_opt(base))
         self._environment = place_of(opened)
-        self._steps = [_Step(BASELINE, (), Rung(name=BASELINE, opt=",".join(base)))]
+        self._steps = [_Step(BASELINE, (), Rung(name=BASELINE, opt=_opt(base)))]
         words = base
         for name, added in steps:
             words = climb(words, added)
-            self._steps.append(_Step(name, added, Rung(name=name, opt=",".join(words))))
+            self._steps.append(_Step(name, added, Rung(name=name, opt=_opt(words))))
 
     def run(self, on_progress: Callable[[Progress], None]) -> None:
         total, done = self._repeats * len(self._steps), 0
@@ -169,7 +177,7 @@ class _Ladder:
                         # What failed here is not carried on: one missing library must not take
                         # all later rungs with it.
                         wanted = climb(words, step.words)
-                        step.rung = msgspec.structs.replace(step.rung, opt=",".join(wanted))
+                        step.rung = msgspec.structs.replace(step.rung, opt=_opt(wanted))
                     self._measure(step, repeat)
                     if repeat == 0 and step.rung.status == "measured":
                         words = wanted
@@ -186,7 +194,7 @@ class _Ladder:
             return
         config = replace(self._config, opt=step.rung.opt, seed=self._config.seed + repeat)
         try:
-            result = self._train(config)
+            result, traces = self._train(config)
         except (ConfigError, MissingLibrary) as error:
             step.rung = msgspec.structs.replace(step.rung, status="unavailable", reason=str(error))
             return
@@ -197,22 +205,25 @@ class _Ladder:
             self._interrupted = True
             return
         sample = self._clocks.sample() if self._clocks else None
-        step.runs.append(Run.of(repeat, result, sample))
+        step.runs.append(Run.of(repeat, result, sample, traces[0]))
         self._libraries.update(result.environment.libraries)
         step.rung = msgspec.structs.replace(
             step.rung.with_runs(step.runs, self._oracle), notes=result.notes,
-            toggles=toggle_words(result))
+            toggles=toggle_words(result), footprint=traces[1])
 
-    def _train(self, config: Config) -> Result:
+    def _train(self, config: Config) -> tuple[Result, tuple[Conditions | None, Footprint]]:
+        """A run, under which conditions it was, and what a step of it moves."""
         try:
             with Session(config, self._listener, data=self._data, opened=self._opened) as session:
-                result = session.run()
+                with self._watch.during() as seen:
+                    result = session.run()
+                traces = seen.conditions, footprint(session.work, result.facts)
         except RawnnError:
             with suppress(RawnnError):  # the first failure is the one to tell of
                 self._release()
             raise
         self._release()
-        return result
+        return result, traces
 
     def _release(self) -> None:
         """Start the next run with empty device memory and a peak of its own."""

@@ -50,6 +50,10 @@ _SUMS = ("", "fp16=acc16")
 """Formats in which sums are rounded as well as what is stored."""
 
 
+HEADER = f"{'seed':>6}  {'':<6}  {'time':>18}  {'used':>5}  run (used: share of the tolerance)"
+"""Above the lines of outcomes."""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a run: "right", "wrong", "failed" or "memory" (it did not fit). `us` is the time
     of a step in microseconds (on a device by its clock), `used` the largest share of a tolerance
@@ -105,7 +109,7 @@ def check_run(spec: Specification, opened: Opened) -> tuple[Outcome, bool]:
                        reason=said), not isinstance(error, CallFailed) or _answers(opened)
     found, us = device
     machine = opened.machine
-    plain, true = (spec.work(opt, data, machine) for opt in (spec.opt("preload"), "preload"))
+    plain, true = (spec.work(opt, data, machine) for opt in (spec.opt("preload"), "none,preload"))
     host, _ = _trained(HostRunner(plain), plain)
     exact, _ = _trained(HostRunner(true, "float64"), true)
     used, reason = _compared(spec, found, host, exact)

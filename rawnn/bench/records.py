@@ -15,6 +15,8 @@ import msgspec
 
 from rawnn.bench.accuracy import Oracle
 from rawnn.bench.clocks import ClockSample, summarize
+from rawnn.bench.conditions import Conditions, merged
+from rawnn.bench.footprint import Footprint
 from rawnn.bench.statistics import Spread, mean_std, spread
 from rawnn.config import Config
 from rawnn.errors import ConfigError
@@ -86,9 +88,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int
     graph_nodes: int | None
     clocks: ClockSample | None
+    conditions: Conditions | None = None
 
     @classmethod
-    def of(cls, repeat: int, result: Result, clocks: ClockSample | None) -> Run:
+    def of(cls, repeat: int, result: Result, clocks: ClockSample | None,
+           conditions: Conditions | None = None) -> Run:
         return cls(
             repeat=repeat, seed=result.config.seed, epoch_ms=result.epoch_ms,
             average_epoch_ms=result.average_epoch_ms,
@@ -97,6 +101,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             test_accuracy=result.test_accuracy, test_loss=result.test_loss,
             peak_memory_bytes=result.peak_memory_bytes,
             graph_nodes=result.facts.get("graph_nodes"), clocks=clocks,
+            conditions=conditions,
         )
 
 
@@ -123,6 +128,8 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int | None = None
     graph_nodes: int | None = None
     clocks: dict[str, Spread] = {}
+    conditions: Conditions | None = None
+    footprint: Footprint | None = None
 
     def with_runs(self, runs: Sequence[Run], oracle: Oracle | None) -> Rung:
         """This rung with these repetitions and the figures that follow from them."""
@@ -139,6 +146,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
             peak_memory_bytes=max(r.peak_memory_bytes for r in runs),
             graph_nodes=runs[-1].graph_nodes,
             clocks=summarize([r.clocks for r in runs]),
+            conditions=merged([r.conditions for r in runs if r.conditions]),
         )
 
 

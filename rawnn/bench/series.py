@@ -114,7 +114,8 @@ def _contests(content: bytes) -> tuple[Environment, str, list[Series]]:
     return found.environment, f"draw {found.draw_version}", made
 
 
-READERS: dict[str, Reader] = {"ladder": _ladder, "workloads": _sets, "toggles": _sets,
-                              "random-peers": _contests, "peers": _contests}
+READERS: dict[str, Reader] = {
+    "ladder": _ladder, "workloads": _sets, "toggles": _sets, "ablation": _sets,
+    "random-peers": _contests, "peers": _contests, "sweep": _contests}
 """What a file says it holds -> how its series are read."""
 

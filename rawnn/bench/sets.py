@@ -15,6 +15,8 @@ from typing import Literal
 import msgspec
 
 from rawnn.bench.clocks import ClockSample, sampler_of, summarize
+from rawnn.bench.conditions import Conditions, Watch, merged
+from rawnn.bench.footprint import Footprint, footprint
 from rawnn.bench.ladder import check_words
 from rawnn.bench.records import place_of, read_measured, timer_of, toggle_words
 from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
@@ -35,7 +37,7 @@ HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "test accuracy", "dev
 EMULATED = frozenset(word.partition("=")[0] for word in NUMBERS)
 """Number formats, whose rounding NumPy carries out beside the arithmetic of float32."""
 
-Kind = Literal["workloads", "toggles"]
+Kind = Literal["workloads", "toggles", "ablation"]
 WorkloadSet = tuple[str, str]
 """A workload's name, and toggles as after --opt."""
 
@@ -62,6 +64,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     accuracies: list[float] = []
     peak_memory_bytes: int = 0
     clocks: dict[str, Spread] = {}
+    conditions: Conditions | None = None
+    footprint: Footprint | None = None
     reason: str = ""
 
     def cells(self) -> list[str]:
@@ -212,6 +216,8 @@ class _Series:
     config: Config
     runs: list[Result] = field(default_factory=list)
     clocks: list[ClockSample | None] = field(default_factory=list)
+    conditions: list[Conditions] = field(default_factory=list)
+    footprint: Footprint | None = None
     steps: int = 0
     reason: str = ""
 
@@ -229,7 +235,8 @@ class _Series:
             evaluation_ms=spread([r.times.evaluation / max(len(r.history), 1) for r in runs]),
             accuracies=[r.test_accuracy for r in runs],
             peak_memory_bytes=max(r.peak_memory_bytes for r in runs),
-            clocks=summarize(self.clocks))
+            clocks=summarize(self.clocks), conditions=merged(self.conditions),
+            footprint=self.footprint)
 
 
 class _Sets:
@@ -238,6 +245,7 @@ class _Sets:
         self._kind, self._series, self._repeats = kind, series, repeats
         self._data, self._opened = data, opened
         self._sampler, self._environment = sampler_of(opened), place_of(opened)
+        self._watch = Watch.of(opened)
         self._interrupted = False
 
     def run(self, on_progress: Callable[[Progress], None]) -> SetsResult:
@@ -262,8 +270,10 @@ class _Sets:
         config = replace(series.config, seed=repeat)
         try:
             with Session(config, Listener(), data=self._data, opened=self._opened) as session:
-                run = session.run()
+                with self._watch.during() as seen:
+                    run = session.run()
                 series.steps = session.work.updates
+                series.footprint = footprint(session.work, run.facts)
         except RawnnError as error:
             series.reason = str(error)
             return
@@ -271,6 +281,7 @@ class _Sets:
             self._interrupted = True
             return
         series.runs.append(run)
+        series.conditions += [seen.conditions] if seen.conditions else []
         series.clocks.append(self._sampler.sample() if self._sampler else None)
         self._environment.libraries.update(run.environment.libraries)
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from rawnn.bench.records import LadderResult, Rung
 from rawnn.bench.statistics import Spread, runs_text, with_deviation
+from rawnn.words import counted
 
 HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "x baseline", "accuracy",
             "reference")
@@ -139,8 +140,8 @@ def provenance(ladder: LadderResult) -> list[str]:
         f"clocks: {_clocks(ladder)}",
         f"{ladder.dataset} from {ladder.data_source}; "
         f"{'-'.join(map(str, config.layers))}, batch {config.batch}, lr {config.lr:g}, "
-        f"{config.epochs} epochs, seeds from {config.seed}; every rung starts from "
-        f"{config.opt or 'nothing'}",
+        f"{counted(config.epochs, 'epoch')}, seeds from {config.seed}; every rung starts from "
+        f"{config.opt.removeprefix('none,') or 'nothing'}",
         f"{runs} in one process; {env.date}, commit {env.commit or 'unknown'}",
     ]
 

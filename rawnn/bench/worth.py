@@ -45,6 +45,20 @@ def _in_order(words: Sequence[str]) -> str:
     return ",".join(sorted(filter(None, words), key=lambda word: places[word.partition("=")[0]]))
 
 
+def _key(workload: str, opt: str) -> WorkloadSet:
+    """A set as it is looked up: in older results every list began with nothing but what it says."""
+    return workload, opt.removeprefix("none,")
+
+
+def _found(result: SetsResult) -> dict[WorkloadSet, Measurement]:
+    return {_key(m.workload, m.opt): m for m in result.measurements}
+
+
+def has_all(result: SetsResult, toggle: Toggle) -> bool:
+    """Whether everything was measured that the toggle is compared by."""
+    return {_key(*each) for each in comparison_sets([toggle])} <= _found(result).keys()
+
+
 def markdown(toggle: Toggle, results: Sequence[SetsResult]) -> str:
     """The table of a toggle, with a column for each result's machine; below it what could not
     run, and provenance.
@@ -57,14 +71,14 @@ def markdown(toggle: Toggle, results: Sequence[SetsResult]) -> str:
     lines = ["| " + " | ".join(heads) + " |",
              "|---|---|" + "---:|" * len(machines) + "---|---:|---:|"]
     below: list[str] = []
-    found = [{(m.workload, m.opt): m for m in r.measurements} for r in results]
+    found = [_found(result) for result in results]
     for comparison in toggle.comparisons:
         opts = _opts(toggle, comparison)
-        bases = [known.get((comparison.workload, opts[0])) for known in found]
+        bases = [known.get(_key(comparison.workload, opts[0])) for known in found]
         said = [f"`{comparison.beside}`" if comparison.beside else "nothing",
                 *(f"with `{added}`" for added in comparison.added or (toggle.name,))]
         for words, opt in zip(said, opts, strict=True):
-            mine = [known.get((comparison.workload, opt)) for known in found]
+            mine = [known.get(_key(comparison.workload, opt)) for known in found]
             fullest = max(filter(None, mine), key=lambda m: len(m.accuracies), default=None)
             lines.append("| " + " | ".join([
                 f"`{comparison.workload}`" if opt == opts[0] else "", words,
@@ -84,14 +98,14 @@ def terminal_table(toggle: Toggle, result: SetsResult) -> tuple[Table, list[str]
     table = Table(box=None, pad_edge=False)
     for heading in ("workload", "toggles", "ms an epoch", "accuracy"):
         table.add_column(heading, overflow="fold")
-    found = {(m.workload, m.opt): m for m in result.measurements}
+    found = _found(result)
     below: dict[str, None] = {}
     for comparison in toggle.comparisons:
         opts = _opts(toggle, comparison)
-        base = found.get((comparison.workload, opts[0]))
+        base = found.get(_key(comparison.workload, opts[0]))
         for place, (added, opt) in enumerate(
                 zip(("", *(comparison.added or (toggle.name,))), opts, strict=True)):
-            mine = found.get((comparison.workload, opt))
+            mine = found.get(_key(comparison.workload, opt))
             table.add_row("" if place else comparison.workload,
                           f"with {added}" if place else comparison.beside or "none",
                           _time(mine, None if mine is base else base),

@@ -27,6 +27,7 @@ COMMANDS = {
     "toggles": "List every toggle, and whether this machine can run it.",
     "plan": "Show the plan of a step and the graph that it becomes; needs no GPU.",
     "bench": "Measure what each optimization is worth on this machine.",
+    "compare": "Time sets of toggles beside each other on one network: which is faster?",
     "tune": "Measure which toggles are fastest for a network here, for `best`.",
     "cache": "Show or clear the compiled kernels kept on disk.",
 }

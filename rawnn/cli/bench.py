@@ -25,9 +25,10 @@ from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
 from rawnn.cli.options import make_config
-from rawnn.cli.peers import peers, random_contests
-from rawnn.cli.screen import Screen, say, table_console
+from rawnn.cli.peers import bench_option, peers, random_contests
+from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
+from rawnn.cli.suites import ablation, curves, sweep
 from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
 from rawnn.datasource import settled
@@ -142,12 +143,14 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
               help="With --peers: go on where this file ends, and write it.")
 @click.option("--markdown", "markdown_file", metavar="FILE",
               help="With --peers: write the tables as Markdown.")
+@bench_option
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
               help="Where to run (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep what was found as JSON.")
 def random(count: int | None, seed: int | None, work: float | None, beside_peers: bool,
            peer_names: tuple[str, ...], budget: float | None, resume: str | None,
-           markdown_file: str | None, device: str, json_file: str | None) -> None:
+           markdown_file: str | None, bench_file: str | None, device: str,
+           json_file: str | None) -> None:
     """Train random networks with random toggles, and check each run against NumPy.
 
     Losses and parameters must come as near to a run in float64 as NumPy does that rounds the same
@@ -159,15 +162,16 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
     if beside_peers:
         if work is not None:
             raise ConfigError("--work bounds what NumPy checks, which --peers does not")
-        random_contests(count, seed, device, peer_names, budget, resume, json_file, markdown_file)
+        random_contests(count, seed, device, peer_names, budget, resume, json_file, markdown_file,
+                         bench_file)
         return
     given = {"--peer": peer_names, "--budget": budget, "--resume": resume,
-             "--markdown": markdown_file}
+             "--markdown": markdown_file, "--bench": bench_file}
     for option, value in given.items():
         if value:
             raise ConfigError(f"{option} goes with --peers only")
     count, seed = count or 30, seed or 0
-    from rawnn.bench.random import Outcome, run_random
+    from rawnn.bench.random import HEADER, Outcome, run_random
     from rawnn.bench.specification import SMALL, Limits
 
     check_output("--json", json_file)
@@ -176,9 +180,13 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
     try:
         limits = SMALL if device == "sim" else Limits()
         limits = replace(limits, work=work or limits.work)
-        for outcome in run_random(opened, limits, seed, count):
-            click.echo(str(outcome))
-            found.append(outcome)
+        click.echo(HEADER)
+        with Screen("random runs", count) as screen:
+            for outcome in run_random(opened, limits, seed, count):
+                with screen.aside():
+                    click.echo(str(outcome))
+                found.append(outcome)
+                screen.advance(len(found), count, f"seed {outcome.seed}")
     finally:
         if opened.device:
             with suppress(RawnnError):  # a run that failed may have broken the context
@@ -197,6 +205,9 @@ bench.add_command(workloads)
 bench.add_command(toggles)
 bench.add_command(compare)
 bench.add_command(peers)
+bench.add_command(ablation)
+bench.add_command(sweep)
+bench.add_command(curves)
 
 
 @bench.command()
@@ -229,10 +240,14 @@ def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle |
     if mode == "auto":
         return find_oracle(path, config, data)
 
-    def tell(seed: int, accuracy: float) -> None:
-        say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
+    with Screen("reference", len(SEEDS)) as screen:
 
-    reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
+        def tell(seed: int, accuracy: float) -> None:
+            with screen.aside():
+                say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
+            screen.advance(SEEDS.index(seed) + 1, len(SEEDS), f"seed {seed}")
+
+        reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
     keep_oracle(path, reference)
     return reference
 
@@ -241,15 +256,10 @@ def _show(result: LadderResult) -> None:
     console = table_console()
     table, left_out = terminal_table(result, console.width)
     console.print(table)
-    if left_out:
-        console.print(f"- no room for {', '.join(left_out)}: a wider terminal, a pipe or "
-                      f"--markdown shows all", markup=False)
-    for text in remarks(result):
-        console.print(f"- {text}", markup=False)
-    for text in provenance(result):
-        console.print(text, markup=False)
-    for name, text in result.timer.items():
-        console.print(f"{name}: {text}", markup=False)
+    said = [f"no room for {', '.join(left_out)}: a wider terminal, a pipe or --markdown shows all"
+            ] if left_out else []
+    sentences(console, [*(f"- {text}" for text in (*said, *remarks(result))), *provenance(result),
+                        *(f"{name}: {text}" for name, text in result.timer.items())])
 
 
 def _export(result: LadderResult, markdown_file: str | None, plot_file: str | None) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from rawnn.config import Config
 from rawnn.optimizers import option
@@ -14,14 +11,6 @@ from rawnn.optimizers import option
 if TYPE_CHECKING:
     from rawnn.result import Result, Times
     from rawnn.runners.base import Work
-
-
-def fitted(console: Console, text: str, indent: int) -> str:
-    """A line as it is, or on a terminal in as many as it needs there, the later ones indented."""
-    if not console.is_terminal or len(text) <= console.width:
-        return text
-    return textwrap.fill(text, console.width, subsequent_indent=" " * indent,
-                         break_on_hyphens=False, break_long_words=False)
 
 
 def network_text(work: Work, config: Config) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rawnn.checkpoint import Checkpoint, find
 from rawnn.cli.examples import Examples, given_examples, own_examples, say
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
-from rawnn.cli.screen import working
+from rawnn.cli.screen import fitted, working
 from rawnn.errors import ConfigError
 from rawnn.files import check_output, write_atomically
 from rawnn.model import Model
@@ -64,7 +64,8 @@ def show(found: Checkpoint, examples: Examples, device: str, confusion: bool,
     figures: dict[str, Any] = {"examples": len(examples.inputs), "loss": score.loss,
                                "accuracy": score.accuracy}
     console.print(f"network   {model.network}, epoch {found.epoch}", markup=False)
-    console.print(f"data      {len(examples.inputs):,} examples, {examples.source}", markup=False)
+    about = f"data      {len(examples.inputs):,} examples, {examples.source}"
+    console.print(fitted(console, about, 10), markup=False)
     console.print(f"loss      {score.loss:.6f}", markup=False)
     if not math.isnan(score.accuracy):
         console.print(f"accuracy  {score.accuracy:.4f}", markup=False)

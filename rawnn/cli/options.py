@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from rawnn.activations import ACTIVATIONS
 from rawnn.checkpoint import continued
 from rawnn.config import Config, parse_layers, read_toml
+from rawnn.losses import LOSSES
+from rawnn.network import INITIALISERS
+from rawnn.optimizers import RULES as OPTIMIZERS
+from rawnn.schedules import RULES as SCHEDULES
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named(registry: Iterable[str], default: str) -> str:
+    """The names of a registry, the default first: "relu (the default), gelu or tanh"."""
+    *first, last = (name for name in registry if name != default)
+    return f"{', '.join([f'{default} (the default)', *first])} or {last}"
+
+
+def setting(name: str) -> str:
+    """Which optimizers have a setting, and their defaults: "Of adam and adamw (0.9)."."""
+    defaults = {rule.name: f"{rule.settings[name]:g}" for rule in OPTIMIZERS.values()
+                if name in rule.settings}
+    *first, last = defaults
+    values = ", ".join(dict.fromkeys(defaults.values())) if len(set(defaults.values())) < 2 \
+        else ", ".join(f"{rule} {value}" for rule, value in defaults.items())
+    return f"Of {' and '.join(filter(None, [', '.join(first), last]))} ({values})."
 
 
 def config_options(command: F) -> F:
@@ -18,33 +39,38 @@ def config_options(command: F) -> F:
     command line wins over the file."""
     for decorate in reversed([
         click.option("--opt", metavar="TOGGLES",
-                     help="Toggles and presets, comma-separated: graphs=epoch,cublas; best,-cudnn; "
-                          "none; seed; best (the default)."),
+                     help="Toggles and presets, comma-separated: graphs=epoch,cublas (which starts "
+                          "from preload,arena); none,fuse (which does not); best,-cudnn; seed; "
+                          "best (the default)."),
         click.option("--workload", metavar="NAME",
                      help="Start from a built-in workload: linear, mlp4, wide128 ... wide8192."),
         click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes."),
         click.option("--bias/--no-bias", default=None, help="Whether layers have biases (yes)."),
-        click.option("--activation", metavar="NAME", help="relu (the default), tanh or gelu."),
+        click.option("--activation", metavar="NAME", help=f"{named(ACTIVATIONS, 'relu')}."),
         click.option("--loss", metavar="NAME",
-                     help="cross_entropy (the default), mse or bce (on logits)."),
+                     help=f"{named(LOSSES, 'cross_entropy')} (on logits)."),
         click.option("--init", metavar="NAME",
-                     help="uniform (PyTorch's default, and here), he, glorot or zeros."),
+                     help=f"{named(INITIALISERS, 'uniform')}; uniform is PyTorch's."),
         click.option("--epochs", type=int, help="Passes over the training set (20)."),
         click.option("--batch", type=int, help="Examples per step (128)."),
         click.option("--partial/--drop-partial", default=None,
                      help="Keep the last partial batch of an epoch (dropped)."),
         click.option("--shuffle/--no-shuffle", default=None,
                      help="A new order of the examples each epoch (no)."),
-        click.option("--optimizer", metavar="NAME", help="sgd (the default), adam or adamw."),
+        click.option("--optimizer", metavar="NAME",
+                     help=f"{named(OPTIMIZERS, 'sgd')}."),
         click.option("--lr", type=float, help="Learning rate (0.1)."),
-        click.option("--momentum", type=float, help="Momentum of sgd (0)."),
+        click.option("--momentum", type=float, help=setting("momentum")),
         click.option("--nesterov/--no-nesterov", default=None, help="Nesterov's momentum (no)."),
-        click.option("--weight-decay", type=float, help="Weight decay (0; adamw 0.01)."),
-        click.option("--beta1", type=float, help="Of adam and adamw (0.9)."),
-        click.option("--beta2", type=float, help="Of adam and adamw (0.999)."),
-        click.option("--eps", type=float, help="Of adam and adamw (1e-8)."),
+        click.option("--weight-decay", type=float,
+                     help=f"Weight decay. {setting('decay')}"),
+        click.option("--beta1", type=float, help=setting("beta1")),
+        click.option("--beta2", type=float, help=setting("beta2")),
+        click.option("--eps", type=float, help=setting("eps")),
         click.option("--schedule", metavar="TEXT",
-                     help="Of the learning rate: constant, step:30:0.1, cosine, warmup:5,cosine."),
+                     help="Of the learning rate: "
+                          + ", ".join(rule.form for rule in SCHEDULES.values())
+                          + "; behind a warm-up, warmup:EPOCHS,cosine."),
         click.option("--seed", type=int, help="Seed of the initial weights (0)."),
         click.option("--dataset", metavar="NAME",
                      help="mnist (the default), fashion-mnist, idx or synthetic."),

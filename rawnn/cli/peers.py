@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 from rich.table import Table
 
 from rawnn.bench.peers.arrange import (
-    WORKLOAD_STEPS,
     Arrangement,
     chosen,
     drawn,
@@ -31,44 +29,49 @@ from rawnn.bench.peers.summary import (
 from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import markdown as workload_markdown
 from rawnn.bench.peers.workload_table import remarks, table_rows
+from rawnn.bench.suites import read_suites
 from rawnn.cli.screen import say, table_console
 from rawnn.config import check_device
 from rawnn.errors import RawnnError
 from rawnn.files import check_output, write_atomically
 
-DEFAULT_COUNT, DEFAULT_SEED = 30, 0
+bench_option = click.option(
+    "--bench", "bench_file", metavar="FILE.toml",
+    help="What to measure, in place of the packaged bench.toml (docs/suites.md).")
 
 
 def random_contests(count: int | None, seed: int | None, device: str, peers: tuple[str, ...],
                     budget: float | None, resume: str | None, json_file: str | None,
-                    markdown_file: str | None) -> None:
+                    markdown_file: str | None, bench_file: str | None = None) -> None:
     """Draw networks and time them beside the peers; a file to be resumed says how many and from
     which seed, unless that is asked for."""
     json_file = json_file or resume
     earlier = read_contests(resume) if resume and Path(resume).exists() else None
-    device = _device(device)
+    device = device_of(device)
     if earlier and count is None and seed is None:
         asked = earlier.asked
     else:
-        asked = drawn(DEFAULT_SEED if seed is None else seed, count or DEFAULT_COUNT, device)
+        suite = read_suites(bench_file).random
+        asked = drawn(suite.seed if seed is None else seed, count or suite.n, device)
     systems, absent = chosen(peers, ("torch", "jax"))
     rules = Rules(systems, device, drawn_forms(asked))
     arranged = Arrangement("random-peers", asked, rules, absent, earlier)
-    result = _hold(arranged, budget, json_file, markdown_file)
-    _print_table(HEADINGS, [cells(line) for line in summary(result)])
+    result = hold(arranged, budget, json_file, markdown_file)
+    print_table(HEADINGS, [cells(line) for line in summary(result)])
     click.echo("Ratios are their time over ours: above 1 we are faster.")
     if markdown_file:
         write_atomically(markdown_file, markdown(result).encode())
-    _finish(result)
+    finish(result)
 
 
 @click.command()
 @click.option("--workload", "names", multiple=True, metavar="NAME",
-              help="A built-in workload; several may be given (all of them).")
+              help="A built-in workload; several may be given (those of bench.toml).")
 @click.option("--peer", "peers", multiple=True, metavar="NAME",
               help="numpy, torch or jax; several may be given (all that are installed).")
-@click.option("--steps", type=click.IntRange(1), default=WORKLOAD_STEPS, show_default=True,
-              help="Steps of an epoch, at most as many as the data have.")
+@bench_option
+@click.option("--steps", type=click.IntRange(1),
+              help="Steps of an epoch, at most as many as the data have (256).")
 @click.option("--dataset", type=click.Choice(["mnist", "synthetic"]), default="mnist",
               show_default=True, help="The data set.")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
@@ -78,7 +81,8 @@ def random_contests(count: int | None, seed: int | None, device: str, peers: tup
 @click.option("--json", "json_file", metavar="FILE",
               help="Keep everything as JSON; written after every workload.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
-def peers(names: tuple[str, ...], peers: tuple[str, ...], steps: int, dataset: str, device: str,
+def peers(names: tuple[str, ...], peers: tuple[str, ...], bench_file: str | None,
+          steps: int | None, dataset: str, device: str,
           budget: float | None, resume: str | None, json_file: str | None,
           markdown_file: str | None) -> None:
     """Train the built-in workloads in NumPy, PyTorch and JAX beside ours, in turns.
@@ -89,20 +93,20 @@ def peers(names: tuple[str, ...], peers: tuple[str, ...], steps: int, dataset: s
     json_file = json_file or resume
     earlier = read_contests(resume) if resume and Path(resume).exists() else None
     systems, absent = chosen(peers, ("numpy", "torch", "jax"))
-    asked = of_workloads(names, dataset, steps)
-    rules = Rules(systems, _device(device), workload_forms, patience=200.0,
-                  at_once=max(1, (os.cpu_count() or 4) // 4))
+    suite = read_suites(bench_file).peers
+    asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
+    rules = Rules(systems, device_of(device), workload_forms, patience=200.0)
     arranged = Arrangement("peers", asked, rules, absent, earlier)
-    result = _hold(arranged, budget, json_file, markdown_file)
-    _print_table(WORKLOAD_HEADINGS, table_rows(result))
+    result = hold(arranged, budget, json_file, markdown_file)
+    print_table(WORKLOAD_HEADINGS, table_rows(result))
     for text in remarks(result):
         click.echo(f"- {text}")
     if markdown_file:
         write_atomically(markdown_file, workload_markdown(result).encode())
-    _finish(result)
+    finish(result)
 
 
-def _device(device: str) -> str:
+def device_of(device: str) -> str:
     """The device of ours, which other systems have as their first."""
     check_device(device)
     name, _, ordinal = device.partition(":")
@@ -112,15 +116,17 @@ def _device(device: str) -> str:
     return name
 
 
-def _hold(arranged: Arrangement, budget: float | None, json_file: str | None,
-          markdown_file: str | None) -> ContestsResult:
+def hold(arranged: Arrangement, budget: float | None, json_file: str | None,
+         markdown_file: str | None,
+         line: Callable[[Contest], str] = network_line) -> ContestsResult:
+    """Hold the contests of an arrangement, and say each as soon as it is over."""
     check_output("--json", json_file)
     check_output("--markdown", markdown_file)
     for reason in arranged.left_out.values():
         say(f"{reason}; it is left out")
 
     def over(contest: Contest) -> None:
-        click.echo(network_line(contest))
+        click.echo(line(contest))
         if json_file:
             arranged.result().write_json(json_file)
 
@@ -130,7 +136,8 @@ def _hold(arranged: Arrangement, budget: float | None, json_file: str | None,
     return result
 
 
-def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on the screen, however wide."""
     table = Table()
     for heading in headings:
         table.add_column(heading, no_wrap=True)
@@ -139,7 +146,8 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     table_console().print(table)
 
 
-def _finish(result: ContestsResult) -> None:
+def finish(result: ContestsResult) -> None:
+    """Say where it was measured. Raises RawnnError where ours failed or was wrong."""
     click.echo(provenance(result))
     if result.environment.device == "sim":
         click.echo("the GPU is SIMULATED: the times say nothing about a real one")

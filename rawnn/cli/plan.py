@@ -7,54 +7,107 @@ from typing import Any
 import click
 
 from rawnn.cli.options import config_options, make_config
+from rawnn.cli.screen import sentences, table_console
+from rawnn.compiling.programmatic import Proof
 from rawnn.onchip.report import describe
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.graphplan import GraphPlan, graph_plans
 from rawnn.step.build import training_step
+from rawnn.step.dependencies import reason
+from rawnn.step.op import Op
 from rawnn.step.recipe import Form
+from rawnn.target import KNOWN
 from rawnn.words import counted
 
 SHOWN_NODES = 60
-ASSUMED = Machine(None, (9, 0), 13000, lambda package: True)
-"""Plans are shown as for a GPU on which every toggle can run."""
+TARGETS = {target.name: target for target in KNOWN.values()}
+EVERYTHING_RUNS = "H200"
+
+
+def assumed(name: str) -> Machine:
+    """A machine with the GPU of a name in KNOWN, and everything else that toggles can need."""
+    return Machine(None, TARGETS[name].capability, 13000, lambda package: True)
+
+
+ASSUMED = assumed(EVERYTHING_RUNS)
+"""Plans are shown as for a GPU on which every toggle can run, unless another is named."""
 
 
 @click.command()
 @config_options
+@click.option("--gpu", type=click.Choice(list(TARGETS), case_sensitive=False),
+              default=EVERYTHING_RUNS, show_default=True, help="The GPU that the plan is for.")
 @click.option("--examples", type=click.IntRange(1), default=60_000, show_default=True,
               help="Training examples, which fix the steps of an epoch.")
 @click.option("--dot", is_flag=True, help="Print the graph for Graphviz.")
 @click.option("--all", "show_all", is_flag=True,
               help=f"Show every node of a graph, not the first {SHOWN_NODES}.")
-def plan(config_file: str | None, examples: int, dot: bool, show_all: bool, **options: Any) -> None:
-    """Print the plan that a set of toggles makes: each op with its shapes, types, implementation,
-    reads and writes, and the nodes and edges of the graph that it becomes."""
+def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: bool,
+         **options: Any) -> None:
+    """Print the plan that a set of toggles makes: what became of each part of a toggle, each op
+    with its shapes, types, implementation, reads and writes, and the nodes of the graph that it
+    becomes with the reason of every edge."""
     config = make_config(config_file, options)
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(examples), 1)
     labelled = network.answers.answers == "labels"
     form = Form(examples, labels="uint8" if labelled else "", scale=1 / 255,
                 targets=0 if labelled else network.outputs)
-    selection = select(config.opt, network, steps, ASSUMED, batch=recipe.batch,
+    selection = select(config.opt, network, steps, assumed(gpu), batch=recipe.batch,
                        recipe=recipe, form=form)
-    step, policy = selection.apply(training_step(network, recipe, form))
+    baseline = training_step(network, recipe, form)
+    step, policy = selection.apply(baseline)
     graphs = graph_plans(step, policy, steps) if policy.graph else [GraphPlan(step, steps)]
     if dot:
         click.echo(_dot(graphs))
         return
-    click.echo(f"toggles: {selection}")
-    click.echo(f"policy:  {policy}\n")
+    sentences(table_console(), [f"toggles: {selection}", f"policy:  {policy}",
+                                f"for:     {selection.target}"])
+    click.echo()
+    for name, outcomes in selection.outcomes(baseline).items():
+        click.echo(f"parts of {name}")
+        for outcome in outcomes:
+            click.echo(f"  {outcome.part:<10} " + (f"not taken: {outcome.reason}" if outcome.reason
+                                                  else "taken"))
+        click.echo()
     click.echo(step)
     for op in step.find(kind="train_steps"):
         click.echo()
         click.echo(describe(op.attributes["chosen"]))
     for graph in graphs:
         click.echo()
-        click.echo(_describe(graph, bool(policy.graph), show_all))
+        early = _programmatic(graph) if policy.graph and policy.pdl else None
+        click.echo(_describe(graph, bool(policy.graph), show_all, early))
 
 
-def _describe(graph: GraphPlan, is_graph: bool, show_all: bool) -> str:
+def _programmatic(graph: GraphPlan) -> list[tuple[int, ...]]:
+    """For each op the edges that are programmatic, as far as the kernels' sources say; a run proves
+    it from their PTX."""
+    from rawnn.cuda.device import Device
+    from rawnn.runners.lowering import Lowering
+    from rawnn.runners.programmatic import programmatic_edges
+    from rawnn.sim import Simulation
+
+    target = graph.plan.target
+    device = Device(Simulation(compute_capability=target.capability).backend())
+    lowering = Lowering(device, programmatic=True)
+    try:
+        lowering.compile([graph.plan])
+        ops = graph.plan.ops
+        proofs: dict[tuple[object, ...], Proof | None] = {}
+        keys = [(op.kind, op.impl, *op.operands.items()) for op in ops]
+        for key, op in zip(keys, ops, strict=True):
+            if key not in proofs:
+                proofs[key] = lowering.proof(op, graph.plan)
+        return programmatic_edges(ops, graph.edges(), [proofs[key] for key in keys])
+    finally:
+        lowering.close()
+        device.close()
+
+
+def _describe(graph: GraphPlan, is_graph: bool, show_all: bool,
+              early: list[tuple[int, ...]] | None) -> str:
     edges = graph.edges()
     ops = graph.plan.ops
     what = "graph" if is_graph else "stream (no graph); the order that reads and writes require"
@@ -66,11 +119,21 @@ def _describe(graph: GraphPlan, is_graph: bool, show_all: bool) -> str:
     lines += [f"  on the stream before each launch: {op.name}" for op in graph.ahead]
     shown = len(ops) if show_all else SHOWN_NODES
     for index, (op, before) in enumerate(zip(ops[:shown], edges, strict=False)):
-        after = ", ".join(map(str, before)) or "-"
-        lines.append(f"  {index:>4}  {op.name:<28} {op.kind}/{op.impl:<8} after {after}")
+        why = [f"{'early behind' if early and i in early[index] else 'after'} {i}, "
+               f"{_reason(ops[i], op)}" for i in before]
+        lines.append(f"  {index:>4}  {op.name:<28} {op.kind}/{op.impl:<8} "
+                     f"{'; '.join(why) or 'at once'}")
     if len(ops) > shown:
         lines.append(f"  ... {len(ops) - shown} more (--all shows them)")
+    if early is not None:
+        lines.append("  early: it begins before the other has ended (a programmatic edge)")
     return "\n".join(lines)
+
+
+def _reason(before: Op, after: Op) -> str:
+    """Such as "which wrote a1"; "chain" where only the order of the plan ties the two."""
+    found = reason(before, after)
+    return f"which {found.replace('; ', ' and ')}" if found else "chain"
 
 
 def _dot(graphs: list[GraphPlan]) -> str:
@@ -82,6 +145,7 @@ def _dot(graphs: list[GraphPlan]) -> str:
         lines.append(f'    label="{label}";')
         for index, (op, before) in enumerate(zip(graph.plan.ops, graph.edges(), strict=True)):
             lines.append(f'    g{number}_{index} [label="{op.name}\\n{op.kind}/{op.impl}"];')
-            lines += [f"    g{number}_{b} -> g{number}_{index};" for b in before]
+            lines += [f'    g{number}_{b} -> g{number}_{index} '
+                      f'[tooltip="{reason(graph.plan.ops[b], op) or "chain"}"];' for b in before]
         lines.append("  }")
     return "\n".join([*lines, "}"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import click
@@ -28,6 +30,20 @@ def table_console() -> Console:
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console
     return Console(highlight=False, soft_wrap=True, width=200)
+
+
+def sentences(console: Console, texts: Iterable[str]) -> None:
+    """Print sentences, each wrapped at words on a terminal."""
+    for text in texts:
+        console.print(fitted(console, text, 2), markup=False)
+
+
+def fitted(console: Console, text: str, indent: int) -> str:
+    """A line as it is, or on a terminal in as many as it needs there, the later ones indented."""
+    if not console.is_terminal or len(text) <= console.width:
+        return text
+    return textwrap.fill(text, console.width, subsequent_indent=" " * indent,
+                         break_on_hyphens=False, break_long_words=False)
 
 
 class Pace:
@@ -161,11 +177,23 @@ class Screen:
     def advance(self, done: int, total: int, last: str) -> None:
         """`done` of `total` runs are done; the last was called `last`."""
         self._pace.advance(done, total)
-        self._bar.update(self._task, completed=done, total=total,
-                         description=f"{self._name}: {last}", left=self._pace.left, refresh=True)
+        room = max(self._bar.console.width - 48, 10)
+        shown = f"{self._name}: {last}"
+        shown = shown if len(shown) <= room else f"{shown[: room - 1]}…"
+        self._bar.update(self._task, completed=done, total=total, description=shown,
+                         left=self._pace.left, refresh=True)
         if self._heart.due:
             self._heart.said()
             self._tell()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the bar away while something else is printed, to the same terminal perhaps."""
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
 
     def _tell(self) -> None:
         if self._bar.disable:

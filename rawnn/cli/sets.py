@@ -19,7 +19,7 @@ from rawnn.bench.sets import (
 )
 from rawnn.bench.workloads import workload_sets
 from rawnn.bench.worth import comparison_sets, markdown, terminal_table, toggles_named
-from rawnn.cli.screen import Screen, say, table_console
+from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.errors import RawnnError
 from rawnn.files import check_output, write_atomically
 from rawnn.opts import TOGGLES
@@ -97,14 +97,16 @@ def show_sets(result: SetsResult, markdown_file: str | None) -> None:
 def _compare(result: SetsResult, chosen: Sequence[Toggle], markdown_file: str | None) -> None:
     """Each toggle without and with it: as text here, as Markdown in the file."""
     console = table_console()
-    console.print("Milliseconds an epoch; in brackets how many times faster than without.")
+    sentences(console, [
+        "Milliseconds an epoch; in brackets how many times faster than without."])
     for toggle in chosen:
-        console.print(f"\n{toggle.name}: {toggle.claim}", markup=False)
+        console.print()
+        sentences(console, [f"{toggle.name}: {toggle.claim}"])
         table, below = terminal_table(toggle, result)
         console.print(table)
-        for line in below:
-            console.print(f"- {line}", markup=False)
-    console.print(f"\n{result.provenance()}", markup=False)
+        sentences(console, [f"- {line}" for line in below])
+    console.print()
+    sentences(console, [result.provenance()])
     _keep("\n".join(f"## `{toggle.name}`: {toggle.claim}\n\n{markdown(toggle, [result])}"
                     for toggle in chosen), markdown_file)
 
@@ -156,7 +158,8 @@ def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None
             if json_file:
                 progress.result.write_json(json_file)
             if progress.complete:
-                rows.add(measured)
+                with screen.aside():
+                    rows.add(measured)
             screen.advance(progress.done, progress.total, f"{measured.workload} {measured.opt}")
 
         result = run_sets(kind, sets, repeats, epochs, device, dataset, notify=say,

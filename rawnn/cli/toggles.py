@@ -6,11 +6,15 @@ import textwrap
 
 import click
 
+from rawnn.cli.screen import sentences, table_console
 from rawnn.config import Config
 from rawnn.machine import open_device
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
 from rawnn.opts.registry import Machine, Toggle
+
+WIDTH = 96
+"""Of lines at most: longer ones read badly."""
 
 
 @click.command()
@@ -24,16 +28,19 @@ def toggles(device: str) -> None:
     try:
         machine = opened.machine
         here = "a GPU" if machine.gpu is None else f"the host ({machine.gpu})"
-        click.echo(f"Toggles, in the order in which they are applied; judged for {here}.\n")
+        console = table_console()
+        width = min(console.width, WIDTH)
+        sentences(console, [f"Toggles, in the order in which they are applied; judged for {here}."])
+        click.echo()
         for toggle in TOGGLES.values():
-            click.echo(_entry(toggle, machine))
+            click.echo(_entry(toggle, machine, width))
         click.echo(f"\nPresets: {', '.join(PRESETS)}. Each toggle has a page in docs/toggles.")
     finally:
         if opened.device:
             opened.device.close()
 
 
-def _entry(toggle: Toggle, machine: Machine) -> str:
+def _entry(toggle: Toggle, machine: Machine, width: int) -> str:
     name = toggle.name + (f"={toggle.parameter.form}" if toggle.parameter else "")
     default = f" (alone: {toggle.parameter.default})" \
         if toggle.parameter and toggle.parameter.default not in (None, "") else ""
@@ -42,7 +49,7 @@ def _entry(toggle: Toggle, machine: Machine) -> str:
              f"conflicts with {', '.join(toggle.conflicts)}" if toggle.conflicts else "",
              f"runs here: {_verdict(toggle, machine)}"]
     lines = [f"{toggle.claim}{default}", "; ".join(filter(None, facts))]
-    wrapped = [textwrap.fill(line, 96, initial_indent="    ", subsequent_indent="    ")
+    wrapped = [textwrap.fill(line, width, initial_indent="    ", subsequent_indent="    ")
                for line in lines]
     return "\n".join([name, *wrapped])
 

@@ -18,13 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rawnn.checkpoint import listed
 from rawnn.cli.described import (
     epoch_text,
-    fitted,
     initialisation_text,
     network_text,
     training_text,
 )
 from rawnn.cli.options import config_options, make_config
-from rawnn.cli.screen import Heartbeat, Pace, duration
+from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.files import SideOutput, TextSink, check_output
 from rawnn.machine import since_import
 from rawnn.training import Listener, Session

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from time import perf_counter
+
+PERIOD = 5.0
+"""Seconds between lines about one download."""
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes there so far, and the bytes in all (None if unknown)."""
@@ -24,14 +28,22 @@ def shown(notify: Callable[[str], None]) -> Iterator[Progress]:
         yield lines(notify)
 
 
-def lines(notify: Callable[[str], None]) -> Progress:
-    """Progress as plain lines."""
-    started: set[str] = set()
+def lines(notify: Callable[[str], None], now: Callable[[], float] = perf_counter) -> Progress:
+    """Progress as plain lines, the first and the last of each file and one every few seconds."""
+    started: dict[str, tuple[float, int]] = {}  # when, and the bytes that were there
     finished: set[str] = set()
+    said = [now()]
 
     def progress(name: str, done: int, total: int | None) -> None:
+        if name in started and done != total and now() - said[0] >= PERIOD:
+            said[0] = now()
+            begun, before = started[name]
+            rate = (done - before) / (now() - begun)
+            left = f", about {(total - done) / rate:.0f} s left" if total and rate else ""
+            of = "" if total is None else f" of {total / 1e6:.1f}"
+            notify(f"fetching {name}: {done / 1e6:.1f}{of} MB{left}")
         if name not in started:
-            started.add(name)
+            started[name], said[0] = (now(), done), now()
             size = "" if total is None else f" of {total / 1e6:.1f} MB"
             at = f" from {done / 1e6:.1f} MB" if done and done != total else ""
             notify(f"fetching {name}{size}{at}")

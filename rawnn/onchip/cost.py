@@ -110,8 +110,8 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
     """About the bytes of shared memory that a layer takes of a block."""
     ins, outs = d.ins(layer), d.outs(layer)
     states = 1 + (len(d.problem.states) if d.groups == 1 else 0)
-    values = up(ins, 8) * (d.pitch if layer else 0) + up(outs, 8) * d.pitch
-    return 4 * (up(ins, 8) * (up(outs, 8) + 8) * states + values)
+    values = up(ins, 16) * (d.pitch if layer else 0) + up(outs, 8) * d.pitch
+    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values)
 
 
 def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:

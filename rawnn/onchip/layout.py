@@ -62,8 +62,9 @@ class LayerLayout:
 class Layout:
     """`places` are floats from the start of a block's shared memory by name, `nbytes` all of it.
     `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
-    sum of a tile. `shared_state` is where the state lies that a block keeps of all layers, where
-    there are several clusters."""
+    sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
+    `shared_state` is where the state lies that a block keeps of all layers, where there are several
+    clusters."""
 
     decomposition: Decomposition
     layers: tuple[LayerLayout, ...]
@@ -72,6 +73,7 @@ class Layout:
     sync: str
     shares: int
     input_pitch: int
+    input_floats: int
     raw_pitch: int
     target_pitch: int
     target_width: int
@@ -117,6 +119,11 @@ def tallies(d: Decomposition) -> int:
     return d.columns if d.problem.labelled else d.threads
 
 
+def beyond(features: int, step: int) -> int:
+    """Floats behind the last row that a tile of 16 features reads, though nobody wants them."""
+    return max(up(features, 16) - step, 0)
+
+
 def layout_of(d: Decomposition, room: int) -> Layout:
     """Where everything of a decomposition lies, whether or not it fits; state of the optimizer lies
     in shared memory as far as that has `room`, in bytes."""
@@ -137,10 +144,11 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         # The first layer's inputs lie by examples, so that pairs of rows are read: 4 more than a
         # multiple of 16 then gives 32 banks.
         step = pitch(wide) if layer else wide + (4 - wide) % 16
-        rows = up(ins, 8)
+        # The backward product takes whole tiles of 16 rows.
+        rows = up(ins, 16 if layer else 8)
         tiles = ceil(ins, 16) * ceil(outs, 8)
         bias_tiles = ceil(outs, TILE) if p.bias else 0
-        weights = take(f"w{layer}", rows * step)
+        weights = take(f"w{layer}", rows * step + beyond(outs, step))
         bias = take(f"b{layer}", bias_tiles * TILE)
         parts.append((rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, base))
         base += tiles + bias_tiles
@@ -149,14 +157,15 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
-    take("x", (1 if p.converted else 2) * d.columns * input_pitch)
+    input_floats = up(d.columns * input_pitch + beyond(ins, input_pitch), 4)
+    take("x", (1 if p.converted else 2) * input_floats)
     if p.converted:
         take("raw", 2 * d.columns * raw_pitch * p.input_size // 4)
     if p.normalised:
         take("mean", up(ins, 4))
         take("inverse_std", up(ins, 4))
     for layer in range(1, p.depth):
-        take(f"a{layer}", up(d.ins(layer), 8) * d.pitch)
+        take(f"a{layer}", up(d.ins(layer), 16) * d.pitch)
     for layer in range(1, p.depth + 1):
         take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch)
     if d.types[-1] == GATHERED:
@@ -169,7 +178,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     take("rules", RULE_BYTES // 4)
     take("barriers", 8)
     take("tallies", 2 * tallies(d))
-    exchange = d.exchanged() * d.pitch
+    exchange = d.exchanged() * d.columns
     if exchange:
         take("exchange", 2 * exchange)
     scratch, tilings = 0, []
@@ -188,16 +197,16 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         owned = ceil(base, d.groups)
         while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
             shares *= 2
-        scratch = max(scratch, owned * shares * TILE)
+        scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
     take("scratch", scratch)
-    return _with_state(d, parts, places, cursor, sync, shares, input_pitch, raw_pitch,
+    return _with_state(d, parts, places, cursor, sync, shares, input_pitch, input_floats, raw_pitch,
                        target_pitch, target_width, exchange, tilings, states,
                        room - FIXED_BYTES)
 
 
 def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int],
-                cursor: int, sync: str, shares: int, input_pitch: int, raw_pitch: int,
-                target_pitch: int, target_width: int, exchange: int,
+                cursor: int, sync: str, shares: int, input_pitch: int, input_floats: int,
+                raw_pitch: int, target_pitch: int, target_width: int, exchange: int,
                 tilings: list[tuple[Tiling, Tiling | None]], states: int, room: int) -> Layout:
     """State of the largest layers lies in shared memory as far as there is room, the rest in a
     workspace, where it costs round trips to the L2 cache. Where clusters share the batch, it is in
@@ -233,4 +242,5 @@ def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict
         layers.append(LayerLayout(rows, step, weights, bias, across, tiles, bias_tiles, base,
                                   near.get(layer), far.get(layer, 0), forward, backward, update))
     return Layout(d, tuple(layers), places, cursor * 4 + FIXED_BYTES, sync, shares, input_pitch,
-                  raw_pitch, target_pitch, target_width, exchange, shared_state, far_tiles)
+                  input_floats, raw_pitch, target_pitch, target_width, exchange, shared_state,
+                  far_tiles)

@@ -88,7 +88,7 @@ class _Kernel(StepWriter):
         w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
         for boundary, n in enumerate(p.layers):
             size = d.slices[boundary]
-            w(f"const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
+            w(f"[[maybe_unused]] const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
         w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + step)"
           f" * {p.stride} + group * {d.share}; }};")
         w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads}) "
@@ -111,7 +111,8 @@ class _Kernel(StepWriter):
         w("}")
         w("if constexpr (kBulk) ptx::fence_proxy_async();")
         w("__syncthreads();")
-        w("float rate = 0.0f;")
+        if p.scheduled:
+            w("float rate = 0.0f;")
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
             w("NextLabels<Shape> labels_ahead;")
@@ -200,4 +201,4 @@ class _Kernel(StepWriter):
         w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
           f"{d.groups if repeated else d.blocks}, span, {literal(float(terms))}f, counters, "
           f"counters + 1, {found.counters}, loss + cursor_now, "
-          f"{correct});")
+          f"{correct}, reinterpret_cast<int*>(tallies));")

@@ -17,7 +17,8 @@ class Rule:
 
     `settings` are its hyperparameters with their defaults; `kind(settings)` names the op of its
     step, `state(settings)` the tensors that it keeps for each parameter, `attributes(settings)`
-    what the op is told. `timed` says that the op counts steps.
+    what the op is told. `timed` says that the op counts steps. `ranges` says of a setting that no
+    other optimizer has which values are allowed, and in words.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Rule:
     state: Callable[[Settings], tuple[str, ...]]
     attributes: Callable[[Settings], dict[str, float | bool]]
     timed: bool = False
+    ranges: Mapping[str, tuple[Callable[[float], bool], str]] = field(default_factory=dict)
 
 
 RULES: dict[str, Rule] = {}
@@ -44,6 +46,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "eps": (lambda v: v > 0, "above 0"),
     "decay": (lambda v: v >= 0, "at least 0"),
 }
+_ANY: tuple[Callable[[float], bool], str] = (lambda v: True, "a number")
 
 
 def option(setting: str) -> str:
@@ -72,7 +75,7 @@ class Optimizer:
             if key not in self.rule.settings:
                 has = ", ".join(option(name) for name in self.rule.settings)
                 raise ConfigError(f"the optimizer '{self.name}' has no {option(key)}; it has {has}")
-            allowed, words = _RANGES[key]
+            allowed, words = {**_RANGES, **self.rule.ranges}.get(key, _ANY)
             if not math.isfinite(value) or not allowed(value):
                 raise ConfigError(f"{option(key)} = {value:g}: it must be {words}")
         settings = self.settings

@@ -19,7 +19,7 @@ register(Toggle(
     source="cuMemAlloc and cuMemFree cost microseconds each, and cuMemFree waits for the GPU",
     group="memory", apply=apply,
     comparisons=(
-        Comparison("linear", "preload"),
-        Comparison("linear", "preload,nosync"),
+        Comparison("linear", "none,preload"),
+        Comparison("linear", "none,preload,nosync"),
     ),
 ))

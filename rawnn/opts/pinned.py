@@ -17,9 +17,9 @@ register(Toggle(
     "pinned",
     claim="the host's copy of the data set is page-locked: uploads need no staging and no waiting",
     source="an H200 copies 54 GB/s from page-locked memory, 9.1 GB/s from pageable memory",
-    group="memory", apply=apply,
+    group="memory", apply=apply, instead=("preload",),
     comparisons=(
-        Comparison("linear", "arena,nosync"),
-        Comparison("linear", "graphs=epoch,streams"),
+        Comparison("linear", "none,arena,nosync"),
+        Comparison("linear", "none,graphs=epoch,streams"),
     ),
 ))

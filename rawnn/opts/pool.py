@@ -19,7 +19,7 @@ register(Toggle(
     source="the caching allocators of PyTorch and CuPy; the driver is asked in the first step only",
     group="memory", apply=apply, conflicts=("arena", "async"),
     comparisons=(
-        Comparison("linear", "preload"),
-        Comparison("linear", "preload,nosync"),
+        Comparison("linear", "none,preload"),
+        Comparison("linear", "none,preload,nosync"),
     ),
 ))

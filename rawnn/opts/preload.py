@@ -29,7 +29,7 @@ register(Toggle(
     source="a batch of 128 MNIST images is 401 kB as float32 over PCIe, 100 kB as uint8 on the GPU",
     group="memory", apply=apply, host=True,
     comparisons=(
-        Comparison("linear", "arena"),
-        Comparison("linear", "arena,nosync,fuse"),
+        Comparison("linear", "none,arena"),
+        Comparison("linear", "none,arena,nosync,fuse"),
     ),
 ))

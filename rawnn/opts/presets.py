@@ -44,6 +44,12 @@ def none() -> Values:
     return {}
 
 
+def start(machine: Machine) -> Values:
+    """What a list of toggles starts from that begins with no preset: data and buffers are on the
+    device before the clock starts."""
+    return {"preload": None} if machine.gpu is not None else {"preload": None, "arena": None}
+
+
 def seed() -> Values:
     """The report's last rung. Its data and buffers are on the GPU before its clock starts."""
     return {"preload": None, "arena": None, "nosync": None, "cublas": None, "report": 10,

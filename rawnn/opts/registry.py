@@ -9,34 +9,9 @@ from dataclasses import dataclass
 from rawnn.errors import ConfigError, nearest
 from rawnn.policy import Policy
 from rawnn.step.plan import Plan
-from rawnn.target import HOST, Target, known
+from rawnn.target import Machine as Machine
 
 Rewritten = tuple[Plan, Policy]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What toggles need to know of the machine: whether there is a GPU, its compute capability,
-    the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
-    whether the driver can allocate in the order of a stream, and what the GPU is called.
-    `gpu` is None where there is one, else the sentence that says why not. `measure` asks an open
-    device for its target."""
-
-    gpu: str | None
-    compute_capability: tuple[int, int] = (0, 0)
-    driver: int = 0
-    has_package: Callable[[str], bool] = lambda package: False
-    memory_pools: bool = True
-    name: str = ""
-    measure: Callable[[], Target] | None = None
-
-    @property
-    def target(self) -> Target:
-        """What launches may know of the GPU; where no device is open, of one of its compute
-        capability."""
-        if self.gpu is not None:
-            return HOST
-        return self.measure() if self.measure else known(self.compute_capability)
 
 
 @dataclass(frozen=True)
@@ -76,6 +51,7 @@ class Toggle:
     `apply(plan, policy, value)` returns the plan and the policy rewritten. `needs(machine)`
     returns why it cannot run on a machine, or None, and
     `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
+    A list of toggles that has this one does not start from those of `instead`.
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
     value that a machine gives to one that leaves it open. `claim` is one line; `source` is where
     the idea comes from; `comparisons` are what `rawnn bench toggles` measures. `outcomes(plan,
@@ -92,6 +68,7 @@ class Toggle:
     needs_text: str = ""
     implies: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
     beside: Callable[[Collection[str], Machine], str | None] = lambda names, machine: None
     host: bool = False
     settle: Callable[[str | int | None, Machine], str | int | None] = \

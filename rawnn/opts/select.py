@@ -62,6 +62,10 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
            form: Form | None = None) -> Selection:
     """Resolve "best,-cudnn" or "graphs=epoch,cublas" for a machine.
 
+    A list that begins with no preset starts from `preload` and `arena`: data and buffers are on the
+    device before the clock starts, unless `-preload`, `-arena`, `pinned` or another allocator
+    undoes that. Behind `none` there is nothing but what is typed.
+
     `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and `form`
     say how and on what it is trained, by which a preset may decide. With `lenient`,
     toggles that mean nothing where there is no GPU are left out and named in the notes; otherwise
@@ -88,17 +92,18 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
 
 
 def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str], list[str]]:
-    asked: presets.Values = {}
     removed: set[str] = set()
     notes: list[str] = []
     preset, given = "", set[str]()
     words = [w for w in (w.strip() for w in text.split(",")) if w]
+    bare = not words or words[0] in presets.PRESETS
+    asked = presets.none() if bare else presets.start(setting.machine)
     for place, word in enumerate(words):
         name, _, value = word.partition("=")
         if word in presets.PRESETS:
-            if asked:
+            if given:
                 notes.append(f"the preset {word} replaces what stands before it: "
-                             f"{', '.join(asked)}")
+                             f"{', '.join(n for n in asked if n in given)}")
             asked, why = presets.resolve(word, setting, numbers_of(words[place + 1 :]))
             notes += why
             removed.clear()
@@ -112,16 +117,23 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
                                       f"a preset, as in best,{word}")
                 notes.append(f"'{word}' changes nothing: {preset} is without {word[1:]} here")
             asked.pop(word[1:], None)
+            given.discard(word[1:])
             removed.add(word[1:])
         else:
             _known(name)
+            if name in given:
+                raise ConfigError(f"'{name}' is given twice: leave one of them out")
             asked[name] = TOGGLES[name].parse(value if "=" in word else None)
             removed.discard(name)
             given.add(name)
             for other in _conflicts(name, asked):
                 if other not in given:  # what is typed wins over what a preset chose
                     del asked[other]
-                    notes.append(f"{name} replaces {other}, which {preset} takes here")
+                    if preset:
+                        notes.append(f"{name} replaces {other}, which {preset} takes here")
+            for other in TOGGLES[name].instead:
+                if not preset and other not in given:
+                    asked.pop(other, None)
     return asked, removed, notes
 
 

@@ -26,7 +26,7 @@ register(Toggle(
     group="memory", apply=apply, needs=needs, needs_text="memory pools",
     conflicts=("arena", "pool"),
     comparisons=(
-        Comparison("linear", "preload"),
-        Comparison("linear", "preload,nosync"),
+        Comparison("linear", "none,preload"),
+        Comparison("linear", "none,preload,nosync"),
     ),
 ))

@@ -26,8 +26,8 @@ register(Toggle(
     source="copy engines and SMs work side by side; double buffering",
     group="scheduling", apply=apply,
     comparisons=(
-        Comparison("linear", "arena,nosync,pinned"),
-        Comparison("linear", "graphs=epoch,pinned"),
+        Comparison("linear", "none,arena,nosync,pinned"),
+        Comparison("linear", "none,graphs=epoch,pinned"),
         *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,mma,fuse,pdl")
           for workload in ("wide256", "mlp4", "wide1024")),
         Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma,fuse,pdl"),

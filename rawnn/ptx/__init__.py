@@ -14,11 +14,14 @@ SOURCES = Path(__file__).resolve().parent
 
 
 def source_path(name: str) -> Path:
-    """Path of the kernel source `name`, such as "matmul.cu".
+    """Path of the kernel source `name`, such as "matmul.cu", or of a file from elsewhere, given by
+    its whole path.
 
     Raises ConfigError, with the nearest name, where there is no such file.
     """
     path = SOURCES / name
+    if Path(name).is_absolute() and path.is_file():
+        return path
     if path.parent != SOURCES or not path.is_file():
         known = [entry.name for entry in SOURCES.iterdir() if entry.suffix in (".cu", ".cuh")]
         raise ConfigError(f"there is no kernel source '{name}' in rawnn{nearest(name, known)}")

@@ -185,8 +185,9 @@ def _too_much(plan: Plan, layer: _Layer) -> str:
 
 def _sizes(op: Op, plan: Plan) -> Scalars:
     classes, features = plan[op.operands["w"]].shape
-    return {"batch": plan[op.operands["a"]].shape[0], "features": features, "classes": classes,
-            "share": ceil(units_of(features), splits_of(features))}
+    batch = plan[op.operands["a"]].shape[0]
+    return {"batch": batch, "features": features, "classes": classes, "TILES": tiles(batch),
+            "WARPS": WARPS, "share": ceil(units_of(features), splits_of(features))}
 
 
 def _template(op: Op, plan: Plan) -> list[str]:
@@ -194,11 +195,11 @@ def _template(op: Op, plan: Plan) -> list[str]:
     columns = next(n for n in (1, 2, 4) if 16 * n >= s["classes"])
     return [*types(op, plan, "a", "w"), functor(str(op.attributes["slope"])),
             flag(op.attributes["stochastic"]), flag(s["features"] % 8 != 0),
-            str(tiles(int(s["batch"]))), str(columns), str(WARPS)]
+            str(s["TILES"]), str(columns), str(s["WARPS"])]
 
 
 def _shared(s: Scalars) -> int:
-    return shared_bytes(int(s["batch"]), int(s["features"]), int(s["classes"]),
+    return shared_bytes(8 * int(s["TILES"]), int(s["features"]), int(s["classes"]),
                         s["itemsize_w"] == 4)
 
 
@@ -212,7 +213,7 @@ _WEIGHTS = ("classes", "features")
 
 FAMILY.register("softmax_head", "fused", KernelImpl(
     "head.cu", "softmax_head", _template, _sizes,
-    lambda s: ((splits_of(int(s["features"])), 1, 1), (32 * WARPS, 1, 1)),
+    lambda s: ((splits_of(int(s["features"])), 1, 1), (32 * int(s["WARPS"]), 1, 1)),
     {"a": ("batch", "features"), "w": _WEIGHTS, "copy": _WEIGHTS, "bias": ("classes",),
      "y": ("batch",), "dx": ("batch", "features"), "loss": ("@1",), "correct": ("@1",),
      **{role: CONTEXT[role] for role in ("rates", "cursor", "clock")}},

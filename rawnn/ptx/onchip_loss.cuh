@@ -129,19 +129,20 @@ __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
 }
 
 // At the end of a launch the last block to come adds up what `parts` blocks left of each step, in
-// their order: loss[first + s], correct[first + s]. It also puts all counters back to 0.
+// their order: loss[s], correct[s]. It also puts all counters back to 0. `last` is a word of shared
+// memory.
 template <typename SHAPE>
 __device__ __forceinline__ void report_steps(const float2* left, int parts, int steps, float terms,
                                              unsigned int* ticket, unsigned int* counters,
-                                             int count_counters, float* loss, int* correct) {
-  __shared__ bool last;
+                                             int count_counters, float* loss, int* correct,
+                                             int* last) {
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    last = atomicAdd(ticket, 1u) == gridDim.x - 1u;
+    *last = atomicAdd(ticket, 1u) == gridDim.x - 1u ? 1 : 0;
   }
   __syncthreads();
-  if (!last) return;
+  if (*last == 0) return;
   __threadfence();
   for (int s = thread_index(); s < steps; s += SHAPE::kThreads) {
     Tally total = {0.0f, 0};

@@ -9,6 +9,7 @@ from rawnn.ptx.tiles import (
     Product,
     Tile,
     filling,
+    operand_bytes,
     register_family,
     sums_bytes,
 )
@@ -32,7 +33,8 @@ def choose(p: Product, target: Target) -> Tile:
 
 
 def _shared(s: Scalars) -> int:
-    stages = int(s["STAGES"] * DEPTH * (s["BM"] * s["SIZE_A"] + s["BN"] * s["SIZE_B"]))
+    left, right = operand_bytes(s)
+    stages = int(s["STAGES"] * DEPTH * (s["BM"] * left + s["BN"] * right))
     return max(stages, sums_bytes(s) if s["WK"] > 1 else 0)
 
 

@@ -102,6 +102,12 @@ def _geometry(s: Scalars) -> Geometry:
     return grid, (32 * int(s["WM"]) * int(s["WN"]) * int(s["WK"]), 1, 1)
 
 
+def operand_bytes(s: Scalars) -> tuple[int, int]:
+    """Bytes of an element of each operand that is multiplied."""
+    left, right = ("a", "b") if "itemsize_a" in s else ("dz", "x")
+    return int(s[f"itemsize_{left}"]), int(s[f"itemsize_{right}"])
+
+
 def sums_bytes(s: Scalars) -> int:
     """Shared memory in which a block's warps add up their parts."""
     return int(s["WK"] * s["BM"] * (s["BN"] + 8) * 4)
@@ -130,10 +136,9 @@ def register_family(family: Family, impl: str, source: str, choose: Choose,
     `source` to a family, as `impl`.
 
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
-    have the tile's parameters and, as SIZE_A and SIZE_B, bytes of the operands' elements); `sums`
-    says that the type of the sums is a template parameter, `fixed` which of the tile's are not.
-    `others` are the tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in
-    KernelImpl.
+    have the tile's parameters); `sums` says that the type of the sums is a template parameter,
+    `fixed` which of the tile's are not. `others` are the tiles that an op's `choice` picks from,
+    counted from 1 on. `specific` is as in KernelImpl.
     """
     name = source.removesuffix(".cu")
 
@@ -145,9 +150,7 @@ def register_family(family: Family, impl: str, source: str, choose: Choose,
         return 1 + len(others)
 
     def tile(op: Op, plan: Plan) -> Scalars:
-        sizes = (itemsize(plan[operand].dtype) for operand in operands_of(op))
-        return {**chosen(op, plan).scalars(),
-                **dict(zip(("SIZE_A", "SIZE_B"), sizes, strict=True))}
+        return chosen(op, plan).scalars()
 
     def last(op: Op, plan: Plan) -> list[str]:
         found = chosen(op, plan).scalars()

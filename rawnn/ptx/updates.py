@@ -25,16 +25,18 @@ CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",)
 """Operands that any update may have."""
 
 
-def _update(name: str, source: str, *state: str) -> None:
+def register_update(family: Family, name: str, source: str, *state: str) -> None:
+    """Add the kernel of an optimizer's step, the op `name`: its parameters are those of sgd.cu, and
+    `state` what it keeps of each weight beside."""
     shapes = dict.fromkeys(("w", "dw", "copy", *state), _MATRIX)
-    FAMILY.register(name, "naive", KernelImpl(
+    family.register(name, "naive", KernelImpl(
         source, name, typed("w", "dw", "copy"), matrix("w"), elements(),
         {**shapes, **CONTEXT}))
 
 
-_update("sgd", "sgd.cu")
-_update("momentum", "momentum.cu", "v")
-_update("adam", "adam.cu", "m", "v")
+register_update(FAMILY, "sgd", "sgd.cu")
+register_update(FAMILY, "momentum", "momentum.cu", "v")
+register_update(FAMILY, "adam", "adam.cu", "m", "v")
 
 
 def product_sizes(op: Op, plan: Plan) -> Scalars:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from rawnn.activations import declarations
 from rawnn.compiling.batch import Batch, Job
 from rawnn.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
@@ -15,6 +17,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.errors import ConfigError
+from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
@@ -62,7 +65,8 @@ class Lowering:
                         continue
                     key = impl.source, impl.relocatable, impl.specific
                     wanted.setdefault(key, {})[impl.expression(op, plan)] = None
-        jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific)
+        jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific,
+                    _with_declarations(source, expressions))
                 for (source, relocatable, specific), expressions in wanted.items()]
         return jobs + [Job(impl.source, (impl.name,), False, self._programmatic, impl.specific,
                            impl.text, impl.options) for impl in written.values()]
@@ -174,6 +178,13 @@ class Lowering:
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""
         self._closing.close()
+
+
+def _with_declarations(source: str, expressions: Iterable[str]) -> str:
+    """The text of a source with what instances of it need that its headers do not declare; "" where
+    there is nothing."""
+    added = declarations({word for text in expressions for word in re.findall(r"\w+", text)})
+    return f"{source_path(source).read_text()}\n{added}\n" if added else ""
 
 
 def _is_kernel(op: Op) -> bool:

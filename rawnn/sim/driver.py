@@ -231,6 +231,7 @@ class SimDriver(GraphCalls, MemoryCalls):
             f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), sharedMemBytes,
             kernelParams,
         )
+        launch[1].check_cluster(None)
         self.simulation.enqueue(hStream, kernel_node(*launch))
         return (0,)
 
@@ -245,6 +246,7 @@ class SimDriver(GraphCalls, MemoryCalls):
             raise Refused("CUDA_ERROR_NOT_SUPPORTED")
         launch = self.launch_effect(f, config.grid, config.block, config.shared_bytes,
                                     kernelParams, config.cluster, config.cooperative)
+        launch[1].check_cluster(config.cluster)
         self.simulation.enqueue(config.stream, kernel_node(*launch), config.programmatic)
         return (0,)
 

@@ -10,16 +10,17 @@ from rawnn.cuda.driver import Dim
 from rawnn.sim.effects import Effects, Geometry
 from rawnn.sim.errors import Refused
 from rawnn.sim.faults import seam
-from rawnn.sim.graphs import Effect, Executable, GraphData, Node, dependency_indices
-from rawnn.sim.kernels import Kernel
+from rawnn.sim.graphs import Executable, GraphData, Node, dependency_indices
+from rawnn.sim.kernels import Binding, Kernel
 from rawnn.sim.simulation import Capture, Simulation
 
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
 
 
-def kernel_node(kernel: Kernel, effect: Effect, geometry: Geometry) -> Node:
+def kernel_node(kernel: Kernel, effect: Binding, geometry: Geometry) -> Node:
     return Node("kernel", kernel.expression, (), effect, waits=kernel.waits,
-                triggers=kernel.triggers, kernel=kernel, geometry=geometry)
+                triggers=kernel.triggers, kernel=kernel, geometry=geometry,
+                check_cluster=effect.check_cluster)
 
 
 class GraphCalls(Effects):

@@ -12,7 +12,7 @@ from rawnn.compiling.resources import occupancy
 from rawnn.cuda.driver import Dim
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.graphs import Effect
-from rawnn.sim.kernels import Kernel
+from rawnn.sim.kernels import Binding, Kernel
 from rawnn.sim.memory import BASE, POISON
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
@@ -96,7 +96,7 @@ class Effects:
 
     def launch_effect(self, function: Any, grid: Dim, block: Dim, shared_bytes: int,
                       parameters: int, cluster: Dim | None = None,
-                      cooperative: bool = False) -> tuple[Kernel, Effect, Geometry]:
+                      cooperative: bool = False) -> tuple[Kernel, Binding, Geometry]:
         """What launches and kernel nodes have in common: the driver's limits, then the arguments'
         copy. Returns (kernel, effect, geometry)."""
         kernel = self.function(function)
@@ -111,7 +111,7 @@ class Effects:
         geometry = Geometry(grid, block, shared_bytes)
         if cooperative:
             self.check_cooperative(kernel, geometry)
-        return kernel, kernel.launch(grid, block, parameters), geometry
+        return kernel, kernel.launch(grid, block, shared_bytes, parameters), geometry
 
     def check_cluster(self, kernel: Kernel, grid: Dim, cluster: Dim | None) -> None:
         """Refuse a cluster that is too large for the kernel or does not divide its grid."""

@@ -19,8 +19,9 @@ class Node:
     conditional node ("if" or "while"). `dependencies` are indices of nodes before it in the same
     graph; `programmatic` those of kernel nodes joined to it by programmatic edges, which `waits`
     and `triggers` give their meaning. `fixed` is what an update may not change. A kernel node
-    has its `kernel`, its `geometry`, where it was given one the shape of its `cluster`, and says
-    whether it is `cooperative`."""
+    has its `kernel`, its `geometry`, where it was given one the shape of its `cluster`,
+    `check_cluster` that raises where it is not what the work asks for, and says whether it is
+    `cooperative`."""
 
     kind: str
     label: str
@@ -36,6 +37,7 @@ class Node:
     kernel: Any = None
     geometry: Any = None
     cluster: tuple[int, int, int] | None = None
+    check_cluster: Callable[[tuple[int, int, int] | None], None] = lambda cluster: None
     cooperative: bool = False
 
     @property
@@ -95,13 +97,15 @@ class GraphData:
 
     def check_instantiable(self) -> None:
         """Refuse what cuGraphInstantiate refuses: a conditional handle that no node has, and
-        in the body of one a copy from or to pageable host memory."""
+        in the body of one a copy from or to pageable host memory. Raises SimulationError for a
+        kernel in clusters of another size than its work asks for."""
         if sorted(self.all_conditionals()) != sorted(self.node_handles()):
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         self._check_bodies(False)
 
     def _check_bodies(self, inside: bool) -> None:
         for node in self.nodes:
+            node.check_cluster(node.cluster)
             if inside and node.host_memory:
                 raise Refused("CUDA_ERROR_NOT_SUPPORTED")
             if node.child:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +27,13 @@ from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
 from rawnn.ptx.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
-from rawnn.sim.graphs import Effect, Launcher
+from rawnn.sim.graphs import Launcher
 from rawnn.sim.memory import Memory, Region
 from rawnn.sim.order import Task
 from rawnn.sim.tensormap import check_maps
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.op import OPS
+from rawnn.words import counted
 
 DTYPES: dict[str, Any] = {
     "float": np.float32, "double": np.float64, "__half": np.float16, "half": np.float16,
@@ -42,9 +44,14 @@ DTYPES: dict[str, Any] = {
     **{name: numpy_dtype(name) for name in LOW_PRECISION},
 }  # fmt: skip
 
-FUNCTORS = {a.functor: a.name for a in ACTIVATIONS.values()} | {"None": ""}
-"""What a template argument that is an activation means."""
-SCHEDULES = {rule.functor: rule.name for rule in RULES.values()}
+
+def functors() -> dict[str, tuple[str, str]]:
+    """What a template argument means that is an activation, or a schedule: what it is, and its
+    name."""
+    return {"None": ("activation", ""),
+            **{a.functor: ("activation", a.name) for a in ACTIVATIONS.values()},
+            **{rule.functor: ("schedule", rule.name) for rule in RULES.values()}}
+
 
 Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 
@@ -52,7 +59,8 @@ Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 @dataclass(frozen=True)
 class Meaning:
     """What a kernel computes. `attributes` are added to the scalar arguments for the reference;
-    `geometry`, where given, is the only grid and block allowed, in any of its `variants`; `boxes`
+    `geometry`, where given, is the only grid and block allowed, in any of its `variants`, `shared`
+    the only bytes of dynamic shared memory, `cluster` the only blocks of a cluster; `boxes`
     the only rows of boxes."""
 
     reads: tuple[str, ...]
@@ -64,6 +72,8 @@ class Meaning:
     geometry: Callable[[Scalars], Any] | None = None
     variants: Callable[[Scalars], int] = lambda scalars: 1
     boxes: Callable[[Scalars], Mapping[str, int]] | None = None
+    shared: Callable[[Scalars], int] | None = None
+    cluster: Callable[[Scalars], int] | None = None
 
 
 _registered: dict[str, Meaning] = {}
@@ -83,6 +93,12 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
 _SLOTS = ("loss", "correct", "rates")
 """Operands of which a step has one element."""
 
+_MULTIPLIED = ("a", "b", "dz", "x")
+"""Operands whose rows the template flag ALIGNED is about."""
+
+_DRAWS = 8
+"""Roundings that one draw of random bits is for, which the template flag RAGGED is about."""
+
 _PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
 """Template flags that say whether an operand is there."""
 
@@ -91,15 +107,22 @@ _DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, 
 table of kernels refuses an op with another number."""
 
 
+def meaning_of(source: str, name: str) -> Meaning | None:
+    """Of the kernel `name` in a file of that name, once a family has it."""
+    if len(_by_name()) < len({(impl.source, impl.name) for impl in KERNELS.values()}):
+        _by_name.cache_clear()
+    return _by_name().get((Path(source).name, name))
+
+
 @cache
 def _by_name() -> dict[tuple[str, str], Meaning]:
     """(source file, kernel) -> meaning, for every kernel of the table."""
     found: dict[tuple[str, str], Meaning] = {}
     for key, impl in KERNELS.items():
         spec = OPS[key.kind]
-        found[impl.source, impl.name] = Meaning(
+        found[Path(impl.source).name, impl.name] = Meaning(
             spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
-            impl.geometry, impl.variants, impl.boxes,
+            impl.geometry, impl.variants, impl.boxes, impl.shared, impl.cluster,
         )
     return found
 
@@ -127,7 +150,7 @@ class Kernel:
     @property
     def meaning(self) -> Meaning:
         name = self.signature.name
-        found = _registered.get(name) or _by_name().get((self._source.rpartition("/")[2], name))
+        found = _registered.get(name) or meaning_of(self._source, name)
         if found is None and name in WRITTEN:
             spec, impl = WRITTEN[name]
             found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
@@ -139,11 +162,11 @@ class Kernel:
             )
         return found
 
-    def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int],
-               parameters: int) -> Effect:
+    def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int,
+               parameters: int) -> Binding:
         """The effect of a launch with the pointer array at the host address `parameters`, whose
-        values are copied now. Raises SimulationError for arguments or a geometry that do not fit.
-        """
+        values are copied now. Raises SimulationError for arguments, a geometry or dynamic shared
+        memory that do not fit."""
         raw = self._packed(parameters)
         if self._generation != self._memory.generation:
             self._bound.clear()
@@ -155,6 +178,11 @@ class Kernel:
             raise SimulationError(
                 f"{self.expression} is launched with grid {grid} and block {block}, but its work "
                 f"asks for " + " or ".join(f"grid {g} and block {b}" for g, b in bound.geometries)
+            )
+        if bound.shared not in (None, shared_bytes):
+            raise SimulationError(
+                f"{self.expression} is launched with {shared_bytes:,} bytes of dynamic shared "
+                f"memory, but its work asks for {bound.shared:,}"
             )
         return bound
 
@@ -215,11 +243,27 @@ class Binding:
         self._reference = meaning.reference
         self._attributes = self._scalars(values, meaning, template)
         self.geometries = self._geometries(meaning)
+        self.shared, self.cluster = map(self._asked, (meaning.shared, meaning.cluster))
         self._operands = self._make_operands(values, meaning)
         check_maps(kernel.expression, kernel.signature, values, self._operands, meaning.boxes,
                    self._attributes)
         self._generation = -1
         self._end = self._attributes.get("end") if "handle" in self._attributes else None
+
+    def _asked(self, numbers: Callable[[Scalars], int] | None) -> int | None:
+        """What the table of kernels asks for, where the arguments say enough to know it."""
+        try:
+            return numbers(self._attributes) if numbers is not None else None
+        except KeyError:
+            return None
+
+    def check_cluster(self, cluster: tuple[int, int, int] | None) -> None:
+        """Raise SimulationError where the blocks of a cluster are not those that the work asks
+        for: they would wait for, or write to, others than they share it with."""
+        blocks = prod(cluster or (1,))
+        if self.cluster not in (None, blocks):
+            raise SimulationError(f"{self._kernel.expression} is launched in clusters of {blocks} "
+                                  f"block(s), but its work asks for {self.cluster}")
 
     def _geometries(self, meaning: Meaning) -> list[Any]:
         """Every grid and block that the arguments ask for; none where only the plan knows them."""
@@ -242,6 +286,7 @@ class Binding:
                 found |= self._members(parameter, values[parameter.name])
         found |= {f"itemsize_{p.name}": np.dtype(DTYPES[p.ctype]).itemsize
                   for p in signature.parameters if p.pointer}
+        known = functors()
         for name, value in template.items():
             if value in ("true", "false"):
                 operand = _PRESENCE.get(name, "")
@@ -253,10 +298,9 @@ class Binding:
                 found.setdefault(name.lower(), value == "true")
             elif value.lstrip("-").isdigit():
                 found[name] = int(value)
-            elif value in FUNCTORS:
-                found[name.lower()] = FUNCTORS[value]
-            elif value in SCHEDULES:
-                found["kind"] = SCHEDULES[value]
+            elif value in known:
+                what, means = known[value]
+                found["kind" if what == "schedule" else name.lower()] = means
             elif value in LOW_PRECISION:
                 found["dtype"] = value
         if meaning.layout:
@@ -304,7 +348,8 @@ class Binding:
             if window and len(extents) == 1:
                 rows, cols = extents[0], 1
             if rows < 1 or cols < 1:
-                raise SimulationError(f"{label}: operand '{name}' has {rows} row(s) of {cols}")
+                raise SimulationError(f"{label}: operand '{name}' has "
+                                      f"{counted(rows, 'row')} of {cols}")
             ld = scalars.get(f"ld{name}", cols)
             if ld < cols:
                 raise SimulationError(f"{label}: ld{name} is {ld}, less than the {cols} columns")
@@ -314,6 +359,14 @@ class Binding:
                 raise SimulationError(
                     f"{label}: operand '{name}' at {address:#x} is not aligned to {parameter.ctype}"
                 )
+            if scalars.get("ALIGNED") and name in _MULTIPLIED \
+                    and (address % 16 or ld * dtype.itemsize % 16):
+                raise SimulationError(f"{label}: ALIGNED is true, but rows of the operand '{name}' "
+                                      f"do not begin at multiples of 16 bytes")
+            if name == "w" and scalars.get("RAGGED") is False and scalars.get("STOCHASTIC") \
+                    and cols % _DRAWS:
+                raise SimulationError(f"{label}: RAGGED is false, but rows of {cols} weights do "
+                                      f"not hold whole draws of {_DRAWS}")
             made.append(_Operand(name, dtype, address, rows, cols, ld, len(extents) == 2, window,
                                  read, write,
                                  parameter.ctype if parameter.ctype in LOW_PRECISION else ""))

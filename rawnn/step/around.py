@@ -6,14 +6,17 @@ They follow from the rewritten training plan: a tensor that some op of it reads 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from rawnn.network import Network
 from rawnn.schedules import parse
 from rawnn.step.build import CLOCK, used_tensors
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    from rawnn.network import Network
 
 
 def start(train: Plan, network: Network, seed: int) -> Plan:
@@ -22,7 +25,7 @@ def start(train: Plan, network: Network, seed: int) -> Plan:
 
     def draw(t: Tensor) -> Op:
         return Op("initialise", f"{t.name}.initialise", {"w": t.name},
-                  {"seed": seed, "stream": streams[t.name], "bound": network.bound(t.name)})
+                  {"seed": seed, "stream": streams[t.name], "bound": t.bound})
 
     return _made("start", train, Role.PARAMETER, draw)
 

@@ -75,3 +75,20 @@ def _readers(readers: dict[str, dict[int | None, list[int]]], access: Access) ->
     if wanted is None:
         return {i for group in slots.values() for i in group}
     return {i for s in (None, *wanted) for i in slots.get(s, [])}
+
+
+def reason(before: Op, after: Op) -> str:
+    """Why `after` must wait for `before`: "wrote a1; read x", the tensors that they have in common;
+    "" where nothing is."""
+    wrote = _shared(before.writes, (*after.reads, *after.writes))
+    read = [name for name in _shared(before.reads, after.writes) if name not in wrote]
+    return "; ".join(f"{what} {', '.join(names)}" for what, names in (("wrote", wrote),
+                                                                     ("read", read)) if names)
+
+
+def _shared(these: Sequence[Access], those: Sequence[Access]) -> list[str]:
+    """Tensors of which both touch the same slots."""
+    return list(dict.fromkeys(
+        name for name, slots in these for other, places in those
+        if name == other and (slots is None or places is None
+                              or max(slots.start, places.start) < min(slots.stop, places.stop))))

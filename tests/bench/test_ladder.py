@@ -20,12 +20,13 @@ def test_rungs_are_cumulative_and_interleaved() -> None:
     names = ["baseline", *DEFAULT_RUNGS]
     assert order == [(repeat, name) for repeat in range(2) for name in names]
     assert [r.opt for r in found.rungs] == [
-        "preload,arena", "preload,arena,nosync", "preload,arena,nosync,cublas",
-        "preload,arena,nosync,cublas,report=10", "preload,arena,nosync,cublas,report=10,fuse",
-        "preload,arena,nosync,cublas,report=10,fuse,cudnn",
-        "preload,arena,nosync,cublas,report=10,fuse,cudnn,graphs",
-        "preload,arena,nosync,cublas,report=10,fuse,cudnn,graphs,streams",
-        "preload,arena,nosync,cublas,report=10,fuse,cudnn,streams,graphs=epoch", "best",
+        "none,preload,arena", "none,preload,arena,nosync", "none,preload,arena,nosync,cublas",
+        "none,preload,arena,nosync,cublas,report=10",
+        "none,preload,arena,nosync,cublas,report=10,fuse",
+        "none,preload,arena,nosync,cublas,report=10,fuse,cudnn",
+        "none,preload,arena,nosync,cublas,report=10,fuse,cudnn,graphs",
+        "none,preload,arena,nosync,cublas,report=10,fuse,cudnn,graphs,streams",
+        "none,preload,arena,nosync,cublas,report=10,fuse,cudnn,streams,graphs=epoch", "best",
     ]
     assert {r.status for r in found.rungs} == {"measured"}
     for rung in found.rungs:
@@ -54,7 +55,7 @@ def test_on_the_host_only_what_applies_is_run() -> None:
     found = run_ladder(HOST, 1, notify=said.append, data=DATA)
     assert [r.name for r in found.rungs] == ["baseline", "report=10", "fuse", "best"]
     assert [r.opt for r in found.rungs] == \
-        ["preload", "preload,report=10", "preload,report=10,fuse", "best"]
+        ["none,preload", "none,preload,report=10", "none,preload,report=10,fuse", "best"]
     assert {r.status for r in found.rungs} == {"measured"}
     left_out = "left out: nosync, cublas, cudnn, graphs, streams, graphs=epoch"
     assert any(left_out in note for note in found.notes)
@@ -91,7 +92,7 @@ def test_a_rung_that_cannot_run_is_a_row_and_is_not_carried_on(
     found = run_ladder(CONFIG, 2, ("nosync", "cublas", "fuse"), data=DATA)
     rung = found.rungs[2]
     assert (rung.status, rung.reason, rung.runs) == (status, str(error), [])
-    assert found.rungs[3].opt == "preload,arena,nosync,fuse"
+    assert found.rungs[3].opt == "none,preload,arena,nosync,fuse"
     assert [len(r.runs) for r in found.rungs] == [2, 2, 0, 2]
 
 
@@ -106,7 +107,7 @@ def test_a_failing_baseline_leaves_the_other_rungs_their_base(
     monkeypatch.setattr(module, "Session", Once)
     found = run_ladder(CONFIG, 1, ("nosync",), data=DATA)
     assert found.rungs[0].status == "failed"
-    assert found.rungs[1].opt == "preload,arena,nosync"
+    assert found.rungs[1].opt == "none,preload,arena,nosync"
 
 
 def test_a_later_failure_keeps_the_runs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +161,7 @@ def test_climbing(words: tuple[str, ...], added: tuple[str, ...], wanted: tuple[
 
 @pytest.mark.parametrize(("rung", "sentence"), [
     ("cubals", "did you mean 'cublas'"), ("fuse+grafs", "did you mean 'graphs'"),
-    ("graphs=0", "graphs=0"), ("fuse=3", "takes no value"), ("best=1", "is called 'best'"),
+    ("graphs=0", "graphs=0"), ("arena=3", "takes no value"), ("best=1", "is called 'best'"),
 ])
 def test_rungs_that_do_not_exist_are_refused_before_anything_runs(rung: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

@@ -12,6 +12,7 @@ from rawnn.bench.worth import comparison_sets, markdown, toggles_named
 from rawnn.config import Config
 from rawnn.errors import ConfigError
 from rawnn.opts import TOGGLES, select
+from rawnn.opts.presets import PRESETS
 from rawnn.result import Environment
 from rawnn.workloads import workload
 from tests.bench.conftest import GPU
@@ -24,7 +25,7 @@ EVERY = comparison_sets(list(TOGGLES.values()))
 def test_every_set_can_run_where_every_toggle_can(name: str, opt: str) -> None:
     config = Config(**{**workload(name), "opt": opt})
     selection = select(opt, config.network(), 100, CAPABLE, batch=config.recipe().batch)
-    asked = {word.partition("=")[0] for word in opt.split(",") if word and word != "best"}
+    asked = {word.partition("=")[0] for word in opt.split(",") if word} - {*PRESETS}
     assert asked <= set(selection.values)
 
 
@@ -66,11 +67,13 @@ def test_a_table_says_how_many_times_faster_and_whether_runs_overlap() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
             if line.startswith("|")]
     assert rows[0] == ["workload", "toggles", "One", "Two", "other GPUs", "test accuracy", "memory"]
-    assert rows[2] == ["`linear`", "`preload`", "82.0 ± 2.0", "8.00 ± 0.00", "not measured",
+    assert rows[2] == ["`linear`", "`none,preload`", "82.0 ± 2.0", "8.00 ± 0.00", "not measured",
                        "0.9100 ± 0.0141", "3 MiB"]
     assert rows[3][:4] == ["", "with `arena`", "41.0 ± 1.0 (2.00 x)", "10.0 ± 0.0 (0.80 x)"]
     assert rows[5][2:4] == ["50.0 ± 1.0 (1.02 x, in the noise)", "not measured"]
     assert "cannot run" not in text
+    spelled = result_of("One", {f"none,{m.opt}": [80, 82, 90] for m in one.measurements})
+    assert "82.0 ± 2.0" in markdown(TOGGLES["arena"], [spelled])  # as lists are spelled now
     assert text.index("One, driver") < text.index("Two, driver")
 
 
@@ -81,4 +84,4 @@ def test_what_could_not_run_is_said_below_the_table() -> None:
     result = msgspec.structs.replace(result_of("One", {}), measurements=[measured, failed])
     text = markdown(TOGGLES["arena"], [result])
     assert "| cannot run |" in text
-    assert "- One cannot run linear with `preload,arena`: arena: only for a GPU" in text
+    assert "- One cannot run linear with `none,preload,arena`: arena: only for a GPU" in text

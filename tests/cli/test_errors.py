@@ -38,7 +38,7 @@ def one_sentence(done: Done, *words: str, status: int | None = None) -> str:
     (("--opt", "grphs"), ("unknown toggle 'grphs'", "did you mean 'graphs'")),
     (("--opt", "best,-cudn"), ("unknown toggle 'cudn'", "did you mean 'cudnn'")),
     (("--opt", "-cudnn"), ("removes a toggle that is not on", "best,-cudnn")),
-    (("--opt", "fuse=3"), ("'fuse' takes no value",)),
+    (("--opt", "arena=3"), ("'arena' takes no value",)),
     (("--opt", "report=0"), ("report=0", "at least 1")),
     (("--opt", "graphs=sometimes"), ("graphs=sometimes", "step, epoch, while")),
     (("--opt", "best=2"), ("'best' is a preset",)),
@@ -205,7 +205,8 @@ def test_a_call_that_fails_is_named(simulated: Callable[..., Rawnn]) -> None:
 
 
 def test_conflicting_toggles(simulated: Callable[..., Rawnn]) -> None:
-    one_sentence(simulated()("--opt", "graphs=while"), "graphs=while", "add preload", status=2)
+    one_sentence(simulated()("--opt", "-preload,graphs=while"), "graphs=while", "add preload",
+                 status=2)
     one_sentence(simulated()("--opt", "graphs,best,-arena"), "implies 'arena'", status=2)
 
 

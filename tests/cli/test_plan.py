@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.cli.conftest import Rawnn
@@ -28,7 +30,8 @@ def test_dot_has_a_node_for_every_op_and_edges_between_them(rawnn: Rawnn, opt: s
     assert dot.startswith("digraph step {")
     assert dot.count("{") == dot.count("}")
     nodes = {line.split()[0] for line in dot.splitlines() if "[label=" in line}
-    edges = [line.strip(" ;").split(" -> ") for line in dot.splitlines() if "->" in line]
+    edges = [line.partition("[")[0].strip(" ;").split(" -> ") for line in dot.splitlines()
+             if "->" in line]
     assert nodes
     assert edges
     assert {end for edge in edges for end in edge} <= nodes
@@ -57,3 +60,52 @@ def test_the_policy_is_said_in_words(rawnn: Rawnn, opt: str, said: str) -> None:
     line = next(line for line in done.out.splitlines() if line.startswith("policy:"))
     assert said in line
     assert "(" not in line
+
+
+def edges_of(text: str) -> list[str]:
+    """The reasons of all edges that are shown."""
+    lines = text[text.index(" launched "):].splitlines()[1:]
+    return [edge for line in lines if line.startswith("   ") for edge in line.split("  ")[-1]
+            .split("; ") if not edge.endswith("at once")]
+
+
+def test_every_edge_has_its_reason(rawnn: Rawnn) -> None:
+    text = rawnn("plan", "--opt", "preload,streams,graphs=step", "--layers", "784,16,10").out
+    assert re.search(r"relu1@0 +activate/naive +after 2, which wrote z1\n", text)
+    assert any("which read fc2.weight" in edge for edge in edges_of(text))
+    assert all("which wrote " in edge or "which read " in edge for edge in edges_of(text))
+
+
+def test_without_streams_some_edges_are_the_chain(rawnn: Rawnn) -> None:
+    text = rawnn("plan", "--opt", "preload,graphs=step").out
+    assert re.search(r"accuracy@0 +accuracy/naive +after 4, chain\n", text)
+    assert "after 3, which wrote p" in text
+    assert "early" not in text
+
+
+def test_programmatic_edges_are_marked(rawnn: Rawnn) -> None:
+    arguments = ("plan", "--opt", "preload,fuse,pdl,streams,graphs=2", "--layers")
+    text = rawnn(*arguments, "784,16,10").out
+    assert "early behind 0, which wrote x" in text
+    assert "early: it begins before the other has ended" in text
+    assert "early" not in rawnn("plan", "--opt", "preload,fuse,streams,graphs=2").out
+
+
+def test_the_parts_of_a_toggle_say_what_became_of_them(rawnn: Rawnn) -> None:
+    text = rawnn("plan", "--opt", "best,bf16,fuse=-narrow", "--layers", "784,256,10").out
+    assert "parts of fuse" in text
+    assert "  loss       taken" in text
+    assert "  narrow     not taken: narrow is left out by fuse=-narrow" in text
+    assert "  head       taken" in text
+    assert "  linear     not taken: the step is not that of one layer" in text
+
+
+def test_a_plan_is_for_a_gpu_that_can_be_named(rawnn: Rawnn) -> None:
+    arguments = ("plan", "--opt", "best,bf16,fuse=-narrow", "--layers", "784,256,10")
+    assert "for:     H200, compute capability 9.0, 132 multiprocessors" in rawnn(*arguments).out
+    older = rawnn(*arguments, "--gpu", "a100").out
+    assert "for:     A100, compute capability 8.0, 108 multiprocessors" in older
+    assert "head       not taken: needs clusters, which A100 has not" in older
+    refused = rawnn("plan", "--gpu", "T4", "--opt", "bf16,mma")
+    assert refused.status == 2
+    assert "from compute capability 8.0 on" in refused.err

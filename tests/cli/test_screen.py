@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -74,3 +79,36 @@ def test_what_ends_within_the_period_says_nothing(capfd: pytest.CaptureFixture[s
         for done in range(1, 4):
             screen.advance(done, 3, "linear best")
     assert capfd.readouterr().err == ""
+
+
+WATCHED = """
+import sys
+from rawnn.cli.screen import Screen
+import click
+with Screen("toggles", 1) as screen:
+    for done in range(1, 4):
+        with screen.aside():
+            click.echo(f"row {done}")
+        screen.advance(done, 3, "a name that is long enough to fill a line")
+"""
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_rows_and_the_bar_do_not_run_into_each_other(width: int) -> None:
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (30, width))
+    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    done = subprocess.Popen([sys.executable, "-c", WATCHED], stdout=slave, stderr=slave,
+                            stdin=slave, env={**environment, "TERM": "xterm"})
+    os.close(slave)
+    content = b""
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
+        while part := os.read(master, 4096):
+            content += part
+    assert done.wait(60) == 0
+    os.close(master)
+    shown = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", content).decode()
+    lines = [line.split("\r")[-1] for line in shown.replace("\r\n", "\n").split("\n")]
+    assert [line.strip() for line in lines if "row" in line] == ["row 1", "row 2", "row 3"]
+    assert max(map(len, lines)) <= width

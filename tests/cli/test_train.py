@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rawnn.cli.described import fitted
-from rawnn.cli.screen import Heartbeat
+from rawnn.cli.screen import Heartbeat, fitted
 from rawnn.errors import DataError, DeviceError
 from rawnn.runners.host import HostRunner
 from rawnn.training import train

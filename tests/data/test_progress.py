@@ -36,3 +36,20 @@ def test_a_bar_on_a_terminal(monkeypatch) -> None:
         show("a.gz", 100, 100)
     assert "a.gz" in terminal.getvalue()
     assert "100/100" in terminal.getvalue()
+
+
+def test_a_slow_download_says_how_far_it_is() -> None:
+    said: list[str] = []
+    clock = [0.0]
+    tell = progress.lines(said.append, lambda: clock[0])
+    for seconds, done in ((0, 0), (1, 1_000_000), (5, 5_000_000), (6, 6_000_000), (10, 10_000_000),
+                          (11, 20_000_000)):
+        clock[0] = seconds
+        tell("a.gz", done, 20_000_000)
+    assert said == ["fetching a.gz of 20.0 MB", "fetching a.gz: 5.0 of 20.0 MB, about 15 s left",
+                    "fetching a.gz: 10.0 of 20.0 MB, about 10 s left", "fetched a.gz"]
+    clock[0] = 30
+    tell("b.gz", 0, None)
+    clock[0] = 36
+    tell("b.gz", 3_000_000, None)
+    assert said[-1] == "fetching b.gz: 3.0 MB"

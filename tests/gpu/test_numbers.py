@@ -31,7 +31,7 @@ PRODUCTS = ("preload", "preload,fuse", "preload,tiled,fuse", "preload,mma,fuse")
 def rewritten(opt: str, network: Network, batch: int, machine: Machine) -> Plan:
     """The step's plan, with the casts of its copies behind it."""
     try:
-        selection = select(opt, network, 3, machine)
+        selection = select(f"none,{opt}", network, 3, machine)
     except ConfigError as error:
         pytest.skip(str(error))
     plan = selection.apply(step_plan(network, batch, 3 * batch))[0]

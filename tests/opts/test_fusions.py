@@ -29,7 +29,7 @@ PLANS = {"linear": ("preload", LINEAR, 32), "narrow": ("preload,bf16,mma", NARRO
 
 def outcomes(opt: str, layers: tuple[int, ...], batch: int = 32,
              machine: object = CAPABLE) -> dict[str, str]:
-    selection = select(opt, Network(layers), 4, machine)  # type: ignore[arg-type]
+    selection = select(f"none,{opt}", Network(layers), 4, machine)  # type: ignore[arg-type]
     found = selection.outcomes(step_plan(Network(layers), batch, 4 * batch))
     return {outcome.part: outcome.reason for outcome in found["fuse"]}
 
@@ -40,14 +40,14 @@ def test_a_fusion_is_left_out_by_its_name(name: str) -> None:
     network = Network(layers)
 
     def plan(fuse: str) -> object:
-        return select(f"{opt},{fuse}", network, 4, CAPABLE).apply(
+        return select(f"none,{opt},{fuse}", network, 4, CAPABLE).apply(
             step_plan(network, batch, 4 * batch))[0]
 
     assert outcomes(f"{opt},fuse", layers)[name] == ""
     assert plan("fuse") != plan(f"fuse=-{name}")
     assert outcomes(f"{opt},fuse=-{name}", layers)[name] == f"{name} is left out by fuse=-{name}"
     everything = "".join(f"-{each}" for each in FUSIONS)
-    bare = select(f"{opt}", network, 4, CAPABLE).apply(step_plan(network, batch, 4 * batch))[0]
+    bare = select(f"none,{opt}", network, 4, CAPABLE).apply(step_plan(network, batch, 4 * batch))[0]
     assert plan(f"fuse={everything}") == bare
 
 
@@ -92,7 +92,7 @@ def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], ba
 ])
 def test_names_that_are_none(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        select(text, Network(DEEP), 4, CAPABLE)
+        select(f"none,{text}", Network(DEEP), 4, CAPABLE)
 
 
 def test_names_come_in_the_order_of_the_list_and_once() -> None:
@@ -100,10 +100,10 @@ def test_names_come_in_the_order_of_the_list_and_once() -> None:
     assert value == "-loss-head"
     assert left_out(value) == {"loss", "head"}
     assert left_out(None) == left_out("sync") == left_out(3) == frozenset()
-    selection = select("fuse=-head-loss", Network(DEEP), 4, CAPABLE)
+    selection = select("none,fuse=-head-loss", Network(DEEP), 4, CAPABLE)
     assert selection.words() == ["fuse=-loss-head"]
     assert select("best,-mma,fuse=-loss", Network(DEEP), 4, CAPABLE).values["fuse"] == "-loss"
-    assert select("fuse", Network(DEEP), 4, CAPABLE).words() == ["fuse"]
+    assert select("none,fuse", Network(DEEP), 4, CAPABLE).words() == ["fuse"]
 
 
 @pytest.mark.parametrize(("value", "impls"), [
@@ -112,7 +112,7 @@ def test_names_come_in_the_order_of_the_list_and_once() -> None:
     ("-wgmma-skinny", {"mma"}), ("-sync-wgmma-skinny", {"naive"})])
 def test_kinds_of_product_are_left_out_singly(value: str, impls: set[str]) -> None:
     network = Network((784, 4096, 4096, 10))
-    plan, _ = select(f"preload,sr,mma={value}", network, 4, CAPABLE).apply(
+    plan, _ = select(f"none,preload,sr,mma={value}", network, 4, CAPABLE).apply(
         step_plan(network, 64, 256))
     assert {op.impl for op in plan.find(kind="matmul")} == impls
 

@@ -50,7 +50,7 @@ def rewritten(layers: tuple[int, ...], batch: int = 8, opt: str = "preload,sr,mm
               machine: Machine = CAPABLE, **options: Any) -> Plan:
     network = Network(layers, **options.pop("network_options", {}))
     plan = step_plan(network, batch, 4 * batch, **options)
-    return select(opt, network, 4, machine).apply(plan)[0]
+    return select(f"none,{opt}", network, 4, machine).apply(plan)[0]
 
 
 @pytest.mark.parametrize("number", NUMBERS)

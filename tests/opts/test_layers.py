@@ -41,7 +41,7 @@ def _streamed() -> Iterator[None]:
 def plan_of(opt: str, layers: tuple[int, ...] = LAYERS, batch: int = 8, **options: Any) -> Plan:
     network = Network(layers, **options.pop("network_options", {}))
     plan = step_plan(network, batch, 4 * batch, **options)
-    return select(opt, network, 4, CAPABLE).apply(plan)[0]
+    return select(f"none,{opt}", network, 4, CAPABLE).apply(plan)[0]
 
 
 def backward(plan: Plan) -> list[tuple[str, str]]:
@@ -96,7 +96,7 @@ def test_the_rewrite_changes_nothing_that_is_computed(number: str, options: dict
     data = dataset_for(Network(LAYERS, **options.get("network_options", {})), 40, 8)
     work = make_work(opt, LAYERS, data, **options)
     assert work.train.find(kind="layer_backward")
-    apart = make_work(opt.replace("fuse", "fuse=-layers"), LAYERS, data, **options)
+    apart = make_work(f"{opt}=-layers", LAYERS, data, **options)
     assert not apart.train.find(kind="layer_backward")
     found, wanted = trained(HostRunner(work)), trained(HostRunner(apart))
     np.testing.assert_array_equal(found.loss, wanted.loss)

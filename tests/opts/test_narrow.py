@@ -42,7 +42,7 @@ def kinds(plan: Plan) -> list[str]:
 def rewritten(layers: tuple[int, ...], batch: int = 8, opt: str = OPT, **options: Any) -> Plan:
     network = Network(layers, **options.pop("network_options", {}))
     plan = step_plan(network, batch, 4 * batch, **options)
-    return select(opt, network, 4, CAPABLE).apply(plan)[0]
+    return select(f"none,{opt}", network, 4, CAPABLE).apply(plan)[0]
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -51,7 +51,7 @@ EMULATED = ("fp16", "bf16", "sr", "fp8")
 
 def plan_of(opt: str, network: Network = DEEP, machine: Machine = CAPABLE) -> Plan:
     plan = step_plan(network, BATCH, BATCH * STEPS)
-    return select(opt, network, STEPS, machine).apply(plan)[0].check()
+    return select(f"none,{opt}", network, STEPS, machine).apply(plan)[0].check()
 
 
 def types(plan: Plan) -> dict[str, str]:
@@ -123,7 +123,7 @@ def sign(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...]], Optimiz
 def test_an_optimizer_from_outside_writes_the_copies_that_products_read(
         opt: str, sign: Callable[[tuple[str, ...]], Optimizer]) -> None:
     baseline = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=sign(("w", "copy")))
-    plan, _ = select(opt, DEEP, STEPS, CAPABLE).apply(baseline)
+    plan, _ = select(f"none,{opt}", DEEP, STEPS, CAPABLE).apply(baseline)
     copies = {t.name for t in plan.tensors.values() if t.role is Role.COPY}
     assert copies
     assert copies == {op.operands["copy"] for op in plan.find(kind="sign")
@@ -136,7 +136,7 @@ def test_a_plan_with_a_copy_that_is_read_and_never_written_is_refused(
     baseline = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=sign(("w",)))
     wanted = r"fc1\.forward reads fc1\.weight\.\w+, which nothing writes behind fc1\.weight\.sign"
     with pytest.raises(ValueError, match=wanted):
-        select(opt, DEEP, STEPS, CAPABLE).apply(baseline)
+        select(f"none,{opt}", DEEP, STEPS, CAPABLE).apply(baseline)
 
 
 def test_acc16_sums_products_in_half_precision_but_for_weight_gradients() -> None:
@@ -157,7 +157,7 @@ def test_an_8_bit_copy_leaves_a_weight_room_to_grow(init: str, width: int) -> No
     for layer in (1, 2):
         weight = network.weight(layer)
         copy = plan[f"{weight.name}.float8_e4m3"]
-        bound = network.bound(weight.name) or 1 / np.sqrt(weight.shape[1])  # zeros will grow
+        bound = weight.bound or 1 / np.sqrt(weight.shape[1])  # zeros will grow
         assert HEADROOM <= 448 / (bound * copy.scale) < 2 * HEADROOM + 1e-9
         assert np.log2(copy.scale) % 1 == 0, "a power of two costs no accuracy"
 
@@ -167,7 +167,7 @@ def test_whatever_makes_or_reads_a_copy_knows_its_scale() -> None:
     scales = {t.name: t.scale for t in train.tensors.values() if t.role is Role.COPY}
     assert len(scales) == 3
     assert all(scale > 1 for scale in scales.values())
-    test = select("preload,fp8,fuse", DEEP, STEPS, CAPABLE).apply(
+    test = select("none,preload,fp8,fuse", DEEP, STEPS, CAPABLE).apply(
         measuring_plan(DEEP, BATCH, BATCH * STEPS))[0]
     for plan in (train, test):
         for op in plan.find(kind="matmul"):
@@ -188,7 +188,7 @@ def test_scales_change_nothing_where_nothing_is_rounded(opt: str, optimizer: Opt
     """In float64 copies and loss scale cancel but for the last bits."""
     data, initial = random_dataset(12, 10, BATCH * STEPS, 1), DEEP.initial(0)
     plain = step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=optimizer)
-    plan = select(opt, DEEP, STEPS, CAPABLE).apply(plain)[0]
+    plan = select(f"none,{opt}", DEEP, STEPS, CAPABLE).apply(plain)[0]
     found = []
     for chosen in (plain, plan):
         arrays = arrays_of(chosen, data, initial)
@@ -298,7 +298,7 @@ def test_old_gpus_convert_what_their_tensor_cores_lack(opt: str,
 @pytest.mark.parametrize("opt", ["best,fp8", "best,bf16"])
 def test_best_beside_a_number_format_can_run(opt: str, capability: tuple[int, int]) -> None:
     machine = replace(CAPABLE, compute_capability=capability, name="a GPU")
-    selection = select(opt, DEEP, STEPS, machine)
+    selection = select(f"none,{opt}", DEEP, STEPS, machine)
     assert ("mma" in selection.values) == (capability >= ((8, 9) if "fp8" in opt else (8, 0)))
 
 

@@ -33,7 +33,7 @@ def baseline(network: Network) -> Plan:
 
 def rewritten(text: str, network: Network = DEEP, evaluate: bool = False) -> tuple[Plan, Policy]:
     plan = measuring_plan(network, BATCH, BATCH * STEPS) if evaluate else baseline(network)
-    return select(text, network, STEPS, CAPABLE).apply(plan)
+    return select(f"none,{text}", network, STEPS, CAPABLE).apply(plan)
 
 
 def ops(text: str, network: Network = DEEP, evaluate: bool = False) -> list[str]:
@@ -92,7 +92,7 @@ def test_cublas_cuts_a_long_product_with_a_small_output_into_slices() -> None:
 
 def test_fuse_updates_from_the_slices_of_a_small_weight_gradient() -> None:
     network = Network((784, 10))
-    selection = select("cublas,fuse", network, STEPS, CAPABLE)
+    selection = select("none,cublas,fuse", network, STEPS, CAPABLE)
     plan = selection.apply(step_plan(network, 128, 128 * STEPS))[0].check()
     assert [op.kind for op in plan.ops][-2:] == ["matmul_slices", "slices_sgd"]
     assert plan.ops[-2].attributes["layout"] == "tn"
@@ -181,7 +181,7 @@ def test_without_biases_nothing_of_them_is_left() -> None:
 @pytest.mark.parametrize("optimizer", [Optimizer("sgd", 0.1, {"momentum": 0.9}),
                                        Optimizer("adam"), Optimizer("adamw")], ids=str)
 def test_only_plain_sgd_joins_the_gradient(optimizer: Optimizer) -> None:
-    plan = select("fuse", DEEP, STEPS, CAPABLE).apply(
+    plan = select("none,fuse", DEEP, STEPS, CAPABLE).apply(
         step_plan(DEEP, BATCH, BATCH * STEPS, optimizer=optimizer))[0]
     assert not plan.find(kind="weight_update")
     assert len(plan.find(kind=optimizer.kind)) == 6
@@ -192,7 +192,7 @@ def test_only_plain_sgd_joins_the_gradient(optimizer: Optimizer) -> None:
 def test_cublas_takes_weight_decay_into_beta_and_leaves_a_schedule_to_the_update() -> None:
     def fused(**recipe: Any) -> Plan:
         plan = step_plan(DEEP, BATCH, BATCH * STEPS, **recipe)
-        return select("cublas,fuse", DEEP, STEPS, CAPABLE).apply(plan)[0].check()
+        return select("none,cublas,fuse", DEEP, STEPS, CAPABLE).apply(plan)[0].check()
 
     decayed = fused(optimizer=Optimizer("sgd", 0.1, {"decay": 0.5})).find(name="fc1.weight.sgd")[0]
     assert (decayed.kind, decayed.impl) == ("matmul", "cublas")

@@ -24,13 +24,14 @@ def chosen(text: str, network: Network = DEEP, steps: int = 468, machine: Machin
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("", []), ("none", []), (" , ,", []), ("cublas", ["cublas"]),
-    ("cublas,preload", ["preload", "cublas"]),  # in the order in which they are applied
-    (" fuse , arena", ["arena", "fuse"]), ("report", ["report=10"]), ("report=3", ["report=3"]),
-    ("report=3,report=4", ["report=4"]), ("none,fuse", ["fuse"]),
-    ("graphs", ["arena", "nosync", "graphs=auto"]),
-    ("preload,graphs=7", ["preload", "arena", "nosync", "graphs=7"]),
-    ("graphs=epoch,graphs=while,preload", ["preload", "arena", "nosync", "graphs=while"]),
+    ("", []), ("none", []), (" , ,", []), ("none,cublas", ["cublas"]),
+    ("none,cublas,preload", ["preload", "cublas"]),  # in the order in which they are applied
+    ("none, fuse , arena", ["arena", "fuse"]), ("none,report", ["report=10"]),
+    ("none,report=3", ["report=3"]), ("none,fuse", ["fuse"]),
+    ("none,graphs", ["arena", "nosync", "graphs=auto"]),
+    ("none,preload,graphs=7", ["preload", "arena", "nosync", "graphs=7"]),
+    ("best,graphs=while", ["preload", "arena", "nosync", "cublas", "fuse", "streams",
+                           "graphs=while"]),
     ("seed", ["preload", "arena", "nosync", "report=10", "cublas", "cudnn", "fuse",
               "streams", "graphs=auto"]),
     ("seed,-cudnn,report=5", ["preload", "arena", "nosync", "report=5", "cublas", "fuse",
@@ -42,8 +43,39 @@ def test_text_becomes_toggles_in_their_order(text: str, words: list[str]) -> Non
     assert chosen(text).words() == words
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    ("graphs,cublas,cudnn", ["preload", "arena", "nosync", "cublas", "cudnn", "graphs=auto"]),
+    ("fuse", ["preload", "arena", "fuse"]), ("preload", ["preload", "arena"]),
+    ("fuse,-preload", ["arena", "fuse"]), ("-arena,fuse", ["preload", "fuse"]),
+    ("-preload,-arena", []), ("-preload,preload", ["preload", "arena"]),
+    ("pool", ["preload", "pool"]), ("fuse,async", ["preload", "async", "fuse"]),
+    ("pinned", ["arena", "pinned"]), ("pinned,pool", ["pool", "pinned"]),
+    ("pinned,preload", ["preload", "arena", "pinned"]),
+    ("preload,pinned", ["preload", "arena", "pinned"]),
+    ("none,graphs=while,-arena,none", []), ("none,pool", ["pool"]), ("none,pinned", ["pinned"]),
+])
+def test_a_list_starts_with_data_and_buffers_on_the_device(text: str, words: list[str]) -> None:
+    found = chosen(text)
+    assert found.words() == words
+    assert not [note for note in found.notes if "which" in note]
+
+
+def test_on_the_host_a_list_starts_with_preload() -> None:
+    assert chosen("fuse", machine=HOST).words() == ["preload", "fuse"]
+    assert chosen("none,fuse", machine=HOST).words() == ["fuse"]
+    assert chosen("pinned,fuse", machine=HOST, lenient=True).words() == ["fuse"]
+
+
+@pytest.mark.parametrize("text", ["report=3,report=4", "graphs=epoch,fuse,graphs=while",
+                                  "best,fuse,fuse", "cublas,cublas"])
+def test_a_toggle_given_twice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"'\w+' is given twice: leave one of them out"):
+        chosen(text)
+    assert chosen("fuse,-fuse,fuse").words() == ["preload", "arena", "fuse"]
+
+
 def test_what_is_implied_is_marked() -> None:
-    found = chosen("graphs=step,arena")
+    found = chosen("none,graphs=step,arena")
     assert found.implied == {"nosync"}
     assert str(found) == "arena, nosync (implied), graphs=step"
     assert str(chosen("")) == "none"

@@ -8,6 +8,7 @@ or None where nothing noticed.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -373,7 +374,7 @@ def swaps(work: Work, wanted: Found) -> Plants:
 def overruns(work: Work, wanted: Found) -> Plants:
     """Each kernel given one row, column, example or element of a product too many, or rows of a
     batch that lie one further apart. In an arena, what is written too many may land in the padding
-    between tensors, where it harms nothing."""
+    between tensors, or in a parameter that is drawn next, where it harms nothing."""
     made: dict[str, Plant] = {}
     harmless: set[str] = set()
     right = lowering.kernel_arguments
@@ -390,8 +391,8 @@ def overruns(work: Work, wanted: Found) -> Plants:
 
             what = f"{op.name}: {name} + 1"
             made[what] = tampered(work, wanted, at(lowering, "kernel_arguments", number, more))
-            if work.policy.allocator == "arena" and all(
-                    _padding(plan[n]) >= plan[n].ld * plan[n].itemsize for n, _ in op.writes):
+            if work.policy.allocator == "arena" and (op.kind == "initialise" or all(
+                    _padding(plan[n]) >= plan[n].ld * plan[n].itemsize for n, _ in op.writes)):
                 harmless.add(what)
     return Plants(made, harmless=frozenset(harmless))
 
@@ -405,7 +406,7 @@ FUNCTORS = {a.functor: "Tanh" if a.functor != "Tanh" else "Relu" for a in ACTIVA
 FUNCTORS |= {"None": "Tanh"}
 """Another activation in the place of each."""
 TYPES = {"float": "float16", "float16": "float", "bfloat16": "float", "int": "unsigned char",
-         "unsigned char": "int"}
+         "unsigned char": "int", "float8_e4m3": "bfloat16", "float8_e5m2": "bfloat16"}
 """Another storage type in the place of each, of another size: signs of 16-bit types look alike."""
 
 
@@ -418,9 +419,13 @@ def _other(word: str) -> str:
 def instances(work: Work, wanted: Found) -> Plants:
     """Each kernel replaced by another instance of its template: a flag turned round, a number one
     larger, another activation, another type. Types of operands that the op leaves out and those
-    that sums are kept in change nothing here: they are skipped."""
+    that sums are kept in change nothing here: they are skipped, as is what makes an instance more
+    general than it has to be (`_general`). A copy that no op of a step reads (narrow_update rounds
+    the first layer's weights itself) is written again before it is."""
     made: dict[str, Plant] = {}
+    harmless: set[str] = set()
     skipped = 0
+    read = {name for op in work.train.ops for name, _ in op.reads}
     right, compiled = lowering.Lowering._kernel, Device.function
     for number, op, _, signature, _ in _launches(work):
         expression = kernel_for(op).name
@@ -430,6 +435,10 @@ def instances(work: Work, wanted: Found) -> Plants:
             if parameter.kind == "typename" and word in TYPES and not any(
                     p.name in op.operands for p in declared.parameters
                     if p.pointer and p.ctype == parameter.name):
+                skipped += 1
+                continue
+            if _general(parameter.name, word, dict(zip(
+                    declared.template, signature.arguments, strict=True))):
                 skipped += 1
                 continue
             arguments = [*signature.arguments]
@@ -443,9 +452,26 @@ def instances(work: Work, wanted: Found) -> Plants:
                 with replaced(Device, "function", other):
                     return right(*bound)
 
-            made[f"{number}: {op.name} as {changed}"] = tampered(
+            what = f"{number}: {op.name} as {changed}"
+            made[what] = tampered(
                 work, wanted, at(lowering.Lowering, "_kernel", number, wrong))
-    return Plants(made, skipped)
+            if op.kind == "cast" and op.operands["copy"] not in read:
+                harmless.add(what)
+    return Plants(made, skipped, frozenset(harmless))
+
+
+def _general(name: str, word: str, template: dict[str, str]) -> bool:
+    """Whether the next value of a template parameter only makes room for more: rows need not be
+    aligned, or may be ragged; layers behind the last (narrow.cu); more classes (head.cu), or as
+    many layers' weights at a time as there are between the first and the last."""
+    if (name, word) in (("ALIGNED", "true"), ("RAGGED", "false")):
+        return True
+    depth = int(template.get("DEPTH", "0"))
+    if re.fullmatch(r"SIZE\d", name):
+        return 0 < depth < int(name[-1])
+    if name == "SLOTS":
+        return int(word) >= depth - 2
+    return name == "CLASSES" and "WARPS" in template
 
 
 def grids(work: Work, wanted: Found) -> Plants:
@@ -518,6 +544,13 @@ PLANS: dict[str, tuple[Any, ...]] = {
     "graphs=2": ("preload,streams,graphs=2", (8, 3)),
     "graphs=epoch": ("preload,streams,graphs=epoch", (8, 3)),
     "graphs=while": ("preload,fuse,streams,graphs=while", (8, 4, 3)),
+    "sr": ("preload,arena,nosync,sr", (8, 3)),
+    "tiled,fuse": ("preload,arena,nosync,tiled,fuse", (8, 4, 3)),
+    "tf32,mma,fuse": ("preload,arena,nosync,tf32,mma,fuse", (8, 4, 3)),
+    "fp8,mma,fuse": ("preload,fp8,mma,fuse,streams,graphs=step", (8, 4, 3)),
+    "pdl": ("preload,fuse,pdl,streams,graphs=2", (8, 4, 3)),
+    "narrow: bf16,mma,fuse,pdl": ("preload,bf16,mma,fuse,pdl,streams,graphs=2", (8, 4, 3)),
+    "head: sr,mma,fuse": ("preload,sr,mma,fuse,streams,graphs=step", (8, 4, 3)),
 }
 
 

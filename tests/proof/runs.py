@@ -33,10 +33,14 @@ def cheap_devices() -> Iterator[None]:
     memory."""
     remembered = functools.cache(parse_kernels)
     includes = functools.cache(compile._read_includes)
+    followed = functools.cache(compile.follow_includes)
     with ExitStack() as patches:
         patches.enter_context(mock.patch(
             "rawnn.compiling.compile._read_includes",
             lambda text, name, paths: includes(text, name, tuple(paths))))
+        patches.enter_context(mock.patch(
+            "rawnn.sim.nvrtc.follow_includes",
+            lambda text, paths, quoted: followed(text, tuple(paths), quoted=quoted)))
         for module in ("rawnn.cuda.device", "rawnn.sim.image"):
             patches.enter_context(mock.patch(f"{module}.parse_kernels", remembered))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))

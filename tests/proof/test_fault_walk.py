@@ -58,6 +58,10 @@ def walk(opt: str, layers: tuple[int, ...], indices: Iterable[int]) -> None:
         assert made <= clean + 5, f"call {index}, {outcome.call}: {made} calls, {clean} without"
 
 
+ONE_IN = 3
+"""Of so many pairs of toggles one is walked."""
+
+
 @pytest.mark.parametrize("opt", dict.fromkeys((*PRESETS, *SINGLE, *GRAPH_MODES)))
 def test_every_call_of_a_run_fails_in_turn(opt: str) -> None:
     walk(opt, ONE, range(len(recorded(opt).calls)))
@@ -73,12 +77,18 @@ def test_every_call_site_fails_where_a_product_is_cut_into_slices() -> None:
     walk("cublas", WIDE, first_of_each_site("cublas", WIDE))
 
 
+def test_the_page_says_how_many_pairs_are_walked() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text()
+    said = {2: "half", 3: "a third", 4: "a quarter"}[ONE_IN]
+    assert f"and {said} of the pairs of" in " ".join(page.split())
+
+
 def test_pairs_of_toggles() -> None:
-    """A third of the pairs, and of each some of its call sites; the draw is the same each run."""
+    """One pair in `ONE_IN`, and of each some of its call sites; the draw is the same each run."""
     draw = random.Random(0)
     pairs = [",".join(pair) for pair in combinations([*SINGLE, "graphs=epoch", "graphs=while"], 2)]
     walked = 0
-    for opt in draw.sample(pairs, len(pairs) // 3):
+    for opt in draw.sample(pairs, len(pairs) // ONE_IN):
         try:
             sites = first_of_each_site(opt)
         except ConfigError:

@@ -54,7 +54,7 @@ class Case:
         examples = self.batch * self.steps + self.rest
         data = random_dataset(self.layers[0], self.layers[-1], examples, self.tests, self.seed)
         network = Network(self.layers)
-        selection = select(opt, network, self.steps, CAPABLE)
+        selection = select(f"none,{opt}", network, self.steps, CAPABLE)
         recipe = Recipe(self.batch, Optimizer(lr=lr), seed=self.seed, shuffle=self.shuffled,
                         partial=self.partial)
         return prepare(network, data, selection, recipe, evaluation_batch=4)

@@ -82,7 +82,7 @@ def supported(arch: str) -> None:
 
 def instances(opt: str, batch: int, impl: str) -> Iterator[tuple[Op, Plan, str]]:
     """The ops of one step that `impl` computes, and their kernels."""
-    plan, _ = select(opt, DEEP, 4, CAPABLE).apply(step_plan(DEEP, batch, 4 * batch))
+    plan, _ = select(f"none,{opt}", DEEP, 4, CAPABLE).apply(step_plan(DEEP, batch, 4 * batch))
     for op in plan.ops:
         if op.impl == impl:
             yield op, plan, kernel_for(op).expression(op, plan)
@@ -157,7 +157,7 @@ def test_is_refused_where_the_instructions_are_missing(impl: str, arch: str,
 def test_the_toggle_is_refused(text: str, capability: tuple[int, int], sentence: str) -> None:
     machine = Machine(None, capability, 13000, lambda package: True)
     with pytest.raises(ConfigError, match=sentence):
-        select(text, DEEP, 4, machine)
+        select(f"none,{text}", DEEP, 4, machine)
 
 
 @pytest.mark.parametrize(("capability", "value"), [((8, 0), "sync"), ((9, 0), "wgmma"),
@@ -172,7 +172,7 @@ def test_auto_is_what_the_machine_has(capability: tuple[int, int], value: str) -
     ("tiled", {"tiled"}), ("tiled,mma,tf32", {"mma"}), ("mma=sync,fp16", {"mma"}),
 ])
 def test_which_products_it_takes(opt: str, impls: set[str]) -> None:
-    plan, _ = select(opt, DEEP, 4, CAPABLE).apply(step_plan(DEEP, 64, 256))
+    plan, _ = select(f"none,{opt}", DEEP, 4, CAPABLE).apply(step_plan(DEEP, 64, 256))
     assert {op.impl for op in plan.find(kind="matmul")} == impls
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rawnn.dtypes import itemsize
 from rawnn.ptx.kernels import KERNELS
+from rawnn.ptx.table import Key
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
@@ -51,7 +52,7 @@ def product_of(impl: str, layout: str, m: int, n: int, k: int,
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.parametrize("impl", HEADS)
 def test_the_table_gives_what_the_head_asks_for(impl: str, layout: str) -> None:
-    entry = KERNELS[f"matmul {layout}", impl]
+    entry = KERNELS[Key("matmul", impl, layout)]
     for m, n, k in product(EXTENTS, repeat=3):
         for types in TYPES[impl]:
             op, plan = product_of(impl, layout, m, n, k, types)

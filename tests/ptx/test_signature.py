@@ -1,6 +1,8 @@
 """Signatures read from CUDA C text, and the argument layout made from them."""
 
+import re
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -226,3 +228,14 @@ def test_source_path_names_the_nearest():
         source_path("matmull.cu")
     with pytest.raises(ConfigError, match="no kernel source"):
         source_path("../errors.py")
+
+
+def test_the_page_on_compilation_names_instances_that_exist():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "kernel-compilation.md").read_text()
+    known = {name: kernel for file in SOURCES.glob("*.cu")
+             for name, kernel in parse_kernels(file.read_text(), (SOURCES,)).items()}
+    named = re.findall(r"\b([a-z]\w+)<([^<>]+)>", text)
+    instances = [(name, arguments) for name, arguments in named if name in known]
+    assert instances
+    for name, arguments in instances:
+        known[name].instantiate(f"{name}<{arguments}>")

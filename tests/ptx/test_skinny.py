@@ -15,6 +15,7 @@ from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
+from rawnn.ptx.table import Key
 from rawnn.target import known
 
 HOPPER = known((9, 0))
@@ -98,19 +99,19 @@ def test_is_refused_where_the_instructions_are_missing() -> None:
         built("sm_80", _expressions()[:1])
 
 
-def _check(key: tuple[str, str], launch: Launch, long_side: int, rounds: int, batch: int) -> None:
+def _check(key: Key, launch: Launch, long_side: int, rounds: int, batch: int) -> None:
     assert 8 * launch.tiles >= batch
     assert launch.shared <= 227 * 1024 - 272  # barriers beside it
     assert launch.splits * launch.share >= rounds > (launch.splits - 1) * launch.share
     assert launch.depth >= min(3, launch.share)  # an update's stores may lie two rounds behind
     assert launch.box_rows <= 256
-    entry, side = KERNELS[key], "n" if key[0] == "matmul nt" else "cols"
+    entry, side = KERNELS[key], "n" if key.layout == "nt" else "cols"
     scalars = {**launch.scalars(), side: long_side}
     grid, _ = entry.geometry(scalars)
     assert grid[0] == launch.splits
     assert (grid[1] - 1) * launch.width < long_side <= grid[1] * launch.width
     # Blocks that share a row of the grid add their sums up: they are a cluster, all of it at once.
-    assert entry.cluster(scalars) == (1 if key[0] == "weight_update" else launch.splits)
+    assert entry.cluster(scalars) == (1 if key.kind == "weight_update" else launch.splits)
     assert entry.shared(scalars) == launch.shared
 
 
@@ -119,14 +120,14 @@ def _check(key: tuple[str, str], launch: Launch, long_side: int, rounds: int, ba
 @pytest.mark.parametrize("cols", WIDTHS)
 def test_launches_cover_the_matrix(batch: int, rows: int, cols: int) -> None:
     nt = choose_nt(HOPPER, batch, rows, cols)
-    _check(("matmul nt", "skinny"), nt, rows, -(-cols // (64 * nt.shape[1])), batch)
+    _check(Key("matmul", "skinny", "nt"), nt, rows, -(-cols // (64 * nt.shape[1])), batch)
     launches = [nt]
-    for kind, gradient, update in (("matmul nn", True, False), ("weight_update", False, True),
+    for kind, gradient, update in (("matmul", True, False), ("weight_update", False, True),
                                    ("layer_backward", True, True)):
         for size, ragged in ((2, False), (2, True), (4, False)):
             found = choose_backward(HOPPER, batch, rows, cols, size, gradient=gradient,
                                     update=update, ragged=ragged)
-            key = (kind, "skinny")
+            key = Key(kind, "skinny", "nn" if kind == "matmul" else "")
             _check(key, found, cols, -(-rows // found.box_rows), batch)
             if gradient:
                 launches.append(found)

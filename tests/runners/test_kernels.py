@@ -33,7 +33,7 @@ def signature_of(op: Op, plan: Plan) -> KernelSignature:
 
 def kernel_ops(opt: str, layers: tuple[int, ...]) -> list[tuple[Op, Plan]]:
     network = Network(layers)
-    selection = select(opt, network, 6, CAPABLE)
+    selection = select(f"none,{opt}", network, 6, CAPABLE)
     found = []
     for build in (step_plan(network, 8, 50), measuring_plan(network, 8, 50)):
         plan, policy = selection.apply(build)

@@ -90,7 +90,7 @@ def test_who_calls_the_driver_in_every_epoch(opt: str, call: str, each_epoch: bo
 @pytest.mark.parametrize("pair", ["pool,arena", "async,arena", "pool,async", "pool,graphs"])
 def test_allocators_exclude_each_other(pair: str) -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
-        select(pair, Network(ONE), 8, Machine(None, (9, 0), 13000, lambda package: True))
+        select(f"none,{pair}", Network(ONE), 8, Machine(None, (9, 0), 13000, lambda package: True))
 
 
 @pytest.mark.parametrize(("opt", "machine", "sentence"), [
@@ -99,7 +99,7 @@ def test_allocators_exclude_each_other(pair: str) -> None:
 ])
 def test_machines_that_cannot(opt: str, machine: Machine, sentence: str) -> None:
     with pytest.raises(ConfigError, match=f"the toggle '{opt}' cannot run here: {sentence}"):
-        select(opt, Network(ONE), 8, machine)
+        select(f"none,{opt}", Network(ONE), 8, machine)
 
 
 # -- page-locked memory ---------------------------------------------------------------------------

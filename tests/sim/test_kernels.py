@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from inspect import signature
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +17,11 @@ from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.errors import CompileError
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
-from rawnn.sim import SimulationError, kernels, register
+from rawnn.runners import lowering
+from rawnn.sim import Simulation, SimulationError, kernels, register
 from rawnn.sim.image import decode
 from rawnn.step.op import OPS
+from tests.engine import make_work, random_dataset, run_on
 
 from .work import read, relu, vector
 
@@ -56,6 +60,29 @@ def test_wrong_geometry(device: Device) -> None:
     z, a = vector(device, 1.0, count=300), vector(device, count=300)
     with pytest.raises(SimulationError, match=r"grid \(1, 1, 1\) .* asks for grid \(2, 1, 1\)"):
         relu(device, z, a, count=300).run(0)
+
+
+@pytest.mark.parametrize("graph", ["", ",graphs=step"])
+@pytest.mark.parametrize(("wrong", "sentence"), [
+    ({"shared_bytes": 1 << 10}, r"1,024 bytes of dynamic shared memory, but its work asks for \d"),
+    ({"cluster": None}, r"softmax_head.* in clusters of 1 block\(s\), but its work asks for 8"),
+    ({"cluster": (1, 1, 1)}, r"in clusters of 1 block\(s\), but its work asks for 8"),
+])
+def test_shared_memory_and_clusters_that_a_kernel_does_not_ask_for(
+        wrong: dict[str, Any], sentence: str, graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last layer in one cluster, on a stream and in a graph."""
+    def launch(driver: Any, stream: Any, function: Any, label: str, *rest: Any) -> KernelLaunch:
+        made = signature(KernelLaunch).bind(driver, stream, function, label, *rest)
+        if "softmax_head" in label:
+            made.arguments.update(wrong)
+        return KernelLaunch(*made.args, **made.kwargs)
+
+    monkeypatch.setattr(lowering, "KernelLaunch", launch)
+    work = make_work(f"preload,sr,mma,fuse{graph}", (29, 264, 7), random_dataset(29, 7, 16, 8))
+    device = Device(Simulation().backend())
+    with pytest.raises(SimulationError, match=sentence):
+        run_on(device, work)
+    device.close()
 
 
 def test_leading_dimension_below_the_columns(device: Device) -> None:

@@ -13,11 +13,11 @@ from rawnn.network import Network
 from rawnn.opts import select
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step import OPS
-from rawnn.step.dependencies import dependencies
+from rawnn.step.dependencies import dependencies, reason
 from rawnn.step.op import Op
 from tests.engine import CAPABLE, random_dataset, step_plan
 from tests.step.execution import arrays_of, execute
-from tests.step.oracle import reduced_edges
+from tests.step.oracle import conflict, reduced_edges
 
 TOGGLES = ("", "fuse", "cublas", "cublas,fuse", "cublas,cudnn,fuse")
 
@@ -67,7 +67,7 @@ def test_an_op_of_several_steps_is_tied_to_the_ops_of_those_steps() -> None:
 def test_edges_of_every_graph_equal_the_oracle(toggles: str, mode: str,
                                                layers: tuple[int, ...]) -> None:
     network, steps = Network(layers), 4
-    selection = select(f"preload,{toggles},streams,graphs={mode}", network, steps, CAPABLE)
+    selection = select(f"none,preload,{toggles},streams,graphs={mode}", network, steps, CAPABLE)
     plan, policy = selection.apply(step_plan(network, 2, 2 * steps))
     for graph in graph_plans(plan, policy, steps):
         assert graph.edges() == reduced_edges(graph.plan.ops)
@@ -77,7 +77,7 @@ def test_edges_of_every_graph_equal_the_oracle(toggles: str, mode: str,
 
 @pytest.mark.parametrize("mode", ["step", "3", "epoch", "while"])
 def test_without_streams_a_graph_is_one_chain(mode: str) -> None:
-    selection = select(f"preload,graphs={mode}", Network((5, 4, 3)), 4, CAPABLE)
+    selection = select(f"none,preload,graphs={mode}", Network((5, 4, 3)), 4, CAPABLE)
     plan, policy = selection.apply(step_plan(Network((5, 4, 3)), 2, 8))
     for graph in graph_plans(plan, policy, 4):
         edges = graph.edges()
@@ -105,7 +105,7 @@ def test_every_order_that_the_edges_allow_gives_the_same_numbers(
 ) -> None:
     data = random_dataset(layers[0], layers[-1], steps * batch, 1, seed)
     network = Network(tuple(layers))
-    selection = select(f"preload,{toggles}", network, steps, CAPABLE)
+    selection = select(f"none,preload,{toggles}", network, steps, CAPABLE)
     plan = selection.apply(step_plan(network, batch, steps * batch))[0].unrolled(steps)
     initial = network.initial(seed)
     wanted = arrays_of(plan, data, initial)
@@ -126,8 +126,16 @@ def test_metrics_of_different_steps_do_not_wait_for_each_other() -> None:
 
 def test_an_epoch_of_thousands_of_ops_is_quick() -> None:
     network = Network((784, 10))
-    selection = select("preload", network, 400, CAPABLE)
+    selection = select("none,preload", network, 400, CAPABLE)
     plan = selection.apply(step_plan(network, 128, 51200))[0].unrolled(400)
     edges = dependencies(plan.ops)
     assert len(edges) == len(plan.ops) > 4000
     assert max(map(len, edges)) < 10
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(random_ops())
+def test_every_edge_has_a_reason_and_nothing_else_has_one(ops: list[Op]) -> None:
+    for after, op in enumerate(ops):
+        for before in range(after):
+            assert bool(reason(ops[before], op)) == conflict(ops[before], op)

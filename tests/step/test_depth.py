@@ -21,7 +21,7 @@ def planned(layers: int, opt: str) -> tuple[Plan, list[GraphPlan], float]:
     """The plan of a step with so many layers, its graphs, and the processor's seconds."""
     started = process_time()
     network = Network((784, *[32] * (layers - 1), 10))
-    selection = select(opt, network, STEPS, CAPABLE, batch=BATCH)
+    selection = select(f"none,{opt}", network, STEPS, CAPABLE, batch=BATCH)
     step, policy = selection.apply(step_plan(network, BATCH, BATCH * STEPS))
     around.start(step, network, 0)
     around.refresh(step)

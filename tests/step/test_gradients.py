@@ -58,7 +58,7 @@ def differences(network: Network, batch: int, seed: int) -> Arrays | None:
 def step_changes(network: Network, batch: int, seed: int, toggles: str) -> Arrays:
     """What one step of the rewritten plan takes away from each parameter."""
     plan, before = start_of(network, batch, seed)
-    plan = select(toggles, network, 1, CAPABLE).apply(plan)[0]
+    plan = select(f"none,{toggles}", network, 1, CAPABLE).apply(plan)[0]
     after = {**arrays_of(plan, dataset_for(network, batch, 1, seed), {}),
              **{t.name: before[t.name].copy() for t in network.parameters()}}
     execute(plan, after)

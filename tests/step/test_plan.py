@@ -129,7 +129,7 @@ from rawnn.step.recipe import Form, Recipe
 for loss in ("mse", "bce"):
     network = Network((6, 5, 3), loss=loss)
     plan = training_step(network, Recipe(4), Form(14, labels="", targets=3))
-    fused, _ = select("fuse", network, 3, Machine(None)).apply(plan)
+    fused, _ = select("none,fuse", network, 3, Machine(None)).apply(plan)
     print(loss, *(op.kind for op in fused.without_metrics().ops if loss in op.kind))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,

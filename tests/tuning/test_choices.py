@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan_of(opt: str, layers: tuple[int, ...] = (784, 320, 320, 10), batch: int = 64) -> Plan:
-    plan, _ = select(opt, Network(layers), 4, CAPABLE).apply(
+    plan, _ = select(f"none,{opt}", Network(layers), 4, CAPABLE).apply(
         step_plan(Network(layers), batch, 4 * batch))
     return plan
 

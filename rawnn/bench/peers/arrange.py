@@ -13,6 +13,8 @@ from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, smaller
 from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
+from rawnn.bench.suites import SweepSuite
+from rawnn.config import parse_layers
 from rawnn.errors import ConfigError, RawnnError, nearest
 from rawnn.machine import open_device
 from rawnn.result import Environment
@@ -29,8 +31,6 @@ TIMER = {
 }
 COMPILED = 5
 """Drawn networks for which PyTorch has inductor's kernels as well."""
-WORKLOAD_STEPS = 256
-"""Steps of a workload's epoch, unless others are asked for."""
 OUR_SETS = ("float32:best", "tf32:best,tf32", "bf16:best,bf16", "sr:best,sr")
 
 
@@ -65,6 +65,20 @@ def of_workloads(names: Sequence[str], dataset: str, steps: int) -> list[Problem
             bias=values.get("bias", True), shuffle=values.get("shuffle", False), data=dataset,
             steps=min(steps, examples // values["batch"])))
     return made
+
+
+def swept(suite: SweepSuite) -> list[Problem]:
+    """The networks of a sweep, with every batch. Raises ConfigError for layers that are none."""
+    return [Problem(
+        name=f"{suite.name} {'-'.join(map(str, sizes))} batch {batch}", seed=0, layers=sizes,
+        batch=batch, loss="cross_entropy", optimizer="sgd", lr=suite.lr, steps=suite.steps)
+        for sizes in map(parse_layers, suite.layers) for batch in suite.batches]
+
+
+def swept_forms(suites: Sequence[SweepSuite]) -> Callable[[Problem, str], list[str]]:
+    """Our sets as each sweep names them, and the peers' fastest forms."""
+    sets = {p.name: s.sets for s in suites for p in swept(s)}
+    return lambda problem, system: sets[problem.name] if system == OURS else []
 
 
 def workload_forms(problem: Problem, system: str) -> list[str]:
@@ -104,8 +118,7 @@ class Arrangement:
     def __post_init__(self) -> None:
         opened = open_device(self.rules.device, lambda message: None)
         self._environment: Environment = place_of(opened)
-        self._ordinal = opened.device.info.ordinal if opened.device else 0
-        self._real = opened.device is not None and opened.device.backend.name != "sim"
+        self._watch = Watch.of(opened)
         if opened.device:
             with suppress(RawnnError):
                 opened.device.close()
@@ -148,9 +161,8 @@ class Arrangement:
         """Hold all contests that are left. Ctrl-C and the budget end them; `on_contest` hears each
         as soon as it is over."""
         begun, left = monotonic(), self.result().left
-        watch = Watch(self._ordinal if self._real else -1)
         try:
-            for contest in run_contests(left, self.rules, watch, budget=budget, notify=notify,
+            for contest in run_contests(left, self.rules, self._watch, budget=budget, notify=notify,
                                         versions=self._environment.libraries.update):
                 self.contests.append(contest)
                 on_contest(contest)

@@ -1,60 +1,78 @@
 """Whether systems did the same work: their losses over the first steps, from the same initial
 weights on the same batches.
 
-The reference is the median of all systems' float32 losses, step by step; with three systems one
-that is wrong does not move it. Compared are means over windows of WINDOW steps: rounding makes
-single steps differ by more, and training amplifies it. A difference is allowed as a share of how
-far the loss went since the first step, so that a wrong update shows, and a share of the loss itself
-for what rounding does to it.
+The reference is the truth, in float64, where a system gives it (PyTorch does), else the median of
+all systems' float32 losses, step by step: with three systems one that is wrong does not move it.
+Compared are means over windows of WINDOW steps. Allowed is a share of how far the loss has moved
+since the first step, so that a wrong update shows, a share of the loss itself for what rounding
+does to it, and SLACK times what float32 costs this very run: training amplifies rounding, in some
+networks by more than any fixed tolerance. That cost is the median over the systems of their float32
+losses' distance from the truth, which one that is wrong does not move either.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.worker import Made
+from rawnn.bench.peers.worker import TRUTH, Made
 
 WINDOW = 16
 TOLERANCES = {"float32": (0.01, 1e-4), "tf32": (0.03, 1e-3), "bf16": (0.1, 1e-2)}
 """Number class -> the shares of the loss's movement and of the loss that windows may differ by."""
+SLACK = 8.0
 
 
-def reference(made: Sequence[tuple[str, Made]]) -> NDArray[np.float64] | None:
-    """The losses that all programs, with their systems, are compared with: float64 [steps]. None
-    unless two systems at least have losses in float32."""
+@dataclass(frozen=True)
+class Reference:
+    """What losses are compared with: float64 [steps], and what float32 costs by windows."""
+
+    losses: NDArray[np.float64]
+    cost: NDArray[np.float64]
+
+    def share(self, losses: Sequence[float | None], numbers: str) -> float:
+        """The largest share of the tolerance that a window used up; above 1 is wrong, and so are
+        losses that are not finite."""
+        mine, theirs = windows(_numbers(losses)), windows(self.losses[:len(losses)])
+        if not len(mine) or len(mine) != len(theirs) or not np.isfinite(mine).all():
+            return math.inf
+        moved, own = TOLERANCES.get(numbers, TOLERANCES["bf16"])
+        start = self.losses[0]
+        allowed = moved * np.maximum.accumulate(np.abs(theirs - start)) + own * abs(start) \
+            + SLACK * self.cost[:len(theirs)]
+        return float((np.abs(mine - theirs) / allowed).max())
+
+
+def reference(made: Sequence[tuple[str, Made]]) -> Reference | None:
+    """What all programs, with their systems, are compared with. None unless two systems at least
+    have losses in float32."""
     first: dict[str, list[float | None]] = {}
+    truth: list[float | None] = []
     for system, program in made:
-        if program.numbers == "float32" and not program.reason \
-                and len(program.losses) > len(first.get(system, [])):
+        if program.reason:
+            continue
+        if program.numbers == TRUTH and len(program.losses) > len(truth):
+            truth = program.losses
+        if program.numbers == "float32" and len(program.losses) > len(first.get(system, [])):
             first[system] = program.losses
-    longest = max((len(losses) for losses in first.values()), default=0)
-    whole = [losses for losses in first.values() if len(losses) == longest]
-    if len(first) < 2 or not longest:
+    if len(first) < 2:
         return None
-    if len(whole) < 2:
-        return _numbers(whole[0])
-    found: NDArray[np.float64] = np.median([_numbers(w) for w in whole], axis=0)
-    return found
+    longest = max(len(losses) for losses in first.values())
+    whole = [_numbers(losses) for losses in first.values() if len(losses) == longest]
+    right = _numbers(truth)
+    if len(right) == longest and np.isfinite(right).all():
+        costs = [np.maximum.accumulate(np.abs(windows(w) - windows(right))) for w in whole]
+        return Reference(right, np.nan_to_num(np.median(costs, axis=0), nan=0.0))
+    right = np.median(whole, axis=0) if len(whole) > 1 else whole[0]
+    return Reference(right, np.zeros(len(windows(right))))
 
 
 def _numbers(losses: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array([math.nan if v is None else v for v in losses], np.float64)
-
-
-def share(losses: Sequence[float | None], right: NDArray[np.float64], numbers: str) -> float:
-    """The largest share of the tolerance that a window used up; above 1 is wrong, and so are losses
-    that are not finite."""
-    mine, theirs = windows(_numbers(losses)), windows(right[:len(losses)])
-    if not len(mine) or not np.isfinite(mine).all():
-        return float("inf")
-    moved, own = TOLERANCES.get(numbers, TOLERANCES["bf16"])
-    start = right[0]
-    allowed = moved * np.abs(windows(right) - start).max() + own * abs(start)
-    return float(np.abs(mine - theirs).max() / allowed)
 
 
 def windows(losses: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,13 +1,13 @@
 """Contests: a problem, several systems, and all their programs timed in turns.
 
-Problems are taken some at a time. All their programs are made ready side by side on all cores, and
-nothing is timed meanwhile; then one program at a time has the GPU, while all others wait. Every
-program has its turn, then every one again, so that what changes with time touches all.
+Problems are taken some at a time. All their programs are made ready side by side on all cores
+(rawnn.bench.peers.lanes), and nothing is timed meanwhile; then one program at a time has the GPU,
+while all others wait. Every program has its turn, then every one again, so that what changes with
+time touches all.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -15,14 +15,16 @@ from time import monotonic
 import msgspec
 
 from rawnn.bench.conditions import Conditions, Watch, merged
-from rawnn.bench.peers.check import reference, share
+from rawnn.bench.peers.check import reference
+from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
-from rawnn.bench.peers.process import SystemProcess
 from rawnn.bench.peers.records import OURS, Contest, Entry
-from rawnn.bench.peers.worker import Made, Prepare, Timed
+from rawnn.bench.peers.worker import TRUTH, Made, Prepare, Timed
 
 HOPELESS = 1.25
 """A form this much slower than the fastest of its system and number class has no further turn."""
+EXPECTED_S = 12.0
+"""Seconds that a contest takes, before any was held: with a budget, that many are begun."""
 TURN_S = 60.0
 """What a turn may take at most."""
 
@@ -32,15 +34,15 @@ Forms = Callable[[Problem, str], list[str]]
 @dataclass(frozen=True)
 class Rules:
     """How contests are held: the systems, the device of ours and of the others, the forms that each
-    is asked for, turns of each program, seconds for making a problem's programs ready, problems at
-    a time and cores."""
+    is asked for, turns of each program, seconds for making a problem's programs ready, and problems
+    at a time."""
 
     systems: tuple[str, ...]
     device: str
     forms: Forms = lambda problem, system: []
     rounds: int = 2
-    patience: float = 120.0
-    at_once: int = max(1, (os.cpu_count() or 2) // 2)
+    patience: float = 150.0
+    at_once: int = 32
 
     def device_of(self, system: str) -> str:
         return self.device if system == OURS or self.device != "sim" else "host"
@@ -50,7 +52,7 @@ class Rules:
 class _Turn:
     """A program, and what its turns found."""
 
-    process: SystemProcess
+    prepared: Prepared
     index: int
     made: Made
     error: float | None
@@ -70,7 +72,7 @@ class _Turn:
         keep that and say so."""
         for attempt in (0, 1):
             with watch.during() as seen:
-                found: Timed = self.process.time(self.index, TURN_S)
+                found: Timed = self.prepared.time(self.index, TURN_S)
             slow = seen.conditions.throttled if seen.conditions else []
             if not slow or attempt:
                 break
@@ -90,12 +92,13 @@ class _Turn:
             reason = (f"its losses are off by {self.error:.3g} times the tolerance" if
                       self.error != float("inf") else "its losses are not finite")
         return Entry(
-            system=self.process.system, numbers=made.numbers, form=made.form,
+            system=self.prepared.system, numbers=made.numbers, form=made.form,
             status="failed" if made.reason or self.failed else "wrong" if wrong else "measured",
             reason=reason, us=[ms * 1e3 / problem.steps for ms in self.samples], clock=made.clock,
             epochs=self.epochs, steady=self.steady, setup_s=made.seconds,
             error=None if self.error in (None, float("inf")) else self.error,
-            conditions=merged(self.conditions), throttled=sorted(self.throttled))
+            conditions=merged(self.conditions), throttled=sorted(self.throttled),
+            footprint=made.footprint)
 
 
 def run_contests(problems: Sequence[Problem], rules: Rules, watch: Watch, *,
@@ -105,81 +108,73 @@ def run_contests(problems: Sequence[Problem], rules: Rules, watch: Watch, *,
     """Hold the contest of each problem, in order. Ends early, between contests, where what is left
     of `budget` seconds would not suffice for another. `versions` hears what the systems run on,
     `notify` what goes on."""
-    begun, left, costs = monotonic(), list(problems), list[float]()
-    while left:
-        spare = budget - (monotonic() - begun)
-        count = min(rules.at_once, len(left))
-        if costs:
-            usual = sum(costs) / len(costs)
-            count = min(count, int(min(spare / usual, count)))
-        if count < 1 or spare <= 0:
-            notify(f"the budget of {budget:.0f} s is spent: {len(left)} of {len(problems)} "
-                   f"contests are left")
-            return
-        group, left = left[:count], left[count:]
-        started = monotonic()
-        yield from _together(group, rules, watch, min(rules.patience, spare), versions, notify)
-        costs += [(monotonic() - started) / len(group)] * len(group)
+    begun, left, usual = monotonic(), list(problems), EXPECTED_S
+    if not left:
+        return
+    with Lanes(rules.systems, len(left)) as lanes:
+        while left:
+            spare = budget - (monotonic() - begun)
+            count = int(min(spare / usual, rules.at_once, len(left)))
+            if count < 1 and usual == EXPECTED_S and spare > 0:
+                count = 1  # nobody knows yet what one costs
+            if count < 1:
+                notify(f"the budget of {budget:.0f} s is spent: {len(left)} of {len(problems)} "
+                       f"contests are left")
+                return
+            group, left = left[:count], left[count:]
+            started = monotonic()
+            yield from _together(group, rules, lanes, watch, min(rules.patience, spare), notify)
+            versions(lanes.versions)
+            usual = (monotonic() - started) / len(group)
 
 
-def _together(group: Sequence[Problem], rules: Rules, watch: Watch, patience: float,
-              versions: Callable[[dict[str, str]], None],
+def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, watch: Watch, patience: float,
               notify: Callable[[str], None]) -> Iterator[Contest]:
     """Make the programs of some problems ready side by side, then time one problem after the
     other."""
-    begun = monotonic()
-    cores = max(1, (os.cpu_count() or 2) // len(group))
-    running: list[list[SystemProcess]] = []
-    try:
-        for problem in group:
-            mine: list[SystemProcess] = []
-            running.append(mine)
-            for system in rules.systems:
-                process = SystemProcess(system, cores)
-                mine.append(process)
-                process.prepare(Prepare(problem, rules.device_of(system),
-                                        rules.forms(problem, system), patience))
-        notify(f"making {', '.join(p.name for p in group)} ready on {os.cpu_count()} cores")
-        deadline = begun + patience * 1.25 + 20  # a program that was begun may be finished
-        for process in (p for mine in running for p in mine):
-            process.settle(deadline)
-        setup = monotonic() - begun
-        notify(f"{len(group)} problems made ready in {setup:.0f} s")
-        for problem, mine in zip(group, running, strict=True):
-            for process in mine:
-                versions(process.versions)
-            started = monotonic()
-            contest = timed_in_turns(problem, mine, rules, watch)
-            seconds = monotonic() - started + setup / len(group)
-            for process in mine:
-                process.close()
-            yield msgspec.structs.replace(contest, seconds=seconds)
-    finally:
-        for process in (p for mine in running for p in mine):
-            process.close()
+    begun, ready, total = monotonic(), [0], len(group) * len(rules.systems)
+
+    def command(problem: Problem, system: str) -> Prepare:
+        return Prepare(problem, rules.device_of(system), rules.forms(problem, system), patience)
+
+    def done(problem: str, system: str) -> None:
+        ready[0] += 1
+        notify(f"{problem} is ready in {system} ({ready[0]} of {total}, "
+               f"{monotonic() - begun:.0f} s)")
+
+    everything = lanes.prepare(group, command, done)
+    setup = monotonic() - begun
+    for problem in group:
+        started = monotonic()
+        prepared = everything[problem.name]
+        contest = timed_in_turns(problem, prepared, rules, watch)
+        for each in prepared:
+            each.forget()
+        yield msgspec.structs.replace(
+            contest, seconds=monotonic() - started + setup / len(group))
 
 
-def timed_in_turns(problem: Problem, processes: Sequence[SystemProcess], rules: Rules,
+def timed_in_turns(problem: Problem, prepared: Sequence[Prepared], rules: Rules,
                    watch: Watch) -> Contest:
     """Check the losses of all programs, and time them, each once a round."""
-    made = [(p.system, m) for p in processes for m in p.made]
+    made = [(p.system, m) for p in prepared for m in p.made]
     right = reference(made)
-    turns = [_Turn(process, index, m, None if right is None or m.reason else
-                   share(m.losses, right, m.numbers))
-             for process in processes for index, m in enumerate(process.made)]
+    turns = [_Turn(p, index, m, None if right is None or m.reason else
+                   right.share(m.losses, m.numbers))
+             for p in prepared for index, m in enumerate(p.made) if m.numbers != TRUTH]
     for number in range(rules.rounds):
         for turn in turns:
             if turn.usable and not (number and _hopeless(turn, turns)):
                 turn.take(watch)
     entries = [turn.entry(problem) for turn in turns]
     entries += [Entry(system=p.system, numbers="", form="", status="failed",
-                      reason=p.lost or "it made nothing ready") for p in processes
+                      reason=p.reason or "it made nothing ready") for p in prepared
                 if not p.made]
     return Contest(problem=problem, entries=entries)
 
 
 def _hopeless(turn: _Turn, turns: Sequence[_Turn]) -> bool:
     """Whether another form of the same system and numbers is far ahead."""
-    rivals = [min(t.samples) for t in turns if t.samples and t.process is turn.process
+    rivals = [min(t.samples) for t in turns if t.samples and t.prepared is turn.prepared
               and t.made.numbers == turn.made.numbers]
     return bool(turn.samples) and min(turn.samples) > HOPELESS * min(rivals)

@@ -11,21 +11,17 @@ import tempfile
 import threading
 from contextlib import suppress
 from time import monotonic
+from typing import IO
 
 import msgspec
 
-from rawnn.bench.peers.worker import Answer, Command, Made, Prepare, Ready, Time, Timed
-from rawnn.errors import RawnnError
+from rawnn.bench.peers.worker import Answer, Command, Forget, Made, Prepare, Ready, Time, Timed
 
 SYSTEMS = {"rawnn": "rawnn", "torch": "torch", "jax": "jax", "numpy": "numpy"}
 """Name of a system -> the package that it needs."""
 EXTRAS = {"torch": "peers", "jax": "peers-jax"}
 LAST_WORDS = 400
 """Characters of a dead process's error stream that are shown."""
-
-
-class ProcessLost(RawnnError):
-    """A system's process ended, or did not answer in time."""
 
 
 def missing(system: str) -> str:
@@ -37,13 +33,12 @@ def missing(system: str) -> str:
 
 
 class SystemProcess:
-    """A system at work on one problem. `close` ends it, whatever it does."""
+    """A system at work, on one problem after the other. `close` ends it, whatever it does; `lost`
+    says why it can do nothing any more."""
 
     def __init__(self, system: str, cores: int = 2) -> None:
-        self.system, self.versions = system, dict[str, str]()
-        self.made: list[Made] = []
-        self.ready, self.lost = False, ""
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (it outlives this function)
+        self.system, self.versions, self.lost = system, dict[str, str](), ""
+        self._log = _log(system)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rawnn.bench.peers.worker", system], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment(cores),
@@ -67,16 +62,18 @@ class SystemProcess:
         except (OSError, ValueError):  # the pipe is broken, or was closed
             self.lost = self.lost or f"its process ended: {self._last_words()}"
 
-    def _next(self, deadline: float) -> Answer:
+    def _next(self, deadline: float) -> Answer | None:
+        """The next answer; None where there is none, which `lost` explains."""
+        if self.lost:
+            return None
         try:
             answer = self._answers.get(timeout=max(0.0, deadline - monotonic()))
         except queue.Empty:
             self.lost = "its process did not answer in time"
             self.close()
-            raise ProcessLost(self.lost) from None
+            return None
         if answer is None:
             self.lost = f"its process ended: {self._last_words()}"
-            raise ProcessLost(self.lost)
         return answer
 
     def _last_words(self) -> str:
@@ -86,31 +83,30 @@ class SystemProcess:
         words = self._log.read().decode(errors="replace").strip().splitlines()
         return words[-1] if words else f"exit status {self._process.returncode}"
 
-    def prepare(self, command: Prepare) -> None:
-        """Begin to make programs ready; `settle` waits for them."""
+    def prepare(self, command: Prepare, patience: float) -> list[Made]:
+        """Make the programs of a problem ready, and say which there are. If `patience` seconds do
+        not suffice, or the process ends, `lost` says so. Never raises."""
         self._send(command)
+        made: list[Made] = []
+        deadline = monotonic() + patience
+        while True:
+            answer = self._next(deadline)
+            if isinstance(answer, Made):
+                made.append(answer)
+                continue
+            if isinstance(answer, Ready):
+                self.versions = answer.versions
+            return made
 
-    def settle(self, deadline: float) -> None:
-        """Wait until every program is ready or `deadline` (of `time.monotonic`) has passed; the
-        process is then lost. Never raises."""
-        with suppress(ProcessLost):
-            while not self.ready and not self.lost:
-                answer = self._next(deadline)
-                if isinstance(answer, Made):
-                    self.made.append(answer)
-                elif isinstance(answer, Ready):
-                    self.ready, self.versions = True, answer.versions
+    def time(self, problem: str, program: int, patience: float) -> Timed:
+        """Time a program of a problem once more. Never raises."""
+        self._send(Time(problem, program))
+        answer = self._next(monotonic() + patience)
+        return answer if isinstance(answer, Timed) else Timed(reason=self.lost)
 
-    def time(self, program: int, patience: float) -> Timed:
-        """Time a program once more. Never raises."""
-        if self.lost:
-            return Timed(reason=self.lost)
-        self._send(Time(program))
-        try:
-            answer = self._next(monotonic() + patience)
-        except ProcessLost as error:
-            return Timed(reason=str(error))
-        return answer if isinstance(answer, Timed) else Timed(reason="answered something else")
+    def forget(self, problem: str) -> None:
+        """Drop the programs of a problem."""
+        self._send(Forget(problem))
 
     def close(self) -> None:
         """End the process."""
@@ -119,6 +115,13 @@ class SystemProcess:
         assert self._process.stdin is not None
         with suppress(OSError):  # what was not yet sent is lost with it
             self._process.stdin.close()
+
+
+def _log(system: str) -> IO[bytes]:
+    """What takes the process's error stream: a file that is kept where RAWNN_PEER_LOGS says."""
+    folder = os.environ.get("RAWNN_PEER_LOGS")
+    return tempfile.NamedTemporaryFile(prefix=f"{system}-", suffix=".log", dir=folder,
+                                       delete=folder is None)
 
 
 def environment(cores: int) -> dict[str, str]:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.bench.footprint import footprint
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.worker import Offer
+from rawnn.config import Config
 from rawnn.data import Dataset, from_arrays
 from rawnn.machine import Opened, open_device
 from rawnn.training import Listener, Session
@@ -30,7 +32,7 @@ def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
         if opened.device is None and numbers != "float32":
             continue
         yield Offer(numbers, opt, "events" if opened.device else "wall",
-                    partial(Training, problem, opt, device, data, opened))
+                    partial(Training, problem.config(opt, device), data, opened))
 
 
 def dataset(problem: Problem) -> Dataset:
@@ -46,10 +48,10 @@ class Training:
     """A run of the engine; every epoch is measured, as without the toggle `report`. It shuffles by
     itself."""
 
-    def __init__(self, problem: Problem, opt: str, device: str, data: Dataset,
-                 opened: Opened) -> None:
-        self._session = Session(problem.config(opt, device), Listener(), data=data, opened=opened)
-        self._runner = self._session.runner
+    def __init__(self, config: Config, data: Dataset, opened: Opened) -> None:
+        self.session = Session(config, Listener(), data=data, opened=opened)
+        self._runner = self.session.runner
+        self.footprint = footprint(self.session.work, self._runner.describe())
         self._losses: NDArray[np.floating[Any]] = np.zeros(0)
 
     def reorder(self, order: NDArray[np.int32]) -> None:

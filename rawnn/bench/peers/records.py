@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from rawnn.bench.conditions import Conditions
+from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.problem import Problem
 from rawnn.errors import ConfigError
 from rawnn.files import write_atomically
@@ -23,7 +24,7 @@ OURS = "rawnn"
 NUMBERS = ("float32", "tf32", "bf16")
 
 Status = Literal["measured", "wrong", "failed"]
-Kind = Literal["random-peers", "peers"]
+Kind = Literal["random-peers", "peers", "sweep"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     setup_s: float = 0.0
     conditions: Conditions | None = None
     throttled: list[str] = []
+    footprint: Footprint | None = None
 
     @property
     def time(self) -> float:

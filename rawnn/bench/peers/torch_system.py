@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from rawnn.bench.peers.problem import Problem
-from rawnn.bench.peers.worker import Offer
+from rawnn.bench.peers.worker import TRUTH, Offer
 
 GRAPHS = ("graph", "graph, gathered first")
 COMPILED = "graph, compiled"
@@ -43,10 +43,11 @@ def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
     data = [a.pin_memory().to(place) if on_gpu else a for a in host]
     if problem.loss == "cross_entropy":
         data[1] = data[1].long()
-    wanted = forms or (GRAPHS if on_gpu else (PLAIN,))
+    wanted = (forms or GRAPHS) if on_gpu else (PLAIN,)  # the other forms are a GPU's
     small = problem.examples * problem.layers[0] * 4 <= GATHERED_BYTES
+    yield Offer(TRUTH, PLAIN, "wall", partial(Loop, problem, TRUTH, place, host))
     for form in wanted:
-        if form == PLAIN or not on_gpu:
+        if form == PLAIN:
             yield Offer("float32", form, "wall", partial(Loop, problem, "float32", place, host))
         elif form == TUNED:
             yield Offer("bf16", form, "wall", partial(Loop, problem, "bf16", place, data, True))
@@ -67,13 +68,17 @@ class _State:
     def __init__(self, problem: Problem, numbers: str, place: torch.device,
                  compiled: bool = False) -> None:
         self.problem, self.numbers, self.place = problem, numbers, place
-        self.start = [torch.from_numpy(a.copy()).to(place) for a in problem.initial()]
+        kind = torch.float64 if numbers == TRUTH else torch.float32
+        self.start = [torch.from_numpy(a.copy()).to(place, kind) for a in problem.initial()]
         self.parameters = [a.clone().requires_grad_() for a in self.start]
         gpu = place.type == "cuda"
         self.optimizer: torch.optim.Optimizer = \
             torch.optim.SGD(self.parameters, lr=problem.lr, fused=gpu) \
             if problem.optimizer == "sgd" else \
             torch.optim.Adam(self.parameters, lr=problem.lr, fused=gpu, capturable=gpu)
+        if compiled:  # every problem compiles the same function anew
+            torch._dynamo.config.recompile_limit = 10_000
+            torch._dynamo.config.accumulated_recompile_limit = 10_000
         function: Callable[..., Tensor] = partial(loss_of, problem.loss, problem.bias)
         self._loss = torch.compile(function, dynamic=False, fullgraph=True) if compiled \
             else function
@@ -86,7 +91,7 @@ class _State:
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         loss = self.loss(x, y)
         for p, g in zip(self.parameters, torch.autograd.grad(loss, self.parameters), strict=True):
-            p.grad = g
+            p.grad = g.contiguous()  # which inductor's are not always, and fused optimizers ask for
         self.optimizer.step()
         return loss.detach()
 
@@ -109,7 +114,7 @@ def loss_of(loss: str, biased: bool, parameters: list[Tensor], x: Tensor, y: Ten
         h = F.linear(h, parameters[each * layer], bias)
         if layer + 1 < depth:
             h = F.relu(h)
-    h = h.float()
+    h = h if h.dtype == torch.float64 else h.float()
     if loss == "cross_entropy":
         return F.cross_entropy(h, y)
     if loss == "mse":
@@ -194,7 +199,8 @@ class Loop:
         batch = self._problem.batch
         rows = self._order[step * batch:(step + 1) * batch].to(self._data[0].device)
         x, y = (a.index_select(0, rows).to(self._place) for a in self._data)
-        return [x, y.long() if self._problem.loss == "cross_entropy" else y]
+        x = x.to(self._state.start[0].dtype)
+        return [x, y.long() if self._problem.loss == "cross_entropy" else y.to(x.dtype)]
 
     def block(self, epochs: int) -> float:
         allow(self._state.numbers)

@@ -1,15 +1,17 @@
 """The process in which one system works: `python -m rawnn.bench.peers.worker torch`.
 
 It reads commands as lines of JSON and answers likewise. `prepare` makes all programs of a problem
-and trains each for two epochs; `time` times one of them. What the system itself prints goes to the
-standard error stream, so that it cannot be taken for an answer.
+and trains each for two epochs; `time` times one of them; `forget` drops a problem's. What the
+system itself prints goes to the standard error stream, so that it cannot be taken for an answer.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, Protocol, TextIO
@@ -18,8 +20,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.problem import Problem
 
+TRUTH = "float64"
+"""The number class of a program that is only there to say what the losses ought to be."""
 CHECKED_EPOCHS = 2
 """Epochs whose losses are compared."""
 BLOCK_MS = 10.0
@@ -76,17 +81,24 @@ class Prepare(msgspec.Struct, tag="prepare", frozen=True):
 
 
 class Time(msgspec.Struct, tag="time", frozen=True):
-    """Time a program, by its place in the order of the answers to `prepare`."""
+    """Time a program of a problem, by its place in the order of the answers to `prepare`."""
 
+    problem: str
     program: int
 
 
-Command = Prepare | Time
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    """Give the memory of a problem's programs back. Has no answer."""
+
+    problem: str
+
+
+Command = Prepare | Time | Forget
 
 
 class Made(msgspec.Struct, tag="made", frozen=True, kw_only=True):
-    """A program that is ready, with the losses of its first steps (None: not finite); or why it is
-    not."""
+    """A program that is ready, with the losses of its first steps (None: not finite) and its
+    footprint where that is known; or why it is not."""
 
     numbers: str
     form: str
@@ -94,6 +106,7 @@ class Made(msgspec.Struct, tag="made", frozen=True, kw_only=True):
     losses: list[float | None] = []
     seconds: float = 0.0
     reason: str = ""
+    footprint: Footprint | None = None
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -142,7 +155,7 @@ class Worker:
 
     def __init__(self, system: System, out: TextIO) -> None:
         self._system, self._out = system, out
-        self._programs: list[Program | None] = []
+        self._programs: dict[str, list[Program | None]] = {}
 
     def serve(self, lines: Iterator[str]) -> None:
         """Answer every command until there are no more."""
@@ -150,8 +163,11 @@ class Worker:
             command: Command = msgspec.json.decode(line, type=Command)
             if isinstance(command, Prepare):
                 self._prepare(command)
+            elif isinstance(command, Time):
+                self._answer(self._timed(self._programs[command.problem], command.program))
             else:
-                self._answer(self._timed(command.program))
+                del self._programs[command.problem]
+                gc.collect()
 
     def _answer(self, answer: Answer) -> None:
         self._out.write(msgspec.json.encode(answer).decode() + "\n")
@@ -159,7 +175,7 @@ class Worker:
 
     def _prepare(self, command: Prepare) -> None:
         problem, begun = command.problem, perf_counter()
-        self._programs = []
+        programs = self._programs[problem.name] = []
         for offer in self._system.offers(problem, command.device, command.forms):
             started = perf_counter()
             program: Program | None = None
@@ -173,21 +189,24 @@ class Worker:
                     losses = [float(v) if np.isfinite(v) else None
                               for v in first_losses(program, problem)]
                 except Exception as error:  # whatever it is, the other programs go on
+                    traceback.print_exc()
                     program, reason = None, _sentence(error)
-            self._programs.append(program)
+            programs.append(program)
             self._answer(Made(numbers=offer.numbers, form=offer.form, clock=offer.clock,
                               losses=losses, reason=reason,
-                              seconds=perf_counter() - started))
+                              seconds=perf_counter() - started,
+                              footprint=getattr(program, "footprint", None)))
         self._answer(Ready(self._system.versions()))
 
-    def _timed(self, index: int) -> Timed:
-        program = self._programs[index]
+    def _timed(self, programs: list[Program | None], index: int) -> Timed:
+        program = programs[index]
         if program is None:
             return Timed(reason="the program was never ready")
         try:
             return timed(program)
         except Exception as error:
-            self._programs[index] = None
+            traceback.print_exc()
+            programs[index] = None
             return Timed(reason=_sentence(error))
 
 

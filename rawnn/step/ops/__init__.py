@@ -6,7 +6,6 @@ rounded to its tensor's storage type behind it. Shapes: B rows of a batch, F fea
 one family of kernels has made up stand with it in rawnn/ptx.
 """
 
-from rawnn import losses as _losses
 from rawnn.step.ops import activations as _activations
 from rawnn.step.ops import data as _data
 from rawnn.step.ops import epoch as _epoch
@@ -14,4 +13,4 @@ from rawnn.step.ops import products as _products
 from rawnn.step.ops import train_steps as _train_steps
 from rawnn.step.ops import updates as _updates
 
-del _activations, _data, _epoch, _losses, _products, _train_steps, _updates
+del _activations, _data, _epoch, _products, _train_steps, _updates

@@ -1,0 +1,96 @@
+"""What each toggle of the fastest set is worth alone, and within that set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
+from rawnn.bench.statistics import Spread
+from rawnn.bench.suites import AblationSuite
+from rawnn.bench.table import times_text
+from rawnn.config import Config
+from rawnn.opts import select
+from rawnn.opts.registry import Machine
+from rawnn.workloads import workload
+
+HEADINGS = ("workload", "toggle", "alone", "in the fastest set", "interaction")
+
+
+class Ablated(msgspec.Struct, frozen=True, kw_only=True):
+    """A toggle of a fastest set: the sets that show its worth."""
+
+    workload: str
+    toggle: str
+    base: str
+    full: str
+
+    @property
+    def plus(self) -> str:
+        """The base with it."""
+        return f"{self.base},{self.toggle}"
+
+    @property
+    def less(self) -> str:
+        """The fastest set without it."""
+        return f"{self.full},-{self.toggle.partition('=')[0]}"
+
+
+def ablated(suite: AblationSuite, machine: Machine) -> list[Ablated]:
+    """The toggles that a fastest set has beyond its base on a machine. Raises ConfigError."""
+    config = Config(**{**workload(suite.workload), "opt": suite.full})
+    recipe = config.recipe()
+    steps = recipe.steps(60_000)
+
+    def words(opt: str) -> list[str]:
+        return select(opt, config.network(), steps, machine, batch=recipe.batch).words()
+
+    base = words(suite.base)
+    return [Ablated(workload=suite.workload, toggle=word, base=suite.base, full=suite.full)
+            for word in words(suite.full) if word not in base]
+
+
+def ablation_sets(toggles: Sequence[Ablated]) -> list[WorkloadSet]:
+    """All that must be measured, each once."""
+    return list(dict.fromkeys((t.workload, opt) for t in toggles
+                              for opt in (t.base, t.full, t.plus, t.less)))
+
+
+def rows(toggles: Sequence[Ablated], result: SetsResult) -> list[tuple[str, ...]]:
+    """The texts under HEADINGS. `alone` is the base's time over that with the toggle, `in the
+    fastest set` that without it over the fastest; the interaction is the second over the first:
+    above 1 the toggle is worth more beside the others."""
+    found = {(m.workload, m.opt): m for m in result.measurements}
+    made: list[tuple[str, ...]] = []
+    for t in toggles:
+        alone = _factor(found.get((t.workload, t.base)), found.get((t.workload, t.plus)))
+        within = _factor(found.get((t.workload, t.less)), found.get((t.workload, t.full)))
+        both = alone[0] is not None and within[0] is not None
+        made.append((t.workload, t.toggle, alone[1], within[1],
+                     times_text(within[0] / alone[0]) if both and alone[0] and within[0] else ""))
+    return made
+
+
+def _factor(without: Measurement | None, with_: Measurement | None) -> tuple[float | None, str]:
+    """How many times faster the second is, and that in words."""
+    for measured in (without, with_):
+        if measured is None or measured.epoch_ms is None:
+            reason = measured.reason if measured else ""
+            return None, f"cannot run: {reason}" if reason else "not measured"
+    assert without is not None
+    assert with_ is not None
+    a, b = without.epoch_ms, with_.epoch_ms
+    assert isinstance(a, Spread)
+    assert isinstance(b, Spread)
+    apart = b.max < a.min or b.min > a.max
+    return a.median / b.median, f"{times_text(a.median / b.median)} x" + (
+        "" if apart else ", in the noise")
+
+
+def markdown(toggles: Sequence[Ablated], result: SetsResult) -> str:
+    """The table in Markdown, with its provenance below."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|"]
+    lines += [f"| `{w}` | `{t}` | " + " | ".join(cells) + " |"
+              for w, t, *cells in rows(toggles, result)]
+    return "\n".join([*lines, "", f"{result.provenance()}.", ""])

@@ -1,0 +1,100 @@
+"""Loss curves: ours and the peers' on top of each other, from the same weights on the same batches.
+
+Nothing is timed here, so that many steps cost little.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from rawnn.bench.peers.check import reference
+from rawnn.bench.peers.contest import Rules
+from rawnn.bench.peers.lanes import Lanes, Prepared
+from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Prepare
+from rawnn.bench.records import place_of
+from rawnn.errors import ConfigError, RawnnError
+from rawnn.files import write_atomically
+from rawnn.machine import open_device
+from rawnn.result import Environment
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss of each step of one program (None: not finite). `error` is the share of the stated
+    tolerance that it used up beside the others' float32, None where there was nothing to compare
+    with."""
+
+    workload: str
+    system: str
+    numbers: str
+    form: str
+    losses: list[float | None]
+    error: float | None = None
+    reason: str = ""
+
+
+class CurvesResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All curves, and where they were drawn."""
+
+    kind: str = "curves"
+    schema_version: int = 1
+    environment: Environment
+    systems: list[str]
+    left_out: dict[str, str]
+    steps: dict[str, int]
+    curves: list[Curve]
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write it atomically. Raises RawnnError where the file cannot be written."""
+        write_atomically(path, msgspec.json.encode(self) + b"\n")
+
+
+def read_curves(path: str | os.PathLike[str]) -> CurvesResult:
+    """Read what `write_json` wrote. Raises ConfigError for anything else."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=CurvesResult)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} holds no loss curves: {error}") from None
+
+
+def run_curves(problems: Sequence[Problem], rules: Rules, left_out: dict[str, str],
+               notify: Callable[[str], None]) -> CurvesResult:
+    """Train each problem in every system for two epochs of its steps. A system that fails is kept
+    with the reason. Raises DeviceError."""
+    opened = open_device(rules.device, notify)
+    environment = place_of(opened)
+    if opened.device:
+        with suppress(RawnnError):
+            opened.device.close()
+    with Lanes(rules.systems, len(problems)) as lanes:
+        found = lanes.prepare(
+            problems, lambda problem, system: Prepare(
+                problem, rules.device_of(system), rules.forms(problem, system), rules.patience),
+            lambda problem, system: notify(f"{problem} in {system} is done"))
+        environment.libraries.update(lanes.versions)
+    curves = [curve for p in problems for curve in _of(p, found[p.name])]
+    return CurvesResult(
+        environment=environment, systems=list(rules.systems), left_out=left_out, curves=curves,
+        steps={p.name: CHECKED_EPOCHS * p.steps for p in problems})
+
+
+def _of(problem: Problem, prepared: Sequence[Prepared]) -> list[Curve]:
+    right = reference([(p.system, m) for p in prepared for m in p.made])
+    found = [Curve(workload=problem.name, system=p.system, numbers=m.numbers, form=m.form,
+                   losses=m.losses, reason=m.reason,
+                   error=None if right is None or m.reason else _finite(
+                       right.share(m.losses, m.numbers)))
+             for p in prepared for m in p.made]
+    return found + [Curve(workload=problem.name, system=p.system, numbers="", form="", losses=[],
+                          reason=p.reason) for p in prepared if not p.made]
+
+
+def _finite(value: float) -> float | None:
+    return value if value != float("inf") else None

@@ -1,0 +1,173 @@
+"""Processes that make problems ready beside each other: lanes.
+
+Starting a framework and its context on the GPU costs seconds, and compiling takes most of the time
+of a contest. So each system has some lanes, each a process that takes one problem after the other,
+as many as there are cores for; all stay until the last problem is timed. A process that breaks
+takes nothing with it: the problem that it broke at has failed, and what the lane had made ready
+before is made ready again in a new process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.process import SystemProcess
+from rawnn.bench.peers.worker import Made, Prepare, Timed
+
+SHARES = {"jax": 9, "torch": 4, "rawnn": 3}
+"""How the cores are shared out, after the seconds that each took to get the same networks ready."""
+GRACE_S = 30.0
+"""A program that was begun in time may be finished: seconds beyond a problem's patience."""
+
+
+@dataclass
+class Prepared:
+    """A problem's programs in one system's lane. `reason` says why there are none."""
+
+    problem: Problem
+    lane: Lane
+    made: list[Made] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def system(self) -> str:
+        return self.lane.system
+
+    def time(self, program: int, patience: float) -> Timed:
+        """Time a program once more. Never raises."""
+        if self.reason:
+            return Timed(reason=self.reason)
+        found = self.lane.process.time(self.problem.name, program, patience)
+        if self.lane.process.lost:
+            self.reason = self.lane.process.lost
+            self.lane.renew()
+        return found
+
+    def forget(self) -> None:
+        """Give the programs' memory back."""
+        self.lane.forget(self)
+
+
+class Lane:
+    """One system's process, and what it has made ready."""
+
+    def __init__(self, system: str, cores: int) -> None:
+        self.system, self._cores = system, cores
+        self.process = SystemProcess(system, cores)
+        self._kept: list[tuple[Prepare, Prepared]] = []
+        self._closed = False
+
+    def prepare(self, command: Prepare) -> Prepared:
+        """Make a problem's programs ready. Never raises."""
+        prepared = Prepared(command.problem, self)
+        prepared.made = self.process.prepare(command, command.seconds + GRACE_S)
+        if self.process.lost:
+            prepared.reason = self.process.lost
+            prepared.made = [msgspec.structs.replace(m, reason=prepared.reason)
+                             for m in prepared.made]
+            self.renew()
+        else:
+            self._kept.append((command, prepared))
+        return prepared
+
+    def renew(self) -> None:
+        """Go on in a new process with all that was ready and is still right."""
+        if self._closed:
+            return
+        self.process.close()
+        self.process = SystemProcess(self.system, self._cores)
+        kept, self._kept = [k for k in self._kept if not k[1].reason], []
+        for command, prepared in kept:
+            again = self.process.prepare(command, command.seconds + GRACE_S)
+            if self.process.lost or len(again) != len(prepared.made):
+                prepared.reason = self.process.lost or "it was not made ready again"
+            else:
+                self._kept.append((command, prepared))
+
+    def forget(self, prepared: Prepared) -> None:
+        """Drop a problem's programs."""
+        if any(p is prepared for _, p in self._kept):
+            self._kept = [k for k in self._kept if k[1] is not prepared]
+            self.process.forget(prepared.problem.name)
+
+    def close(self) -> None:
+        """End the process, and start no other."""
+        self._closed = True
+        self.process.close()
+
+
+class Lanes:
+    """All lanes of some systems. Use as a context manager."""
+
+    def __init__(self, systems: Sequence[str], problems: int, cores: int | None = None) -> None:
+        """For so many problems at most; `cores` are the machine's unless given."""
+        cores = cores or os.cpu_count() or 2
+        total = sum(SHARES.get(s, 1) for s in systems)
+        counts = {s: min(problems, max(1, round(cores * SHARES.get(s, 1) / total)))
+                  for s in systems}
+        each = max(1, cores // max(1, sum(counts.values())))
+        self._lanes: dict[str, list[Lane]] = {s: [] for s in systems}
+        try:
+            for system, count in counts.items():
+                for _ in range(count):
+                    self._lanes[system].append(Lane(system, each))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Lanes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for lanes in self._lanes.values():
+            for lane in lanes:
+                lane.close()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What all systems run on."""
+        return {name: text for lanes in self._lanes.values() for lane in lanes
+                for name, text in lane.process.versions.items()}
+
+    def prepare(self, problems: Sequence[Problem], command: Callable[[Problem, str], Prepare],
+                done: Callable[[str, str], None] = lambda problem, system: None
+                ) -> dict[str, list[Prepared]]:
+        """Make all problems ready in all systems; by the problem's name, in the systems' order.
+        The larger ones are begun first, so that none is left over at the end. `done` hears each,
+        from the lane's thread."""
+        found: dict[tuple[str, str], Prepared] = {}
+
+        def work(lane: Lane, waiting: list[Problem]) -> None:
+            while not stopped.is_set():
+                try:
+                    problem = waiting.pop()
+                except IndexError:
+                    return
+                found[problem.name, lane.system] = lane.prepare(command(problem, lane.system))
+                done(problem.name, lane.system)
+
+        stopped = threading.Event()
+        threads = []
+        for lanes in self._lanes.values():
+            waiting = sorted(problems, key=lambda p: p.flops)
+            threads += [threading.Thread(target=work, args=(lane, waiting), daemon=True)
+                        for lane in lanes]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():  # so that Ctrl-C is heard
+                    thread.join(0.2)
+        finally:
+            stopped.set()
+        return {p.name: [found[p.name, s] for s in self._lanes] for p in problems}

@@ -1,0 +1,90 @@
+"""`rawnn compare`: which of several sets of toggles is faster for one's own network."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import click
+from rich.table import Table
+
+from rawnn.bench.duel import ROUNDS, Duel, duel
+from rawnn.cli.options import config_options, make_config
+from rawnn.cli.screen import say, table_console
+from rawnn.data import Dataset
+from rawnn.datasource import check_fit, named, settled
+from rawnn.errors import RawnnError
+from rawnn.files import check_output
+from rawnn.machine import open_device
+
+HEADINGS = ("toggles", "us/step", "min-max", "x first", "launches", "MB moved", "loss of epoch 1")
+
+
+@click.command()
+@config_options
+@click.option("--rounds", type=click.IntRange(2), default=ROUNDS, show_default=True,
+              help="Turns of each set.")
+@click.option("--json", "json_file", metavar="FILE", help="Keep everything as JSON.")
+def compare(config_file: str | None, rounds: int, json_file: str | None, **options: Any) -> None:
+    """Time two or more sets of toggles on one network, in turns, and say which is faster.
+
+    `--opt A --opt B`: the others are compared with the first. A difference that noise explains is
+    said to be none.
+    """
+    check_output("--json", json_file)
+    opts = options.pop("opt")
+    config = make_config(config_file, options)
+    data: Dataset = named(config, say)
+    if config.autoencoder:
+        data = data.reconstructing()
+    config, _ = settled(config, data)
+    check_fit(config, data)
+    opened = open_device(config.device, say)
+    try:
+        found = duel(config, opts, data, opened, rounds,
+                     lambda number, opt: say(f"turn {number + 1} of {rounds}: {opt}"))
+    finally:
+        if opened.device:
+            with suppress(RawnnError):  # a set that failed may have broken the context
+                opened.device.close()
+    if json_file:
+        found.write_json(json_file)
+    _show(found)
+
+
+def _several(command: click.Command) -> None:
+    """Let --opt be given more than once."""
+    command.params = [p for p in command.params if p.name != "opt"]
+    command.params.insert(0, click.Option(
+        ["--opt"], multiple=True, metavar="TOGGLES", required=True,
+        help="A set of toggles; give two or more."))
+
+
+_several(compare)
+
+
+def _show(found: Duel) -> None:
+    console = table_console()
+    table = Table()
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=True)
+    first = found.sides[0].us.median
+    for side in found.sides:
+        us, print_ = side.us, side.footprint
+        table.add_row(
+            side.opt, f"{us.median:.2f}", f"{us.min:.2f}-{us.max:.2f}", f"{first / us.median:.2f}",
+            f"{print_.launches:.1f}" if print_ else "",
+            f"{print_.bytes / 1e6:.2f}" if print_ else "", f"{side.loss:.5f}")
+    console.print(table)
+    for side in found.sides[1:]:
+        console.print(found.verdict(side), markup=False)
+    for side in found.sides:
+        if not side.steady:
+            console.print(f"- {side.opt} never became steady", markup=False)
+        if side.conditions and side.conditions.throttled:
+            console.print(f"- the GPU was slowed down under {side.opt}: "
+                          f"{', '.join(side.conditions.throttled)}", markup=False)
+        for note in side.notes:
+            console.print(f"- {side.opt}: {note}", markup=False)
+    if found.environment.device == "sim":
+        console.print("the GPU is SIMULATED: the times say nothing about a real one")

@@ -1,0 +1,168 @@
+"""`rawnn bench ablation`, `sweep` and `curves`: measurements that bench.toml describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rawnn.bench.ablation import HEADINGS as ABLATION_HEADINGS
+from rawnn.bench.ablation import ablated, ablation_sets, rows
+from rawnn.bench.ablation import markdown as ablation_markdown
+from rawnn.bench.curves import CurvesResult, run_curves
+from rawnn.bench.peers.arrange import (
+    Arrangement,
+    chosen,
+    of_workloads,
+    swept,
+    swept_forms,
+)
+from rawnn.bench.peers.contest import Rules
+from rawnn.bench.peers.records import read_contests
+from rawnn.bench.peers.summary import network_line
+from rawnn.bench.peers.workload_table import HEADINGS as SWEEP_HEADINGS
+from rawnn.bench.peers.workload_table import markdown as sweep_markdown
+from rawnn.bench.peers.workload_table import table_rows
+from rawnn.bench.sets import Progress, SetsResult, run_sets
+from rawnn.bench.suites import read_suites
+from rawnn.cli.peers import bench_option, device_of, finish, hold, print_table
+from rawnn.cli.screen import say
+from rawnn.config import check_device
+from rawnn.errors import ConfigError, RawnnError, nearest
+from rawnn.files import check_output, write_atomically
+from rawnn.machine import open_device
+
+
+@click.command()
+@bench_option
+@click.option("--dataset", default="mnist", show_default=True, metavar="NAME",
+              help="mnist or synthetic.")
+@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
+@click.option("--repeats", type=click.IntRange(1), help="Runs of each set (3).")
+@click.option("--json", "json_file", metavar="FILE",
+              help="Keep everything as JSON; written after every run.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | None,
+             json_file: str | None, markdown_file: str | None) -> None:
+    """Measure what each toggle of the fastest set is worth, alone and beside the others.
+
+    The fastest set is trained less one toggle at a time, and the base with one toggle at a time.
+    """
+    check_output("--json", json_file)
+    check_output("--markdown", markdown_file)
+    check_device(device)
+    suites = read_suites(bench_file).ablation
+    opened = open_device(device, say)
+    machine = opened.machine
+    if opened.device:
+        opened.device.close()
+    if machine.gpu is not None:
+        raise ConfigError(f"an ablation means something on a GPU only: {machine.gpu}")
+    toggles = [t for suite in suites for t in ablated(suite, machine)]
+
+    def heard(progress: Progress) -> None:
+        if json_file:
+            progress.result.write_json(json_file)
+        say(f"{progress.done} of {progress.total}: {progress.measurement.workload} "
+            f"{progress.measurement.opt}")
+
+    epochs, runs = {s.epochs for s in suites}, {s.repeats for s in suites}
+    result: SetsResult = run_sets(
+        "ablation", ablation_sets(toggles), repeats or max(runs), max(epochs), device, dataset,
+        notify=say, on_progress=heard)
+    if json_file:
+        result.write_json(json_file)
+    print_table(ABLATION_HEADINGS, rows(toggles, result))
+    click.echo("Times are divided: above 1 the toggle makes it faster; an interaction above 1 "
+               "means that it is worth more beside the others.")
+    click.echo(result.provenance())
+    if markdown_file:
+        write_atomically(markdown_file, ablation_markdown(toggles, result).encode())
+    if result.interrupted:
+        raise click.Abort
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@bench_option
+@click.option("--peer", "peers", multiple=True, metavar="NAME",
+              help="torch, jax or numpy; several may be given (torch and jax).")
+@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="End with what was measured before this is exceeded.")
+@click.option("--resume", metavar="FILE", help="Go on where this file ends, and write it.")
+@click.option("--json", "json_file", metavar="FILE",
+              help="Keep everything as JSON; written after every network.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...], device: str,
+          budget: float | None, resume: str | None, json_file: str | None,
+          markdown_file: str | None) -> None:
+    """Time networks of growing width, or with growing batches, beside the peers.
+
+    NAMEs are those of the sweeps in bench.toml (width and batch); all of them unless some are
+    given.
+    """
+    suites = read_suites(bench_file).sweep
+    known = [s.name for s in suites]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown sweep '{name}'" + (
+                nearest(name, known) or f"; there are {', '.join(known)}"))
+    suites = [s for s in suites if not names or s.name in names]
+    systems, absent = chosen(peers, ("torch", "jax"))
+    json_file = json_file or resume
+    earlier = read_contests(resume) if resume and Path(resume).exists() else None
+    asked = [p for s in suites for p in swept(s)]
+    rules = Rules(systems, device_of(device), swept_forms(suites))
+    result = hold(Arrangement("sweep", asked, rules, absent, earlier), budget, json_file,
+                  markdown_file, network_line)
+    print_table(SWEEP_HEADINGS, table_rows(result))
+    if markdown_file:
+        write_atomically(markdown_file, sweep_markdown(result).encode())
+    finish(result)
+
+
+@click.command()
+@click.option("--workload", "names", multiple=True, metavar="NAME",
+              help="A built-in workload; several may be given (those of bench.toml).")
+@bench_option
+@click.option("--peer", "peers", multiple=True, metavar="NAME",
+              help="torch, jax or numpy; several may be given (torch).")
+@click.option("--steps", type=click.IntRange(2), help="Steps of each curve (1000).")
+@click.option("--dataset", type=click.Choice(["mnist", "synthetic"]), default="mnist",
+              show_default=True, help="The data set.")
+@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
+@click.option("--json", "json_file", metavar="FILE", help="Keep all losses as JSON.")
+def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...],
+           steps: int | None, dataset: str, device: str, json_file: str | None) -> None:
+    """Draw the losses of ours and of the peers over the first steps, from the same weights on the
+    same batches.
+
+    Exits with 1 if a curve leaves the stated tolerance.
+    """
+    check_output("--json", json_file)
+    suite = read_suites(bench_file).curves
+    systems, absent = chosen(peers, ("torch",))
+    for reason in absent.values():
+        say(f"{reason}; it is left out")
+    half = -(-(steps or suite.steps) // 2)
+    asked = of_workloads(names or suite.names, dataset, half)
+    result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
+    if json_file:
+        result.write_json(json_file)
+    print_table(("workload", "system", "numbers", "form", "first loss", "last loss",
+                 "tolerance used"), _curve_rows(result))
+    wrong = [c for c in result.curves if c.reason or (c.error is not None and c.error > 1)]
+    if wrong:
+        raise RawnnError(f"{len(wrong)} of {len(result.curves)} curves failed or are not those of "
+                         f"the others")
+
+
+def _curve_rows(result: CurvesResult) -> Sequence[Sequence[str]]:
+    def text(value: float | None) -> str:
+        return "not finite" if value is None else f"{value:.5f}"
+
+    return [(c.workload, c.system, c.numbers, c.form,
+             text(c.losses[0]) if c.losses else c.reason, text(c.losses[-1]) if c.losses else "",
+             "" if c.error is None else f"{c.error:.0%}") for c in result.curves]

@@ -1,0 +1,66 @@
+"""`rawnn compare`: sets of toggles in turns on one network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from rawnn.bench.duel import Duel, Side
+from rawnn.cli.compare import compare
+from rawnn.config import Config
+from rawnn.errors import ConfigError
+from rawnn.result import Environment
+
+SMALL = ("--device", "host", "--dataset", "synthetic", "--batch", "2000", "--rounds", "2")
+PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "host", None, {}, {}, "")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(compare, arguments)
+
+
+def test_two_sets_are_timed_in_turns_and_judged(tmp_path: Path) -> None:
+    kept = tmp_path / "d.json"
+    done = invoke(*SMALL, "--opt", "none", "--opt", "preload,fuse", "--json", str(kept))
+    assert done.exit_code == 0, done.output
+    for words in ("turn 2 of 2: preload,fuse", "95 % interval", "launches"):
+        assert words in done.output
+    found = msgspec.json.decode(kept.read_bytes(), type=Duel)
+    assert [(s.opt, len(s.milliseconds)) for s in found.sides] == [("none", 8), ("preload,fuse", 8)]
+    assert found.sides[0].loss == pytest.approx(found.sides[1].loss, rel=1e-4)
+    fewer = [s.footprint.launches for s in found.sides if s.footprint]
+    assert fewer[1] < fewer[0]
+
+
+@pytest.mark.parametrize("opts", [("--opt", "best"), ("--opt", "best", "--opt", "best")])
+def test_one_set_is_no_comparison(opts: tuple[str, ...]) -> None:
+    done = invoke(*SMALL, *opts)
+    assert isinstance(done.exception, ConfigError)
+    assert "at least two different sets" in str(done.exception)
+
+
+def test_an_unknown_toggle_is_refused() -> None:
+    done = invoke(*SMALL, "--opt", "best", "--opt", "fuze")
+    assert isinstance(done.exception, ConfigError)
+    assert "did you mean 'fuse'" in str(done.exception)
+
+
+def duel_of(a: list[float], b: list[float]) -> Duel:
+    def side(opt: str, milliseconds: list[float]) -> Side:
+        return Side(opt=opt, toggles=[], notes=[], milliseconds=milliseconds, steps=10, loss=1.0)
+
+    return Duel(config=Config(), environment=PLACE, dataset="mnist", rounds=2,
+                sides=[side("a", a), side("b", b)])
+
+
+@pytest.mark.parametrize(("a", "b", "words"), [
+    ([2.0, 2.01, 1.99, 2.0], [1.0, 1.01, 0.99, 1.0], "b is 2.000 times faster than a"),
+    ([1.0, 1.01, 0.99, 1.0], [2.0, 2.01, 1.99, 2.0], "b is 2.000 times slower than a"),
+    ([1.0, 1.2, 0.9, 1.1], [1.05, 1.1, 0.95, 1.2], "b and a differ by no more than the noise")])
+def test_verdicts(a: Any, b: Any, words: str) -> None:
+    found = duel_of(a, b)
+    assert found.verdict(found.sides[1]).startswith(words)

@@ -1,0 +1,55 @@
+"""Kernels of whole steps on a GPU, against the host and against themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.opts.registry import Machine
+from rawnn.runners.host import HostRunner
+from tests.engine import dataset_for, make_work, run_on, trained
+from tests.tolerances import of_run
+
+pytestmark = pytest.mark.gpu
+
+RECIPES: tuple[dict[str, Any], ...] = (
+    {}, {"optimizer": Optimizer("adam", 1e-3), "shuffle": True, "partial": True},
+    {"network_options": {"loss": "mse", "activation": "gelu"}, "schedule": "cosine"},
+    {"network_options": {"loss": "bce", "bias": False, "activation": "tanh"}},
+)
+
+
+@pytest.mark.parametrize("options", RECIPES)
+@pytest.mark.parametrize("layers", [(29, 7), (29, 24, 7), (40, 18, 64, 33, 9)])
+@pytest.mark.parametrize("blocks", ["auto", "1x1", "2x1", "4x2", "8x1"])
+def test_it_trains_as_the_host(device: Device, machine: Machine, blocks: str,
+                               layers: tuple[int, ...], options: dict[str, Any]) -> None:
+    if blocks not in ("auto", "1x1") and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    data = dataset_for(Network(layers, **options.get("network_options", {})), 300, 23)
+    wanted = trained(HostRunner(make_work("preload", layers, data, **options), "float64"))
+    work = make_work(f"persistent={blocks},graphs=epoch", layers, data, machine=machine, **options)
+    found = [run_on(device, work) for _ in range(2)]
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
+                                   atol=4 * of_run({"float32"}))
+        np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
+    np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize("graphs", ["", ",graphs=7", ",graphs=while"])
+def test_launches_of_any_length_give_the_same_bits(device: Device, machine: Machine,
+                                                   graphs: str) -> None:
+    layers = (29, 24, 7)
+    data = dataset_for(Network(layers), 300, 23)
+    whole, parts = (run_on(device, make_work(f"persistent{way}", layers, data, machine=machine,
+                                             optimizer=Optimizer("adam", 1e-3), shuffle=True))
+                    for way in (",graphs=epoch", graphs))
+    for name, array in whole.parameters.items():
+        np.testing.assert_array_equal(parts.parameters[name], array)
+    np.testing.assert_array_equal(parts.loss, whole.loss)

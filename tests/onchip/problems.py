@@ -1,0 +1,56 @@
+"""Problems that tests of the on-chip kernels share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rawnn.network import Network
+from rawnn.onchip.chip import chip_of
+from rawnn.onchip.problem import Problem, problem_of
+from rawnn.optimizers import Optimizer
+from rawnn.opts import TOGGLES
+from rawnn.policy import Policy
+from rawnn.step.plan import Plan
+from rawnn.target import known
+from tests.engine import step_plan
+
+HOPPER = chip_of(known((9, 0)))
+AMPERE = chip_of(known((8, 0)))
+STEPS = 64
+
+
+def prepared(network: Network, batch: int = 32, numbers: str = "", **options: Any) -> Plan:
+    """A step's plan with its data on the device, as `persistent` gets it; `options` go to
+    step_plan."""
+    plan = step_plan(network, batch, STEPS * batch, **options)
+    for name in filter(None, ("preload", numbers)):
+        plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(None))
+    return plan
+
+
+def problem(layers: tuple[int, ...] = (40, 64, 17, 10), batch: int = 32, numbers: str = "",
+            network: dict[str, Any] | None = None, **options: Any) -> Problem:
+    """The problem of a network of these layers; `network` goes to Network."""
+    return problem_of(prepared(Network(layers, **(network or {})), batch, numbers, **options))
+
+
+VARIETY: dict[str, dict[str, Any]] = {
+    "softmax, SGD": {},
+    "Adam in an order": {"optimizer": Optimizer("adam", 1e-3), "shuffle": True},
+    "float32 inputs, a schedule": {"form": {"inputs": "float32", "scale": 1.0},
+                                   "schedule": "cosine"},
+    "float16 inputs, normalised": {"form": {"inputs": "float16", "normalised": True},
+                                   "optimizer": Optimizer("sgd", 0.1, {"momentum": 0.9})},
+    "mean squares, gelu, no bias": {"network": {"loss": "mse", "activation": "gelu",
+                                                "bias": False}},
+    "binary cross-entropy, tanh": {"network": {"loss": "bce", "activation": "tanh"},
+                                   "optimizer": Optimizer("adamw", 1e-3, {"decay": 0.01})},
+    "an autoencoder": {"layers": (33, 8, 33), "network": {"loss": "mse"},
+                       "form": {"labels": "", "targets": 0, "reconstruct": True}},
+    "bfloat16": {"numbers": "bf16"},
+    "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
+    "long rows": {"layers": (703, 12), "batch": 20, "shuffle": True,
+                  "form": {"inputs": "float32", "scale": 1.0}},
+    "more outputs than a register file": {"layers": (20, 700), "batch": 5},
+}
+"""Kinds of problems, by what is special about them: keywords of `problem`."""

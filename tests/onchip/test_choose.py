@@ -1,0 +1,90 @@
+"""Which decomposition is taken, and what is expected of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rawnn.network import Network
+from rawnn.onchip import cost
+from rawnn.onchip.chip import chip_of
+from rawnn.onchip.choose import choose
+from rawnn.onchip.problem import Unsupported, problem_of
+from rawnn.onchip.report import describe
+from rawnn.opts import sr
+from rawnn.policy import Policy
+from rawnn.target import HOST, known
+from tests.engine import step_plan
+from tests.onchip.problems import AMPERE, HOPPER, VARIETY, prepared, problem
+
+
+@pytest.mark.parametrize("name", VARIETY)
+@pytest.mark.parametrize("chip", [HOPPER, AMPERE], ids=["Hopper", "Ampere"])
+def test_what_is_chosen_fits_the_chip(name: str, chip: object) -> None:
+    found = choose(problem(**VARIETY[name]), chip)  # type: ignore[arg-type]
+    d = found.decomposition
+    assert found.layout.nbytes <= chip.shared  # type: ignore[attr-defined]
+    assert d.groups <= chip.most_groups(d.ranks)  # type: ignore[attr-defined]
+    assert d.groups <= d.problem.batch
+    assert 256 <= d.threads <= 512
+    assert 0 < found.us < 1000
+
+
+def test_without_clusters_every_block_has_whole_layers() -> None:
+    assert choose(problem((64, 128, 64, 10)), AMPERE).decomposition.ranks == 1
+
+
+def test_the_choice_is_the_cheapest_of_those_asked_for() -> None:
+    p = problem((64, 120, 10))
+    best = choose(p, HOPPER)
+    for ranks, groups in ((1, 1), (4, 1), (8, 2), (16, 1)):
+        assert choose(p, HOPPER, ranks, groups).us >= best.us
+
+
+def test_wide_layers_are_shared_and_large_batches_too() -> None:
+    assert choose(problem((512, 512, 10), batch=8), HOPPER).decomposition.ranks > 1
+    assert choose(problem((16, 32, 10), batch=4096), HOPPER).decomposition.groups > 1
+
+
+def test_more_work_is_expected_to_take_longer() -> None:
+    d = choose(problem((64, 64, 10)), HOPPER, 1, 1).decomposition
+    wider = choose(problem((64, 128, 10)), HOPPER, 1, 1).decomposition
+    assert cost.cycles(d) < cost.cycles(wider)
+    assert cost.cycles(d) == sum(phase.cycles for phase in cost.phases(d))
+
+
+def test_what_does_not_fit_says_how_much_is_missing() -> None:
+    with pytest.raises(Unsupported, match=r"would need \d+ KiB of shared memory or more, and has "
+                                          r"227 KiB on this GPU\): leave persistent out"):
+        choose(problem((2048, 2048, 2048)), HOPPER)
+
+
+@pytest.mark.parametrize(("numbers", "reason"), [
+    ("fp16", "scales its loss"), ("fp8", "scales its loss"),
+])
+def test_numbers_that_the_kernel_has_not_are_refused(numbers: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        problem(numbers=numbers)
+
+
+def test_weights_rounded_by_chance_are_refused() -> None:
+    plan, _ = sr.apply(prepared(Network((20, 10)), numbers="bf16"), Policy(), None)
+    with pytest.raises(Unsupported, match="rounds its weights by chance"):
+        problem_of(plan)
+
+
+def test_batches_from_the_host_are_refused() -> None:
+    with pytest.raises(Unsupported, match="takes its batches from the host: add preload"):
+        problem_of(step_plan(Network((20, 10)), 8, 64))
+
+
+def test_a_choice_is_told_in_words() -> None:
+    said = describe(choose(problem((784, 128, 10), batch=128), HOPPER))
+    assert "layer 1: 784 -> 128" in said
+    assert "shared memory:" in said
+    assert "expected:" in said
+
+
+def test_a_chip_is_what_the_target_says() -> None:
+    assert chip_of(known((9, 0))).sizes == (1, 2, 4, 8, 16)
+    assert chip_of(known((8, 0))).sizes == (1,)
+    assert chip_of(HOST).sizes == ()

@@ -1,0 +1,122 @@
+"""Kernels that are written for a network, run on the host by the twin of the device primitives:
+right against NumPy, and free of races, for several ways to share the work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import padded
+from rawnn.dtypes import numpy_dtype
+from rawnn.network import Network
+from rawnn.onchip.decompose import Decomposition
+from rawnn.opts.persistent import rewrite
+from rawnn.ptx.kernels import KernelImpl, kernel_for
+from rawnn.step.op import Op
+from rawnn.step.ops.train_steps import spanning
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role
+from rawnn.target import known
+from tests.onchip.problems import VARIETY, prepared
+from tests.ptx.twin.twin import Kernels, compiler
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+
+STEPS = 3
+CASES = [
+    ("softmax, SGD", 1, 1), ("softmax, SGD", 2, 1), ("softmax, SGD", 4, 1), ("softmax, SGD", 1, 3),
+    ("softmax, SGD", 2, 2), ("Adam in an order", 1, 1), ("Adam in an order", 4, 2),
+    ("float32 inputs, a schedule", 2, 1), ("float16 inputs, normalised", 2, 3),
+    ("mean squares, gelu, no bias", 4, 1), ("binary cross-entropy, tanh", 2, 2),
+    ("an autoencoder", 2, 1), ("bfloat16", 2, 1), ("tf32, one layer", 4, 1),
+    ("long rows", 1, 1), ("long rows", 2, 2),
+]
+
+
+class Launch:
+    """An op with arrays for all its operands, on which its kernel and its reference can run."""
+
+    def __init__(self, name: str, ranks: int, groups: int, seed: int = 0) -> None:
+        keywords = dict(VARIETY[name])
+        network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
+        batch = keywords.pop("batch", 11)
+        plan = replace(prepared(network, batch, **keywords), target=known((9, 0)))
+        self.plan: Plan = rewrite(plan, ranks, groups)
+        self.op: Op = spanning(self.plan.ops[0], STEPS)
+        self.impl: KernelImpl = kernel_for(self.op)
+        self.decomposition: Decomposition = self.op.attributes["chosen"].decomposition
+        self.arrays = self._arrays(np.random.default_rng(seed))
+
+    def _arrays(self, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        found: dict[str, Any] = {}
+        for role, name in self.op.operands.items():
+            tensor = self.plan[name]
+            dtype = numpy_dtype(tensor.dtype)
+            if role == "order":
+                values = generator.permutation(tensor.shape[0])
+            elif role == "labels":
+                values = generator.integers(0, self.decomposition.problem.outputs, tensor.shape)
+            elif role == "images" and tensor.dtype == "uint8":
+                values = generator.integers(0, 256, tensor.shape)
+            elif role == "targets":
+                values = (generator.random(tensor.shape) > 0.5).astype(np.float32)
+            elif role == "rates":
+                values = generator.uniform(0.05, 0.1, tensor.shape)
+            elif role == "inverse_std":
+                values = generator.uniform(0.5, 1.0, tensor.shape)
+            elif tensor.role in (Role.SCRATCH, Role.CURSOR, Role.METRIC):
+                values = np.zeros(tensor.shape)
+            elif role == "clock":
+                values = np.array([1, 5])
+            else:
+                scale = 1.0 if role in ("images", "mean") else 0.3
+                values = generator.uniform(-scale, scale, tensor.shape)
+                values = np.abs(values) if role.endswith("_v") else values
+            found[role] = values.astype(dtype)
+        return found
+
+    def on_twin(self, folder: Path, run: int) -> dict[str, np.ndarray]:
+        """What the kernel leaves, without padding."""
+        (folder / self.impl.source).write_text(self.impl.text)
+        twin = Kernels((self.impl.source,), (self.impl.name,), folders=(folder,)).build()
+        laid = {role: padded(array.copy(), self.plan[self.op.operands[role]].padded_shape,
+                             self.plan[self.op.operands[role]].dtype)
+                for role, array in self.arrays.items()}
+        laid["counters"] = laid["counters"].view(np.uint32)
+        scalars = self.impl.scalars(self.op, self.plan)
+        grid, block = self.impl.geometry(scalars)
+        twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
+                  cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative, run=run,
+                  offset=1, span=STEPS, **laid)
+        return {role: array[tuple(slice(n) for n in self.plan[self.op.operands[role]].shape)]
+                for role, array in laid.items()}
+
+    def by_reference(self) -> dict[str, np.ndarray]:
+        """What NumPy leaves, in float64."""
+        wide = {r: a.astype(np.float64) if self.plan[self.op.operands[r]].floating
+                and r not in ("images",) else a.copy() for r, a in self.arrays.items()}
+        self.op.spec.reference(SimpleNamespace(**wide), {"offset": 1, "span": STEPS})
+        return wide
+
+
+@pytest.mark.parametrize("run", [0, 1, 2])
+@pytest.mark.parametrize(("name", "ranks", "groups"), CASES)
+def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ranks: int,
+                                                   groups: int, run: int) -> None:
+    launch = Launch(name, ranks, groups)
+    found, wanted = launch.on_twin(tmp_path, run), launch.by_reference()
+    unit = {"float32": 1e-5, "tf32": 4e-3, "bfloat16": 4e-2}[launch.decomposition.problem.numbers]
+    for role in launch.op.spec.writes:
+        if role in ("tally", "gradients", "fresh", "far", "counters"):
+            continue
+        if role == "correct":
+            assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
+            continue
+        a, b = found[role].astype(np.float64), wanted[role]
+        assert np.linalg.norm(a - b) <= unit * max(np.linalg.norm(b), 1e-3), role
+    assert not found["counters"].any()

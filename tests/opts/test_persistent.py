@@ -1,0 +1,111 @@
+"""`persistent` in the engine: trained on the host and on a simulated GPU as the plain plan is, and
+chosen by `best`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.errors import ConfigError
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.opts import Selection, select
+from rawnn.opts.earning import COMPILATION
+from rawnn.opts.registry import Machine
+from rawnn.runners.host import HostRunner
+from rawnn.sim import sim_backend
+from rawnn.step.recipe import Form, Recipe
+from tests.engine import CAPABLE, dataset_for, make_work, run_on, step_plan, trained
+
+LAYERS = (29, 24, 7)
+WAYS = ("persistent", "persistent,graphs=epoch", "persistent,graphs=3", "persistent,graphs=while",
+        "persistent,graphs=epoch,report=2", "persistent=2x3,graphs=epoch")
+RECIPES: tuple[dict[str, Any], ...] = (
+    {}, {"optimizer": Optimizer("adam", 1e-3), "shuffle": True, "partial": True},
+    {"network_options": {"loss": "mse", "activation": "gelu"}, "schedule": "cosine"},
+    {"network_options": {"loss": "bce", "bias": False}},
+)
+
+
+@pytest.mark.parametrize("options", RECIPES)
+@pytest.mark.parametrize("opt", WAYS)
+def test_it_trains_as_the_plain_plan(opt: str, options: dict[str, Any]) -> None:
+    data = dataset_for(Network(LAYERS, **options.get("network_options", {})), 70, 23)
+    wanted = trained(HostRunner(make_work("preload", LAYERS, data, **options)))
+    work = make_work(opt, LAYERS, data, **options)
+    device = Device(sim_backend(), 0)
+    try:
+        simulated = run_on(device, work)
+    finally:
+        device.close()
+    for found in (simulated, trained(HostRunner(work))):
+        np.testing.assert_array_equal(found.loss, wanted.loss)
+        np.testing.assert_array_equal(found.correct, wanted.correct)
+        for name, array in wanted.parameters.items():
+            np.testing.assert_array_equal(found.parameters[name], array)
+
+
+def test_bfloat16_copies_are_kept_for_evaluations() -> None:
+    data = dataset_for(Network(LAYERS), 70, 23)
+    wanted = trained(HostRunner(make_work("preload,bf16", LAYERS, data)))
+    found = trained(HostRunner(make_work("persistent,bf16", LAYERS, data)))
+    assert found.evaluation == wanted.evaluation
+
+
+@pytest.mark.parametrize(("opt", "message"), [
+    ("persistent,fp16", "exclude each other"), ("persistent,sr", "exclude each other"),
+    ("persistent=3", "give auto, or blocks of a cluster by clusters"),
+])
+def test_what_does_not_go_together_is_refused(opt: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        select(opt, Network(LAYERS), 8, CAPABLE)
+
+
+def test_what_does_not_fit_is_refused_with_the_cure() -> None:
+    network = Network((2048, 2048, 2048))
+    with pytest.raises(ConfigError, match=r"does not fit the chip.*: leave persistent out, or take"):
+        select("persistent", network, 8, CAPABLE).apply(step_plan(network, 8, 64))
+
+
+def test_older_gpus_have_no_such_kernel() -> None:
+    with pytest.raises(ConfigError, match="cannot run here: it needs asynchronous copies"):
+        select("persistent", Network(LAYERS), 8, replace(CAPABLE, compute_capability=(7, 5)))
+
+
+def chosen(layers: tuple[int, ...] = (34, 27, 26), words: str = "best", epochs: int = 400,
+           machine: Machine = CAPABLE) -> Selection:
+    form = Form(25 * 256, inputs="float32", labels="int32")
+    return select(words, Network(layers), 256, machine, batch=25, form=form,
+                  recipe=Recipe(25, Optimizer("adam", 1e-3), epochs=epochs))
+
+
+def test_best_takes_it_where_it_pays() -> None:
+    found = chosen()
+    assert found.values["persistent"] == "auto"
+    assert found.values["graphs"] == "epoch"
+    assert any("us a step are expected of it" in note for note in found.notes)
+
+
+def test_best_leaves_it_out_of_short_runs_and_says_from_when_on() -> None:
+    found = chosen(epochs=1)
+    assert "persistent" not in found.values
+    note = next(note for note in found.notes if "persistent" in note)
+    assert "256 steps are too few to earn its compilation" in note
+    needed = int(note.split("about ")[1].split(" ")[0])
+    assert 256 < needed < COMPILATION
+
+
+@pytest.mark.parametrize(("layers", "words"), [
+    ((2048, 2048, 2048), "best"), ((34, 27, 26), "best,fp16"), ((34, 27, 26), "best,-persistent"),
+])
+def test_best_goes_without_what_cannot_be(layers: tuple[int, ...], words: str) -> None:
+    assert "persistent" not in chosen(layers, words).values
+
+
+def test_best_on_an_older_gpu() -> None:
+    assert "persistent" not in chosen(
+        machine=replace(CAPABLE, compute_capability=(7, 5))).values

@@ -1,0 +1,86 @@
+"""One op for whole steps: what it reads and writes, what it means, and how it is unrolled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rawnn.network import Network
+from rawnn.optimizers import Optimizer
+from rawnn.step.op import Op
+from rawnn.step.ops.train_steps import role_of, spanning, train_steps
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role, Tensor
+from tests.engine import random_dataset, step_plan
+from tests.onchip.problems import prepared
+from tests.step.execution import arrays_of, epoch, execute
+
+NETWORK = Network((29, 12, 7))
+
+
+def whole(plan: Plan) -> Plan:
+    """The plan as one op."""
+    workspace = Tensor("train_steps.tally", (4,), "float32", Role.SCRATCH)
+    return plan.with_tensors(workspace).substitute(
+        plan.ops, [train_steps(plan, (workspace,), "persistent")])
+
+
+@pytest.mark.parametrize(("name", "role", "wanted"), [
+    ("fc2.weight", Role.PARAMETER, "w2"), ("fc12.bias", Role.PARAMETER, "b12"),
+    ("fc1.weight.m", Role.STATE, "w1_m"), ("fc1.bias.v", Role.STATE, "b1_v"),
+    ("fc3.weight.bfloat16", Role.COPY, "c3"), ("images", Role.DATA, "images"),
+    ("train_steps.tally", Role.SCRATCH, "tally"),
+])
+def test_tensors_have_roles(name: str, role: Role, wanted: str) -> None:
+    assert role_of(Tensor(name, (3,), "float32", role)) == wanted
+
+
+def test_it_touches_what_outlives_a_step() -> None:
+    plan = whole(prepared(NETWORK, shuffle=True, optimizer=Optimizer("adam", 1e-3))).check()
+    op: Op = plan.ops[0]
+    assert {"images", "labels", "order", "cursor", "clock"} <= {n for n, _ in op.reads}
+    assert {"loss", "correct", "fc1.weight", "fc2.bias.v", "train_steps.tally"} <= {
+        n for n, _ in op.writes}
+    assert not any(plan[name].role.temporary for name in op.tensors)
+    assert dict(op.writes)["loss"] == range(1)
+    assert "Plan(" not in str(plan)
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), Optimizer("adam", 1e-2)])
+def test_it_means_what_the_ops_mean_one_after_another(optimizer: Optimizer) -> None:
+    data, steps = random_dataset(), 4
+    parameters = NETWORK.initial(0)
+    plain = prepared(NETWORK, 8, optimizer=optimizer, shuffle=True)
+    plain = replace(plain, tensors={**plain.tensors, "order": replace(plain["order"],
+                                                                      shape=(70,))})
+    wanted = arrays_of(plain, data, parameters)
+    epoch(plain, wanted, steps)
+    for spans in ((1,) * steps, (steps,), (3, 1)):
+        plan = whole(plain)
+        found = arrays_of(plan, data, parameters)
+        first = 0
+        for span in spans:
+            found["cursor"][0] = first
+            execute(replace(plan, ops=(spanning(plan.ops[0], span),)), found)
+            first += span
+        for name in ("fc1.weight", "fc2.bias", "loss", "correct"):
+            np.testing.assert_array_equal(found[name][:steps] if name in ("loss", "correct")
+                                          else found[name],
+                                          wanted[name][:steps] if name in ("loss", "correct")
+                                          else wanted[name])
+
+
+def test_an_unrolled_epoch_is_one_op() -> None:
+    plan = whole(prepared(NETWORK)).unrolled(1000)
+    assert len(plan.ops) == 1
+    assert plan.steps == 1000
+    assert plan.ops[0].slots == range(1000)
+    assert [op.kind for op in plan.advancing().ops] == ["train_steps", "advance"]
+
+
+def test_a_plan_without_metrics_trains_the_same() -> None:
+    plan = whole(prepared(NETWORK))
+    assert [op.kind for op in plan.without_metrics().ops] == ["train_steps"]
+    assert len(step_plan(NETWORK, 8, 64).ops) > 1

@@ -1,0 +1,176 @@
+"""An activation and an optimizer from outside the package, each one file, as CONTRIBUTING.md says:
+trained on the simulated GPU, compiled by NVRTC, and its device code run on the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rawnn import activations, optimizers
+from rawnn.activations import ACTIVATIONS, Activation
+from rawnn.compiling.compile import compile_source
+from rawnn.cuda.device import Device
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.optimizers import RULES, Optimizer, Rule
+from rawnn.ptx import source_path
+from rawnn.ptx.family import FAMILIES, Family
+from rawnn.ptx.table import KERNELS
+from rawnn.ptx.updates import register_update
+from rawnn.runners.host import HostRunner
+from rawnn.runners.lowering import _with_declarations
+from rawnn.sim import Simulation
+from rawnn.step.op import OPS, define
+from tests.engine import make_work, random_dataset, run_on, trained
+from tests.ptx.twin.twin import Kernels, compiler
+
+LEAKY = """
+struct Leaky {  // z above 0, a tenth of it below
+  static constexpr bool kIdentity = false;
+  static __device__ __forceinline__ float apply(float z) { return z > 0.0f ? z : 0.1f * z; }
+  static __device__ __forceinline__ float backward(float incoming, float saved) {
+    return saved > 0.0f ? incoming : 0.1f * incoming;
+  }
+};
+"""
+
+SIGN = """
+// signs: w -= lr * (dw clipped to -bound .. bound + decay * w).
+#include "updates.cuh"
+
+template <typename TW, typename TG, typename TC>
+__global__ void signs(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
+                      TC* __restrict__ copy, int ldcopy, const float* __restrict__ loss_scale,
+                      const int* __restrict__ overflow, int rows, int cols, float lr, float decay,
+                      float bound, float copy_scale) {
+  pdl_wait();
+  pdl_trigger();
+  if (left_out(overflow)) return;
+  const Rounding how = {false, 0, 0, 0};
+  const auto nothing = [](int, int, bool, int) {};
+  update_matrix(
+      w, ldw, dw, lddw, copy, ldcopy, copy_scale, true, loss_scale, rows, cols, how, nothing,
+      [&](float weight, float gradient, int) {
+        const float clipped = fminf(fmaxf(gradient, -bound), bound);
+        return weight - lr * (clipped + decay * weight);
+      },
+      nothing);
+}
+"""
+
+
+def step(t: SimpleNamespace, a: Any) -> None:
+    """w -= lr * (dw clipped to -bound .. bound + decay * w)."""
+    if hasattr(t, "overflow") and t.overflow[0]:
+        return
+    number = t.w.dtype.type
+    g = t.dw / number(t.loss_scale[0]) if hasattr(t, "loss_scale") else t.dw
+    g = np.clip(g, number(-a["bound"]), number(a["bound"]))
+    t.w -= number(a["lr"]) * (g + number(a["decay"]) * t.w)
+    if hasattr(t, "copy"):
+        t.copy[...] = t.w * number(a["copy_scale"])
+
+
+@pytest.fixture
+def leaky() -> Iterator[Activation]:
+    yield activations.register(Activation(
+        "leaky", "Leaky", "output", lambda z: np.where(z > 0, z, z.dtype.type(0.1) * z),
+        lambda a: np.where(a > 0, a.dtype.type(1), a.dtype.type(0.1)), LEAKY))
+    del ACTIVATIONS["leaky"]
+
+
+@pytest.fixture
+def signs(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "signs.cu"
+    path.write_text(SIGN)
+    define("signs", reads=("w", "dw", "loss_scale", "overflow"), writes=("w", "copy"),
+           optional=("copy", "loss_scale", "overflow"))(step)
+    optimizers.register(Rule(
+        "signs", {"bound": 0.01, "decay": 0.0}, kind=lambda s: "signs", state=lambda s: (),
+        attributes=lambda s: {"bound": s["bound"]},
+        ranges={"bound": (lambda v: v > 0, "above 0")}))
+    family = Family("signs", "steps of clipped gradients")
+    register_update(family, "signs", str(path))
+    yield path
+    del RULES["signs"], OPS["signs"], FAMILIES["signs"]
+    for key in family.kernels:
+        del KERNELS[key]
+
+
+DATA, LAYERS = random_dataset(), (29, 18, 7)
+
+
+@pytest.mark.parametrize("opt", ["none", "preload,fuse,graphs=epoch", "preload,bf16",
+                                 "preload,bf16,fuse,graphs=3", "preload,bf16,mma,fuse,pdl,streams",
+                                 "preload,fp16,tiled,fuse"])
+def test_training_with_both_on_the_simulated_gpu_is_the_hosts(
+        opt: str, leaky: Activation, signs: Path) -> None:
+    options: dict[str, Any] = {"network_options": {"activation": "leaky"},
+                               "optimizer": Optimizer("signs", 0.05, {"bound": 0.02})}
+    work = make_work(opt, LAYERS, DATA, **options)
+    simulation = Simulation(1)
+    device = Device(simulation.backend())
+    found = run_on(device, work)
+    device.close()
+    simulation.assert_clean()
+    wanted = trained(HostRunner(work))
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, value in found.parameters.items():
+        np.testing.assert_array_equal(value, wanted.parameters[name])
+    assert found.loss[-1] < found.loss[0]
+
+
+def test_the_activation_is_in_the_text_of_kernels_that_use_it_alone(leaky: Activation) -> None:
+    used = _with_declarations("activation.cu", ["activate<float,float,Leaky>"])
+    assert used.startswith(source_path("activation.cu").read_text())
+    assert used.rstrip().endswith(LEAKY.rstrip())
+    assert _with_declarations("activation.cu", ["activate<float,float,Relu>"]) == ""
+
+
+def test_settings_of_its_own_have_a_range_of_their_own(signs: Path) -> None:
+    with pytest.raises(ConfigError, match="bound = 0: it must be above 0"):
+        Optimizer("signs", 0.1, {"bound": 0.0})
+    assert str(Optimizer("signs", 0.1)) == "signs, lr 0.1, bound 0.01"
+
+
+def test_nvrtc_compiles_them(leaky: Activation, signs: Path) -> None:
+    try:
+        Nvrtc()
+    except MissingLibrary as error:
+        pytest.skip(str(error))
+    text = _with_declarations("activation.cu", ["activate<float,bfloat16,Leaky>"])
+    for source, name, expression in ((text, "activation.cu", "activate<float,bfloat16,Leaky>"),
+                                     (SIGN, str(signs), "signs<float,float,bfloat16>")):
+        assert compile_source(Nvrtc, source, name=name, arch="sm_90",
+                              expressions=(expression,)).cubin
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+def test_the_device_code_runs_on_the_twin(leaky: Activation, signs: Path) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(5, 8)).astype(np.float32)
+    expression = "activate<float,float,Leaky>"
+    twin = Kernels(("leaky.cu",), (expression,), folders=(signs.parent,))
+    (signs.parent / "leaky.cu").write_text(
+        _with_declarations("activation.cu", [expression]))
+    a = np.zeros_like(z)
+    twin.build().call(expression, (1,), (64,), z=z, a=a, rows=5, cols=8)
+    np.testing.assert_array_equal(a, leaky.function(z))
+
+    expression = "signs<float,float,bfloat16>"
+    w = rng.normal(size=(3, 8)).astype(np.float32)
+    dw = rng.normal(size=(3, 8)).astype(np.float32)
+    copy = np.zeros((3, 8), ml_dtypes.bfloat16)
+    wanted = SimpleNamespace(w=w.copy(), dw=dw)
+    numbers = {"lr": 0.1, "decay": 0.5, "bound": 0.25, "copy_scale": 1.0}
+    step(wanted, numbers)
+    Kernels(("signs.cu",), (expression,), folders=(signs.parent,)).build().call(
+        expression, (1,), (64,), w=w, dw=dw, copy=copy, rows=3, cols=8, **numbers)
+    np.testing.assert_allclose(w, wanted.w, rtol=1e-6)
+    np.testing.assert_array_equal(copy, w.astype(ml_dtypes.bfloat16))
