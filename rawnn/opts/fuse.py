@@ -255,7 +255,7 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
     Fusion("late-slope", "the slope of an activation that keeps its input, where no kernel above "
                          "wanted the product without",
            _or(partial(_slope, saves="input"), "no slope left that a product could apply"),
-           (("mlp4", _MMA),)),
+           ()),  # no built-in workload has such an activation
 )}
 """In the order in which they are tried."""
 
