@@ -27,18 +27,19 @@ from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE, VALUES, form_for
 
+OPEN = ("max", "auto", "RxG")
+"""Words for what a run finds out, and for the blocks of `persistent`."""
 LIBRARIES = ("cublas", "cudnn")
 
 
 def forms(name: str) -> list[str]:
     """Every way to write a toggle: bare where that means something, and with each of its words (a
-    count being one that tests can afford)."""
+    count being one that tests can afford), but for those that only some networks fit."""
     parameter = TOGGLES[name].parameter
     if parameter is None:
         return [name]
-    words = [w for w in parameter.form.split("|") if w not in ("max", "auto") and w[0] != "-"]
-    counts = {"N": VALUES.get(name, "3"), "RxG": "2x2"}
-    return [f"{name}={counts.get(word, word)}" for word in words] or [name]
+    words = [w for w in parameter.form.split("|") if w not in OPEN and w[0] != "-"]
+    return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words] or [name]
 
 
 def legal(words: tuple[str, ...], network: Network | None = None,

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from rawnn.activations import ACTIVATIONS, Activation
 from rawnn.bench.specification import Limits, draw
-from rawnn.cli.options import named, setting
+from rawnn.cli.options import listed, setting
 from rawnn.cli.train import train
 from rawnn.config import Config
 from rawnn.losses import LOSSES
@@ -35,12 +35,12 @@ def test_everything_is_offered_and_documented(field: str) -> None:
 
 
 def test_help_follows_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert named(["b", "a", "c"], "a") == "a (the default), b or c"
-    assert setting("beta1") == "Of adam and adamw (0.9)."
-    assert setting("decay") == "Of adam, adamw and sgd (adam 0, adamw 0.01, sgd 0)."
+    assert listed(["b", "a", "c"]) == "b, a or c"
+    assert setting("beta1") == ("Of adam and adamw.", "0.9")
+    assert setting("decay") == ("Of adam, adamw and sgd.", "adam 0; adamw 0.01; sgd 0")
     monkeypatch.setitem(OPTIMIZERS, "lion", Rule(
         "lion", {"beta1": 0.9, "decay": 0.0}, lambda s: "lion", lambda s: (), lambda s: {}))
-    assert setting("beta1") == "Of adam, adamw and lion (0.9)."
+    assert setting("beta1") == ("Of adam, adamw and lion.", "0.9")
 
 
 def test_random_networks_draw_everything_and_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.cli.screen import sentences, table_console
 from rawnn.compiling.programmatic import Proof
@@ -34,8 +35,10 @@ ASSUMED = assumed(EVERYTHING_RUNS)
 """Plans are shown as for a GPU on which every toggle can run, unless another is named."""
 
 
-@click.command()
-@config_options
+@click.command(cls=Command)
+@config_options("init", "seed", "partial", "patience", "min_delta", "monitor", "dataset", "data",
+                "target", "validation", "normalise", "autoencoder", "save", "save_every", "keep",
+                "resume", "device")
 @click.option("--gpu", type=click.Choice(list(TARGETS), case_sensitive=False),
               default=EVERYTHING_RUNS, show_default=True, help="The GPU that the plan is for.")
 @click.option("--examples", type=click.IntRange(1), default=60_000, show_default=True,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.cli.screen import sentences, table_console
 from rawnn.config import Config
@@ -24,8 +25,9 @@ from rawnn.tuning.search import Measured, Search, Task, fits
 from rawnn.tuning.table import PACKAGED, Entry, read, remember, user_file
 
 
-@click.command()
-@config_options
+@click.command(cls=Command)
+@config_options("epochs", "init", "seed", "partial", "patience", "min_delta", "monitor",
+                "validation", "save", "save_every", "keep", "resume")
 @click.option("--table", "table_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Remember what was found there, not in the user's own table.")
 @click.option("--show", is_flag=True, help="Print what is remembered, and measure nothing.")

@@ -47,6 +47,13 @@ class StreamProgram:
         self._commands = []
 
 
+class WholeProgram(StreamProgram):
+    """An epoch whose steps are one op: the plan spans all of them, and runs once."""
+
+    def run(self, steps: int) -> None:
+        self.step(0)
+
+
 class AllocatingProgram(StreamProgram):
     """As StreamProgram, but temporaries without an address are allocated ahead of the op that first
     writes them and freed behind the one that last touches them, in every step: the baseline, whose

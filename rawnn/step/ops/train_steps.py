@@ -60,6 +60,8 @@ def spanning(op: Op, steps: int) -> Op:
 
 
 def _spec(op: Op) -> OpSpec:
+    if "step" not in op.attributes:
+        return OPS[KIND]
     step: Plan = op.attributes["step"]
 
     def roles(names: list[str]) -> tuple[str, ...]:
