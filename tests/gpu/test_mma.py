@@ -192,7 +192,7 @@ def test_updates_of_other_optimizers(lowering: Lowering, impl: str, operand: str
         values = {name: drawn(rng, t) for name, t in tensors.items()}
         values |= {n: np.abs(v) for n, v in values.items() if n in ("v", "bias_v")}
         values |= {"clock": np.array([1, 20], np.int32), "cursor": np.array([3], np.int32)}
-        attributes = {"lr": 0.125, "decay": 0.25, "copy_scale": 2.0, "offset": 1,
+        attributes = {"lr": 0.125, "decay": 0.25, "copy_scale": 2.0, "offset": 0,
                       "compute": "float32", "stochastic": False, "seed": 0, "stream": 0}
         attributes |= {"momentum": 0.9, "nesterov": True} if kind == "weight_momentum" else {
             "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decoupled": True}
