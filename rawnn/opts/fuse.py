@@ -28,7 +28,7 @@ from rawnn.opts.registry import (
 from rawnn.policy import Policy
 from rawnn.ptx import head, linear, narrow, skinny
 from rawnn.ptx.family import Fusion
-from rawnn.step.op import Op
+from rawnn.step.op import OPS, Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Tensor
 
@@ -142,7 +142,8 @@ def _update(plan: Plan) -> Plan:
             continue
         change: Change | None = None
         if update.kind != "sgd":
-            if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES:
+            if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES \
+                    and f"weight_{update.kind}" in OPS:  # not of an optimizer from elsewhere
                 change = _weight_update(plan, gradient, update)
         elif gradient.kind == "matmul" and gradient.impl == "cublas":
             change, slices = _library_update(plan, gradient, update)

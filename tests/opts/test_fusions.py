@@ -90,7 +90,7 @@ def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], ba
 @pytest.mark.parametrize(("text", "message"), [
     ("fuse=-heads", "there is no 'heads'; did you mean 'head'"),
     ("fuse=-whole", "there is no 'whole'; the fusions are loss, epilogue"),
-    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-late_slope"),
+    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-late"),
     ("fuse=-", "fuse=-: write the fusions to leave out"),
     ("mma=-skiny", "there is no 'skiny'; did you mean 'skinny'"),
     ("mma=skinny", "give auto, sync or wgmma, or kinds to leave out, as in mma=-skinny"),
