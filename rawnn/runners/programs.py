@@ -192,7 +192,7 @@ def fill(graph: Graph, lowering: Lowering, part: GraphPlan, addresses: Addresses
     are.
     """
     made: dict[tuple[str, tuple[str, ...]], tuple[list[Command], Proof | None]] = {}
-    keys = [(op.name.partition("@")[0], tuple(op.operands.values())) for op in part.plan.ops]
+    keys = [(op.own_name, tuple(op.operands.values())) for op in part.plan.ops]
     for key, op in zip(keys, part.plan.ops, strict=True):
         if key not in made:
             wanted = _with_condition(op, condition)
