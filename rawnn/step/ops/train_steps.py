@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rawnn.step.plan import Plan
 
 KIND = "train_steps"
+SUMMARY = "Whole steps of training, one behind the other."
 WORKSPACE = "train_steps."
 """What the names of the kernel's workspaces begin with; the rest is their role."""
 
@@ -78,7 +79,7 @@ def _spec(op: Op) -> OpSpec:
 
     return OpSpec(KIND, reads, (*writes, *workspaces), reference,
                   tuple(r for r in ("loss", "correct") if r in writes),
-                  summary="whole steps of training, one behind the other")
+                  summary=SUMMARY)
 
 
 def _run(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
@@ -106,4 +107,4 @@ def _undefined(t: SimpleNamespace, a: Attributes) -> None:
     raise NotImplementedError("what train_steps means follows from each op")
 
 
-OPS[KIND] = OpSpec(KIND, (), (), _undefined, of=_spec)
+OPS[KIND] = OpSpec(KIND, (), (), _undefined, summary=SUMMARY, of=_spec)
