@@ -37,31 +37,22 @@
 // the softmax, and 6,100 for dx and the update.
 #include "activations.cuh"
 #include "common.cuh"
+#include "device/copies.cuh"
+#include "device/products.cuh"
+#include "device/shared.cuh"
 #include "pdl.cuh"
 #include "skinny_parts.cuh"
 #include "updates.cuh"
 
 namespace head {
 
-// The 8 x 8 tile of 16-bit elements of which lane (g, t) holds 2t and 2t + 1 of row g, transposed.
-__device__ __forceinline__ unsigned int turned(unsigned int word) {
-  unsigned int result;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
-  return result;
-}
-
 // The first `count` elements of 16 bytes, from global to shared memory, asynchronously; zeros for the
 // others. count may be negative or too large.
 template <typename T>
 __device__ __forceinline__ void copy_async(unsigned int to, const T* from, int count) {
   constexpr int bytes = static_cast<int>(sizeof(T));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(min(max(count * bytes, 0), 16))
-               : "memory");
+  ptx::copy_async(to, from, min(max(count * bytes, 0), 16));
 }
-
-// This thread's copies are there.
-__device__ __forceinline__ void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 template <typename SLOPE>
 struct IsRelu {
@@ -77,10 +68,10 @@ template <typename T, typename SLOPE>
 __device__ __forceinline__ unsigned int sloped(float low, float high, unsigned int saved) {
   if constexpr (IsRelu<SLOPE>::value) {
     unsigned int positive;
-    if constexpr (skinny::IsBfloat16<T>::value) {
-      asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(positive) : "r"(saved), "r"(0u));
+    if constexpr (kSame<T, bfloat16>) {
+      positive = ptx::greater_bf16(saved, 0u);
     } else {
-      asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(positive) : "r"(saved), "r"(0u));
+      positive = ptx::greater_f16(saved, 0u);
     }
     return pack_pair<T>(low, high) & positive;
   } else {
@@ -160,7 +151,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   constexpr int kThreads = 32 * WARPS;
   constexpr int kPitch = 32 * CLASSES + 16;  // bytes of a row of dz: rows of a tile in all banks
   constexpr int kLanes = 4 * CLASSES;        // that share a row of z
-  extern __shared__ uint4 shared[];
+  unsigned char* const shared = ptx::dynamic_shared();
   __shared__ unsigned long long counter;
   __shared__ __align__(16) unsigned char gradients[kBatch * kPitch];
   __shared__ float biases[16 * CLASSES];
@@ -183,7 +174,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   const int units = max(min(share, (features + 31) / 32 - first), 0);
   const int column0 = first * 32 + 8 * t;
   const int piece_bytes = classes * 64;  // of a unit of w
-  const unsigned int a_at = skinny::shared_address(shared) + lane * 16;
+  const unsigned int a_at = ptx::shared_address(shared) + lane * 16;
   const unsigned int w_at = a_at + share * TILES * 512;
   const unsigned int kept_at = w_at + share * piece_bytes;
   float* const parts =
@@ -252,7 +243,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
       }
     }
   }
-  head::copied();
+  ptx::wait_for_all_copies();
 
   // The pieces give a lane the inner indices 8t .. 8t + 7 instead of 2t, 2t + 1, 2t + 8, 2t + 9 of
   // two products, in both factors.
@@ -383,7 +374,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   }
   __syncthreads();
 
-  const unsigned int dz_rows = skinny::shared_address(gradients) + lane % 8 * kPitch;
+  const unsigned int dz_rows = ptx::shared_address(gradients) + lane % 8 * kPitch;
   const unsigned int dz_at = dz_rows + lane / 8 % 2 * (8 * kPitch) + lane / 16 * 16;
   const unsigned int dz_turned_at = dz_rows + lane / 16 * (8 * kPitch) + lane / 8 % 2 * 16;
 #pragma unroll 1
@@ -399,7 +390,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
       if (8 * c + g < classes) load_shared(old[c], w_at + unit * piece_bytes + c * 512);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        turned_w[c][j] = head::turned(old[c][j]);
+        turned_w[c][j] = ptx::transpose_matrix(old[c][j]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) change[c / 2][j][2 * (c % 2) + i] = 0.0f;
       }
@@ -415,7 +406,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
 #pragma unroll
       for (int tile = 0; tile < CLASSES; ++tile) {
         unsigned int d[4];
-        load_tiles<false>(d, dz_at + m * (16 * kPitch) + tile * 32);
+        ptx::load_matrices<false>(d, dz_at + m * (16 * kPitch) + tile * 32);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           multiply<T>(incoming[j], d, turned_w[2 * tile][j], turned_w[2 * tile + 1][j]);
@@ -435,13 +426,13 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        x[0][j] = head::turned(x[0][j]);
-        x[1][j] = head::turned(x[1][j]);
+        x[0][j] = ptx::transpose_matrix(x[0][j]);
+        x[1][j] = ptx::transpose_matrix(x[1][j]);
       }
 #pragma unroll
       for (int tile = 0; tile < CLASSES; ++tile) {
         unsigned int d[4];
-        load_tiles<true>(d, dz_turned_at + m * (16 * kPitch) + tile * 32);
+        ptx::load_matrices<true>(d, dz_turned_at + m * (16 * kPitch) + tile * 32);
 #pragma unroll
         for (int j = 0; j < 4; ++j) multiply<T>(change[tile][j], d, x[0][j], x[1][j]);
       }
@@ -503,7 +494,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
 #pragma unroll
       for (int m = 0; m < TILES / 2; ++m) {
         unsigned int d[4];
-        load_tiles<true>(d, dz_turned_at + m * (16 * kPitch) + tile * 32);
+        ptx::load_matrices<true>(d, dz_turned_at + m * (16 * kPitch) + tile * 32);
         multiply<T>(sums, d, ones, ones);
       }
 #pragma unroll

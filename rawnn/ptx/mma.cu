@@ -61,7 +61,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
   const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
   const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
-  const unsigned int shared = shared_address(dynamic_shared);
+  const unsigned int shared = ptx::shared_address(dynamic_shared());
 
   pdl_wait();
 #pragma unroll 1
@@ -133,7 +133,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   wait_for_copies<0>();
   __syncthreads();  // the operands are done with: their place takes the sums
 
-  float* const parts = reinterpret_cast<float*>(dynamic_shared);
+  float* const parts = reinterpret_cast<float*>(dynamic_shared());
   float* const part = parts + warp_k * Sums<TILE>::kPart;
   constexpr int kPitch = Sums<TILE>::kPitch;
   const int g = lane / 4;

@@ -8,6 +8,8 @@
 // by a key of the row, so that the rows a warp reads at once lie in different banks.
 #pragma once
 #include "common.cuh"
+#include "device/copies.cuh"
+#include "device/shared.cuh"
 #include "types.cuh"
 
 constexpr int kChunkBytes = 16;  // of one copy
@@ -69,34 +71,14 @@ struct Panel {
   }
 };
 
-// Dynamic shared memory, and addresses in it. On the host (tests) blocks run one at a time.
-#if RAWNN_ARCH
-extern __shared__ __align__(1024) unsigned char dynamic_shared[];
-
-__device__ __forceinline__ unsigned int shared_address(const void* pointer) {
-  return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
-}
-#else
-alignas(1024) static unsigned char dynamic_shared[96 * 1024];
-
-__device__ __forceinline__ unsigned int shared_address(const void* pointer) {
-  return static_cast<unsigned int>(static_cast<const unsigned char*>(pointer) - dynamic_shared);
-}
-#endif
-
-__device__ __forceinline__ void store_chunk(unsigned int to, const unsigned int (&words)[4]) {
-#if RAWNN_ARCH
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
-               "r"(words[2]), "r"(words[3])
-               : "memory");
-#else
-  store_words(dynamic_shared + to, words);
-#endif
+// Where tiles lie, from a multiple of 1,024 bytes on.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  return ptx::dynamic_shared<unsigned char, 1024>();
 }
 
 __device__ __forceinline__ void commit_copies() {
 #if RAWNN_ARCH >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  ptx::commit_copies();
 #endif
 }
 
@@ -104,7 +86,7 @@ __device__ __forceinline__ void commit_copies() {
 template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() {
 #if RAWNN_ARCH >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+  ptx::wait_for_copies<PENDING>();
 #endif
 }
 
@@ -134,17 +116,17 @@ __device__ __forceinline__ void copy_elements(unsigned int to, const T* from, in
       if (element < count) word[w] |= element_bits(from + element) << (i * 32 / kInWord % 32);
     }
   }
-  store_chunk(to, word);
+  ptx::store_shared(to, word);
 }
 
 // Copies a chunk that is aligned to 16 bytes; in the background from sm_80 on.
 __device__ __forceinline__ void copy_chunk(unsigned int to, const void* from) {
 #if RAWNN_ARCH >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  ptx::copy_async(to, from);
 #else
   unsigned int words[4];
   load_words(words, from);
-  store_chunk(to, words);
+  ptx::store_shared(to, words);
 #endif
 }
 
@@ -152,9 +134,7 @@ __device__ __forceinline__ void copy_chunk(unsigned int to, const void* from) {
 template <typename T>
 __device__ __forceinline__ void copy_part(unsigned int to, const T* from, int count) {
 #if RAWNN_ARCH >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(count * static_cast<int>(sizeof(T)))
-               : "memory");
+  ptx::copy_async(to, from, count * static_cast<int>(sizeof(T)));
 #else
   copy_elements(to, from, count);
 #endif

@@ -5,27 +5,8 @@
 // Floats are multiplied as SUM says: `float`, both rounded to tf32; `tf32x3`, each as the sum of two
 // tf32, high + low = x up to a unit of its last place, with three products of them.
 #pragma once
+#include "device/products.cuh"
 #include "mma_copy.cuh"
-
-__device__ __forceinline__ void load_matrices(unsigned int (&words)[4], unsigned int address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ void load_transposed(unsigned int (&words)[4], unsigned int address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ unsigned int load_shared(unsigned int address) {
-  unsigned int word;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-  return word;
-}
 
 // A float's bits rounded to tf32, half away from zero: of the sum the tensor cores cut the lower 13
 // bits off. cvt.rna.tf32 gives the same in four instructions in place of two. A NaN stays as it is.
@@ -105,7 +86,7 @@ struct Fragments {
   __device__ __forceinline__ void load(unsigned int (&words)[4], unsigned int tile, int block,
                                        int step) const {
     if constexpr (PANEL::kDeep) {
-      load_matrices(words, tile + block * 16 * PANEL::kRowBytes +
+      ptx::load_matrices<false>(words, tile + block * 16 * PANEL::kRowBytes +
                                step / 4 * PANEL::kPanelBytes + (base ^ (step % 4 * 32)));
     } else {
       const int bytes = block * 16 * kSize;
@@ -116,15 +97,15 @@ struct Fragments {
         // Eight places on are two chunks on, and four rows down keep the key.
         const unsigned int beside = address ^ 32u;
         const unsigned int below = 4 * PANEL::kRowBytes;
-        words[0] = load_shared(address);
-        words[LEFT ? 1 : 2] = load_shared(beside);
-        words[LEFT ? 2 : 1] = load_shared(address + below);
-        words[3] = load_shared(beside + below);
+        words[0] = ptx::load_shared(address);
+        words[LEFT ? 1 : 2] = ptx::load_shared(beside);
+        words[LEFT ? 2 : 1] = ptx::load_shared(address + below);
+        words[3] = ptx::load_shared(beside + below);
       } else if constexpr (kSize == 2) {
-        load_transposed(words, address);
+        ptx::load_matrices<true>(words, address);
       } else {
         unsigned int pairs[4];
-        load_transposed(pairs, address);
+        ptx::load_matrices<true>(pairs, address);
         words[0] = __byte_perm(pairs[0], pairs[1], 0x6420);
         words[LEFT ? 1 : 2] = __byte_perm(pairs[0], pairs[1], 0x7531);
         words[LEFT ? 2 : 1] = __byte_perm(pairs[2], pairs[3], 0x6420);
@@ -167,46 +148,19 @@ struct Same<A, A> {
   static constexpr bool kValue = true;
 };
 
-#define RAWNN_MMA(text)                                                                \
-  asm volatile("mma.sync.aligned." text                                                \
-               " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"      \
-               : "+f"(d.value[0]), "+f"(d.value[1]), "+f"(d.value[2]), "+f"(d.value[3]) \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-
 // d += a b over one step.
 template <typename TA, typename TB>
 __device__ __forceinline__ void multiply(Block<float>& d, const unsigned int (&a)[4],
                                          unsigned int b0, unsigned int b1) {
-  constexpr bool e4m3_a = Same<TA, float8_e4m3>::kValue;
-  constexpr bool e4m3_b = Same<TB, float8_e4m3>::kValue;
-  if constexpr (sizeof(TA) == 4) {
-    RAWNN_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
-  } else if constexpr (Same<TA, bfloat16>::kValue) {
-    RAWNN_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
-  } else if constexpr (Same<TA, float16>::kValue) {
-    RAWNN_MMA("m16n8k16.row.col.f32.f16.f16.f32");
-  } else if constexpr (e4m3_a && e4m3_b) {
-    RAWNN_MMA("m16n8k32.row.col.f32.e4m3.e4m3.f32");
-  } else if constexpr (e4m3_a) {
-    RAWNN_MMA("m16n8k32.row.col.f32.e4m3.e5m2.f32");
-  } else if constexpr (e4m3_b) {
-    RAWNN_MMA("m16n8k32.row.col.f32.e5m2.e4m3.f32");
-  } else {
-    RAWNN_MMA("m16n8k32.row.col.f32.e5m2.e5m2.f32");
-  }
+  ptx::multiply<TA, TB>(d.value, a, b0, b1);
 }
-#undef RAWNN_MMA
 
 template <typename TA, typename TB>
 __device__ __forceinline__ void multiply(Block<float16>& d, const unsigned int (&a)[4],
                                          unsigned int b0, unsigned int b1) {
   static_assert(Same<TA, float16>::kValue && Same<TB, float16>::kValue,
                 "sums of float16 are for operands of float16");
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, "
-      "{%0, %1};"
-      : "+r"(d.word[0]), "+r"(d.word[1])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  ptx::multiply_f16(d.word, a, b0, b1);
 }
 
 // A word of ones: b fragments of it add up the rows of a.
@@ -226,17 +180,9 @@ template <bool FIRST>
 __device__ __forceinline__ void multiply_part(Block<tf32x3>& part, const unsigned int (&a)[4],
                                               unsigned int b0, unsigned int b1) {
   if constexpr (FIRST) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%10, %10, %10, %10};"
-        : "=f"(part.value[0]), "=f"(part.value[1]), "=f"(part.value[2]), "=f"(part.value[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+    ptx::multiply_from_zero(part.value, a, b0, b1);
   } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(part.value[0]), "+f"(part.value[1]), "+f"(part.value[2]), "+f"(part.value[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    ptx::multiply<float>(part.value, a, b0, b1);
   }
 }
 

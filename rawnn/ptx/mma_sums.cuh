@@ -3,27 +3,17 @@
 // fixed order, and the threads then take four neighbouring columns each. Shared by mma.cu and
 // wgmma.cu.
 #pragma once
+#include "device/cluster.cuh"
 #include "mma_copy.cuh"
-
-__device__ __forceinline__ unsigned int cluster_rank() {
-  unsigned int rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of the cluster; what they wrote to shared memory can be read behind it.
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
 
 // Four floats at `address` of this block's shared memory, read from that of block `rank`.
 __device__ __forceinline__ void load_of_rank(float (&values)[4], unsigned int address, int rank) {
-  asm volatile(
-      "{\n.reg .u32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
-      : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
-      : "r"(address), "r"(rank)
-      : "memory");
+  const float4 found =
+      ptx::load_remote4(ptx::in_block(address, static_cast<unsigned int>(rank)));
+  values[0] = found.x;
+  values[1] = found.y;
+  values[2] = found.z;
+  values[3] = found.w;
 }
 
 // The stages of the inner dimension that are this block's.
@@ -33,7 +23,7 @@ struct Share {
   int stages;
   __device__ __forceinline__ explicit Share(int all) : stages(all) {
     if constexpr (TILE::kCluster > 1) {
-      const int rank = static_cast<int>(cluster_rank());
+      const int rank = static_cast<int>(ptx::cluster_rank());
       begin = all * rank / TILE::kCluster;
       stages = all * (rank + 1) / TILE::kCluster - begin;
     }
@@ -56,7 +46,7 @@ struct Sums {
 
   int first;  // row of the tile
   __device__ __forceinline__ Sums() {
-    first = TILE::kCluster == 1 ? 0 : static_cast<int>(cluster_rank()) * kRows;
+    first = TILE::kCluster == 1 ? 0 : static_cast<int>(ptx::cluster_rank()) * kRows;
   }
 
   __device__ __forceinline__ bool inside(int pass, int thread) const {
@@ -75,12 +65,12 @@ struct Sums {
     if constexpr (TILE::kCluster == 1) {
       __syncthreads();
     } else {
-      cluster_barrier();
+      ptx::cluster_barrier();
     }
   }
   // A block must not end while others read its parts.
   static __device__ __forceinline__ void done() {
-    if constexpr (TILE::kCluster > 1) cluster_barrier();
+    if constexpr (TILE::kCluster > 1) ptx::cluster_barrier();
   }
 
   // The sum of a row of op(a).
@@ -95,7 +85,7 @@ struct Sums {
           sum += here[part * kPart];
         } else {
           float four[4];  // the first is meant
-          load_of_rank(four, shared_address(here + part * kPart), rank);
+          load_of_rank(four, ptx::shared_address(here + part * kPart), rank);
           sum += four[0];
         }
       }
@@ -115,7 +105,7 @@ struct Sums {
         if constexpr (TILE::kCluster == 1) {
           load_values<4>(more, here + part * kPart);
         } else {
-          load_of_rank(more, shared_address(here + part * kPart), rank);
+          load_of_rank(more, ptx::shared_address(here + part * kPart), rank);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) values[i] = rank + part == 0 ? more[i] : values[i] + more[i];

@@ -23,10 +23,10 @@
 // Null pointers: order unless ORDERED, rates, c1 in narrow_update, partial there with STEPS = 1,
 // biases, and all of the layers behind DEPTH. ACTIVATION's slope must follow from its output.
 //
-// Used by `fuse` with `mma` (rawnn/opts/narrow.py), which also joins a step's narrow_update with
+// Used by `fuse` with `mma` (rawnn/ptx/narrow.py), which also joins a step's narrow_update with
 // the next one's narrow_input. Sums meet in a fixed order: results repeat bit for bit.
 // Launch: narrow_inner ceil(batch / 8) blocks of 2 * WIDTH threads with Inner::kBytes of dynamic
-// shared memory (shared_bytes of rawnn.step.ops.narrow), for SLOTS layers' weights at a time; the
+// shared memory (shared_bytes of rawnn.ptx.narrow), for SLOTS layers' weights at a time; the
 // others blocks of 256 threads, SPLITS = ceil(FEATURES / 256) of them for each 16 outputs of the
 // first layer; narrow_update one more for each 8 pieces of 16 x 32 of the other layers' weights and
 // a warp for the metrics.
@@ -43,6 +43,12 @@
 // narrow_update 1.6 us together.
 #include "activations.cuh"
 #include "common.cuh"
+#include "device/barriers.cuh"
+#include "device/bulk_copies.cuh"
+#include "device/copies.cuh"
+#include "device/fences.cuh"
+#include "device/products.cuh"
+#include "device/shared.cuh"
 #include "narrow_pieces.cuh"
 
 constexpr int kRows = 8;  // of the batch, in a block of narrow_inner
@@ -73,6 +79,27 @@ struct Inner {
   static constexpr int kBytes = 2 * kElements + 4 * kWarps * kRows * kScorePitch;
 };
 
+// The copy engine takes whole rows, which costs no issue slots of the warps: from sm_90 on.
+constexpr bool kHasBulk = RAWNN_ARCH >= 900;
+
+// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+template <bool TRANSPOSED, typename T>
+__device__ __forceinline__ void load_fragments(unsigned int (&words)[4], const T* row) {
+  ptx::load_matrices<TRANSPOSED>(words, ptx::shared_address(row));
+}
+
+// Waits until at most `pending` groups of this thread's copies are under way; `pending` must be
+// known when the code around it is unrolled.
+__device__ __forceinline__ void await_copies(int pending) {
+  switch (pending) {
+    case 0: ptx::wait_for_copies<0>(); break;
+    case 1: ptx::wait_for_copies<1>(); break;
+    case 2: ptx::wait_for_copies<2>(); break;
+    case 3: ptx::wait_for_copies<3>(); break;
+    default: ptx::wait_for_copies<4>(); break;
+  }
+}
+
 // Rows `first` to first + 15 of weights in shared memory as left operands or, TRANSPOSED, these
 // columns as the transpose's rows.
 template <bool TRANSPOSED, int TILES, typename T>
@@ -82,9 +109,9 @@ __device__ __forceinline__ void load_weights(unsigned int (&words)[TILES][4], co
   for (int tile = 0; tile < TILES; ++tile) {
     if constexpr (TRANSPOSED) {
       const int row = 16 * tile + lane / 16 * 8 + lane % 8;
-      load_matrices<true>(words[tile], weights + row * pitch + first + lane / 8 % 2 * 8);
+      load_fragments<true>(words[tile], weights + row * pitch + first + lane / 8 % 2 * 8);
     } else {
-      load_matrices<false>(words[tile],
+      load_fragments<false>(words[tile],
                            weights + (first + lane % 16) * pitch + 16 * tile + lane / 16 * 8);
     }
   }
@@ -105,15 +132,15 @@ __device__ __forceinline__ void product(float (&sum)[4], const unsigned int (&we
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i < kPairs) {
-        load_matrices<true>(words[i], vectors + (32 * (first + i) + lane) * kRows);
+        load_fragments<true>(words[i], vectors + (32 * (first + i) + lane) * kRows);
       }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i < kPairs) {
         const int tile = 2 * (first + i);
-        multiply<T>(sum, weights[tile], words[i][0], words[i][1]);
-        multiply<T>(odd, weights[tile + 1], words[i][2], words[i][3]);
+        ptx::multiply<T>(sum, weights[tile], words[i][0], words[i][1]);
+        ptx::multiply<T>(odd, weights[tile + 1], words[i][2], words[i][3]);
       }
     }
   }
@@ -139,7 +166,7 @@ __device__ __forceinline__ void fetch(T* to, int pitch, const T* weights, int ld
     const int left = row + down < rows ? min(max(cols - col - right, 0), 8) : 0;
     const int bytes = rows == WIDTH && cols == WIDTH ? 16 : 2 * left;
     const T* const from = bytes > 0 ? weights + (row + down) * ld + col + right : weights;
-    copy_async(to + (row + down) * pitch + col + right, from, bytes);
+    ptx::copy_async(ptx::shared_address(to + (row + down) * pitch + col + right), from, bytes);
   }
 }
 
@@ -156,6 +183,7 @@ __device__ constexpr int way_back_turn(int layer, int layers, int slots) {
 template <typename T, typename PLAN, int WIDTH, bool WHOLE>
 struct Fetcher {
   static constexpr bool kBulk = kHasBulk && WHOLE;  // every layer is WIDTH x WIDTH
+  static constexpr int kBytes = WIDTH * WIDTH * static_cast<int>(sizeof(T));
   T* slots;
   unsigned long long* barriers;  // one a slot
   int first, lane;
@@ -168,13 +196,16 @@ struct Fetcher {
     if constexpr (kBulk) {
       if (thread == 0) {
 #pragma unroll
-        for (int i = 0; i < PLAN::kResident; ++i) make_barrier(barriers + i);
+        for (int i = 0; i < PLAN::kResident; ++i) {
+          ptx::init_barrier(ptx::shared_address(barriers + i), 1);
+        }
+        ptx::publish_barriers();
       }
       __syncwarp();  // racecheck takes the initialisation for that of all lanes
       if (thread == 0) {
 #pragma unroll
         for (int i = 0; i < PLAN::kResident; ++i) {
-          announce(barriers + i, WIDTH * WIDTH * static_cast<int>(sizeof(T)));
+          ptx::arrive_expecting(ptx::shared_address(barriers + i), kBytes);
         }
       }
       __syncthreads();
@@ -185,26 +216,26 @@ struct Fetcher {
   __device__ __forceinline__ void fetch_layer(int layer, bool again, const T* weights, int ld,
                                               int rows, int cols, int thread) const {
     if constexpr (kBulk) {
-      unsigned long long* const barrier = barriers + layer % PLAN::kSlots;
+      const unsigned int barrier = ptx::shared_address(barriers + layer % PLAN::kSlots);
       if (again) {
-        before_bulk();
-        if (thread == 0) announce(barrier, WIDTH * WIDTH * static_cast<int>(sizeof(T)));
+        ptx::fence_proxy_async();
+        if (thread == 0) ptx::arrive_expecting(barrier, kBytes);
       }
       if (lane < 16) {
         const int row = first + lane;
-        copy_bulk(slot(layer) + row * PLAN::kPitch, weights + row * ld,
-                  WIDTH * static_cast<int>(sizeof(T)), barrier);
+        ptx::load_bulk(ptx::shared_address(slot(layer) + row * PLAN::kPitch), weights + row * ld,
+                       WIDTH * static_cast<int>(sizeof(T)), barrier);
       }
     } else {
       fetch<T, WIDTH>(slot(layer), PLAN::kPitch, weights, ld, rows, cols, first, lane);
-      close_copies();
+      ptx::commit_copies();
     }
   }
 
   // `pending`: groups of copies behind this layer's; `turn`: how often the slot was filled before.
   __device__ __forceinline__ void await_layer(int layer, int pending, int turn) const {
     if constexpr (kBulk) {
-      await_bulk(barriers + layer % PLAN::kSlots, turn % 2);
+      ptx::wait_for(ptx::shared_address(barriers + layer % PLAN::kSlots), turn % 2);
     } else {
       await_copies(pending);
     }
@@ -227,7 +258,7 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
   using Plan = Inner<DEPTH, WIDTH, SLOTS, kClasses>;
   constexpr int kTiles = WIDTH / 16;
   constexpr int kLayers = Plan::kLayers;
-  T* const elements = reinterpret_cast<T*>(dynamic_shared());
+  T* const elements = ptx::dynamic_shared<T>();
   T* const head = elements + Plan::kHead;
   T* const vectors = elements + Plan::kVectors;
   T* const head_gradient = elements + Plan::kGradient;
@@ -315,9 +346,9 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
     const int col = first + lane % 2 * 8;
     const int left = row < kClasses ? min(max(kSizes[DEPTH - 2] - col, 0), 8) : 0;
     const T* const from = copies[DEPTH - 2] + (left > 0 ? row * pitches[DEPTH - 2] + col : 0);
-    copy_async(head + row * Plan::kPitch + col, from, 2 * left);
+    ptx::copy_async(ptx::shared_address(head + row * Plan::kPitch + col), from, 2 * left);
   }
-  close_copies();
+  ptx::commit_copies();
   if constexpr (!kProgrammatic) find_examples();
   float z[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -363,17 +394,17 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
   }
 
   // The head: each warp multiplies its own 16 features, by columns of weights that it fetched.
-  await_copies(0);
+  ptx::wait_for_copies<0>();
   __syncwarp();
   unsigned int words[4];
-  load_matrices<true>(words, vectors + (DEPTH - 2) % 2 * Plan::kVector +
+  load_fragments<true>(words, vectors + (DEPTH - 2) % 2 * Plan::kVector +
                                  (first + lane % 16) * kRows);
 #pragma unroll
   for (int tile = 0; tile < Plan::kHeadTiles; ++tile) {
     unsigned int rows[1][4];
     load_weights<false>(rows, head + first, Plan::kPitch, 16 * tile, lane);
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    multiply<T>(sum, rows[0], words[0], words[1]);
+    ptx::multiply<T>(sum, rows[0], words[0], words[1]);
     float* const score = scores + (warp * kRows + 2 * t) * Plan::kScorePitch + 16 * tile + g;
     score[0] = sum[0];
     score[Plan::kScorePitch] = sum[1];
@@ -453,8 +484,8 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
       for (int j = 0; j < 4; ++j) z[j] = 0.0f;
 #pragma unroll
       for (int tile = 0; tile < Plan::kHeadTiles; ++tile) {
-        load_matrices<true>(words, head_gradient + (16 * tile + lane % 16) * kRows);
-        multiply<T>(z, head_weights[tile], words[0], words[1]);
+        load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) * kRows);
+        ptx::multiply<T>(z, head_weights[tile], words[0], words[1]);
       }
       if (thread < Plan::kHeadRows) {  // no more than WIDTH
         *reinterpret_cast<uint4*>(gradients + ((DEPTH - 1) * WIDTH + thread) * ldgradients +

@@ -10,7 +10,8 @@
 // piece is the left operand in the same registers: of each 16 columns that a product sums over, the
 // lane has 4t .. 4t + 3.
 #pragma once
-#include "narrow_mma.cuh"
+#include "device/products.cuh"
+#include "types.cuh"
 
 constexpr int kPieceRows = 16;
 constexpr int kPieceCols = 32;
@@ -143,8 +144,8 @@ struct Gradients {
                                               const unsigned int (&inputs)[4]) const {
     const unsigned int first[4] = {low[0], high[0], low[1], high[1]};
     const unsigned int second[4] = {low[2], high[2], low[3], high[3]};
-    multiply<T>(sum, first, inputs[0], inputs[1]);
-    multiply<T>(sum, second, inputs[2], inputs[3]);
+    ptx::multiply<T>(sum, first, inputs[0], inputs[1]);
+    ptx::multiply<T>(sum, second, inputs[2], inputs[3]);
   }
 
   __device__ __forceinline__ void add_to(float (&sums)[2]) const {
@@ -263,7 +264,7 @@ struct FirstLayer {
       if (working) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          multiply<T>(scores[i / 2], weights[i % 2], inputs[i / 2][i % 2 * 2],
+          ptx::multiply<T>(scores[i / 2], weights[i % 2], inputs[i / 2][i % 2 * 2],
                       inputs[i / 2][i % 2 * 2 + 1]);
         }
         if (part + 1 < parts) load_across(inputs, rows, part + 1);

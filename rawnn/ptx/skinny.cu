@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
   constexpr int kSlot = WK * (kTile + kATile);
   constexpr int kSumPitch = kRows + 4;
   constexpr int kSums = WK * kBatch * kSumPitch * 4;
-  extern __shared__ uint4 shared[];
+  unsigned char* const shared = ptx::dynamic_shared();
   __shared__ unsigned long long counter;
   __shared__ unsigned long long barriers[2 * kDeepestRing];
   const int thread = static_cast<int>(threadIdx.x);
@@ -81,17 +81,17 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
 
   const bool mover = thread == 32 * kWarps;
   const auto fetch_b = [&](const bulk::Ring::Turn& turn, int round) {
-    bulk::arrive_expecting(ring.full(turn), kSlot);
+    ptx::arrive_expecting(ring.full(turn), kSlot);
 #pragma unroll
     for (int i = 0; i < WK; ++i) {
-      bulk::load(ring.at(turn) + i * kTile, b_map, row0, (first + round) * kWide + 64 * i,
+      ptx::load_tile(ring.at(turn) + i * kTile, b_map, row0, (first + round) * kWide + 64 * i,
                  ring.full(turn));
     }
   };
   const auto fetch_a = [&](const bulk::Ring::Turn& turn, int round) {
 #pragma unroll
     for (int i = 0; i < WK; ++i) {
-      bulk::load(ring.at(turn) + WK * kTile + i * kATile, a_map, 0,
+      ptx::load_tile(ring.at(turn) + WK * kTile + i * kATile, a_map, 0,
                  (first + round) * kWide + 64 * i, ring.full(turn));
     }
   };
@@ -122,28 +122,28 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
     bulk::Ring::Turn turn;
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round, ring.next(turn)) {
-      bulk::wait(ring.full(turn), turn.parity);
+      ptx::wait_for(ring.full(turn), turn.parity);
       const unsigned int from = ring.at(turn);
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         unsigned int w[4];
-        load_tiles<false>(w, from + b_row + ((2 * step + lane / 16) ^ (lane % 8)) * 16);
+        ptx::load_matrices<false>(w, from + b_row + ((2 * step + lane / 16) ^ (lane % 8)) * 16);
 #pragma unroll
         for (int j = 0; j < TILES / 2; ++j) {
           unsigned int x[4];
-          load_tiles<false>(
+          ptx::load_matrices<false>(
               x, from + a_row + j * 16 * 128 + ((2 * step + lane / 8 % 2) ^ (lane % 8)) * 16);
           multiply<T>(sums[2 * j], w, x[0], x[1]);
           multiply<T>(sums[2 * j + 1], w, x[2], x[3]);
         }
       }
       __syncwarp();
-      if (lane == 0) bulk::arrive(ring.done(turn));
+      if (lane == 0) ptx::arrive(ring.done(turn));
     }
   } else if (mover) {
     bulk::Ring::Turn turn;
     for (int round = 0; round + depth < rounds; ++round, ring.next(turn)) {
-      bulk::wait(ring.done(turn), turn.parity);
+      ptx::wait_for(ring.done(turn), turn.parity);
       fetch_b(turn, round + depth);
       fetch_a(turn, round + depth);
     }

@@ -113,7 +113,7 @@ struct Backward {
 
   __device__ __forceinline__ void run(const TensorMap& w_map, const TensorMap& dz_map,
                                       const TensorMap& copy_map, const TensorMap& x_map) const {
-    extern __shared__ uint4 shared[];
+    unsigned char* const shared = ptx::dynamic_shared();
     __shared__ unsigned long long counter;
     __shared__ unsigned long long barriers[2 * kDeepestRing];
     __shared__ unsigned long long x_barrier;
@@ -134,17 +134,17 @@ struct Backward {
 
     const bool mover = thread == 32 * kWarps;
     const auto fetch_w = [&](const Ring::Turn& turn, int round) {
-      bulk::arrive_expecting(ring.full(turn), kLoaded);
+      ptx::arrive_expecting(ring.full(turn), kLoaded);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        bulk::load(ring.at(turn) + i * kTile, w_map, (first + round) * kRows,
+        ptx::load_tile(ring.at(turn) + i * kTile, w_map, (first + round) * kRows,
                    column0 + i * (kColumns / kTiles), ring.full(turn));
       }
     };
     const auto fetch_dz = [&](const Ring::Turn& turn, int round) {
 #pragma unroll
       for (int i = 0; i < kDzTiles; ++i) {
-        bulk::load(ring.at(turn) + kDz + i * kDzTile, dz_map, 0,
+        ptx::load_tile(ring.at(turn) + kDz + i * kDzTile, dz_map, 0,
                    (first + round) * kRows + 64 * i, ring.full(turn));
       }
     };
@@ -153,10 +153,10 @@ struct Backward {
     if (mover) {
       ring.open(kWarps);
       if constexpr (UPDATE) {  // ahead of all weights: behind them it would come after 5 us
-        bulk::init(shared_address(&x_barrier), 1);
-        bulk::publish_barriers();
-        bulk::arrive_expecting(shared_address(&x_barrier), kXTile);
-        bulk::load(x_tile, x_map, 0, column0, shared_address(&x_barrier));
+        ptx::init_barrier(shared_address(&x_barrier), 1);
+        ptx::publish_barriers();
+        ptx::arrive_expecting(shared_address(&x_barrier), kXTile);
+        ptx::load_tile(x_tile, x_map, 0, column0, shared_address(&x_barrier));
       }
       Ring::Turn turn;
       for (int round = 0; round < ahead; ++round, ring.next(turn)) fetch_w(turn, round);
@@ -178,28 +178,28 @@ struct Backward {
     } else if (mover) {
       Ring::Turn turn, free;
       for (int round = 0; round < rounds; ++round, ring.next(turn)) {
-        bulk::wait(ring.done(turn), turn.parity);
+        ptx::wait_for(ring.done(turn), turn.parity);
         if (UPDATE && !skip) {
-          bulk::publish();
+          ptx::fence_proxy_async();
           const int row = (first + round) * kRows;
 #pragma unroll
           for (int i = 0; i < kTiles; ++i) {
-            bulk::store(w_map, row, column0 + i * (kColumns / kTiles), ring.at(turn) + i * kTile);
+            ptx::store_tile(w_map, row, column0 + i * (kColumns / kTiles), ring.at(turn) + i * kTile);
           }
           if (kMaster && copy != nullptr) {
-            bulk::store(copy_map, row, column0, ring.at(turn) + kCopy);
+            ptx::store_tile(copy_map, row, column0, ring.at(turn) + kCopy);
           }
-          bulk::commit();
+          ptx::commit_stores();
         }
         const int next = round - kLag + depth;
         if (round >= kLag && next < rounds) {
-          if constexpr (UPDATE) bulk::wait_read<kLag>();
+          if constexpr (UPDATE) ptx::wait_for_reads<kLag>();
           fetch_w(free, next);
           fetch_dz(free, next);
           ring.next(free);
         }
       }
-      if constexpr (UPDATE) bulk::wait_read<0>();
+      if constexpr (UPDATE) ptx::wait_for_reads<0>();
     }
     __syncwarp();
     if constexpr (GRADIENT) {
@@ -209,7 +209,7 @@ struct Backward {
       finish(parts, mailbox, splits, rank, column0);
     }
     if constexpr (UPDATE) {
-      if (mover) bulk::wait_stored();
+      if (mover) ptx::wait_for_stores<0>();
     }
   }
 
@@ -227,7 +227,7 @@ struct Backward {
     unsigned int xt[UPDATE ? kDeep : 1][V / 2][4];
     Step step{};
     if constexpr (UPDATE) {
-      bulk::wait(x_barrier, 0);
+      ptx::wait_for(x_barrier, 0);
       load_x(xt, x_tile, g, t, across);
       const float rate = learning_rate(lr, rates, cursor, offset);
       step = {skip, rate * unscale(loss_scale), rate * decay,
@@ -252,7 +252,7 @@ struct Backward {
     Ring::Turn turn;
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round, ring.next(turn)) {
-      bulk::wait(ring.full(turn), turn.parity);
+      ptx::wait_for(ring.full(turn), turn.parity);
       const unsigned int from = ring.at(turn);
       Piece piece;
 #pragma unroll
@@ -280,7 +280,7 @@ struct Backward {
         }
       }
       __syncwarp();
-      if (lane == 0) bulk::arrive(ring.done(turn));
+      if (lane == 0) ptx::arrive(ring.done(turn));
     }
   }
 
@@ -382,7 +382,7 @@ struct Backward {
 #pragma unroll
     for (int deep = 0; deep < kDeep; ++deep) {
       unsigned int d[4];
-      load_tiles<false>(d, dz_tiles + deep * 16 * 128);
+      ptx::load_matrices<false>(d, dz_tiles + deep * 16 * 128);
 #pragma unroll
       for (int i = 0; i < V / 2; ++i) {
         multiply<T>(sums[i][2 * deep], wt[i], d[0], d[1]);
@@ -449,7 +449,7 @@ struct Backward {
 #pragma unroll
     for (int deep = 0; deep < kDeep; deep += 2) {
       unsigned int tiles[4];
-      load_tiles<true>(tiles, (dz_tiles ^ (half * 16)) + deep * 16 * 128);
+      ptx::load_matrices<true>(tiles, (dz_tiles ^ (half * 16)) + deep * 16 * 128);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (deep + i < kDeep) {

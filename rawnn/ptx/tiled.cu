@@ -86,7 +86,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, 0, k, thread);
   Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, 0, k, thread);
   const int stages = (k + kTiledDepth - 1) / kTiledDepth;
-  const unsigned int shared = shared_address(dynamic_shared);
+  const unsigned int shared = ptx::shared_address(dynamic_shared());
 
   pdl_wait();
   pdl_trigger();
@@ -113,7 +113,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
       load_b.load(shared + ahead * kTile + PanelA::kBytes);
     }
     commit_copies();
-    const unsigned char* const tile = dynamic_shared + slot * kTile;
+    const unsigned char* const tile = dynamic_shared() + slot * kTile;
     const Quads<PanelA, kRows / 4, kSpanM> quads_a{tile, down * 4};
     const Quads<PanelB, kColumns / 4, kSpanN> quads_b{tile + PanelA::kBytes, across * 4};
     constexpr int kOwn = kTiledDepth / TILE::kWarpsK;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   } else {
     wait_for_copies<0>();
     __syncthreads();  // the operands are done with: their place takes the sums
-    float* const parts = reinterpret_cast<float*>(dynamic_shared);
+    float* const parts = reinterpret_cast<float*>(dynamic_shared());
     float* const part = parts + warp_k * Sums<TILE>::kPart;
     constexpr int kPitch = Sums<TILE>::kPitch;
 #pragma unroll

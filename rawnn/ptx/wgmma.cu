@@ -13,6 +13,7 @@
 // blocks along x (1 in wgmma_update); a stage is 128 bytes of the inner dimension, at least 3
 // stages, and 1,024 bytes more than they take.
 // Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
+#include "device/fences.cuh"
 #include "mma_copy.cuh"
 #include "mma_epilogue.cuh"
 #include "mma_sums.cuh"
@@ -60,31 +61,31 @@ struct Warpgroup {
     int slot = 0;
     for (int stage = 0; stage < stages; ++stage) {
       wait_for_copies<kAhead - 1>();
-      publish_to_tensor_cores();
+      ptx::fence_proxy_async();
       __syncthreads();  // this stage is there, and the products of the one before the last are done
       const unsigned int tile = shared + slot * kTile;
-      begin_products();
+      ptx::fence_products();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const unsigned long long left = operand<PanelA>(tile, row0, step);
-        multiply_async<kColumns, TA, TB, !DEEP_A, !DEEP_B>(
+        ptx::multiply_async<kColumns, TA, TB, !DEEP_A, !DEEP_B>(
             value, left, operand<PanelB>(tile + PanelA::kBytes, column0, step), stage + step);
         if constexpr (BIAS) {
-          multiply_async<8, TA, TB, !DEEP_A, false>(
-              bias, left, descriptor(shared + kStages * kTile, 128, 256, false), stage + step);
+          ptx::multiply_async<8, TA, TB, !DEEP_A, false>(
+              bias, left, ptx::descriptor(shared + kStages * kTile, 128, 256, false), stage + step);
         }
       }
-      commit_products();
+      ptx::commit_products();
       if (stage + kAhead < stages) {
         const int ahead = slot + kAhead < kStages ? slot + kAhead : slot + kAhead - kStages;
         load_a.load(shared + ahead * kTile);
         load_b.load(shared + ahead * kTile + PanelA::kBytes);
       }
       commit_copies();
-      wait_for_products<1>();
+      ptx::wait_for_products<1>();
       slot = slot == kStages - 1 ? 0 : slot + 1;
     }
-    wait_for_products<0>();
+    ptx::wait_for_products<0>();
   }
 };
 
@@ -106,7 +107,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   const int stages = share.stages;
   typename Group::LoaderA load_a(a, lda, m0, m, share.begin * kDepth, k, thread);
   typename Group::LoaderB load_b(b, ldb, n0, n, share.begin * kDepth, k, thread);
-  const unsigned int shared = shared_address(dynamic_shared);
+  const unsigned int shared = ptx::shared_address(dynamic_shared());
 
   pdl_wait();
   pdl_trigger();
@@ -123,7 +124,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   const bool biased = BIAS && n0 == 0;
   if (biased) {
     if (thread < 64) {
-      reinterpret_cast<unsigned int*>(dynamic_shared + Group::kStages * Group::kTile)[thread] =
+      reinterpret_cast<unsigned int*>(dynamic_shared() + Group::kStages * Group::kTile)[thread] =
           ones<TB>();
     }
     group.template run<BIAS>(load_a, load_b, shared, stages);
@@ -133,7 +134,7 @@ __device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b,
   wait_for_copies<0>();
   __syncthreads();  // the operands are done with: their place takes the sums
 
-  float* const parts = reinterpret_cast<float*>(dynamic_shared);
+  float* const parts = reinterpret_cast<float*>(dynamic_shared());
   constexpr int kPitch = Sums<TILE>::kPitch;
   const int g = lane / 4;
   const int q = lane % 4;

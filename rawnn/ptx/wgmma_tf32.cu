@@ -16,6 +16,7 @@
 // Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; a stage is 128 bytes of the inner
 // dimension; besides the stages two prepared operands, of two parts each with tf32x3.
 // Limit: large products, the tensor cores, and the preparation beside them.
+#include "device/fences.cuh"
 #include "mma_copy.cuh"
 #include "mma_epilogue.cuh"
 #include "mma_sums.cuh"
@@ -27,13 +28,6 @@
 #endif
 
 constexpr int kStageDepth = 32;  // floats
-
-__device__ __forceinline__ void load_chunk(unsigned int (&words)[4], unsigned int from) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(from)
-               : "memory");
-}
 
 // Writes an operand's stage as wgmma takes it: along the inner dimension, in the 128-byte swizzle;
 // behind the rounded or high parts the low ones.
@@ -48,20 +42,20 @@ __device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, in
     unsigned int to;
     if constexpr (PANEL::kDeep) {
       to = index * kChunkBytes;
-      load_chunk(chunk.word, raw + to);
+      ptx::load_shared(chunk.word, raw + to);
     } else {
       const int place = index % READY::kRows;
       const int four = index / READY::kRows;
       const unsigned int from = raw + place / 32 * PANEL::kPanelBytes + place % 4 * 4;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        chunk.word[i] = load_shared(from + PANEL::offset(4 * four + i, place % 32 / 4));
+        chunk.word[i] = ptx::load_shared(from + PANEL::offset(4 * four + i, place % 32 / 4));
       }
       to = READY::offset(place, four);
     }
     chunk.take();
-    store_chunk(ready + to, chunk.word);
-    if constexpr (Same<SUM, tf32x3>::kValue) store_chunk(ready + READY::kBytes + to, chunk.low);
+    ptx::store_shared(ready + to, chunk.word);
+    if constexpr (Same<SUM, tf32x3>::kValue) ptx::store_shared(ready + READY::kBytes + to, chunk.low);
   }
 }
 
@@ -100,7 +94,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   Loader<PanelR, kThreads, TILE::kAligned> load_right(right, ldright, SWAPPED ? m0 : n0,
                                                       SWAPPED ? m : n, begin, k, thread);
   const Fragments<PanelL, true> fragments(warp * 16, 0, lane);
-  const unsigned int shared = shared_address(dynamic_shared);
+  const unsigned int shared = ptx::shared_address(dynamic_shared());
   const unsigned int prepared = shared + kStages * kTile;
 
   pdl_wait();
@@ -116,7 +110,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   wait_for_copies<kStages - 2>();
   __syncthreads();
   prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes, prepared, thread);
-  publish_to_tensor_cores();
+  ptx::fence_proxy_async();
   __syncthreads();
 
   float sums[kColumns / 2] = {};
@@ -142,22 +136,22 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
         }
         rows[i].take();
       }
-      settle(sums);
-      begin_products();
+      ptx::settle(sums);
+      ptx::fence_products();
       if constexpr (kThree) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          multiply_async<kColumns>(sums, rows[i].low, operand<Ready>(ready, 0, first + i), i);
-          multiply_async<kColumns>(sums, rows[i].word,
+          ptx::multiply_async<kColumns>(sums, rows[i].low, operand<Ready>(ready, 0, first + i), i);
+          ptx::multiply_async<kColumns>(sums, rows[i].word,
                                    operand<Ready>(ready + Ready::kBytes, 0, first + i), 1);
         }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        multiply_async<kColumns>(sums, rows[i].word, operand<Ready>(ready, 0, first + i),
+        ptx::multiply_async<kColumns>(sums, rows[i].word, operand<Ready>(ready, 0, first + i),
                                  kThree ? 1 : stage + i);
       }
-      commit_products();
+      ptx::commit_products();
       if (first + kAtOnce == 4 && stage + 1 < stages) {
         if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
           const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
@@ -169,10 +163,10 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
         __syncthreads();  // the next stage is there
         prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
                                               prepared + (stage + 1) % 2 * kReady, thread);
-        publish_to_tensor_cores();
+        ptx::fence_proxy_async();
       }
-      wait_for_products<0>();
-      settle(sums);
+      ptx::wait_for_products<0>();
+      ptx::settle(sums);
       if constexpr (kThree) {
 #pragma unroll
         for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
@@ -184,7 +178,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
   __syncthreads();  // the operands are done with: their place takes the sums
 
-  float* const parts = reinterpret_cast<float*>(dynamic_shared);
+  float* const parts = reinterpret_cast<float*>(dynamic_shared());
   constexpr int kPitch = Sums<TILE>::kPitch;
   const int g = lane / 4;
   const int q = lane % 4;

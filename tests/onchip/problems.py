@@ -49,6 +49,8 @@ VARIETY: dict[str, dict[str, Any]] = {
                        "form": {"labels": "", "targets": 0, "reconstruct": True}},
     "bfloat16": {"numbers": "bf16"},
     "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
+    "long rows": {"layers": (703, 12), "batch": 20, "shuffle": True,
+                  "form": {"inputs": "float32", "scale": 1.0}},
     "more outputs than a register file": {"layers": (20, 700), "batch": 5},
 }
 """Kinds of problems, by what is special about them: keywords of `problem`."""

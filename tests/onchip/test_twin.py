@@ -34,6 +34,7 @@ CASES = [
     ("float32 inputs, a schedule", 2, 1), ("float16 inputs, normalised", 2, 3),
     ("mean squares, gelu, no bias", 4, 1), ("binary cross-entropy, tanh", 2, 2),
     ("an autoencoder", 2, 1), ("bfloat16", 2, 1), ("tf32, one layer", 4, 1),
+    ("long rows", 1, 1), ("long rows", 2, 2),
 ]
 
 

@@ -3,9 +3,7 @@ and run on the host as test_kernels_host.py runs the others."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +20,8 @@ sys.path.insert(0, str(EMULATION))
 import emulated_kernels  # noqa: E402
 import epoch_cases  # noqa: E402
 
-SANITIZERS = {"address": "fibers", "thread": "threads"}
+from tests.ptx.twin.twin import Twin, compiler  # noqa: E402
+
 RELOCATABLE = {"while"}
 INSTANCES = {
     source: tuple(
@@ -42,17 +41,10 @@ def nvrtc() -> Nvrtc:
 
 
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory) -> dict[str | None, Path]:
-    """The libraries by sanitizer. All compilers start at once."""
-    if emulated_kernels.compiler() is None:
+def built() -> Twin:
+    if compiler() is None:
         pytest.skip("no g++ on PATH")
-    directory = tmp_path_factory.mktemp("epoch")
-    wanted = [None, *(s for s in SANITIZERS if emulated_kernels.runtime(s))]
-    started = {
-        s: emulated_kernels.start_build(directory, s, epoch_cases.FILES, epoch_cases.EXPRESSIONS)
-        for s in wanted
-    }
-    return {s: emulated_kernels.finish_build(*build) for s, build in started.items()}
+    return emulated_kernels.kernels(epoch_cases.FILES, epoch_cases.EXPRESSIONS).build()
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -107,32 +99,8 @@ def test_gather_stores_sixteen_bytes_at_once(nvrtc, types, load, store):
     assert "__local_depot" not in body
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("run", [0, 1, 3], ids=["in order", "in reverse", "at random"])
 @pytest.mark.parametrize("name", epoch_cases.CHECKS)
-def test_against_numpy(builds, name, reverse):
-    emulator = emulated_kernels.Emulator(
-        builds[None], reverse=reverse, expressions=epoch_cases.EXPRESSIONS
-    )
+def test_against_numpy(built, name, run):
+    emulator = emulated_kernels.Emulator(built, seed=run, quick=run > 1)
     epoch_cases.CHECKS[name](emulator, np.random.default_rng(7))
-
-
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_under_sanitizer(builds, sanitizer):
-    if sanitizer not in builds:
-        pytest.skip(f"g++ came without {emulated_kernels.RUNTIMES[sanitizer]}")
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": emulated_kernels.runtime(sanitizer),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps memory to its end
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-        "TSAN_OPTIONS": "exitcode=66:halt_on_error=1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [
-        sys.executable, str(EMULATION / "epoch_cases.py"), str(builds[sanitizer]),
-        SANITIZERS[sanitizer],
-    ]  # fmt: skip
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    assert done.stdout.count("passed") == len(epoch_cases.CHECKS)

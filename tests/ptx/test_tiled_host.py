@@ -1,5 +1,5 @@
-"""The arithmetic of tiled.cu on the host, where it is built without asynchronous copies: products
-of every layout, ragged extents, rows that are not aligned, and what the epilogues add."""
+"""The arithmetic of tiled.cu on the twin, with asynchronous copies and without: products of every
+layout, ragged extents, rows that are not aligned, and what the epilogues add."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ sys.path.insert(0, str(EMULATION))
 import emulated_kernels  # noqa: E402
 from emulated_arrays import DTYPES, close, f64, filled, padding_untouched, pitched  # noqa: E402
 
-pytestmark = pytest.mark.skipif(emulated_kernels.compiler() is None, reason="no g++ on PATH")
+from tests.ptx.twin.twin import compiler  # noqa: E402
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 
 # BM, BN, WM, WN, WK, STAGES
 SMALL, SHARED, LARGE = (32, 32, 2, 1, 1, 2), (16, 32, 1, 1, 4, 3), (64, 64, 2, 1, 1, 2)
@@ -42,13 +44,11 @@ UPDATES = [
 SHAPES = ((1, 1, 1), (33, 70, 37), (16, 32, 128))
 
 
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> emulated_kernels.Emulator:
+@pytest.fixture(scope="module", params=["sm_75", "sm_90"])
+def emulator(request: pytest.FixtureRequest) -> emulated_kernels.Emulator:
     expressions = (*PRODUCTS, *UPDATES)
-    build = emulated_kernels.start_build(tmp_path_factory.mktemp("tiled"), None, ("tiled",),
-                                         expressions)
-    return emulated_kernels.Emulator(emulated_kernels.finish_build(*build),
-                                     expressions=expressions)
+    twin = emulated_kernels.kernels(("tiled",), expressions, request.param).build()
+    return emulated_kernels.Emulator(twin, seed=3)
 
 
 def _arguments(expression: str) -> tuple[list[str], tuple[int, ...], bool]:
@@ -63,6 +63,14 @@ def _operand(values: np.ndarray, dtype: np.dtype, aligned: bool) -> np.ndarray:
     columns = values.shape[1]
     pad = -columns % unit if aligned else 1 - columns % 2
     return filled(values, pad, dtype)
+
+
+def _shared(sizes: tuple[int, int], tile: tuple[int, ...]) -> int:
+    """Bytes of dynamic shared memory: stages of 32 along the inner dimension, whose place the sums
+    of the warps along it take."""
+    bm, bn, wm, wn, wk, stages = tile
+    sums = wk * bm * (bn + 8) * 4 if wk > 1 else 0
+    return max(stages * 32 * (bm * sizes[0] + bn * sizes[1]), sums)
 
 
 def _launch(tile: tuple[int, ...], rows: int, cols: int) -> tuple[tuple[int, int], tuple[int]]:
@@ -93,8 +101,9 @@ def test_products(emulator: emulated_kernels.Emulator, expression: str) -> None:
             if names[5] != "None":
                 optional["saved"] = saved
             overflow = np.zeros(1, np.int32)
-            emulator.call(expression, grid, block, a=a, b=b, c=c, m=m, n=n, k=k, alpha=alpha,
-                          beta=beta, overflow=overflow, **optional)
+            emulator.call(expression, grid, block, shared=_shared((ta.itemsize, tb.itemsize), tile),
+                          a=a, b=b, c=c, m=m, n=n, k=k, alpha=alpha, beta=beta,
+                          overflow=overflow, **optional)
             expected = alpha * (left @ right) + (beta * start if beta else 0)
             expected += bias.astype(np.float32) if biased else 0
             expected = {"None": expected, "Relu": np.maximum(expected, 0),
@@ -113,7 +122,7 @@ def test_overflow_is_reported(emulator: emulated_kernels.Emulator) -> None:
         a = _operand(np.full((3, 8), value), np.dtype(DTYPES["bfloat16"]), True)
         b = _operand(np.ones((5, 8)), np.dtype(DTYPES["float8_e4m3"]), True)
         c, overflow = pitched(3, 5, 0, np.dtype(np.float16)), np.zeros(1, np.int32)
-        emulator.call(expression, *_launch(tile, 3, 5), a=a, b=b, c=c, overflow=overflow, m=3, n=5,
+        emulator.call(expression, *_launch(tile, 3, 5), shared=_shared((2, 1), tile), a=a, b=b, c=c, overflow=overflow, m=3, n=5,
                       k=8, alpha=1.0)
         assert overflow[0] == int(np.isnan(value))
 
@@ -136,7 +145,7 @@ def test_updates(emulator: emulated_kernels.Emulator, expression: str, scaled: b
             optional |= {"loss_scale": np.array([4.0, 0.0], np.float32), "offset": 1,
                          "rates": np.array([9.0, 9.0, lr], np.float32),
                          "cursor": np.array([1], np.int32), "overflow": np.zeros(1, np.int32)}
-        arguments = {"dz": dz, "x": x, "w": w, "bias": bias, "batch": k, "rows": m, "cols": n,
+        arguments = {"shared": _shared((td.itemsize, tx.itemsize), tile), "dz": dz, "x": x, "w": w, "bias": bias, "batch": k, "rows": m, "cols": n,
                      "lr": 9.0 if scaled else lr, "decay": decay, "copy_scale": 2.0, **optional}
         emulator.call(expression, *_launch(tile, m, n), **arguments)
         expected = before * (1 - lr * decay) - lr * factor * (f64(dz).T @ f64(x))

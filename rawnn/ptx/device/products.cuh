@@ -72,6 +72,15 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned int (&a)[
 }
 #undef RAWNN_MMA
 
+// c = a b of floats as tf32.
+__device__ __forceinline__ void multiply_from_zero(float (&c)[4], const unsigned int (&a)[4],
+                                                   unsigned int b0, unsigned int b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
 // c += a b of float16 with sums of float16, two a word: rows g and g + 8.
 __device__ __forceinline__ void multiply_f16(unsigned int (&c)[2], const unsigned int (&a)[4],
                                              unsigned int b0, unsigned int b1) {

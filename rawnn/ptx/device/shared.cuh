@@ -70,6 +70,11 @@ __device__ __forceinline__ void store_shared(unsigned int to, const unsigned int
   }
 }
 
+// Says of an object in shared memory that threads may write to it all at once, as nobody reads it. No
+// instruction: the twin, which checks that writes are ordered, takes the word for it.
+template <typename T>
+__device__ __forceinline__ void nobody_reads(const T&) {}
+
 }  // namespace ptx
 
 #endif

@@ -55,11 +55,13 @@ def train_steps(step: Plan, workspaces: tuple[Tensor, ...], impl: str,
 
 def spanning(op: Op, steps: int) -> Op:
     """The op over so many steps, from its own on."""
-    return Op(op.kind, f"{op.name.partition('@')[0]}@{op.offset}", op.operands,
-              {**op.attributes, "span": steps}, op.impl)
+    return Op(op.kind, f"{op.own_name}@{op.offset}", op.operands,
+              {**op.attributes, "span": steps}, op.impl, op.own_name)
 
 
 def _spec(op: Op) -> OpSpec:
+    if "step" not in op.attributes:
+        return OPS[KIND]
     step: Plan = op.attributes["step"]
 
     def roles(names: list[str]) -> tuple[str, ...]:

@@ -115,6 +115,7 @@ void land(std::size_t index) {
   }
   Barrier& barrier = flight.barrier_block->barriers[local(flight.barrier)];
   barrier.bytes -= flight.bytes;
+  barrier.seen = join(barrier.seen, flight.seen);
   advance(barrier);
 }
 
@@ -259,6 +260,7 @@ void wait_at(unsigned int address, int parity) {
   self->known = join(self->known, barrier.known);
   self->proxied = join(self->proxied, barrier.proxied);
   self->published = join(self->published, barrier.published);
+  self->seen = join(self->seen, barrier.seen);
 }
 
 // What a copy needs of the thread that asks for it: the barrier, whose phase it belongs to.
@@ -289,7 +291,10 @@ void send_bytes(unsigned int to, const void* value, unsigned int bytes, unsigned
   touch_shared(to, bytes, kWrite, who, clock);
   const auto* const from = static_cast<const unsigned char*>(value);
   Block& block = block_of(to);
-  fly({&block, local(to), {}, {from, from + bytes}, {}, static_cast<int>(bytes), &block, barrier});
+  Flight flight{&block, local(to), {}, {from, from + bytes}, {}, static_cast<int>(bytes), &block,
+                barrier};
+  flight.seen = join(self->seen, everything(*self));
+  fly(std::move(flight));
 }
 
 }  // namespace
@@ -571,13 +576,14 @@ void store_shared(unsigned int to, const unsigned int* words, int count) {
 
 // Aligned as asked and no better: a kernel that needs more finds out here.
 unsigned char* dynamic_shared(int alignment) {
-  Block& block = *self->block;
-  const auto wanted = static_cast<std::uintptr_t>(alignment);
-  if (block.dynamic.begin == block.dynamic_memory + kDynamicAddress) {
-    const unsigned int offset = kDynamicAddress + 1024u + (wanted < 1024 ? alignment : 0);
-    block.dynamic.begin = block.dynamic_memory + offset;
+  if (machine.dynamic_offset == 0) {
+    machine.dynamic_offset =
+        kDynamicAddress + 1024u + (alignment < 1024 ? static_cast<unsigned int>(alignment) : 0u);
+    for (auto& block : machine.live) {
+      block->dynamic.begin = block->dynamic_memory + machine.dynamic_offset;
+    }
   }
-  return block.dynamic.begin;
+  return self->block->dynamic.begin;
 }
 
 }  // namespace twin

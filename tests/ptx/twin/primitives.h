@@ -23,6 +23,11 @@ void store_shared(unsigned int to, const unsigned int (&words)[WORDS]) {
   twin::store_shared(to, words, WORDS);
 }
 
+template <typename T>
+void nobody_reads(const T& object) {
+  twin::nobody_reads(&object, sizeof object);
+}
+
 // convert.cuh
 using twin::Number;
 inline unsigned int pack_bf16(float low, float high) {
@@ -102,6 +107,11 @@ inline unsigned int transpose_matrix(unsigned int word) { return twin::transpose
 template <typename TA, typename TB = TA>
 void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0, unsigned int b1) {
   twin::multiply(twin::kNumber<TA>, twin::kNumber<TB>, c, a, b0, b1);
+}
+inline void multiply_from_zero(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
+                               unsigned int b1) {
+  for (float& sum : c) sum = 0.0f;
+  twin::multiply(Number::kTf32, Number::kTf32, c, a, b0, b1);
 }
 inline void multiply_f16(unsigned int (&c)[2], const unsigned int (&a)[4], unsigned int b0,
                          unsigned int b1) {
@@ -210,5 +220,12 @@ template <int N, typename TA, typename TB, bool WIDE_A, bool WIDE_B>
 void multiply_async(float (&d)[N / 2], unsigned long long a, unsigned long long b, int add) {
   twin::multiply_async(N, twin::kNumber<TA>, twin::kNumber<TB>, WIDE_A, WIDE_B, d, a, b, add);
 }
+
+template <int N>
+void multiply_async(float (&d)[N / 2], const unsigned int (&a)[4], unsigned long long b, int add) {
+  twin::multiply_async_tf32(N, d, a, b, add);
+}
+template <int COUNT>
+void settle(float (&)[COUNT]) {}
 
 }  // namespace ptx

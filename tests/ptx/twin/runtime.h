@@ -68,6 +68,7 @@ struct Product {  // wgmma of one warpgroup
   int add;
   std::uint32_t group;
   unsigned int asked;  // by so many threads
+  const unsigned int* rows[128];  // a in registers, else null
 };
 
 struct Warpgroup {
@@ -95,6 +96,7 @@ struct Thread {
   const Vector* publishing = nullptr;  // the same, by this thread's own fence
   const Vector* released = nullptr;   // at its last fence of global memory
   const Vector* pending = nullptr;    // seen by relaxed reads, waiting for a fence
+  const Vector* seen = nullptr;       // over, but not published: loads ahead of what was sent
   bool kernels_waited = true;
 
   std::deque<Copy> copies;
@@ -125,6 +127,7 @@ class Gather {
   const Vector* proxied = nullptr;
   const Vector* published = nullptr;
   const Vector* pending = nullptr;
+  const Vector* seen = nullptr;
 
  private:
   struct Own {
@@ -149,6 +152,7 @@ struct Barrier {  // in shared memory
   const Vector* known = nullptr;
   const Vector* proxied = nullptr;
   const Vector* published = nullptr;
+  const Vector* seen = nullptr;
   std::vector<Thread*> waiting;
 };
 
@@ -161,9 +165,11 @@ struct Access {
 };
 enum Kind : std::uint8_t { kRead = 0, kWrite = 1, kAtomic = 2, kProxy = 4 };
 
+constexpr std::uint32_t kUnread = ~0u;
+
 struct Cell {
   std::uint32_t count = 0;
-  std::uint32_t room = 0;
+  std::uint32_t room = 0;  // kUnread: no list
   Access* list = nullptr;
 };
 
@@ -224,6 +230,7 @@ struct Flight {
   int bytes;
   Block* barrier_block;
   unsigned int barrier;
+  const Vector* seen = nullptr;
 };
 
 struct Machine {
@@ -241,6 +248,7 @@ struct Machine {
   unsigned char* fixed = nullptr;  // its .bss
   std::size_t fixed_bytes = 0;
   Block* loaded = nullptr;  // whose copy is in it
+  unsigned int dynamic_offset = 0;  // of dynamic shared memory, once a thread has asked for it
   std::vector<Flight> flights;
   std::map<const void*, const Vector*> atomics;
   std::vector<std::pair<Thread*, std::pair<const unsigned int*, unsigned int>>> counting;

@@ -209,7 +209,9 @@ std::unique_ptr<Block> make_block(unsigned int number, std::size_t first_stack) 
   const auto address = reinterpret_cast<std::uintptr_t>(block->allocation.get());
   block->dynamic_memory = block->allocation.get() + (1024 - address % 1024);
   block->dynamic.bytes = machine.how.shared;
-  block->dynamic.begin = block->dynamic_memory + kDynamicAddress;
+  block->dynamic.begin =
+      block->dynamic_memory +
+      (machine.dynamic_offset != 0 ? machine.dynamic_offset : kDynamicAddress);
   block->dynamic.name = "dynamic shared memory of block " + std::to_string(number);
   block->dynamic.pages.resize(machine.how.shared / 4 / Space::kPage + 2);
   block->fixed.name = "shared memory of block " + std::to_string(number);

@@ -35,7 +35,8 @@ bool knows(const Thread& thread, Who who, std::uint32_t clock) {
 }
 
 // Whether a lane of the same warp had done it ahead of a shuffle or a product of the warp. That orders
-// its loads before later stores, as a warp issues both in order, but shows nobody its stores.
+// its loads before later stores, as a warp issues both in order, but shows nobody its stores. What
+// was sent to another block (st.async) says as much of the loads ahead of it.
 bool saw_executed(const Thread& thread, Who who, std::uint32_t clock) {
   const unsigned int place = who & 0xffffu;
   return thread.executed != nullptr && who >> 16 == thread.block->number &&
@@ -53,7 +54,8 @@ const char* word_for(int kind) {
 bool ordered(const Thread& viewer, const Access& before, int kind) {
   if (!knows(viewer, before.who, before.clock)) {
     return before.kind == kRead && (kind & kProxy) == 0 &&
-           saw_executed(viewer, before.who, before.clock);
+           (saw_executed(viewer, before.who, before.clock) ||
+            known_clock(viewer.seen, before.who) >= before.clock);
   }
   const bool crosses = (kind & kProxy) && !(before.kind & kProxy) && (before.kind & kWrite);
   return !crosses || known_clock(viewer.proxied, before.who) >= before.clock;
@@ -62,6 +64,11 @@ bool ordered(const Thread& viewer, const Access& before, int kind) {
 void check_word(Space& space, std::size_t word, std::uint8_t mask, int kind, Who who,
                 std::uint32_t clock) {
   Cell& cell = space.cell(word);
+  if (cell.room == kUnread) {
+    if (kind & kWrite) return;
+    fail("%s + %zu: read by %s at %p, though nobody_reads() it", space.name.c_str(), 4 * word,
+         describe(who).c_str(), self->here);
+  }
   std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < cell.count; ++i) {
     const Access& before = cell.list[i];
@@ -149,10 +156,6 @@ void plain(const void* address, std::size_t bytes, int kind, const void* here) {
   if (pointer >= stack && pointer < stack + kStack) return;
   thread->here = here;
   const Who who = who_of(thread->block->number, thread->number);
-  const bool power = (bytes & (bytes - 1)) == 0 && bytes <= 16;
-  if (power && (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1)) != 0) {
-    fail("a misaligned access to %zu bytes by %s at %p", bytes, describe(who).c_str(), here);
-  }
   Block& block = *thread->block;
   if (inside(block.dynamic, pointer)) {
     const auto offset = static_cast<std::size_t>(pointer - block.dynamic.begin);
@@ -161,6 +164,11 @@ void plain(const void* address, std::size_t bytes, int kind, const void* here) {
   } else if (pointer >= machine.fixed && pointer < machine.fixed + machine.fixed_bytes) {
     check(block.fixed, static_cast<std::size_t>(pointer - machine.fixed), bytes, kind, who,
           thread->clock);
+  } else if (pointer >= block.dynamic_memory &&
+             pointer < block.dynamic.begin + block.dynamic.bytes + 1024) {
+    fail("%s %+td: %zu bytes %s by %s at %p, outside its %zu bytes", block.dynamic.name.c_str(),
+         pointer - block.dynamic.begin, bytes, word_for(kind), describe(who).c_str(), here,
+         block.dynamic.bytes);
   } else if (pointer >= machine.image && pointer < machine.image_end) {
     if (kind & kWrite) fail("a constant is written by %s at %p", describe(who).c_str(), here);
   } else {
@@ -180,11 +188,7 @@ void touch_global(const void* address, std::size_t bytes, int kind, Who who, std
       fail("%s + %zu: %s by %s at %p ahead of wait_for_kernels()", space.name.c_str(), offset,
            word_for(kind), describe(who).c_str(), self->here);
     }
-    if ((kind & kProxy) == 0 || (kind & kWrite)) {
-      check(space, offset, bytes, kind & ~kProxy, who, clock);
-    } else {
-      check(space, offset, bytes, kind & ~kProxy, who, clock);
-    }
+    check(space, offset, bytes, kind & ~kProxy, who, clock);
     return;
   }
   // What lies close behind or ahead of an operand says which one was meant.
@@ -205,6 +209,20 @@ void touch_global(const void* address, std::size_t bytes, int kind, Who who, std
   }
   fail("%zu bytes %s by %s at %p, in no operand", bytes, word_for(kind), describe(who).c_str(),
        self->here);
+}
+
+void nobody_reads(const void* object, std::size_t bytes) {
+  TWIN_HERE;
+  const auto* const pointer = static_cast<const unsigned char*>(object);
+  if (pointer < machine.fixed || pointer >= machine.fixed + machine.fixed_bytes) {
+    fail("nobody_reads() of something that is not declared in shared memory, at %p", self->here);
+  }
+  const auto offset = static_cast<std::size_t>(pointer - machine.fixed);
+  for (std::size_t i = 0; i < bytes; i += 4) {
+    Cell& cell = self->block->fixed.cell((offset + i) / 4);
+    cell.count = 0;
+    cell.room = kUnread;
+  }
 }
 
 Block& block_of(unsigned int address) {

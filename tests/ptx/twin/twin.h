@@ -88,6 +88,7 @@ unsigned int encode(Number format, float value);
 float decode(Number format, unsigned int bits);
 
 unsigned char* dynamic_shared(int alignment);
+void nobody_reads(const void* object, std::size_t bytes);
 void load_shared(unsigned int* words, int count, unsigned int from);
 void store_shared(unsigned int to, const unsigned int* words, int count);
 void load_matrices(unsigned int* words, unsigned int row, bool transposed);
@@ -99,6 +100,7 @@ void copy_async(unsigned int to, const void* from, int bytes, int exist);
 void wait_for_copies(int pending);
 void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool wide_b, float* d,
                     unsigned long long a, unsigned long long b, int add);
+void multiply_async_tf32(int columns, float* d, const unsigned int* a, unsigned long long b, int add);
 void wait_for_products(int pending);
 void wait_for_stores(int pending, bool read_only);
 

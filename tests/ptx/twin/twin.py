@@ -35,12 +35,14 @@ DTYPES: dict[str, Any] = {
     "int": np.int32, "unsigned int": np.uint32, "unsigned char": np.uint8,
 }  # fmt: skip
 """NumPy types by their names in CUDA C."""
-_COMMON = ("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+_COMMON = ("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
+           "-Wno-unused-parameter", "-Wno-psabi")
 _KERNELS = (
     # -ffp-contract=off: products and sums round one by one, whatever the host's processor.
-    "-O1", "-g1", "-ffp-contract=off", "-fsanitize=thread",
+    "-O1", "-g1", "-gdwarf-4", "-ffp-contract=off", "-fno-gnu-unique", "-fsanitize=thread",
     "--param=tsan-instrument-func-entry-exit=0",
-    "-fsanitize=bounds,shift,signed-integer-overflow,integer-divide-by-zero,return,unreachable",
+    "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
+    "-fsanitize=return,unreachable",
     "-fno-sanitize-recover=all", "-DRAWNN_TWIN=\"twin.h\"",
 )
 _FAULT = re.compile(r"(?<= at )0x[0-9a-f]+")
@@ -77,14 +79,29 @@ def _run(command: Sequence[str]) -> None:
 @functools.cache
 def _library() -> Path:
     """The twin itself, of which every kernel's library takes its functions."""
-    texts = [path.read_text() for path in sorted(HERE.glob("*.h")) + sorted(HERE.glob("*.cpp"))]
-    path = _folder() / f"libtwin-{_digest(*texts, *_COMMON)}.so"
+    headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
+    flags = (*_COMMON, "-O2", "-g1")
+    objects: list[Path] = []
+    building: list[tuple[Path, Path, subprocess.Popen[str]]] = []
+    for name in LIBRARY:
+        source = HERE / f"{name}.cpp"
+        path = _folder() / f"{name}-{_digest(source.read_text(), *headers, *flags)}.o"
+        objects.append(path)
+        if not path.exists():
+            made = path.with_suffix(f".{os.getpid()}.o")
+            building.append((path, made, subprocess.Popen(
+                [compiler() or "g++", *flags, "-c", str(source), "-o", str(made)],
+                stderr=subprocess.PIPE, text=True)))
+    for path, made, process in building:
+        _, errors = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"{path.name}:\n{errors[-6000:]}")
+        made.rename(path)
+    path = _folder() / f"libtwin-{_digest(*objects)}.so"
     if not path.exists():
-        with tempfile.TemporaryDirectory(dir=_folder()) as folder:
-            built = Path(folder) / "libtwin.so"
-            _run([compiler() or "g++", *_COMMON, "-O2", "-g1", "-shared",
-                  *(str(HERE / f"{name}.cpp") for name in LIBRARY), "-o", str(built)])
-            built.rename(path)
+        made = path.with_suffix(f".{os.getpid()}.so")
+        _run([compiler() or "g++", "-shared", *map(str, objects), "-o", str(made)])
+        made.rename(path)
     return path
 
 
@@ -238,7 +255,8 @@ class Twin:
             text = subprocess.run([tool, "-i", "-e", str(self.path), hex(place - 1)],
                                   capture_output=True, text=True, check=False).stdout
             lines = [line.split(" ")[0] for line in text.splitlines()]
-            own = [line for line in lines if not line.startswith(str(HERE))] or lines
+            own = [line for line in lines if not line.startswith(f"{HERE}/")
+                   or line.partition(":")[0].endswith(".cu")] or lines
             where = " in ".join(line.rpartition("/")[2] for line in own[:2])
             message = message.replace(found, where)
         return message

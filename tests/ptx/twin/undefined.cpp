@@ -20,6 +20,7 @@ struct Place {
     report(data, what);                                                                   \
   }
 
+TWIN_UNDEFINED(type_mismatch_v1, "a misaligned access", void*)
 TWIN_UNDEFINED(out_of_bounds, "an index outside its array", void*)
 TWIN_UNDEFINED(shift_out_of_bounds, "a shift by too many bits", void*, void*)
 TWIN_UNDEFINED(add_overflow, "an addition overflows", void*, void*)

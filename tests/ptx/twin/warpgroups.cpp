@@ -38,7 +38,9 @@ struct Operand {
   }
 };
 
-int size_of(Number kind) { return kind == Number::kBf16 || kind == Number::kF16 ? 2 : 1; }
+int size_of(Number kind) {
+  return kind == Number::kTf32 ? 4 : kind == Number::kBf16 || kind == Number::kF16 ? 2 : 1;
+}
 
 Warpgroup& group_of(Thread& thread) {
   Warpgroup& group = thread.block->groups[thread.number / 128];
@@ -74,12 +76,20 @@ void execute(Block& block, const Product& product) {
   const auto read = [&](const Operand& operand, bool wide, Number kind, int along, int k) {
     const unsigned int at = operand.address(wide, size, along, wide ? k : k * size);
     const unsigned char* const from = shared_pointer(block, at, static_cast<unsigned>(size));
-    const unsigned int bits = size == 2 ? from[0] | unsigned{from[1]} << 8 : from[0];
+    unsigned int bits = 0;
+    for (int i = 0; i < size; ++i) bits |= unsigned{from[i]} << 8 * i;
     return double{decode(kind, bits)};
   };
   const Operand left(product.a), right(product.b);
-  for (int row = 0; row < 64; ++row) {
+  const bool loaded = product.rows[0] != nullptr;
+  for (int row = 0; row < 64 && !loaded; ++row) {
     for (int k = 0; k < depth; ++k) a[row][k] = read(left, product.wide_a, product.a_kind, row, k);
+  }
+  for (int thread = 0; thread < 128 && loaded; ++thread) {  // as a fragment A of mma.sync
+    for (int i = 0; i < 4; ++i) {
+      a[thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8][thread % 4 + i / 2 * 4] =
+          double{decode(Number::kTf32, product.rows[thread][i])};
+    }
   }
   for (int column = 0; column < product.columns; ++column) {
     for (int k = 0; k < depth; ++k) {
@@ -101,31 +111,49 @@ void execute(Block& block, const Product& product) {
 
 }  // namespace
 
-void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool wide_b, float* d,
-                    unsigned long long a, unsigned long long b, int add) {
-  TWIN_HERE;
+namespace {
+
+void ask(const Product& like, float* d, const unsigned int* rows) {
   Warpgroup& group = group_of(*self);
   if (!self->products_fenced) fail("a product of wgmma without fence_products(), at %p", self->here);
   const unsigned int lane = self->number % 128;
   const std::uint32_t turn = self->products_asked++;
-  if (turn >= group.first_product + group.products.size()) {
-    group.products.push_back(
-        {columns, a_kind, b_kind, wide_a, wide_b, {}, a, b, add, self->product_group, 0});
-  }
+  if (turn >= group.first_product + group.products.size()) group.products.push_back(like);
   Product& product = group.products[turn - group.first_product];
-  if (product.columns != columns || product.a != a || product.b != b || product.add != add ||
-      product.group != self->product_group) {
+  if (product.columns != like.columns || product.a != like.a || product.b != like.b ||
+      product.add != like.add || product.group != like.group) {
     fail("the warps of a warpgroup ask for different products, at %p", self->here);
   }
   product.d[lane] = d;
+  product.rows[lane] = rows;
   if (lane % 32 == 0) {
-    touch(Operand(a), wide_a, a_kind, static_cast<int>(lane / 2), 16, group.who, product.group);
-    touch(Operand(b), wide_b, b_kind, 0, columns, group.who, product.group);
+    if (rows == nullptr) {
+      touch(Operand(like.a), like.wide_a, like.a_kind, static_cast<int>(lane / 2), 16, group.who,
+            like.group);
+    }
+    touch(Operand(like.b), like.wide_b, like.b_kind, 0, like.columns, group.who, like.group);
   }
   if (++product.asked == 128) {
     for (Thread* thread : group.waiting) wake(*thread);
     group.waiting.clear();
   }
+}
+
+}  // namespace
+
+void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool wide_b, float* d,
+                    unsigned long long a, unsigned long long b, int add) {
+  TWIN_HERE;
+  ask({columns, a_kind, b_kind, wide_a, wide_b, {}, a, b, add, self->product_group, 0, {}}, d,
+      nullptr);
+}
+
+void multiply_async_tf32(int columns, float* d, const unsigned int* a, unsigned long long b,
+                         int add) {
+  TWIN_HERE;
+  ask({columns, Number::kTf32, Number::kTf32, false, false, {}, 0, b, add, self->product_group, 0,
+       {}},
+      d, a);
 }
 
 void wait_for_products(int pending) {

@@ -8,6 +8,7 @@ void Gather::add(Thread& thread) {
   proxied = join(proxied, thread.proxied);
   published = join(published, thread.published);
   pending = join(pending, thread.pending);
+  seen = join(seen, thread.seen);
   own_.push_back({who_of(thread.block->number, thread.number), thread.clock, thread.copied});
   const Who first = who_of(thread.block->number, thread.number / 32 * 32);
   if (thread.overlay != nullptr &&
@@ -59,6 +60,7 @@ void learn(Thread& thread, const Vector* vector, const Gather& other) {
   thread.proxied = join(other.proxied, thread.proxied);
   thread.published = join(other.published, thread.published);
   thread.pending = join(other.pending, thread.pending);
+  thread.seen = join(other.seen, thread.seen);
 }
 
 const Vector* everything(Thread& thread) {
@@ -195,6 +197,7 @@ void sync_warp(unsigned int mask) {
       channels.proxied = join(channels.proxied, thread.proxied);
       channels.published = join(channels.published, thread.published);
       channels.pending = join(channels.pending, thread.pending);
+      channels.seen = join(channels.seen, thread.seen);
       if (thread.overlay != nullptr && thread.overlay != last) {
         last = thread.overlay;
         for (int j = 0; j < 64; ++j) {

@@ -1,0 +1,277 @@
+"""The device primitives: nothing else has inline PTX, the twin has every one of them, and each is the
+instruction that it says, with its operands in their places. Needs NVRTC but no GPU."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.errors import MissingLibrary
+from rawnn.ptx import SOURCES
+from rawnn.compiling.compile import compile_source
+
+DEVICE = sorted((SOURCES / "device").glob("*.cuh"))
+TWIN = Path(__file__).resolve().parent / "twin" / "primitives.h"
+CODE = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+PROBES: dict[str, tuple[str, str, str]] = {
+    # name: parameters, call, PTX with the parameters' names for registers
+    "pack_bf16": ("float low, float high", "out[0] = ptx::pack_bf16(low, high);",
+                  "cvt.rn.bf16x2.f32 R, high, low;"),
+    "pack_f16": ("float low, float high", "out[0] = ptx::pack_f16(low, high);",
+                 "cvt.rn.f16x2.f32 R, high, low;"),
+    "pack_e4m3": ("float low, float high", "out[0] = ptx::pack_e4m3(low, high);",
+                  "cvt.rn.satfinite.e4m3x2.f32 R, high, low;"),
+    "pack_e5m2": ("float low, float high", "out[0] = ptx::pack_e5m2(low, high);",
+                  "cvt.rn.satfinite.e5m2x2.f32 R, high, low;"),
+    "widen_e4m3": ("unsigned short pair", "out[0] = ptx::widen_e4m3(pair);",
+                   "cvt.rn.f16x2.e4m3x2 R, pair;"),
+    "widen_e5m2": ("unsigned short pair", "out[0] = ptx::widen_e5m2(pair);",
+                   "cvt.rn.f16x2.e5m2x2 R, pair;"),
+    "to_f16": ("float x", "out[0] = ptx::to_f16(x);", "cvt.rn.f16.f32 R, x;"),
+    "to_bf16": ("float x", "out[0] = ptx::to_bf16(x);", "cvt.rn.bf16.f32 R, x;"),
+    "from_f16": ("unsigned short x", "out[0] = __float_as_uint(ptx::from_f16(x));",
+                 "cvt.f32.f16 R, x;"),
+    "fma_f16": ("unsigned short a, unsigned short b, unsigned short c",
+                "out[0] = ptx::fma_f16(a, b, c);", "fma.rn.f16 R, a, b, c;"),
+    "to_tf32": ("float x", "out[0] = ptx::to_tf32(x);", "cvt.rna.tf32.f32 R, x;"),
+    "approximate_sqrt": ("float x", "out[0] = __float_as_uint(ptx::approximate_sqrt(x));",
+                         "sqrt.approx.ftz.f32 R, x;"),
+    "greater_bf16": ("unsigned a, unsigned b", "out[0] = ptx::greater_bf16(a, b);",
+                     "set.gt.u32.bf16x2 R, a, b;"),
+    "greater_f16": ("unsigned a, unsigned b", "out[0] = ptx::greater_f16(a, b);",
+                    "set.gt.u32.f16x2 R, a, b;"),
+    "wide_product": ("unsigned a, unsigned b", "out[0] = ptx::wide_product(a, b) >> 32;",
+                     "mul.wide.u32 R, a, b;"),
+    "load_shared": ("unsigned at",
+                    "unsigned w[4]; ptx::load_shared(w, at); out[0] = w[0]; out[1] = w[1]; "
+                    "out[2] = w[2]; out[3] = w[3];", "ld.shared.v4.b32 {0, 1, 2, 3}, [at];"),
+    "store_shared": ("unsigned to, unsigned a, unsigned b, unsigned c, unsigned d",
+                     "const unsigned w[4] = {a, b, c, d}; ptx::store_shared(to, w);",
+                     "st.shared.v4.b32 [to], {a, b, c, d};"),
+    "store_pair": ("unsigned to, unsigned a, unsigned b",
+                   "const unsigned w[2] = {a, b}; ptx::store_shared(to, w);",
+                   "st.shared.v2.b32 [to], {a, b};"),
+    "load_matrices": ("unsigned row",
+                      "unsigned w[4]; ptx::load_matrices<false>(w, row); out[0] = w[0]; "
+                      "out[1] = w[1]; out[2] = w[2]; out[3] = w[3];",
+                      "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {0, 1, 2, 3}, [row];"),
+    "load_transposed": ("unsigned row",
+                        "unsigned w[4]; ptx::load_matrices<true>(w, row); out[0] = w[0]; "
+                        "out[1] = w[1]; out[2] = w[2]; out[3] = w[3];",
+                        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {0, 1, 2, 3}, [row];"),
+    "transpose_matrix": ("unsigned word", "out[0] = ptx::transpose_matrix(word);",
+                         "movmatrix.sync.aligned.m8n8.trans.b16 R, word;"),
+    "multiply": ("unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f",
+                 "const unsigned l[4] = {a, b, c, d}; float s[4] = {1, 2, 3, 4}; "
+                 "ptx::multiply<bfloat16>(s, l, e, f); for (int i = 0; i < 4; ++i) "
+                 "out[i] = __float_as_uint(s[i]);",
+                 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {0, 1, 2, 3}, {a, b, c, d}, "
+                 "{e, f}, {0, 1, 2, 3};"),
+    "copy_async": ("unsigned to, const void* from, int exist", "ptx::copy_async(to, from, exist);",
+                   "cp.async.cg.shared.global [to], [from], 16, exist;"),
+    "copy_async_8": ("unsigned to, const void* from, int exist",
+                     "ptx::copy_async<8>(to, from, exist);",
+                     "cp.async.ca.shared.global [to], [from], 8, exist;"),
+    "wait_for_copies": ("int nothing", "ptx::wait_for_copies<3>();", "cp.async.wait_group 3;"),
+    "wait_for_all_copies": ("int nothing", "ptx::wait_for_all_copies();", "cp.async.wait_all;"),
+    "commit_copies": ("int nothing", "ptx::commit_copies();", "cp.async.commit_group;"),
+    "init_barrier": ("unsigned barrier, int arrivals", "ptx::init_barrier(barrier, arrivals);",
+                     "mbarrier.init.shared::cta.b64 [barrier], arrivals;"),
+    "publish_barriers": ("int nothing", "ptx::publish_barriers();",
+                         "fence.mbarrier_init.release.cluster;"),
+    "arrive": ("unsigned barrier", "ptx::arrive(barrier);",
+               "mbarrier.arrive.shared::cta.b64 _, [barrier];"),
+    "arrive_remote": ("unsigned barrier", "ptx::arrive_remote(barrier);",
+                      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [barrier];"),
+    "arrive_expecting": ("unsigned barrier, int bytes", "ptx::arrive_expecting(barrier, bytes);",
+                         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [barrier], bytes;"),
+    "expect": ("unsigned barrier, int bytes", "ptx::expect(barrier, bytes);",
+               "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [barrier], bytes;"),
+    "has_ended": ("unsigned barrier, int parity", "out[0] = ptx::has_ended(barrier, parity);",
+                  "mbarrier.try_wait.parity.shared::cta.b64 p, [barrier], parity;"),
+    "load_bulk": ("unsigned to, const void* from, int bytes, unsigned barrier",
+                  "ptx::load_bulk(to, from, bytes, barrier);",
+                  "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [to], [from], "
+                  "bytes, [barrier];"),
+    "store_bulk": ("void* to, unsigned from, int bytes", "ptx::store_bulk(to, from, bytes);",
+                   "cp.async.bulk.global.shared::cta.bulk_group [to], [from], bytes;"),
+    "load_tile": ("unsigned to, const TensorMap* map, int row, int column, unsigned barrier",
+                  "ptx::load_tile(to, *map, row, column, barrier);",
+                  "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                  "[to], [map, {column, row}], [barrier];"),
+    "store_tile": ("const TensorMap* map, int row, int column, unsigned from",
+                   "ptx::store_tile(*map, row, column, from);",
+                   "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [map, {column, row}], "
+                   "[from];"),
+    "commit_stores": ("int nothing", "ptx::commit_stores();", "cp.async.bulk.commit_group;"),
+    "wait_for_reads": ("int nothing", "ptx::wait_for_reads<2>();",
+                       "cp.async.bulk.wait_group.read 2;"),
+    "wait_for_stores": ("int nothing", "ptx::wait_for_stores<1>();",
+                        "cp.async.bulk.wait_group 1;"),
+    "cluster_rank": ("int nothing", "out[0] = ptx::cluster_rank();", "mov.u32 R, %cluster_ctarank;"),
+    "cluster_size": ("int nothing", "out[0] = ptx::cluster_size();",
+                     "mov.u32 R, %cluster_nctarank;"),
+    "arrive_at_cluster": ("int nothing", "ptx::arrive_at_cluster();",
+                          "barrier.cluster.arrive.release.aligned;"),
+    "arrive_at_cluster_relaxed": ("int nothing", "ptx::arrive_at_cluster_relaxed();",
+                                  "barrier.cluster.arrive.relaxed.aligned;"),
+    "wait_for_cluster": ("int nothing", "ptx::wait_for_cluster();",
+                         "barrier.cluster.wait.acquire.aligned;"),
+    "in_block": ("unsigned address, unsigned rank", "out[0] = ptx::in_block(address, rank);",
+                 "mapa.shared::cluster.u32 R, address, rank;"),
+    "load_remote": ("unsigned from", "out[0] = __float_as_uint(ptx::load_remote(from));",
+                    "ld.shared::cluster.f32 R, [from];"),
+    "store_remote": ("unsigned to, float x", "ptx::store_remote(to, x);",
+                     "st.shared::cluster.f32 [to], x;"),
+    "store_remote4": ("unsigned to, float a, float b, float c, float d",
+                      "ptx::store_remote4(to, make_float4(a, b, c, d));",
+                      "st.shared::cluster.v4.f32 [to], {a, b, c, d};"),
+    "send": ("unsigned to, float x, unsigned barrier", "ptx::send(to, x, barrier);",
+             "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], x, [barrier];"),
+    "send4": ("unsigned to, float a, float b, float c, float d, unsigned barrier",
+              "ptx::send4(to, make_float4(a, b, c, d), barrier);",
+              "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {a, b, c, d}, "
+              "[barrier];"),
+    "add_release": ("unsigned* counter, unsigned value", "ptx::add_release(counter, value);",
+                    "red.release.gpu.global.add.u32 [counter], value;"),
+    "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",
+                     "ld.acquire.gpu.global.u32 R, [counter];"),
+    "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
+                          "fence.proxy.async.shared::cta;"),
+    "wait_for_kernels": ("int nothing", "ptx::wait_for_kernels();", "griddepcontrol.wait;"),
+    "launch_dependents": ("int nothing", "ptx::launch_dependents();",
+                          "griddepcontrol.launch_dependents;"),
+    "multiply_async": (
+        "unsigned a, unsigned b, unsigned c, unsigned d, unsigned long long right, int add",
+        "const unsigned l[4] = {a, b, c, d}; float s[32]; ptx::fence_products(); "
+        "ptx::multiply_async<64>(s, l, right, add); ptx::commit_products(); "
+        "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
+        "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p, 1, 1;"),
+    "fence_products": ("int nothing", "ptx::fence_products();", "wgmma.fence.sync.aligned;"),
+    "commit_products": ("int nothing", "ptx::commit_products();",
+                        "wgmma.commit_group.sync.aligned;"),
+    "wait_for_products": ("int nothing", "ptx::wait_for_products<1>();",
+                          "wgmma.wait_group.sync.aligned 1;"),
+}
+PRODUCTS = {
+    "float": "m16n8k8.row.col.f32.tf32.tf32.f32",
+    "float16": "m16n8k16.row.col.f32.f16.f16.f32",
+    "float8_e4m3": "m16n8k32.row.col.f32.e4m3.e4m3.f32",
+    "float8_e5m2": "m16n8k32.row.col.f32.e5m2.e5m2.f32",
+    "float8_e4m3,float8_e5m2": "m16n8k32.row.col.f32.e4m3.e5m2.f32",
+    "float8_e5m2,float8_e4m3": "m16n8k32.row.col.f32.e5m2.e4m3.f32",
+}
+"""What multiply<...> is of each pair of types."""
+
+
+def functions(text: str) -> set[str]:
+    """The names of the functions that a header declares in namespace ptx."""
+    inside = CODE.sub("", text).partition("namespace ptx {")[2]
+    return set(re.findall(r"^(?:__device__ __forceinline__ |inline )?(?:const )?[a-z][\w ]*[ *&]+"
+                          r"(\w+)\(", inside, re.MULTILINE))
+
+
+@cache
+def nvrtc() -> Nvrtc:
+    try:
+        return Nvrtc()
+    except MissingLibrary as error:
+        pytest.skip(str(error))
+
+
+@cache
+def assembly() -> dict[str, str]:
+    """The bodies of a kernel for every probe."""
+    text = "".join(f'#include "device/{path.name}"\n' for path in DEVICE)
+    for name, (parameters, call, _) in PROBES.items():
+        text += f'extern "C" __global__ void {name}({parameters}, unsigned* out) {{ {call} }}\n'
+    for i, types in enumerate(PRODUCTS):
+        text += (f'extern "C" __global__ void product{i}(const unsigned* w, float* out) {{ '
+                 f"const unsigned a[4] = {{w[0], w[1], w[2], w[3]}}; float c[4] = {{}}; "
+                 f"ptx::multiply<{types}>(c, a, w[4], w[5]); out[0] = c[0]; }}\n")
+    names = [*PROBES, *(f"product{i}" for i in range(len(PRODUCTS)))]
+    made = compile_source(nvrtc(), text, name="probes.cu", arch="compute_90a", expressions=names)
+    ptx = made.cubin.decode(errors="replace")
+    return dict(re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx, re.DOTALL))
+
+
+def spoken(name: str, body: str) -> str:
+    """A kernel's body with the parameters' names for the registers that hold them, the results of an
+    instruction numbered where they are several, R where there is one."""
+    names = [word.split()[-1].lstrip("*") for word in PROBES[name][0].split(",")] + ["out"]
+    held: dict[str, str] = {}
+    lines = []
+    for line in body.splitlines():
+        line = line.strip()
+        loaded = re.match(rf"ld\.param\.\w+\s+(%\w+), \[{name}_param_(\d+)\]", line)
+        if loaded:
+            held[loaded[1]] = names[int(loaded[2])]
+            continue
+        moved = re.match(r"(?:mov|cvta\.to\.global|cvt\.u16\.u32)\.?\w*\s+(%\w+), (%\w+);", line)
+        if moved and moved[2] in held:
+            held[moved[1]] = held[moved[2]]
+            continue
+        line = re.sub(r"%\w+(?=[^\w.]|$)", lambda m: held.get(m[0], m[0]), line)
+        lines.append(re.sub(r"\s+", " ", line))
+    return "\n".join(lines)
+
+
+def expected(text: str) -> str:
+    """A pattern for an instruction: R and digits in braces stand for any register, the same one each
+    time."""
+    pattern = re.escape(text)
+    pattern = re.sub(r"(?<=\\ )R(?=,)", r"%\\w+", pattern)
+    for digit in "0123":
+        first = True
+
+        def register(match: re.Match[str], digit: str = digit) -> str:
+            nonlocal first
+            named = f"(?P<r{digit}>%\\w+)" if first else f"(?P=r{digit})"
+            first = False
+            return match[1] + named
+
+        pattern = re.sub(rf"(\\\{{|,\\ ){digit}(?=,|\\\}})", register, pattern)
+    return pattern
+
+
+def test_nothing_else_has_inline_ptx() -> None:
+    for path in SOURCES.rglob("*.cu*"):
+        if path.parent.name != "device" and path.suffix in (".cu", ".cuh"):
+            assert not re.search(r"\basm\b", CODE.sub("", path.read_text())), path.name
+
+
+def test_the_twin_has_every_primitive() -> None:
+    ours = set().union(*(functions(path.read_text()) for path in DEVICE))
+    assert len(ours) > 50
+    theirs = functions(TWIN.read_text())
+    assert ours <= theirs, ours - theirs
+
+
+def test_every_primitive_with_ptx_is_probed() -> None:
+    """By name; multiply_async, whose text is generated, is held to the twin by wgmma.cu."""
+    probed = set().union(*(re.findall(r"ptx::(\w+)", call) for _, call, _ in PROBES.values()))
+    for path in DEVICE:
+        text = CODE.sub("", path.read_text())
+        for match in re.finditer(r"__forceinline__ [\w ]+?\*? ?(\w+)\(", text):
+            rest = text[match.end() : text.find("}\n", match.end())]
+            if "asm" in rest and match[1] not in ("multiply_async", "dynamic_shared", "settle"):
+                assert match[1] in probed or match[1] in (
+                    "multiply_f16", "multiply_from_zero", "load_remote4", "wait_for_remote"), \
+                    match[1]
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_is_its_instruction(name: str) -> None:
+    text = spoken(name, assembly()[name])
+    assert re.search(expected(PROBES[name][2]), text), text
+
+
+@pytest.mark.parametrize("types", PRODUCTS)
+def test_products_are_of_their_types(types: str) -> None:
+    body = assembly()[f"product{list(PRODUCTS).index(types)}"]
+    assert f"mma.sync.aligned.{PRODUCTS[types]} " in body

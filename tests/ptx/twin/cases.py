@@ -1,0 +1,59 @@
+"""Small ragged networks that between them run every kernel family on the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from rawnn.opts import mma
+from rawnn.step.plan import Plan
+from tests.ptx.twin.plans import Case
+
+CASES = {
+    "products of floats": Case((29, 33, 17, 7), 9, "preload,tiled,fuse"),
+    "products of bfloat16 without tensor cores": Case((40, 33, 7), 20, "preload,bf16,sr,tiled"),
+    "mma of bfloat16": Case((33, 41, 24, 7), 20, "preload,bf16,mma=sync"),
+    "mma of float16": Case((50, 70, 10), 33, "preload,fp16,mma=sync,fuse"),
+    "mma of tf32": Case((50, 70, 10), 33, "preload,tf32,mma=sync,fuse"),
+    "mma of three tf32": Case((37, 50, 10), 20, "preload,mma=sync,fuse"),
+    "mma by chance": Case((33, 41, 24, 7), 20, "preload,bf16,sr,mma=sync,fuse",
+                          network={"activation": "tanh"}),
+    "mma of 8 bits": Case((48, 64, 32, 10), 32, "preload,fp8,mma=sync,fuse"),
+    "wgmma": Case((130, 72, 136, 9), 70, "preload,bf16,mma"),
+    "wgmma in larger tiles": Case((130, 200, 136, 10), 140, "preload,bf16,mma,fuse", choice=3),
+    "wgmma of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma"),
+    "wgmma of three tf32": Case((70, 133, 48, 9), 70, "preload,mma,fuse"),
+    "streamed weights": Case((136, 264, 200, 10), 20, "preload,bf16,mma,fuse"),
+    "streamed weights by chance": Case((139, 200, 264, 21), 32, "preload,bf16,sr,mma,fuse",
+                                       network={"activation": "tanh"}),
+    "streamed weights, backward alone": Case((136, 200, 144, 10), 20, "preload,bf16,mma"),
+    "one layer": Case((50, 10), 20, "preload,fuse"),
+    "narrow layers": Case((50, 40, 24, 7), 20, "preload,bf16,mma,fuse",
+                          network={"bias": False, "activation": "tanh"}),
+    "narrow layers, weights by bulk copies": Case((70, 64, 64, 64, 64, 10), 19,
+                                                  "preload,bf16,mma,fuse",
+                                                  options={"shuffle": True}),
+    "narrow layers, weights fetched twice": Case((99, 150, 131, 140, 160, 152, 20), 21,
+                                                 "preload,bf16,mma,fuse"),
+}
+
+SMALL: dict[str, dict[str, Any]] = {
+    "wgmma": {"LEAST_WGMMA": 1, "wgmma_is_faster": lambda product, target: True},
+    "streamed": {"LEAST_STREAMED": 1 << 10},
+}
+"""Sizes from which on kernels are taken that are meant for large networks."""
+
+
+@contextmanager
+def taken_early(name: str) -> Iterator[None]:
+    changed = next((v for k, v in SMALL.items() if name.startswith(k)), {})
+    with mock.patch.multiple(mma, **changed) if changed else mock.patch.dict({}):
+        yield
+
+
+def plan_of(name: str) -> Plan:
+    """The plan of a case."""
+    with taken_early(name):
+        return CASES[name].plan()

@@ -1,0 +1,332 @@
+"""Faults planted in the kernels, one at a time: which there are, and whether the twin finds them.
+
+A fault changes one place of one source by a rule (RULES). It is caught where a launch raises TwinError,
+a result is not NumPy's, or a launch does not end. HARMLESS says of those that change nothing that
+anybody could see why that is so.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rawnn.ptx import SOURCES
+from tests.ptx.twin.cases import CASES, plan_of
+from tests.ptx.twin.plans import Memory, check, has_kernel, instances, kernel_for
+from tests.ptx.twin.twin import Kernels, Twin
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulation"))
+
+import emulated_kernels  # noqa: E402
+import epoch_cases  # noqa: E402
+import kernel_cases  # noqa: E402
+
+LIMIT = 60
+"""Seconds after which a launch counts as one that does not end."""
+
+_EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
+_PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
+_FACTOR = r"(?:scale|factor|share|rate|lr|decay|of_row|copy_scale|inverse|alpha|momentum|slope)"
+
+RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
+    ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|ptx::cluster_barrier\(\);"
+                r"|sums\.(?:ready|done)\(\);|mailbox\.(?:opened|open)\([^;]*\);", ";"),
+    ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
+    ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;]*\);"
+             r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;]*\);", ";"),
+    ("wait for one too few", r"(wait_for_(?:copies|reads|products))<([^;>]*)>\(\);",
+     r"\1<(\2) + 1>();"),
+    ("group", r"(?:ptx::)?commit_\w+\(\);", ";"),
+    ("arrival", r"ptx::arrive\w*\([^;]*\);", ";"),
+    ("bound", rf"(?<![<\w]) < (?={_EXTENT}\b)", " <= "),
+    ("bound", rf" >= (?={_EXTENT}\b)", " > "),
+    ("bound", rf"\bmin\((\w+), {_EXTENT}[^()]*\)", r"(\1)"),
+    ("bounds check", r"if \([^;{}()]*(?:\([^;{}()]*\)[^;{}()]*)*\) return;", ";"),
+    ("zero fill", r" : 0(\.0f|u)?(?=[;,)])", lambda m: f" : 1{m[1] or ''}"),
+    ("zero fill", r"(?<=\w|\]) = 0(\.0f|u)(?=;)", r" = 1\1"),
+    ("index", rf"\b({_PLACE}) ([*/%]) (\d+)\b", lambda m: f"{m[1]} {m[2]} {int(m[3]) + 1}"),
+    ("index", rf"\b({_PLACE}) \+ (\d+)\b", lambda m: f"{m[1]} + {int(m[2]) + 1}"),
+    ("index", rf"\[({_PLACE})\]", r"[\1 + 1]"),
+    ("index", r"\[2 \* ([a-z]\w*)\]", r"[2 * \1 + 1]"),
+    ("scale", rf" \* {_FACTOR}\b(?!\()", ""),
+    ("scale", rf"\b{_FACTOR} \* (?=[\w(])", ""),
+    ("sign", rf"(?<=\w|\)) - (?={_FACTOR}\b|\(|largest|values|before|before\w*|mean)", " + "),
+    ("sign", r" -= ", " += "),
+    ("moment", r"\bbeta1\b", "beta2"),
+    ("moment", r"\bbeta2\b", "beta1"),
+    ("moment", r"1\.0f - (beta\d)", r"\1"),
+    ("pair", r"\(low, high\)", "(high, low)"),
+)
+"""What becomes of what, and what kind of fault that is."""
+
+_LEFT_OUT = re.compile(
+    r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*(?:\\\n[^\n]*)*|static_assert\([^;]*;|template <[^;{]*?>"
+    r"|^struct [^\n]*|^[^\n]*constexpr[^\n]*;|asm[^;]*;", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` at `start` of a file becomes `new`."""
+
+    file: str
+    start: int
+    old: str
+    new: str
+    kind: str
+
+    @property
+    def line(self) -> int:
+        return (SOURCES / self.file).read_text().count("\n", 0, self.start) + 1
+
+    @property
+    def name(self) -> str:
+        """Stays the same while lines ahead of it come and go."""
+        text = (SOURCES / self.file).read_text()
+        before = text.rfind("\n", 0, self.start) + 1
+        line = text[before : text.find("\n", self.start)].strip()
+        column = self.start - before
+        same = [m.start() for m in re.finditer(re.escape(line), text)]
+        turn = sum(place < self.start - column for place in same) + 1 if len(same) > 1 else 1
+        return f"{self.file}: {self.kind}: {line} [{column}]" + (f" #{turn}" if turn > 1 else "")
+
+    def planted(self, text: str) -> str:
+        assert text[self.start : self.start + len(self.old)] == self.old
+        return text[: self.start] + self.new + text[self.start + len(self.old):]
+
+
+def faults_of(file: str) -> Iterator[Fault]:
+    """All that the rules make of a file, code only."""
+    text = (SOURCES / file).read_text()
+    hidden = [m.span() for m in _LEFT_OUT.finditer(text)]
+    for kind, pattern, new in RULES:
+        for match in re.finditer(pattern, text):
+            if any(a <= match.start() < b for a, b in hidden):
+                continue
+            yield Fault(file, match.start(), match[0], match.expand(new)
+                        if isinstance(new, str) else new(match), kind)
+
+
+@cache
+def files() -> tuple[str, ...]:
+    """Every source and header but the primitives, which test_primitives.py holds to their PTX."""
+    return tuple(sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cu*")
+                        if path.parent.name != "device"))
+
+
+@cache
+def every() -> tuple[Fault, ...]:
+    return tuple(fault for file in files() for fault in faults_of(file))
+
+
+@cache
+def _includes(file: str) -> frozenset[str]:
+    """A file and all headers that it includes."""
+    found = {file}
+    for name in re.findall(r'^#include "([^"]+)"', (SOURCES / file).read_text(), re.MULTILINE):
+        if (SOURCES / name).is_file():
+            found |= _includes(name)
+    return frozenset(found)
+
+
+def dependents(file: str) -> list[str]:
+    """The sources that a fault in a file may show in; those with the fewest headers first, which are
+    the quickest to build."""
+    found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
+    return sorted(found, key=lambda name: (len(_includes(name)), name))
+
+
+class _Recorder:
+    """Notes which kernels a check launches, and on request launches them."""
+
+    def __init__(self, twins: dict[str, Twin], seed: int) -> None:
+        self.twins = twins
+        self.seed = seed
+        self.quick = True
+        self.used: set[str] = set()
+
+    def _emulator(self, expression: str) -> emulated_kernels.Emulator:
+        twin = self.twins[source_of(expression)]
+        self.used.add(source_of(expression))
+        return emulated_kernels.Emulator(twin, seed=self.seed, quick=True)
+
+    def call(self, expression: str, *arguments: Any, **more: Any) -> None:
+        self._emulator(expression).call(expression, *arguments, **more)
+
+    def launch(self, expression: str, *arguments: Any) -> None:
+        self._emulator(expression).launch(expression, *arguments)
+
+
+@cache
+def _portable() -> dict[str, tuple[str, ...]]:
+    """The portable instances by source."""
+    found = {f"{name}.cu": list(e) for name, e in
+             emulated_kernels.SOURCES_AND_EXPRESSIONS.items()}
+    for expression in epoch_cases.EXPRESSIONS:
+        name = expression.partition("<")[0]
+        for file in epoch_cases.FILES:
+            path = next(p for p in (SOURCES / f"{file}.cu", _EMULATION / f"{file}.cu")
+                        if p.is_file())
+            if re.search(rf"\b{name}\(", path.read_text()):
+                found.setdefault(f"{file}.cu", []).append(expression)
+                break
+    return {source: tuple(expressions) for source, expressions in found.items()}
+
+
+_EMULATION = Path(emulated_kernels.__file__).resolve().parent
+
+
+@cache
+def source_of(expression: str) -> str:
+    return next(source for source, known in _portable().items() if expression in known)
+
+
+def _build(source: str, expressions: tuple[str, ...], sources: Path = SOURCES,
+           arch: int = 900) -> Twin:
+    return Kernels((source,), expressions, arch, ("RAWNN_PDL",), sources, (_EMULATION,)).build()
+
+
+@cache
+def _sound(source: str) -> Twin:
+    return _build(source, _portable()[source])
+
+
+@cache
+def _checks_of(source: str) -> tuple[str, ...]:
+    """The portable checks that launch a source's kernels."""
+    return tuple(name for name, used in _uses().items() if source in used)
+
+
+@cache
+def _uses() -> dict[str, frozenset[str]]:
+    found = {}
+    for name, function in (kernel_cases.CHECKS | epoch_cases.CHECKS).items():
+        recorder = _Recorder({source: _sound(source) for source in _portable()}, 0)
+        function(recorder, np.random.default_rng(7))  # type: ignore[arg-type]
+        found[name] = frozenset(recorder.used)
+    return found
+
+
+@cache
+def _plans_with(source: str) -> tuple[str, ...]:
+    """The cases whose plans launch a source's kernels, not more than three of them."""
+    found = [name for name in CASES
+             if any(has_kernel(op) and kernel_for(op).source == source for op in _plan(name).ops)]
+    return tuple(found[:4])
+
+
+@cache
+def _plan(name: str) -> Any:
+    return plan_of(name)
+
+
+def _probe(source: str, sources: Path) -> None:
+    """Everything that is known to show a fault in a source; raises what it raises."""
+    for name in _plans_with(source):
+        plan = _plan(name)
+        kernels = tuple({kernel_for(op).name for op in plan.ops
+                         if has_kernel(op) and kernel_for(op).source == source})
+        expressions = instances([plan], kernels)[source]
+        twin = _build(source, expressions, sources)
+        try:
+            scaled = "overflow" in plan.tensors
+            for run, overflow in ((0, 0), (3, 0), *(((1, 1),) if scaled else ())):
+                check({source: twin}, Memory(plan, 5, overflow), run, kernels)
+        finally:
+            twin.path.unlink(missing_ok=True)
+    checks = {**kernel_cases.CHECKS, **epoch_cases.CHECKS}
+    if source in _portable() and source != "epoch_probe.cu":
+        for arch, seed in ((900, 3), (750, 0)):
+            twin = _build(source, _portable()[source], sources, arch)
+            try:
+                twins = {name: _sound(name) for name in _portable()} | {source: twin}
+                for name in _checks_of(source):
+                    checks[name](_Recorder(twins, seed), np.random.default_rng(7))  # type: ignore[arg-type]
+            finally:
+                twin.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a fault: "caught", "survived", or "invalid" where it does not compile."""
+
+    fault: Fault
+    what: str
+    how: str
+    seconds: float
+
+
+def prepare() -> None:
+    """Builds what all faults share."""
+    _uses()
+    for source in files():
+        if source.endswith(".cu"):
+            _plans_with(source)
+
+
+def _attempt(fault: Fault) -> tuple[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "ptx"
+        shutil.copytree(SOURCES, tree, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        (tree / fault.file).write_text(fault.planted((SOURCES / fault.file).read_text()))
+        sources = dependents(fault.file)
+        for source in sources:
+            try:
+                _probe(source, tree)
+            except AssertionError as error:
+                return "caught", f"{source}: {str(error).splitlines()[0][:300] if str(error) else 'a result'}"
+            except RuntimeError as error:
+                text = str(error)
+                wrong = re.search(r"error: [^\n]*", text)
+                return "invalid", wrong[0] if wrong else text[:200]
+        return "survived", ", ".join(sources)
+
+
+def attempt(fault: Fault) -> Outcome:
+    """Plants a fault and looks whether it is caught, in a process of its own: it may hang."""
+    begin = time.monotonic()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        os.setpgid(0, 0)
+        try:
+            what, how = _attempt(fault)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, a test would have failed
+            what, how = "caught", f"{type(error).__name__}: {str(error)[:200]}"
+        os.write(write, f"{what}\0{how}"[:3000].encode())
+        os._exit(0)
+    os.close(write)
+    found = b""
+
+    timer = threading.Timer(LIMIT * max(1, len(dependents(fault.file))), os.killpg, (child, signal.SIGKILL))
+    timer.start()
+    with os.fdopen(read, "rb") as pipe:
+        found = pipe.read()
+    timer.cancel()
+    os.waitpid(child, 0)
+    what, _, how = found.decode(errors="replace").partition("\0")
+    if not what:
+        what, how = "caught", "a launch does not end, or crashes"
+    return Outcome(fault, what, how, time.monotonic() - begin)
+
+
+def sample(count: int, seed: int) -> list[Fault]:
+    """Some of all faults, every kind and file as likely as it is frequent."""
+    return random.Random(seed).sample(every(), count)
+
+
+__all__ = ["Fault", "Outcome", "attempt", "every", "prepare", "replace", "sample"]

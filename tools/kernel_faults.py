@@ -1,0 +1,66 @@
+"""Plant every fault of tests/ptx/twin/faults.py in the kernels, and keep what became of each in
+results/kernel-faults.json.
+
+    python tools/kernel_faults.py [--jobs N] [--sample N] [--again survived|all]
+
+Faults whose outcome is kept already are left out unless --again asks for them. Takes an hour of two
+cores; exits with 1 where a fault survives that HARMLESS does not explain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.ptx.twin import faults
+from tests.ptx.twin.harmless import HARMLESS
+
+KEPT = Path(__file__).resolve().parent.parent / "results" / "kernel-faults.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--sample", type=int)
+    parser.add_argument("--again", choices=("survived", "all"))
+    asked = parser.parse_args()
+    known = json.loads(KEPT.read_text())["faults"] if KEPT.exists() else {}
+    every = {fault.name: fault for fault in faults.every()}
+    known = {name: outcome for name, outcome in known.items() if name in every}
+    order = faults.sample(len(every), 1)
+    todo = [fault for fault in order if fault.name not in known or asked.again == "all"
+            or (asked.again == "survived" and known[fault.name]["what"] == "survived")]
+    todo = todo[: asked.sample]
+    faults.prepare()
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for done in as_completed([pool.submit(faults.attempt, fault) for fault in todo]):
+            found = done.result()
+            known[found.fault.name] = {"what": found.what, "how": found.how}
+            print(f"{found.what} ({found.seconds:.0f} s)  {found.fault.name}  ->  "
+                  f"{found.fault.new!r}  {found.how[:160]}", flush=True)
+            _keep(known, len(every))
+    return _keep(known, len(every))
+
+
+def _keep(known: dict[str, dict[str, str]], every: int) -> int:
+    valid = {name: o for name, o in known.items() if o["what"] != "invalid"}
+    survived = [name for name, o in valid.items() if o["what"] == "survived"]
+    harmless = [name for name in survived if name in HARMLESS]
+    missed = [name for name in survived if name not in HARMLESS]
+    text = json.dumps({
+        "about": "faults planted in the kernels one at a time (tools/kernel_faults.py)",
+        "faults of the rules": every, "walked": len(known), "planted": len(valid),
+        "caught": len(valid) - len(survived), "harmless": len(harmless), "missed": len(missed),
+        "faults": dict(sorted(known.items())),
+    }, indent=1)
+    KEPT.write_text(text + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
