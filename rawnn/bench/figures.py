@@ -56,11 +56,10 @@ def ladder_figure(ladder: LadderResult) -> str:
             assert epoch is not None
             start = epoch.median if before is None else before
             faster = epoch.median <= start
-            axes.barh(place, epoch.median, color=COLOURS["jax"], height=0.62)
-            if before is not None:
-                axes.barh(place, abs(start - epoch.median), left=min(start, epoch.median),
-                          color=COLOURS["jax"] if faster else COLOURS["rawnn"], alpha=0.25,
-                          height=0.62)
+            axes.barh(place, min(start, epoch.median), color=COLOURS["jax"], height=0.62)
+            axes.barh(place, abs(start - epoch.median), left=min(start, epoch.median),
+                      color=COLOURS["jax"] if faster else COLOURS["rawnn"],
+                      alpha=0.25 if faster else 1.0, height=0.62)
             factor = f"  {times_text(row.factor)} x" if row.factor else ""
             axes.annotate(f"{milliseconds(epoch.median)} ms{factor}",
                           (max(start, epoch.median), place), xytext=(5, 0),
@@ -126,6 +125,7 @@ def sweep_figure(name: str, contests: Sequence[Contest]) -> str:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("width of the hidden layers" if widths else "batch")
         axes.set_ylabel("microseconds a step")
         axes.grid()

@@ -23,7 +23,15 @@ from rawnn.bench.figures import (
 )
 from rawnn.bench.peers.records import Contest, read_contests
 from rawnn.bench.peers.summary import HEADINGS as SUMMARY_HEADINGS
-from rawnn.bench.peers.summary import cells, provenance, summary
+from rawnn.bench.peers.summary import (
+    NETWORK_HEADINGS,
+    NETWORKS,
+    cells,
+    network_rows,
+    provenance,
+    setups,
+    summary,
+)
 from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import remarks as contest_remarks
 from rawnn.bench.peers.workload_table import table_rows
@@ -46,6 +54,7 @@ class Grid:
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    caption: str = ""
 
     @staticmethod
     def number(cell: str) -> bool:
@@ -146,7 +155,8 @@ def _random(file: str) -> Section:
         "Networks that nobody has tuned to. Ratios are the peers' time over ours: above 1 we are "
         "faster.", [random_figure(found)],
         [Grid(SUMMARY_HEADINGS, [cells(line) for line in summary(found)]),
-         Grid(WORKLOAD_HEADINGS, table_rows(found))], contest_remarks(found))
+         Grid(NETWORK_HEADINGS, network_rows(found), NETWORKS)],
+        [setups(found), *contest_remarks(found)])
 
 
 def _peers(file: str) -> Section:

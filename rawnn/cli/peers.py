@@ -58,9 +58,10 @@ def random_contests(count: int | None, seed: int | None, device: str, peers: tup
     rules = Rules(systems, device, drawn_forms(asked))
     arranged = Arrangement("random-peers", asked, rules, absent, earlier)
     result = hold(arranged, budget, json_file, markdown_file)
-    print_table(HEADINGS, [cells(line) for line in summary(result)])
-    click.echo("Ratios are their time over ours: above 1 we are faster.")
-    click.echo(setups(result))
+    if result.contests:
+        print_table(HEADINGS, [cells(line) for line in summary(result)])
+        click.echo("Ratios are their time over ours: above 1 we are faster.")
+        click.echo(setups(result))
     if markdown_file:
         write_atomically(markdown_file, markdown(result).encode())
     finish(result)

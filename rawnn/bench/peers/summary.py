@@ -139,14 +139,13 @@ def _factor(mine: Entry | None, other: Entry | None) -> str:
     return f" ({times_text(other.time / mine.time)} x{unsure})"
 
 
-def markdown(result: ContestsResult) -> str:
-    """The summary, every network, and what failed, with provenance."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|---:|---:|"]
-    lines += ["| " + " | ".join(cells(line)) + " |" for line in summary(result)]
-    peers = [s for s in result.systems if s != OURS]
-    heads = ["network", *(f"{who} {n}" for n in NUMBERS for who in (OURS, "best peer"))]
-    lines += ["", "Microseconds a step; the peer's in brackets is how many times as long.", "",
-              "| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+NETWORKS = "Microseconds a step; the peer's in brackets is how many times as long."
+NETWORK_HEADINGS = ("network", *(f"{who} {n}" for n in NUMBERS for who in (OURS, "best peer")))
+
+
+def network_rows(result: ContestsResult) -> list[list[str]]:
+    """The texts under NETWORK_HEADINGS, a network a row."""
+    made = []
     for contest in result.contests:
         row = [f"{contest.problem.name}: {contest.problem}"]
         for numbers in NUMBERS:
@@ -154,7 +153,18 @@ def markdown(result: ContestsResult) -> str:
             row += [_time(mine).removesuffix(" us"),
                     "-" if other is None else f"{other.time:.2f} {other.system}"
                     + _factor(mine, other)]
-        lines.append("| " + " | ".join(row) + " |")
+        made.append(row)
+    return made
+
+
+def markdown(result: ContestsResult) -> str:
+    """The summary, every network, and what failed, with provenance."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines += ["| " + " | ".join(cells(line)) + " |" for line in summary(result)]
+    peers = [s for s in result.systems if s != OURS]
+    lines += ["", NETWORKS, "", "| " + " | ".join(NETWORK_HEADINGS) + " |",
+              "|---|" + "---:|" * (len(NETWORK_HEADINGS) - 1)]
+    lines += ["| " + " | ".join(row) + " |" for row in network_rows(result)]
     failed = [f"- {c.problem.name}: {e.system} {e.numbers} {e.form} {e.status}: {e.reason}"
               for c in result.contests for e in c.entries if e.status != "measured"]
     lines += ["", *(failed or ["Nothing failed, was refused or was wrong."]), ""]
