@@ -36,7 +36,6 @@ def main() -> int:
     todo = [fault for fault in order if fault.name not in known or asked.again == "all"
             or (asked.again == "survived" and known[fault.name]["what"] == "survived")]
     todo = todo[: asked.sample]
-    faults.prepare()
     with ThreadPoolExecutor(asked.jobs) as pool:
         for done in as_completed([pool.submit(faults.attempt, fault) for fault in todo]):
             found = done.result()

@@ -16,6 +16,7 @@ from rawnn.dtypes import numpy_dtype
 from rawnn.network import Network
 from rawnn.onchip.decompose import Decomposition
 from rawnn.opts.persistent import rewrite
+from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import spanning
@@ -34,6 +35,7 @@ CASES = [
     ("float32 inputs, a schedule", 2, 1), ("float16 inputs, normalised", 2, 3),
     ("mean squares, gelu, no bias", 4, 1), ("binary cross-entropy, tanh", 2, 2),
     ("an autoencoder", 2, 1), ("bfloat16", 2, 1), ("tf32, one layer", 4, 1),
+    ("softmax, SGD", 8, 1), ("Adam in an order", 8, 3),
 ]
 
 
@@ -79,10 +81,11 @@ class Launch:
             found[role] = values.astype(dtype)
         return found
 
-    def on_twin(self, folder: Path, run: int) -> dict[str, np.ndarray]:
+    def on_twin(self, folder: Path, run: int, sources: Path = SOURCES) -> dict[str, np.ndarray]:
         """What the kernel leaves, without padding."""
         (folder / self.impl.source).write_text(self.impl.text)
-        twin = Kernels((self.impl.source,), (self.impl.name,), folders=(folder,)).build()
+        twin = Kernels((self.impl.source,), (self.impl.name,), sources=sources,
+                       folders=(folder,)).build()
         laid = {role: padded(array.copy(), self.plan[self.op.operands[role]].padded_shape,
                              self.plan[self.op.operands[role]].dtype)
                 for role, array in self.arrays.items()}
@@ -102,20 +105,25 @@ class Launch:
         self.op.spec.reference(SimpleNamespace(**wide), {"offset": 1, "span": STEPS})
         return wide
 
+    def compare(self, found: dict[str, np.ndarray]) -> None:
+        """With what NumPy leaves. Raises AssertionError where they differ."""
+        wanted = self.by_reference()
+        unit = {"float32": 1e-5, "tf32": 4e-3, "bfloat16": 4e-2}[
+            self.decomposition.problem.numbers]
+        for role in self.op.spec.writes:
+            if role in ("tally", "gradients", "fresh", "far", "counters"):
+                continue
+            if role == "correct":
+                assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
+                continue
+            a, b = found[role].astype(np.float64), wanted[role]
+            assert np.linalg.norm(a - b) <= unit * max(np.linalg.norm(b), 1e-3), role
+        assert not found["counters"].any()
+
 
 @pytest.mark.parametrize("run", [0, 1, 2])
 @pytest.mark.parametrize(("name", "ranks", "groups"), CASES)
 def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ranks: int,
                                                    groups: int, run: int) -> None:
     launch = Launch(name, ranks, groups)
-    found, wanted = launch.on_twin(tmp_path, run), launch.by_reference()
-    unit = {"float32": 1e-5, "tf32": 4e-3, "bfloat16": 4e-2}[launch.decomposition.problem.numbers]
-    for role in launch.op.spec.writes:
-        if role in ("tally", "gradients", "fresh", "far", "counters"):
-            continue
-        if role == "correct":
-            assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
-            continue
-        a, b = found[role].astype(np.float64), wanted[role]
-        assert np.linalg.norm(a - b) <= unit * max(np.linalg.norm(b), 1e-3), role
-    assert not found["counters"].any()
+    launch.compare(launch.on_twin(tmp_path, run))

@@ -7,6 +7,7 @@ anybody could see why that is so.
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import re
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from rawnn.ptx import SOURCES
+from tests.onchip.test_twin import Launch
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.plans import Memory, check, has_kernel, instances, kernel_for
 from tests.ptx.twin.twin import Kernels, Twin
@@ -37,6 +39,12 @@ import kernel_cases  # noqa: E402
 
 LIMIT = 60
 """Seconds after which a launch counts as one that does not end."""
+
+GENERATED = "train_steps"
+"""Stands for the kernels that are written for a network."""
+WRITTEN = (("softmax, SGD", 2, 2), ("Adam in an order", 4, 2), ("bfloat16", 2, 1),
+           ("mean squares, gelu, no bias", 1, 1))
+"""Some of them: a problem of tests/onchip, ranks and groups."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
@@ -144,23 +152,23 @@ def _includes(file: str) -> frozenset[str]:
 
 def dependents(file: str) -> list[str]:
     """The sources that a fault in a file may show in; those with the fewest headers first, which are
-    the quickest to build."""
+    the quickest to build, and GENERATED last."""
     found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
-    return sorted(found, key=lambda name: (len(_includes(name)), name))
+    found.sort(key=lambda name: (len(_includes(name)), name))
+    return [*found, *([GENERATED] if file in _includes("onchip.cuh") else [])]
 
 
-class _Recorder:
-    """Notes which kernels a check launches, and on request launches them."""
+class _Dispatcher:
+    """An Emulator over several libraries."""
+
+    quick = True
 
     def __init__(self, twins: dict[str, Twin], seed: int) -> None:
         self.twins = twins
         self.seed = seed
-        self.quick = True
-        self.used: set[str] = set()
 
     def _emulator(self, expression: str) -> emulated_kernels.Emulator:
         twin = self.twins[source_of(expression)]
-        self.used.add(source_of(expression))
         return emulated_kernels.Emulator(twin, seed=self.seed, quick=True)
 
     def call(self, expression: str, *arguments: Any, **more: Any) -> None:
@@ -204,20 +212,24 @@ def _sound(source: str) -> Twin:
     return _build(source, _portable()[source])
 
 
+class _Twins(dict[str, Twin]):
+    """Twins by source: those with a fault in them, and others as they are needed."""
+
+    def __missing__(self, source: str) -> Twin:
+        return _sound(source)
+
+
 @cache
 def _checks_of(source: str) -> tuple[str, ...]:
-    """The portable checks that launch a source's kernels."""
-    return tuple(name for name, used in _uses().items() if source in used)
-
-
-@cache
-def _uses() -> dict[str, frozenset[str]]:
-    found = {}
-    for name, function in (kernel_cases.CHECKS | epoch_cases.CHECKS).items():
-        recorder = _Recorder({source: _sound(source) for source in _portable()}, 0)
-        function(recorder, np.random.default_rng(7))  # type: ignore[arg-type]
-        found[name] = frozenset(recorder.used)
-    return found
+    """The portable checks that name a source's kernels; those of whole modules where none does."""
+    path = next(p for p in (SOURCES / source, _EMULATION / source) if p.is_file())
+    text = re.sub(r"__launch_bounds__\(.*\)", "", path.read_text())
+    kernels = re.findall(r"__global__ void\s+(\w+)\(", text)
+    named = re.compile(rf"\b(?:{'|'.join(kernels)})\b")
+    checks = kernel_cases.CHECKS | epoch_cases.CHECKS
+    found = tuple(n for n, f in checks.items() if named.search(inspect.getsource(f)))
+    return found or tuple(
+        n for n, f in checks.items() if named.search(inspect.getsource(sys.modules[f.__module__])))
 
 
 @cache
@@ -247,14 +259,17 @@ def _probe(source: str, sources: Path) -> None:
                 check({source: twin}, Memory(plan, 5, overflow), run, kernels)
         finally:
             twin.path.unlink(missing_ok=True)
-    checks = {**kernel_cases.CHECKS, **epoch_cases.CHECKS}
+    if source == GENERATED:
+        _probe_written(sources)
+        return
+    checks = kernel_cases.CHECKS | epoch_cases.CHECKS
     if source in _portable() and source != "epoch_probe.cu":
         for arch, seed in ((900, 3), (750, 0)):
             twin = _build(source, _portable()[source], sources, arch)
             try:
-                twins = {name: _sound(name) for name in _portable()} | {source: twin}
+                twins = _Twins({source: twin})
                 for name in _checks_of(source):
-                    checks[name](_Recorder(twins, seed), np.random.default_rng(7))  # type: ignore[arg-type]
+                    checks[name](_Dispatcher(twins, seed), np.random.default_rng(7))  # type: ignore[arg-type]
             finally:
                 twin.path.unlink(missing_ok=True)
 
@@ -269,12 +284,12 @@ class Outcome:
     seconds: float
 
 
-def prepare() -> None:
-    """Builds what all faults share."""
-    _uses()
-    for source in files():
-        if source.endswith(".cu"):
-            _plans_with(source)
+def _probe_written(sources: Path) -> None:
+    for name, ranks, groups in WRITTEN:
+        launch = Launch(name, ranks, groups)
+        with tempfile.TemporaryDirectory() as folder:
+            found = launch.on_twin(Path(folder), 3, sources)
+        launch.compare(found)
 
 
 def _attempt(fault: Fault) -> tuple[str, str]:
@@ -329,4 +344,4 @@ def sample(count: int, seed: int) -> list[Fault]:
     return random.Random(seed).sample(every(), count)
 
 
-__all__ = ["Fault", "Outcome", "attempt", "every", "prepare", "replace", "sample"]
+__all__ = ["Fault", "Outcome", "attempt", "every", "sample"]
