@@ -24,7 +24,8 @@ KEPT = Path(__file__).resolve().parent.parent / "results" / "kernel-faults.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--sample", type=int)
     parser.add_argument("--again", choices=("survived", "all"))

@@ -1,6 +1,6 @@
-"""Faults planted in the kernels are caught by the twin: a few drawn at random, and some that no test
-caught before it. tools/kernel_faults.py plants all of them; results/kernel-faults.json keeps what
-became of each."""
+"""Faults planted in the kernels are caught by the twin: a few drawn at random, and some that no
+test caught before it. tools/kernel_faults.py plants all of them; results/kernel-faults.json keeps
+what became of each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Faults planted in the kernels, one at a time: which there are, and whether the twin finds them.
 
-A fault changes one place of one source by a rule (RULES). It is caught where a launch raises TwinError,
-a result is not NumPy's, or a launch does not end. HARMLESS says of those that change nothing that
-anybody could see why that is so.
+A fault changes one place of one source by a rule (RULES). It is caught where a launch raises
+TwinError, a result is not NumPy's, or a launch does not end. harmless.py says of those that change
+nothing that anybody could see why that is so.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tests.ptx.twin.twin import Kernels, Twin
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulation"))
 
-import emulated_kernels  # noqa: E402
-import epoch_cases  # noqa: E402
-import kernel_cases  # noqa: E402
+import emulated_kernels
+import epoch_cases
+import kernel_cases
 
 LIMIT = 60
 """Seconds after which a launch counts as one that does not end."""
@@ -151,8 +151,8 @@ def _includes(file: str) -> frozenset[str]:
 
 
 def dependents(file: str) -> list[str]:
-    """The sources that a fault in a file may show in; those with the fewest headers first, which are
-    the quickest to build, and GENERATED last."""
+    """The sources that a fault in a file may show in; those with the fewest headers first, which
+    are the quickest to build, and GENERATED last."""
     found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
     found.sort(key=lambda name: (len(_includes(name)), name))
     return [*found, *([GENERATED] if file in _includes("onchip.cuh") else [])]
@@ -225,7 +225,8 @@ def _checks_of(source: str) -> tuple[str, ...]:
     path = next(p for p in (SOURCES / source, _EMULATION / source) if p.is_file())
     text = re.sub(r"__launch_bounds__\(.*\)", "", path.read_text())
     kernels = re.findall(r"__global__ void\s+(\w+)\(", text)
-    named = re.compile(rf"\b(?:{'|'.join(kernels)})\b")
+    # By their first word: checks put names together.
+    named = re.compile(rf"\b(?:{'|'.join(k.partition('_')[0] for k in kernels)})(?:_|\b)")
     checks = kernel_cases.CHECKS | epoch_cases.CHECKS
     found = tuple(n for n, f in checks.items() if named.search(inspect.getsource(f)))
     return found or tuple(
@@ -269,7 +270,8 @@ def _probe(source: str, sources: Path) -> None:
             try:
                 twins = _Twins({source: twin})
                 for name in _checks_of(source):
-                    checks[name](_Dispatcher(twins, seed), np.random.default_rng(7))  # type: ignore[arg-type]
+                    emulator: Any = _Dispatcher(twins, seed)
+                    checks[name](emulator, np.random.default_rng(7))
             finally:
                 twin.path.unlink(missing_ok=True)
 
@@ -302,7 +304,8 @@ def _attempt(fault: Fault) -> tuple[str, str]:
             try:
                 _probe(source, tree)
             except AssertionError as error:
-                return "caught", f"{source}: {str(error).splitlines()[0][:300] if str(error) else 'a result'}"
+                said = (str(error).splitlines() or ["a result"])[0]
+                return "caught", f"{source}: {said[:300]}"
             except RuntimeError as error:
                 text = str(error)
                 wrong = re.search(r"error: [^\n]*", text)
@@ -320,14 +323,15 @@ def attempt(fault: Fault) -> Outcome:
         os.setpgid(0, 0)
         try:
             what, how = _attempt(fault)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, a test would have failed
+        except BaseException as error:
             what, how = "caught", f"{type(error).__name__}: {str(error)[:200]}"
         os.write(write, f"{what}\0{how}"[:3000].encode())
         os._exit(0)
     os.close(write)
     found = b""
 
-    timer = threading.Timer(LIMIT * max(1, len(dependents(fault.file))), os.killpg, (child, signal.SIGKILL))
+    limit = LIMIT * max(1, len(dependents(fault.file)))
+    timer = threading.Timer(limit, os.killpg, (child, signal.SIGKILL))
     timer.start()
     with os.fdopen(read, "rb") as pipe:
         found = pipe.read()

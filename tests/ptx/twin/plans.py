@@ -1,5 +1,5 @@
-"""Whole plans on the twin: every op's kernel, launched as the runner launches it, beside the op's NumPy
-reference on the same operands."""
+"""Whole plans on the twin: every op's kernel, launched as the runner launches it, beside the op's
+NumPy reference on the same operands."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def has_kernel(op: Op) -> bool:
 
 
 def instances(plans: list[Plan], names: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """The kernel instances that plans need, by source; of the kernels `names` alone, where given."""
+    """The kernel instances that plans need, by source; of the kernels `names` alone, if given."""
     found: dict[str, dict[str, None]] = {}
     for plan in plans:
         for op in plan.ops:
@@ -220,8 +220,8 @@ CHAINED = {"narrow_inner", "softmax_head"}
 
 def check(twin_of: dict[str, Twin], memory: Memory, run: int,
           names: tuple[str, ...] = ()) -> int:
-    """Runs all ops of a plan in order, those of the kernels `names` on the twin (all, where none are
-    given), the others by their references. The number of launches on the twin.
+    """Runs all ops of a plan in order, those of the kernels `names` on the twin (all, where none
+    are given), the others by their references. The number of launches on the twin.
 
     Raises TwinError, or AssertionError for a result that is not the reference's.
     """
