@@ -10,7 +10,7 @@ import pytest
 
 from rawnn.ptx import SOURCES
 from tests.ptx.twin.cases import CASES, plan_of
-from tests.ptx.twin.plans import Memory, build, check, has_kernel, kernel_for
+from tests.ptx.twin.plans import Memory, build, check, has_kernel, kernel_for, runs
 from tests.ptx.twin.twin import compiler
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "emulation"))
@@ -25,9 +25,8 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 def test_ops_do_what_their_references_do(name: str) -> None:
     plan = plan_of(name)
     twins = build([plan])
-    scaled = "overflow" in plan.tensors
-    for run, overflow in ((0, 0), (3, 0), *(((1, 1),) if scaled else ())):
-        launched = check(twins, Memory(plan, 5, overflow), run)
+    for run, overflow, spoiled in runs(CASES[name], plan):
+        launched = check(twins, Memory(plan, 5, overflow, spoiled), run)
         assert launched == sum(map(has_kernel, plan.ops))
 
 

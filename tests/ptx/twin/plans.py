@@ -48,6 +48,7 @@ class Case:
     opt: str
     steps: int = 2
     choice: int = 0  # of the variants that a launch has
+    spoiled: bool = False  # a NaN among the weights is to come through as in the references
     network: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -96,7 +97,7 @@ class Memory:
     """A plan's tensors as kernels see them: rows padded, all poisoned but what training starts
     from, and nothing beside them."""
 
-    def __init__(self, plan: Plan, seed: int, overflow: int = 0) -> None:
+    def __init__(self, plan: Plan, seed: int, overflow: int = 0, spoiled: bool = False) -> None:
         self.plan = plan
         self.arrays: dict[str, np.ndarray] = {}
         generator = np.random.default_rng(seed)
@@ -129,6 +130,10 @@ class Memory:
                 view[...] = generator.uniform(0.1, 0.3, view.shape)
             elif tensor.name == "overflow":
                 view[...] = overflow  # 1: updates are to be left out
+        for tensor in plan.tensors.values():
+            if spoiled and tensor.role is Role.PARAMETER and len(tensor.shape) == 2:
+                self.view(tensor.name)[1, 2] = np.nan
+                spoiled = False
         for tensor in plan.tensors.values():
             if tensor.role is Role.COPY:
                 self.store(tensor.name, self.read(tensor.source) * tensor.scale)
@@ -187,9 +192,10 @@ def launch(twin: Twin, op: Op, memory: Memory, run: int = 0, **change: Any) -> N
 def refer(op: Op, memory: Memory) -> dict[str, np.ndarray]:
     """What the reference makes of the same operands, by tensor."""
     values = {name: memory.read(name) for name in op.operands.values()}
-    op.spec.reference(
-        SimpleNamespace(**{role: values[name] for role, name in op.operands.items()}),
-        op.attributes)
+    with np.errstate(all="ignore"):
+        op.spec.reference(
+            SimpleNamespace(**{role: values[name] for role, name in op.operands.items()}),
+            op.attributes)
     return values
 
 
@@ -216,6 +222,14 @@ def close(found: np.ndarray, wanted: np.ndarray, dtype: str, what: str, exact: f
 
 CHAINED = {"narrow_inner", "softmax_head"}
 """Kernels that round in between: a number next to a tie moves all that is computed from it."""
+
+
+def runs(case: Case, plan: Plan) -> list[tuple[int, int, bool]]:
+    """The orders to run a case in, with what Memory starts from: `overflow` and `spoiled`."""
+    found = [(0, 0, False), (3, 0, False)]
+    if "overflow" in plan.tensors:
+        found.append((1, 1, False))
+    return [*found, (1, 0, True)] if case.spoiled else found
 
 
 def check(twin_of: dict[str, Twin], memory: Memory, run: int,
@@ -275,4 +289,4 @@ def build(plans: list[Plan], names: tuple[str, ...] = (), sources: Any = SOURCES
             for source, expressions in instances(plans, names).items()}
 
 
-__all__ = ["DTYPES", "Case", "Memory", "build", "check", "instances", "launch"]
+__all__ = ["DTYPES", "Case", "Memory", "build", "check", "instances", "launch", "runs"]
