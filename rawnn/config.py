@@ -119,10 +119,19 @@ class Config:
             raise ConfigError(f"validation = {self.validation}: give a fraction between 0 and 1")
         if not 0 <= self.min_delta < math.inf:
             raise ConfigError(f"min_delta = {self.min_delta}: it must be a finite number >= 0")
+        self._check_company()
         self.network()
         self.recipe()
         parse(self.schedule)
         check_device(self.device)
+
+    def _check_company(self) -> None:
+        """Refuse what plays no part without another option. Raises ConfigError."""
+        for name, other in (("save_every", "save"), ("keep", "save"), ("min_delta", "patience"),
+                            ("monitor", "patience")):
+            if getattr(self, name) != getattr(type(self), name) and getattr(self, other) is None:
+                raise ConfigError(f"{name} = {getattr(self, name)} plays no part without {other} "
+                                  f"(--{other}): give that, too, or leave it out")
 
     def network(self) -> Network:
         """The network that is trained. Raises ConfigError for an unknown name."""

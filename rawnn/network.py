@@ -69,30 +69,27 @@ class Network:
 
     def weight(self, layer: int) -> Tensor:
         """The weight of layer 1..depth, shaped [outputs, inputs] as in torch.nn.Linear."""
-        name, shape = f"fc{layer}.weight", (self.layers[layer], self.layers[layer - 1])
-        return Tensor(name, shape, "float32", Role.PARAMETER, bound=self.bound(name))
+        return Tensor(f"fc{layer}.weight", (self.layers[layer], self.layers[layer - 1]), "float32",
+                      Role.PARAMETER, bound=self._bound(layer, bias=False))
 
     def bias_of(self, layer: int) -> Tensor:
-        name, shape = f"fc{layer}.bias", (self.layers[layer],)
-        return Tensor(name, shape, "float32", Role.PARAMETER, bound=self.bound(name))
+        return Tensor(f"fc{layer}.bias", (self.layers[layer],), "float32", Role.PARAMETER,
+                      bound=self._bound(layer, bias=True))
 
     def parameters(self) -> list[Tensor]:
         """All parameters, layer by layer, weight first."""
         return [t for i in range(1, self.depth + 1)
                 for t in ((self.weight(i), self.bias_of(i)) if self.bias else (self.weight(i),))]
 
-    def bound(self, parameter: str) -> float:
+    def _bound(self, layer: int, *, bias: bool) -> float:
         """Half the width of the distribution that a parameter is drawn from."""
-        layer = int(parameter[2:].split(".")[0])
-        inputs, outputs = self.layers[layer - 1], self.layers[layer]
-        return INITIALISERS[self.init][parameter.endswith(".bias")](inputs, outputs)
+        return INITIALISERS[self.init][bias](self.layers[layer - 1], self.layers[layer])
 
     def initial(self, seed: int) -> Parameters:
         """The parameters that a run of `seed` starts from: float32 arrays by name, the same numbers
         on every device (Philox by counter, one stream a parameter)."""
         return {
-            t.name: random.uniform(seed, stream, math.prod(t.shape),
-                                   self.bound(t.name)).reshape(t.shape)
+            t.name: random.uniform(seed, stream, math.prod(t.shape), t.bound).reshape(t.shape)
             for stream, t in enumerate(self.parameters())
         }
 

@@ -128,6 +128,11 @@ class Session:
         config = self.config
         if said:
             notify(said)
+        spare = config.layers[-1] - self.data.outputs
+        if spare > 0:
+            notify(f"the network has {spare} more output{'s' if spare > 1 else ''} than "
+                   f"{self.data.name} has classes ({self.data.outputs}): nothing is learned there "
+                   f"but to stay low")
         self._data_ms = (perf_counter() - started) * 1e3
         if log_allocations is not None:
             self._log_allocations(log_allocations)

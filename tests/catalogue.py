@@ -27,16 +27,18 @@ from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE, VALUES, form_for
 
+OPEN = ("max", "auto", "RxG")
+"""Words for what a run finds out, and for the blocks of `persistent`."""
 LIBRARIES = ("cublas", "cudnn")
 
 
 def forms(name: str) -> list[str]:
     """Every way to write a toggle: bare where that means something, and with each of its words (a
-    count being one that tests can afford)."""
+    count being one that tests can afford), but for those that only some networks fit."""
     parameter = TOGGLES[name].parameter
     if parameter is None:
         return [name]
-    words = [w for w in parameter.form.split("|") if w not in ("max", "auto") and w[0] != "-"]
+    words = [w for w in parameter.form.split("|") if w not in OPEN and w[0] != "-"]
     return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words] or [name]
 
 
@@ -112,7 +114,10 @@ class Variant:
 RAGGED, ALIGNED, ONE = ((29, 18, 7), 13), ((64, 32, 16), 32), ((29, 7), 8)
 LONG, MANY, TINY = ((784, 10), 128), ((64, 48), 128), ((1, 2), 1)
 
-LARGE, WORTH_WGMMA = Variant((32, 512, 256), 128), 1 << 24
+LARGE = [Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("sgd", 0.1, given)})
+         for given in ({}, {"momentum": 0.9})]
+LARGE.append(Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("adam", 1e-3)}))
+WORTH_WGMMA = 1 << 24
 """Products that are taken for worth wgmma here, though the engine asks for more of them."""
 
 STREAMED = [
@@ -163,7 +168,8 @@ class Case:
 def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
     """By entry of the table of kernels: each op with each instance, set of operands and shape."""
     found: dict[tuple[Any, ...], Case] = {}
-    kernels = [text for text in sets_of("kernels", machine, ("tune",)) if text.count(",") < 2]
+    without = ("tune", "persistent")  # which writes its kernels for each network
+    kernels = [text for text in sets_of("kernels", machine, without) if text.count(",") < 2]
     plain = [text for text in kernels if "," not in text or text.endswith(",fuse")]
     for number in numbers(machine):
         for chosen, variants in ((kernels, SHAPES), (plain, VARIANTS)):
@@ -171,10 +177,12 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in variants:
                     _collect(found, variant, opt, machine)
-        with mock.patch("rawnn.opts.mma.LEAST_WGMMA", WORTH_WGMMA):
+        with mock.patch("rawnn.opts.mma.LEAST_WGMMA", WORTH_WGMMA), \
+                mock.patch("rawnn.opts.mma.wgmma_is_faster", return_value=True):
             for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
                 opt = ",".join(filter(None, ("preload", number, kernel)))
-                _collect(found, LARGE, opt, machine)
+                for variant in LARGE[:1] if number == "fp8" else LARGE:  # drawn values saturate
+                    _collect(found, variant, opt, machine)
         with mock.patch("rawnn.opts.mma.LEAST_STREAMED", 1):
             for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
                 opt = ",".join(filter(None, ("preload", number, kernel)))

@@ -13,8 +13,11 @@ from rawnn.bench.table import times_text
 from rawnn.config import Config
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
+from rawnn.step.recipe import Form
 from rawnn.workloads import workload
 
+EXAMPLES = 60_000
+"""Of the training set of MNIST."""
 HEADINGS = ("workload", "toggle", "alone", "in the fastest set", "interaction")
 
 
@@ -39,12 +42,13 @@ class Ablated(msgspec.Struct, frozen=True, kw_only=True):
 
 def ablated(suite: AblationSuite, machine: Machine) -> list[Ablated]:
     """The toggles that a fastest set has beyond its base on a machine. Raises ConfigError."""
-    config = Config(**{**workload(suite.workload), "opt": suite.full})
-    recipe = config.recipe()
-    steps = recipe.steps(60_000)
+    config = Config(**{**workload(suite.workload), "opt": suite.full, "epochs": suite.epochs})
+    recipe, form = config.recipe(), Form(EXAMPLES, labels="uint8", scale=1 / 255)
+    steps = recipe.steps(EXAMPLES)
 
     def words(opt: str) -> list[str]:
-        return select(opt, config.network(), steps, machine, batch=recipe.batch).words()
+        return select(opt, config.network(), steps, machine, batch=recipe.batch,
+                      recipe=recipe, form=form).words()
 
     base = words(suite.base)
     return [Ablated(workload=suite.workload, toggle=word, base=suite.base, full=suite.full)

@@ -127,14 +127,17 @@ def _judged(pairs: Sequence[tuple[list[float], list[float]]], effect: float, lev
     scales = _scales(logs)
     pool = _residuals(logs, scales)
     generator = np.random.default_rng(seed)
+    # The smallest p-value that resampling can find must be below the level after adjustment.
+    count = max(RESAMPLES, math.ceil(4 * len(pairs) / level))
     found = []
     for (a, b), scale in zip(logs, scales, strict=True):
         difference = float(np.median(b) - np.median(a))
-        noise = scale * (_medians(generator, pool, len(b)) - _medians(generator, pool, len(a)))
+        noise = scale * (_medians(generator, pool, len(b), count)
+                         - _medians(generator, pool, len(a), count))
         low, high = np.quantile(noise, [0.025, 0.975])
         beyond = int(np.count_nonzero(np.abs(noise) >= abs(difference)))
         found.append((difference, difference - high, difference - low,
-                      (1 + beyond) / (1 + RESAMPLES)))
+                      (1 + beyond) / (1 + count)))
     adjusted = holm([p for *_, p in found])
     return [_Figures(ratio=math.exp(d), low=math.exp(lo), high=math.exp(hi), p=p,
                      verdict=_verdict(d, p, effect, level))
@@ -175,8 +178,8 @@ def _residuals(logs: Logs, scales: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _medians(generator: np.random.Generator, pool: NDArray[np.float64],
-             count: int) -> NDArray[np.float64]:
-    drawn: NDArray[np.float64] = np.median(generator.choice(pool, (RESAMPLES, count)), axis=1)
+             runs: int, count: int) -> NDArray[np.float64]:
+    drawn: NDArray[np.float64] = np.median(generator.choice(pool, (count, runs)), axis=1)
     return drawn
 
 

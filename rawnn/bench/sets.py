@@ -160,10 +160,11 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
              device: str = "auto", dataset: str = "mnist", *,
              notify: Callable[[str], None] = lambda message: None,
              on_progress: Callable[[Progress], None] = lambda progress: None,
+             opened: Opened | None = None,
              data: Dataset | None = None, stand_in: bool = False) -> SetsResult:
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
-    opened device, interleaved. `epochs` are the workload's own unless given; `stand_in` is
-    explained at `load_dataset`.
+    opened device, interleaved: on `opened`, which is left open, if that is given. `epochs` are the
+    workload's own unless given; `stand_in` is explained at `load_dataset`.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -178,7 +179,8 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
     data = data or load_dataset(dataset, notify=notify, stand_in=stand_in)
     for each in series:
         check_fit(each.config, data)
-    opened = open_device(device, notify)
+    own = opened is None
+    opened = opened or open_device(device, notify)
     if opened.device is None:
         for each in series:
             each.config = replace(each.config, device="host")  # which leaves no toggle out
@@ -186,7 +188,7 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
     try:
         return _Sets(kind, series, repeats, data, opened).run(on_progress)
     finally:
-        if opened.device:
+        if own and opened.device:
             with suppress(RawnnError):  # a run that failed may have broken the context
                 opened.device.close()
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from rawnn.activations import ACTIVATIONS
 from rawnn.data import Dataset
 from rawnn.data.normalise import Normalisation
 from rawnn.errors import ConfigError
+from rawnn.losses import LOSSES
 from rawnn.network import INITIALISERS, Network
-from rawnn.optimizers import Optimizer
+from rawnn.optimizers import RULES, Optimizer
 from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.numbers import NUMBERS
 from rawnn.opts.registry import Machine, Toggle
@@ -136,7 +139,7 @@ class Specification:
 def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
     """The specification of a seed. What it asks for can be run on `machine`."""
     generator = np.random.default_rng([seed, 0])
-    loss = _one(generator, ("cross_entropy", "cross_entropy", "mse", "bce"))
+    loss = _one(generator, _all(LOSSES, "cross_entropy", "cross_entropy", "mse", "bce"))
     layers, batch = _sizes(generator, limits)
     autoencoder = loss == "mse" and generator.random() < 0.3
     if autoencoder:
@@ -145,7 +148,8 @@ def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
         layers = (*layers[:-1], int(generator.integers(2, min(33, limits.widths[1]))))
     batch = _within(layers, batch, limits.work)
     network = Network(
-        layers, bias=generator.random() < 0.7, activation=_one(generator, ("relu", "tanh", "gelu")),
+        layers, bias=generator.random() < 0.7,
+        activation=_one(generator, _all(ACTIVATIONS, "relu", "tanh", "gelu")),
         loss=loss, init=_one(generator, tuple(INITIALISERS) if len(layers) < 3 else
                              tuple(name for name in INITIALISERS if name != "zeros")))
     steps, rest = int(generator.integers(1, 5)), int(generator.integers(0, batch))
@@ -159,6 +163,12 @@ def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
         numbers=_one(generator, _numbers(machine)),
         forms=machine.gpu is None and generator.random() < 0.3)
     return _with_toggles(generator, spec, machine)
+
+
+def _all(registry: Iterable[str], *drawn: str) -> tuple[str, ...]:
+    """What is drawn from: the names `drawn`, as often as they are given, then all others of the
+    registry once. The order of those known so far stays, so that a seed keeps its network."""
+    return (*drawn, *(name for name in registry if name not in drawn))
 
 
 def _one(generator: Generator, choices: tuple[str, ...]) -> str:
@@ -195,7 +205,7 @@ def _within(layers: tuple[int, ...], batch: int, work: float) -> int:
 
 
 def _optimizer(generator: Generator) -> Optimizer:
-    name = _one(generator, ("sgd", "sgd", "adam", "adamw"))
+    name = _one(generator, _all(RULES, "sgd", "sgd", "adam", "adamw"))
     settings = {"decay": 0.01} if generator.random() < 0.3 else {}
     if name != "sgd":
         return Optimizer(name, 1e-3, settings)

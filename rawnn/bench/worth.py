@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
@@ -27,7 +27,7 @@ def toggles_named(names: Sequence[str]) -> list[Toggle]:
 def comparison_sets(toggles: Sequence[Toggle]) -> list[WorkloadSet]:
     """All that must be measured to compare these toggles, each once."""
     return list(dict.fromkeys(
-        (c.workload, opt) for toggle in toggles for c in toggle.comparisons
+        (c.workload, opt) for toggle in toggles for c in (*toggle.comparisons, *toggle.parts)
         for opt in _opts(toggle, c)))
 
 
@@ -55,8 +55,19 @@ def _found(result: SetsResult) -> dict[WorkloadSet, Measurement]:
 
 
 def has_all(result: SetsResult, toggle: Toggle) -> bool:
-    """Whether everything was measured that the toggle is compared by."""
-    return {_key(*each) for each in comparison_sets([toggle])} <= _found(result).keys()
+    """Whether everything was measured that the toggle is compared by, its parts aside."""
+    wanted = {_key(c.workload, opt) for c in toggle.comparisons for opt in _opts(toggle, c)}
+    return wanted <= _found(result).keys()
+
+
+def _shown(toggle: Toggle, results: Sequence[Mapping[WorkloadSet, Measurement]]
+           ) -> Iterator[Comparison]:
+    """Its comparisons, and those of its parts that one of the results has."""
+    yield from toggle.comparisons
+    for part in toggle.parts:
+        if any(_key(part.workload, opt) in found for opt in _opts(toggle, part)[:1]
+               for found in results):
+            yield part
 
 
 def markdown(toggle: Toggle, results: Sequence[SetsResult]) -> str:
@@ -72,7 +83,7 @@ def markdown(toggle: Toggle, results: Sequence[SetsResult]) -> str:
              "|---|---|" + "---:|" * len(machines) + "---|---:|---:|"]
     below: list[str] = []
     found = [_found(result) for result in results]
-    for comparison in toggle.comparisons:
+    for comparison in _shown(toggle, found):
         opts = _opts(toggle, comparison)
         bases = [known.get(_key(comparison.workload, opts[0])) for known in found]
         said = [f"`{comparison.beside}`" if comparison.beside else "nothing",
@@ -100,7 +111,7 @@ def terminal_table(toggle: Toggle, result: SetsResult) -> tuple[Table, list[str]
         table.add_column(heading, overflow="fold")
     found = _found(result)
     below: dict[str, None] = {}
-    for comparison in toggle.comparisons:
+    for comparison in _shown(toggle, [found]):
         opts = _opts(toggle, comparison)
         base = found.get(_key(comparison.workload, opts[0]))
         for place, (added, opt) in enumerate(

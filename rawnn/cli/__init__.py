@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import click
+from click.shell_completion import CompletionItem
 
 from rawnn.errors import RawnnError, nearest
 from rawnn.version import __version__
@@ -60,7 +61,16 @@ class _Commands(click.Group):
     """A group whose commands live in modules of the same name, and whose default is `train`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and ctx.resilient_parsing:  # a shell asks what may stand there
+            return super().parse_args(ctx, args)
         return super().parse_args(ctx, _with_command(args))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = super().shell_complete(ctx, incomplete)
+        train = self.get_command(ctx, "train")
+        if incomplete.startswith("-") and train is not None:  # the default command's options
+            found += train.shell_complete(click.Context(train, parent=ctx), incomplete)
+        return list({item.value: item for item in found}.values())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

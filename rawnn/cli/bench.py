@@ -26,6 +26,7 @@ from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import bench_option, peers, random_contests
+from rawnn.cli.report import everything, report
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.cli.suites import ablation, curves, sweep
@@ -208,6 +209,8 @@ bench.add_command(peers)
 bench.add_command(ablation)
 bench.add_command(sweep)
 bench.add_command(curves)
+bench.add_command(report)
+bench.add_command(everything)
 
 
 @bench.command()

@@ -9,7 +9,16 @@ import click
 from rich.table import Table
 
 from rawnn.bench.duel import ROUNDS, Duel, duel
-from rawnn.cli.options import config_options, make_config
+from rawnn.cli.grouped import Command
+from rawnn.cli.options import (
+    OUTPUT,
+    PATH,
+    TOGGLES,
+    config_options,
+    make_config,
+    run_option,
+    toggle_names,
+)
 from rawnn.cli.screen import say, table_console
 from rawnn.data import Dataset
 from rawnn.datasource import check_fit, named, settled
@@ -20,11 +29,15 @@ from rawnn.machine import open_device
 HEADINGS = ("toggles", "us/step", "min-max", "x first", "launches", "MB moved", "loss of epoch 1")
 
 
-@click.command()
-@config_options
+@click.command(cls=Command)
+@run_option(TOGGLES, "--opt", "A set of toggles; give two or more.", "", multiple=True,
+            metavar="TOGGLES", required=True, values=toggle_names, many=True)
+@config_options("opt", "epochs", "partial", "patience", "min_delta", "monitor", "save",
+                "save_every", "keep", "resume")
 @click.option("--rounds", type=click.IntRange(2), default=ROUNDS, show_default=True,
               help="Turns of each set.")
-@click.option("--json", "json_file", metavar="FILE", help="Keep everything as JSON.")
+@run_option(OUTPUT, "--json json_file", "Keep everything as JSON.", "not written",
+            metavar="FILE", type=PATH)
 def compare(config_file: str | None, rounds: int, json_file: str | None, **options: Any) -> None:
     """Time two or more sets of toggles on one network, in turns, and say which is faster.
 
@@ -50,17 +63,6 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     if json_file:
         found.write_json(json_file)
     _show(found)
-
-
-def _several(command: click.Command) -> None:
-    """Let --opt be given more than once."""
-    command.params = [p for p in command.params if p.name != "opt"]
-    command.params.insert(0, click.Option(
-        ["--opt"], multiple=True, metavar="TOGGLES", required=True,
-        help="A set of toggles; give two or more."))
-
-
-_several(compare)
 
 
 def _show(found: Duel) -> None:

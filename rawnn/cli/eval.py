@@ -12,23 +12,29 @@ from rich.console import Console
 from rawnn.checkpoint import Checkpoint, find
 from rawnn.cli.examples import Examples, given_examples, own_examples, say
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
+from rawnn.cli.grouped import Command
+from rawnn.cli.options import DATA, DEVICE, OUTPUT, PATH, check_data, devices, run_option
 from rawnn.cli.screen import fitted, working
+from rawnn.data.catalog import DATASETS
 from rawnn.errors import ConfigError
 from rawnn.files import check_output, write_atomically
 from rawnn.model import Model
 
 
-@click.command(name="eval")
-@click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--dataset", metavar="NAME", help="mnist, fashion-mnist, idx or synthetic.")
-@click.option("--data", metavar="PATH", help="A .csv, .tsv or .npz file, or a directory of IDX "
-                                             "files; else what the model was trained on.")
-@click.option("--target", metavar="COLUMN", help="Column (or columns) of the right answers.")
-@click.option("--device", metavar="host|gpu:N|sim", default="host", show_default=True,
-              help="Where to run.")
-@click.option("--confusion/--no-confusion", default=True,
-              help="Whether to print the confusion matrix (yes).")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures as JSON.")
+@click.command(name="eval", cls=Command)
+@click.argument("checkpoint", metavar="CHECKPOINT", type=PATH)
+@run_option(DATA, "--dataset", "mnist, fashion-mnist, idx or synthetic.",
+            "what the model was trained on", metavar="NAME", values=lambda: DATASETS)
+@run_option(DATA, "--data", "A .csv, .tsv or .npz file, or a directory of IDX files.",
+            "what the model was trained on", metavar="PATH", type=PATH)
+@run_option(DATA, "--target", "Column (or columns) of the right answers.", "as in training",
+            metavar="COLUMN")
+@run_option(OUTPUT, "--confusion/--no-confusion", "Whether to print the confusion matrix.", "yes",
+            default=True)
+@run_option(OUTPUT, "--json json_file", "Write the figures as JSON.", "not written",
+            metavar="FILE", type=PATH)
+@run_option(DEVICE, "--device", "Where to run.", "host", metavar="host|gpu:N|sim", default="host",
+            values=devices)
 def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | None, device: str,
           confusion: bool, json_file: str | None) -> None:
     """Measure a CHECKPOINT (a file, or the newest of a directory) on its test set, or on --data.
@@ -36,6 +42,7 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
     Prints loss and accuracy and, for classes, precision, recall and the confusion matrix.
     """
     check_output("--json", json_file)
+    check_data({"data": data, "dataset": dataset})
     path, found = find(checkpoint, say)
     examples = own_examples(found, str(path)) if data is None and dataset is None else \
         given_examples(found, dataset, data, target)

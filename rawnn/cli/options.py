@@ -2,83 +2,169 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
 
+from rawnn.activations import ACTIVATIONS
 from rawnn.checkpoint import continued
+from rawnn.cli.grouped import Known, Option
 from rawnn.config import Config, parse_layers, read_toml
+from rawnn.data.catalog import DATASETS, is_table
+from rawnn.errors import ConfigError
+from rawnn.losses import LOSSES
+from rawnn.network import INITIALISERS
+from rawnn.optimizers import RULES as OPTIMIZERS
+from rawnn.schedules import RULES as SCHEDULES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+TOGGLES, NETWORK, TRAINING, DATA, KEEPING, OUTPUT, DEVICE = (
+    "Toggles", "Network", "Training", "Data", "Keeping and continuing", "Output", "Device")
+"""The groups of a run's options, in the order in which help shows them."""
 
-def config_options(command: F) -> F:
-    """Every field of Config as an option, and --config for a TOML file. An option given on the
-    command line wins over the file."""
-    for decorate in reversed([
-        click.option("--opt", metavar="TOGGLES",
-                     help="Toggles and presets, comma-separated: graphs=epoch,cublas (which starts "
-                          "from preload,arena); none,fuse (which does not); best,-cudnn; seed; "
-                          "best (the default)."),
-        click.option("--workload", metavar="NAME",
-                     help="Start from a built-in workload: linear, mlp4, wide128 ... wide8192."),
-        click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes."),
-        click.option("--bias/--no-bias", default=None, help="Whether layers have biases (yes)."),
-        click.option("--activation", metavar="NAME", help="relu (the default), tanh or gelu."),
-        click.option("--loss", metavar="NAME",
-                     help="cross_entropy (the default), mse or bce (on logits)."),
-        click.option("--init", metavar="NAME",
-                     help="uniform (PyTorch's default, and here), he, glorot or zeros."),
-        click.option("--epochs", type=int, help="Passes over the training set (20)."),
-        click.option("--batch", type=int, help="Examples per step (128)."),
-        click.option("--partial/--drop-partial", default=None,
-                     help="Keep the last partial batch of an epoch (dropped)."),
-        click.option("--shuffle/--no-shuffle", default=None,
-                     help="A new order of the examples each epoch (no)."),
-        click.option("--optimizer", metavar="NAME", help="sgd (the default), adam or adamw."),
-        click.option("--lr", type=float, help="Learning rate (0.1)."),
-        click.option("--momentum", type=float, help="Momentum of sgd (0)."),
-        click.option("--nesterov/--no-nesterov", default=None, help="Nesterov's momentum (no)."),
-        click.option("--weight-decay", type=float, help="Weight decay (0; adamw 0.01)."),
-        click.option("--beta1", type=float, help="Of adam and adamw (0.9)."),
-        click.option("--beta2", type=float, help="Of adam and adamw (0.999)."),
-        click.option("--eps", type=float, help="Of adam and adamw (1e-8)."),
-        click.option("--schedule", metavar="TEXT",
-                     help="Of the learning rate: constant, step:30:0.1, cosine, warmup:5,cosine."),
-        click.option("--seed", type=int, help="Seed of the initial weights (0)."),
-        click.option("--dataset", metavar="NAME",
-                     help="mnist (the default), fashion-mnist, idx or synthetic."),
-        click.option("--data", metavar="PATH",
-                     help="Where the data set's IDX files are, or a .csv, .tsv or .npz file."),
-        click.option("--target", metavar="COLUMN",
-                     help="Column (or columns) of a table to be predicted, by name or index."),
-        click.option("--validation", type=float,
-                     help="Fraction of a table that is taken out for testing (0.2)."),
-        click.option("--normalise", metavar="HOW",
-                     help="learned (mean 0, deviation 1), pixels (by 1/255) or none; bytes are "
-                          "scaled by 1/255 otherwise."),
-        click.option("--autoencoder/--no-autoencoder", default=None,
-                     help="Reproduce the inputs (no)."),
-        click.option("--save", metavar="DIRECTORY", help="Keep checkpoints there."),
-        click.option("--save-every", type=int, help="Epochs between checkpoints (1)."),
-        click.option("--keep", type=int, help="How many checkpoints are kept (all)."),
-        click.option("--resume", metavar="PATH",
-                     help="Continue from a checkpoint, or from the newest of a directory, with its "
-                          "options unless others are given."),
-        click.option("--patience", type=int,
-                     help="Stop after so many reports without improvement, and go back to the "
-                          "best."),
-        click.option("--min-delta", type=float, help="How much is an improvement (0)."),
-        click.option("--monitor", metavar="NAME",
-                     help="What is to improve: test_loss (the default), test_accuracy, "
-                          "train_loss."),
-        click.option("--device", metavar="auto|gpu:N|host|sim", help="Where to run (auto)."),
-        click.option("--config", "config_file", metavar="FILE.toml",
-                     help="Read options from a TOML file."),
-    ]):
-        command = decorate(command)
-    return command
+
+def toggle_names() -> Iterable[str]:
+    """Presets and toggles."""
+    from rawnn.opts import TOGGLES as KNOWN
+    from rawnn.opts.presets import PRESETS
+
+    return (*PRESETS, *KNOWN)
+
+
+def workload_names() -> Iterable[str]:
+    """The built-in workloads."""
+    from rawnn.workloads import WORKLOADS
+
+    return WORKLOADS
+
+
+def devices() -> Iterable[str]:
+    """What --device takes, the first of several GPUs."""
+    return ("auto", "gpu", "gpu:0", "host", "sim")
+
+
+def _named(*names: str) -> Known:
+    return lambda: names
+
+
+def run_option(group: str, name: str, help: str, told: str, **named: Any) -> Callable[[F], F]:
+    """An option of a group; `told` is its default in words."""
+    return click.option(*name.split(" "), cls=Option, group=group, help=help, told=told, **named)
+
+
+_option = run_option
+
+
+def _switch(group: str, name: str, help: str, told: str) -> Callable[[F], F]:
+    return _option(group, name, help, told, default=None)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names of a registry: "gelu, relu or tanh"."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}"
+
+
+def setting(name: str) -> tuple[str, str]:
+    """Which optimizers have a setting, and its default: ("Of adam and adamw.", "0.9")."""
+    defaults = {rule.name: f"{rule.settings[name]:g}" for rule in OPTIMIZERS.values()
+                if name in rule.settings}
+    *first, last = defaults
+    same = len(set(defaults.values())) == 1
+    told = defaults[last] if same else "; ".join(f"{r} {v}" for r, v in defaults.items())
+    return f"Of {' and '.join(filter(None, [', '.join(first), last]))}.", told
+
+
+PATH = click.Path()  # a text that shells complete as a path
+
+_RUN: dict[str, Callable[[Any], Any]] = {
+    "opt": _option(TOGGLES, "--opt", "Toggles and presets, separated by commas: "
+                   "graphs=epoch,cublas starts from preload,arena; none,fuse does not; "
+                   "best,-cudnn; seed.", "best",
+                   metavar="TOGGLES", values=toggle_names, many=True),
+    "workload": _option(TOGGLES, "--workload", "Start from a built-in workload: linear, mlp4, "
+                        "wide128 ... wide8192.", "none", metavar="NAME", values=workload_names),
+    "layers": _option(NETWORK, "--layers", "Sizes from the inputs to the outputs.", "784-10",
+                      metavar="784-10"),
+    "bias": _switch(NETWORK, "--bias/--no-bias", "Whether layers have biases.", "yes"),
+    "activation": _option(NETWORK, "--activation", f"Between layers: {listed(ACTIVATIONS)}.",
+                          "relu", metavar="NAME", values=lambda: ACTIVATIONS),
+    "loss": _option(NETWORK, "--loss", f"{listed(LOSSES)}; bce is on logits.", "cross_entropy",
+                    metavar="NAME", values=lambda: LOSSES),
+    "init": _option(NETWORK, "--init", f"How weights start: {listed(INITIALISERS)}; uniform is "
+                    "PyTorch's.", "uniform", metavar="NAME", values=lambda: INITIALISERS),
+    "epochs": _option(TRAINING, "--epochs", "Passes over the training set.", "20", type=int),
+    "batch": _option(TRAINING, "--batch", "Examples per step.",
+                     "128, fewer for a small set of your own", type=int),
+    "partial": _switch(TRAINING, "--partial/--drop-partial",
+                       "Keep the last partial batch of an epoch.",
+                       "kept with data of your own, dropped otherwise"),
+    "shuffle": _switch(TRAINING, "--shuffle/--no-shuffle", "A new order of the examples each "
+                       "epoch.", "no"),
+    "optimizer": _option(TRAINING, "--optimizer", f"{listed(OPTIMIZERS)}.", "sgd", metavar="NAME",
+                         values=lambda: OPTIMIZERS),
+    "lr": _option(TRAINING, "--lr", "Learning rate.", "0.1", type=float),
+    "momentum": _option(TRAINING, "--momentum", *setting("momentum"), type=float),
+    "nesterov": _switch(TRAINING, "--nesterov/--no-nesterov", "Nesterov's momentum, of sgd.", "no"),
+    "weight_decay": _option(TRAINING, "--weight-decay", *setting("decay"), type=float),
+    "beta1": _option(TRAINING, "--beta1", *setting("beta1"), type=float),
+    "beta2": _option(TRAINING, "--beta2", *setting("beta2"), type=float),
+    "eps": _option(TRAINING, "--eps", *setting("eps"), type=float),
+    "schedule": _option(TRAINING, "--schedule", "Of the learning rate: "
+                        + ", ".join(rule.form for rule in SCHEDULES.values())
+                        + "; behind a warm-up, warmup:EPOCHS,cosine.", "constant", metavar="TEXT",
+                        values=_named("constant", "cosine", "step:30:0.1", "warmup:5,cosine")),
+    "seed": _option(TRAINING, "--seed", "Seed of the initial weights, and of every random order.",
+                    "0", type=int),
+    "patience": _option(TRAINING, "--patience", "Stop after so many reports without improvement, "
+                        "and go back to the best.", "never", type=int),
+    "min_delta": _option(TRAINING, "--min-delta", "With --patience: how much is an improvement.",
+                         "0", type=float),
+    "monitor": _option(TRAINING, "--monitor", "With --patience: what is to improve, test_loss, "
+                       "test_accuracy or train_loss.", "test_loss", metavar="NAME",
+                       values=_named("test_loss", "test_accuracy", "train_loss")),
+    "dataset": _option(DATA, "--dataset", "mnist, fashion-mnist, idx or synthetic.", "mnist",
+                       metavar="NAME", values=lambda: DATASETS),
+    "data": _option(DATA, "--data", "Where the data set's IDX files are, or a table: .csv, .tsv or "
+                    ".npz (.csv.gz, too).", "RAWNN_DATA, the cache, or fetched", metavar="PATH",
+                    type=PATH),
+    "target": _option(DATA, "--target", "Column (or columns) of a table to be predicted, by name "
+                      "or index.", "none", metavar="COLUMN"),
+    "validation": _option(DATA, "--validation", "Fraction of a table that is taken out for "
+                          "testing.", "0.2", type=float),
+    "normalise": _option(DATA, "--normalise", "learned (mean 0, deviation 1), pixels (by 1/255) or "
+                         "none.", "bytes by 1/255, other numbers not", metavar="HOW",
+                         values=_named("learned", "pixels", "none")),
+    "autoencoder": _switch(DATA, "--autoencoder/--no-autoencoder", "Reproduce the inputs.", "no"),
+    "save": _option(KEEPING, "--save", "Keep checkpoints there.", "none are kept",
+                    metavar="DIRECTORY", type=PATH),
+    "save_every": _option(KEEPING, "--save-every", "With --save: epochs between checkpoints.", "1",
+                          type=int),
+    "keep": _option(KEEPING, "--keep", "With --save: how many checkpoints are kept.", "all",
+                    type=int),
+    "resume": _option(KEEPING, "--resume", "Continue from a checkpoint, or from the newest of a "
+                      "directory, with its options unless others are given.", "a new run",
+                      metavar="PATH", type=PATH),
+    "device": _option(DEVICE, "--device", "Where to run.", "auto", metavar="auto|gpu:N|host|sim",
+                      values=devices),
+    "config_file": _option(KEEPING, "--config config_file", "Read options from a TOML file; those "
+                           "given here win over it.", "none", metavar="FILE.toml", type=PATH),
+}
+
+
+def config_options(*left_out: str) -> Callable[[F], F]:
+    """Every field of Config as an option but those left out, and --config for a TOML file. An
+    option given on the command line wins over the file."""
+
+    def decorate(command: F) -> F:
+        for name in reversed(_RUN):
+            if name not in left_out:
+                command = _RUN[name](command)
+        return command
+
+    return decorate
 
 
 def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
@@ -87,4 +173,18 @@ def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
     given = {name: value for name, value in options.items() if value is not None}
     if "layers" in given:
         given["layers"] = parse_layers(given["layers"])
-    return Config.from_mapping(continued({**values, **given}), config_file or "options")
+    asked = {**values, **given}
+    check_data(asked)
+    return Config.from_mapping(continued(asked), config_file or "options")
+
+
+def check_data(asked: Mapping[str, Any]) -> None:
+    """Refuse what would play no part. Raises ConfigError."""
+    path, name = asked.get("data"), asked.get("dataset")
+    table = isinstance(path, str) and is_table(path)
+    if table and name not in (None, "table"):
+        raise ConfigError(f"--dataset {name} is a set of its own, but --data {path} is a table: "
+                          f"leave one of them out")
+    if "validation" in asked and not (asked.get("resume") or table or name == "table"):
+        raise ConfigError(f"validation = {asked['validation']} is for a table (--data FILE.csv): "
+                          f"{name or 'mnist'} brings its own test set")

@@ -24,6 +24,7 @@ from rawnn.bench.peers.summary import (
     markdown,
     network_line,
     provenance,
+    setups,
     summary,
 )
 from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
@@ -57,8 +58,10 @@ def random_contests(count: int | None, seed: int | None, device: str, peers: tup
     rules = Rules(systems, device, drawn_forms(asked))
     arranged = Arrangement("random-peers", asked, rules, absent, earlier)
     result = hold(arranged, budget, json_file, markdown_file)
-    print_table(HEADINGS, [cells(line) for line in summary(result)])
-    click.echo("Ratios are their time over ours: above 1 we are faster.")
+    if result.contests:
+        print_table(HEADINGS, [cells(line) for line in summary(result)])
+        click.echo("Ratios are their time over ours: above 1 we are faster.")
+        click.echo(setups(result))
     if markdown_file:
         write_atomically(markdown_file, markdown(result).encode())
     finish(result)
@@ -95,7 +98,7 @@ def peers(names: tuple[str, ...], peers: tuple[str, ...], bench_file: str | None
     systems, absent = chosen(peers, ("numpy", "torch", "jax"))
     suite = read_suites(bench_file).peers
     asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
-    rules = Rules(systems, device_of(device), workload_forms, patience=200.0)
+    rules = Rules(systems, device_of(device), workload_forms)
     arranged = Arrangement("peers", asked, rules, absent, earlier)
     result = hold(arranged, budget, json_file, markdown_file)
     print_table(WORKLOAD_HEADINGS, table_rows(result))

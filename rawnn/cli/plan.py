@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
+from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
+from rawnn.cli.screen import sentences, table_console
 from rawnn.compiling.programmatic import Proof
 from rawnn.onchip.report import describe
 from rawnn.opts import select
@@ -33,8 +35,10 @@ ASSUMED = assumed(EVERYTHING_RUNS)
 """Plans are shown as for a GPU on which every toggle can run, unless another is named."""
 
 
-@click.command()
-@config_options
+@click.command(cls=Command)
+@config_options("init", "seed", "partial", "patience", "min_delta", "monitor", "dataset", "data",
+                "target", "validation", "normalise", "autoencoder", "save", "save_every", "keep",
+                "resume", "device")
 @click.option("--gpu", type=click.Choice(list(TARGETS), case_sensitive=False),
               default=EVERYTHING_RUNS, show_default=True, help="The GPU that the plan is for.")
 @click.option("--examples", type=click.IntRange(1), default=60_000, show_default=True,
@@ -61,9 +65,9 @@ def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: 
     if dot:
         click.echo(_dot(graphs))
         return
-    click.echo(f"toggles: {selection}")
-    click.echo(f"policy:  {policy}")
-    click.echo(f"for:     {selection.target}\n")
+    sentences(table_console(), [f"toggles: {selection}", f"policy:  {policy}",
+                                f"for:     {selection.target}"])
+    click.echo()
     for name, outcomes in selection.outcomes(baseline).items():
         click.echo(f"parts of {name}")
         for outcome in outcomes:

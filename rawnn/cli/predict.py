@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,23 +16,29 @@ from rich.console import Console
 from rawnn.checkpoint import find
 from rawnn.cli.eval import show
 from rawnn.cli.examples import given_examples, say
+from rawnn.cli.grouped import Command
+from rawnn.cli.options import DATA, DEVICE, OUTPUT, PATH, check_data, devices, run_option
 from rawnn.cli.screen import working
+from rawnn.data.catalog import DATASETS
 from rawnn.errors import ConfigError
 from rawnn.files import check_output, write_atomically
 from rawnn.model import Model
 
 
-@click.command()
-@click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--data", metavar="PATH", required=True,
-              help="A .csv, .tsv or .npz file, or a directory of IDX files.")
-@click.option("--dataset", metavar="NAME", help="mnist, fashion-mnist or idx, of a directory.")
-@click.option("--target", metavar="COLUMN",
-              help="Column (or columns) of the right answers, if the file has them.")
-@click.option("--out", metavar="FILE", help="Where to write, .csv or .npz (CSV to the terminal).")
-@click.option("--probabilities", is_flag=True, help="Write the probability of every class, too.")
-@click.option("--device", metavar="host|gpu:N|sim", default="host", show_default=True,
-              help="Where to run.")
+@click.command(cls=Command)
+@click.argument("checkpoint", metavar="CHECKPOINT", type=PATH)
+@run_option(DATA, "--data", "A .csv, .tsv or .npz file, or a directory of IDX files.", "",
+            metavar="PATH", required=True, type=PATH)
+@run_option(DATA, "--dataset", "mnist, fashion-mnist or idx, of a directory.", "idx",
+            metavar="NAME", values=lambda: DATASETS)
+@run_option(DATA, "--target", "Column (or columns) of the right answers, if the file has them.",
+            "as in training", metavar="COLUMN")
+@run_option(OUTPUT, "--out", "Where to write, .csv or .npz.", "CSV to the terminal",
+            metavar="FILE", type=PATH)
+@run_option(OUTPUT, "--probabilities", "Write the probability of every class, too, under its name.",
+            "no", is_flag=True)
+@run_option(DEVICE, "--device", "Where to run.", "host", metavar="host|gpu:N|sim", default="host",
+            values=devices)
 def predict(checkpoint: str, data: str, dataset: str | None, target: str | None, out: str | None,
             probabilities: bool, device: str) -> None:
     """Predict with a CHECKPOINT (a file, or the newest of a directory) from --data, row by row.
@@ -40,6 +47,7 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     """
     if out is not None and not out.lower().endswith((".csv", ".npz")):
         raise ConfigError(f"--out {out}: predictions are written as .csv or .npz")
+    check_data({"data": data, "dataset": dataset})
     check_output("--out", out)
     _, found = find(checkpoint, say)
     examples = given_examples(found, dataset, data, target)
@@ -47,11 +55,11 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     with working("predicting"):
         columns = _columns(model, examples.inputs, probabilities, device)
     if out is None:
-        sys.stdout.write(_csv(columns))
+        sys.stdout.write(_csv(columns, model.names))
         sys.stdout.flush()
     else:
-        write_atomically(out, _npz(columns) if out.lower().endswith(".npz")
-                         else _csv(columns).encode())
+        write_atomically(out, _npz(columns, model.names) if out.lower().endswith(".npz")
+                         else _csv(columns, model.names).encode())
         say(f"{len(examples.inputs):,} predictions are in {out}")
     if examples.answers is not None:
         console = Console(highlight=False, soft_wrap=True, stderr=out is None)
@@ -73,12 +81,13 @@ def _columns(model: Model, inputs: Any, probabilities: bool, device: str
     return {"prediction": said, "probabilities": model.shaped(z, "probabilities")}
 
 
-def _csv(columns: dict[str, NDArray[Any]]) -> str:
+def _csv(columns: dict[str, NDArray[Any]], classes: Sequence[str]) -> str:
     names: list[str] = []
     parts: list[NDArray[Any]] = []
     for name, array in columns.items():
         wide = array.ndim > 1 and (array.shape[1] > 1 or name == "probabilities")
-        names += [f"{name}_{i}" for i in range(array.shape[1])] if wide else [name]
+        places = classes if name == "probabilities" else range(array.shape[-1])
+        names += [f"{name}_{place}" for place in places] if wide else [name]
         parts.append(array.reshape(len(array), -1))
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
@@ -88,7 +97,8 @@ def _csv(columns: dict[str, NDArray[Any]]) -> str:
     return text.getvalue()
 
 
-def _npz(columns: dict[str, NDArray[Any]]) -> bytes:
+def _npz(columns: dict[str, NDArray[Any]], classes: Sequence[str]) -> bytes:
     file = io.BytesIO()
-    np.savez_compressed(file, allow_pickle=False, **columns)
+    named = {"classes": np.array(classes)} if "probabilities" in columns else {}
+    np.savez_compressed(file, allow_pickle=False, **columns, **named)
     return file.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -54,12 +55,9 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
     check_device(device)
     suites = read_suites(bench_file).ablation
     opened = open_device(device, say)
-    machine = opened.machine
-    if opened.device:
-        opened.device.close()
-    if machine.gpu is not None:
-        raise ConfigError(f"an ablation means something on a GPU only: {machine.gpu}")
-    toggles = [t for suite in suites for t in ablated(suite, machine)]
+    if opened.device is None:
+        raise ConfigError(f"an ablation means something on a GPU only: {opened.machine.gpu}")
+    toggles = [t for suite in suites for t in ablated(suite, opened.machine)]
 
     def heard(progress: Progress) -> None:
         if json_file:
@@ -68,9 +66,13 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
             f"{progress.measurement.opt}")
 
     epochs, runs = {s.epochs for s in suites}, {s.repeats for s in suites}
-    result: SetsResult = run_sets(
-        "ablation", ablation_sets(toggles), repeats or max(runs), max(epochs), device, dataset,
-        notify=say, on_progress=heard)
+    try:
+        result: SetsResult = run_sets(
+            "ablation", ablation_sets(toggles), repeats or max(runs), max(epochs), device, dataset,
+            notify=say, on_progress=heard, opened=opened)
+    finally:
+        with suppress(RawnnError):  # a set that failed may have broken the context
+            opened.device.close()
     if json_file:
         result.write_json(json_file)
     print_table(ABLATION_HEADINGS, rows(toggles, result))

@@ -22,7 +22,8 @@ from rawnn.cli.described import (
     network_text,
     training_text,
 )
-from rawnn.cli.options import config_options, make_config
+from rawnn.cli.grouped import Command
+from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.files import SideOutput, TextSink, check_output
 from rawnn.machine import since_import
@@ -36,13 +37,14 @@ LOSS_HEADER = f"{'epoch':>6} {'train loss':>11} {'test loss':>20} {'ms/epoch':>1
 """For losses that count nothing right or wrong."""
 
 
-@click.command()
-@config_options
-@click.option("--json", "json_file", metavar="FILE", help="Write the whole result as JSON.")
-@click.option("--log-allocations", "log_file", metavar="[FILE]", is_flag=False, flag_value="-",
-              help="Write a line for every call that takes device memory from the driver or gives "
-                   "it back, to FILE or to the screen.")
-@click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
+@click.command(cls=Command)
+@config_options()
+@run_option(OUTPUT, "--json json_file", "Write the whole result as JSON.", "not written",
+            metavar="FILE", type=PATH)
+@run_option(OUTPUT, "--log-allocations log_file", "Write a line for every call that takes device "
+            "memory from the driver or gives it back, to FILE or to the screen.", "not written",
+            metavar="[FILE]", is_flag=False, flag_value="-")
+@run_option(OUTPUT, "--quiet", "Print nothing but warnings and errors.", "no", is_flag=True)
 def train(config_file: str | None, json_file: str | None, log_file: str | None, quiet: bool,
           **options: Any) -> None:
     """Train a network on MNIST (or another data set) and report how fast and how well.

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
+from rawnn.cli.screen import sentences, table_console
 from rawnn.config import Config
 from rawnn.data import Dataset
 from rawnn.datasource import named, settled
@@ -24,8 +25,9 @@ from rawnn.tuning.search import Measured, Search, Task, fits
 from rawnn.tuning.table import PACKAGED, Entry, read, remember, user_file
 
 
-@click.command()
-@config_options
+@click.command(cls=Command)
+@config_options("epochs", "init", "seed", "partial", "patience", "min_delta", "monitor",
+                "validation", "save", "save_every", "keep", "resume")
 @click.option("--table", "table_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Remember what was found there, not in the user's own table.")
 @click.option("--show", is_flag=True, help="Print what is remembered, and measure nothing.")
@@ -100,23 +102,19 @@ def _tell(found: Measured) -> None:
         _say(f"{found.us:9.1f} us a step  {found.toggles or 'no toggle'}")
 
 
-def _console() -> Console:
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=160)
-
-
 def _report(search: Search, entry: Entry) -> None:
     """All that was tried, the fastest first, then what could not run."""
     table = Table(title=f"{entry.gpu}: {_what(entry)}, us a step by the device's clock")
     for heading, justify in (("toggles", "left"), ("us", "right"), ("min-max", "right"),
                              ("", "left")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+        table.add_column(heading, justify=justify, overflow="fold",  # type: ignore[arg-type]
+                         no_wrap=justify == "right")
     for m in search.fastest():
         table.add_row(m.toggles or "none", f"{m.us:.1f}", f"{m.low:.1f}-{m.high:.1f}", "")
     for m in search.found.values():
         if m.refusal:
             table.add_row(m.toggles, "", "", m.refusal.splitlines()[0])
-    _console().print(table)
+    table_console().print(table)
     same = sum(m.same_as is not None for m in search.found.values())
     if same:
         click.echo(f"{same} more sets make a plan that was measured already")
@@ -132,13 +130,13 @@ def _show(path: Path) -> None:
     if not entries:
         click.echo(f"{path}: nothing is remembered")
         return
-    table = Table(title=str(path))
-    for heading in ("GPU", "network", "fastest", "us", "others", "measured"):
-        table.add_column(heading, justify="right" if heading == "us" else "left")
-    for e in entries:
-        others = "; ".join(f"{words or 'none'} {us:.1f}" for words, us in e.others.items())
-        table.add_row(e.gpu, _what(e), e.toggles or "none", f"{e.us:.1f}", others, e.date[:10])
-    _console().print(table)
+    console = table_console()
+    sentences(console, [f"{path}, microseconds of a step:"])
+    for e in entries:  # one a row would need some 200 columns
+        others = [f"{words or 'none'} {us:.1f}" for words, us in e.others.items()]
+        sentences(console, [f"- {e.gpu}, {_what(e)}: {e.toggles or 'none'} {e.us:.1f}"
+                            + (f"; others: {', '.join(others)}" if others else "")
+                            + f" ({e.date[:10]})"])
 
 
 def _show_launches() -> None:

@@ -231,10 +231,11 @@ class Device:
             self.compile_ms += (perf_counter() - started) * 1e3
 
     def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
-             expressions: tuple[str, ...]) -> None:
+             expressions: tuple[str, ...], relocatable: bool = False,
+             programmatic: bool = False) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
-        job = Job(name, expressions)
+        job = Job(name, expressions, relocatable, programmatic)
         self._keep(job, self._built(text, job), signatures)
         self.compile_ms += (perf_counter() - started) * 1e3
 

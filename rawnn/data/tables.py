@@ -75,7 +75,9 @@ def load_table(
     made = from_arrays(Pair(table.inputs, y), test, normalise=normalise, kind=kind, seed=seed,
                        name=_stem(Path(path)), source=os.fspath(path), label_names=names,
                        classes=classes)
-    return replace(made, feature_names=table.feature_names)
+    idle = () if table.test is None or fraction == DEFAULT_FRACTION else (
+        f"validation = {fraction:g} plays no part: {path} has a test part of its own",)
+    return replace(made, feature_names=table.feature_names, notes=(*made.notes, *idle))
 
 
 def _stem(path: Path) -> str:

@@ -39,7 +39,9 @@ def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Cho
     least = 0
     for d in _candidates(problem, chip, ranks, groups):
         us = cost.microseconds(d)
-        if best is not None and us >= best.us:
+        if best is not None and (us >= best.us or cost.most_bytes(d) > 2 * chip.shared):
+            continue
+        if best is None and least and cost.most_bytes(d) > max(2 * chip.shared, least):
             continue
         found = layout_of(d, chip.shared)
         least = min(least or found.nbytes, found.nbytes)
@@ -101,7 +103,8 @@ def _best_types(problem: Problem, ranks: int, groups: int, price: float) -> str:
                         problem.reconstruct and layer == depth - 1 and path[0] == SLICED
                         and above != SLICED):
                     continue
-                total = so_far + _step_cost(problem, ranks, groups, layer, below, above, price)
+                cycles, nbytes = _layer(problem, ranks, groups, layer, below, above)
+                total = so_far + cycles + price * nbytes
                 if above not in longer or total < longer[above][0]:
                     longer[above] = (total, path + above)
         paths = longer
@@ -109,9 +112,9 @@ def _best_types(problem: Problem, ranks: int, groups: int, price: float) -> str:
 
 
 @cache
-def _step_cost(problem: Problem, ranks: int, groups: int, layer: int, below: str, above: str,
-               price: float) -> float:
-    """Cycles of one layer between boundaries of two types."""
+def _layer(problem: Problem, ranks: int, groups: int, layer: int, below: str,
+           above: str) -> tuple[float, int]:
+    """Cycles and bytes of one layer between boundaries of two types."""
     types = FULL * layer + below + above + FULL * (problem.depth - layer - 1)
     if layer and kinds(types) is None:
         types = GATHERED * layer + below + above + FULL * (problem.depth - layer - 1)
@@ -119,7 +122,7 @@ def _step_cost(problem: Problem, ranks: int, groups: int, layer: int, below: str
     found = sum(phase.cycles for phase in cost.layer_phases(d, layer))
     if layer == problem.depth - 1 and above != FULL:
         found -= cost.H200.elementwise
-    return found + price * cost.layer_bytes(d, layer)
+    return found, cost.layer_bytes(d, layer)
 
 
 def _with_threads(d: Decomposition) -> Decomposition:

@@ -107,11 +107,31 @@ def layer_tiles(d: Decomposition, layer: int) -> int:
 
 
 def layer_bytes(d: Decomposition, layer: int) -> int:
-    """About the bytes of shared memory that a layer takes of a block."""
-    ins, outs = d.ins(layer), d.outs(layer)
-    states = 1 + (len(d.problem.states) if d.groups == 1 else 0)
-    values = up(ins, 16) * (d.pitch if layer else 0) + up(outs, 8) * d.pitch
-    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values)
+    """About the bytes of shared memory that a layer takes of a block: weights, state, values, and
+    mailboxes."""
+    p, ins, outs = d.problem, d.ins(layer), d.outs(layer)
+    states = 1 + (len(p.states) if d.groups == 1 else 0)
+    values = up(outs, 8) * d.pitch
+    if layer:
+        values += up(ins, 16) * d.pitch
+    else:
+        values += (1 if p.converted else 2) * d.columns * (up(ins, 8) + 8)
+        values += d.columns * up(ins, 16) * p.input_size // 2 if p.converted else 0
+    if layer == p.depth - 1 and not p.labelled:
+        values += 2 * d.columns * (up(outs, 4) + 4)
+    mail = 0
+    if d.kinds[layer] == BY_INPUTS:
+        mail = p.layers[layer + 1]
+    elif d.kinds[layer] == BY_OUTPUTS:
+        mail = p.layers[layer] if layer else 0
+    if d.types[layer + 1] == GATHERED:
+        mail = max(mail, p.layers[layer + 1])
+    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.columns)
+
+
+def most_bytes(d: Decomposition) -> int:
+    """About the bytes of shared memory that a decomposition takes."""
+    return sum(layer_bytes(d, layer) for layer in range(d.problem.depth))
 
 
 def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:

@@ -178,7 +178,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     take("rules", RULE_BYTES // 4)
     take("barriers", 8)
     take("tallies", 2 * tallies(d))
-    exchange = d.exchanged() * d.pitch
+    exchange = d.exchanged() * d.columns
     if exchange:
         take("exchange", 2 * exchange)
     scratch, tilings = 0, []
@@ -197,7 +197,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         owned = ceil(base, d.groups)
         while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
             shares *= 2
-        scratch = max(scratch, owned * shares * TILE)
+        scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
     take("scratch", scratch)
     return _with_state(d, parts, places, cursor, sync, shares, input_pitch, input_floats, raw_pitch,
                        target_pitch, target_width, exchange, tilings, states,

@@ -101,6 +101,7 @@ def problem_of(plan: Plan) -> Problem:
     gathers = plan.find(kind="gather")
     if not gathers:
         raise Unsupported("takes its batches from the host", "add preload")
+    _check_numbers(plan, updates)
     gather, first = gathers[0], updates[0]
     depth, bias = len(forward), bool(plan.find(kind="bias_add"))
     loss = next((entry for entry in LOSSES.values() if plan.find(kind=entry.parts[-1])), None)
@@ -108,7 +109,6 @@ def problem_of(plan: Plan) -> Problem:
         raise Unsupported("is not the step that rawnn builds, with nothing fused yet")
     if any(op.impl != "naive" for op in plan.ops):
         raise Unsupported("has ops whose kernels are chosen already")
-    _check_numbers(plan, updates)
     activations = {op.attributes["activation"] for op in plan.find(kind="activate")}
     settings = {k: v for k, v in first.attributes.items() if k not in NOT_SETTINGS}
     copy = first.operands.get("copy")

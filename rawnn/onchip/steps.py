@@ -91,9 +91,10 @@ class StepWriter:
             to = f"{self.at('x')} + {buffer} * {found.input_floats}"
             pitch = found.input_pitch
         barrier = f"barriers + 8 * {buffer}"
-        expected = f"bulk_bytes<{p.input_type}>({self.count(0)})"
+        expected = f"engine_bytes<Shape, {d.ins(0)}, {p.input_type}>({self.count(0)})"
         if not p.labelled and not p.reconstruct:
-            expected += f" + bulk_bytes<float>({self.count(p.depth)})"
+            expected += f" + engine_bytes<Shape, {found.target_width}, float>(" \
+                        f"{self.count(p.depth)})"
         w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, present * "
           f"({expected}));")
         w("__syncwarp();")
@@ -242,7 +243,7 @@ class StepWriter:
             applied = ", ".join(f"Between::apply(v.{c})" for c in each)
             lines.append(f"v = make_float4({applied});")
         size = self.d.slices[boundary]
-        lines.append(f"mail.send_to_all((rank * {size} + m) * {self.d.pitch} + e, v);")
+        lines.append(f"mail.send_to_all((rank * {size} + m) * {self.d.columns} + e, v);")
         return "\n".join(lines)
 
     def forward(self, layer: int) -> None:
@@ -260,7 +261,7 @@ class StepWriter:
             w(f"mail.expect({n * d.columns * 4});")
             self.product("forward", layer,
                          self.sender(count, self.keep_and_send(above, layer)), count, sent=True)
-            w(f"add_parts<Shape, 1, {n}>(mail.receive(), {n}, "
+            w(f"add_parts<Shape, 1, {n}, {d.columns}>(mail.receive(), {n}, "
               f"by_pairs({self.body(str(n), self.store(home))}));")
         else:
             self.all_reduce("forward", layer, n, self.keep(above, layer, home), [])
@@ -274,11 +275,11 @@ class StepWriter:
         finish = f"by_pairs({self.body(str(n), text)})"
         if d.sums_at_once(n):
             w(f"mail.expect({n * nbytes * d.ranks});")
-            place = f"(rank * {n} + m) * {d.pitch} + e"
+            place = f"(rank * {n} + m) * {d.columns} + e"
             self.product(kind, layer, self.sender(str(n), f"mail.send_to_all({place}, v);"),
                          str(n), sent=True)
             self.gradients(meanwhile)
-            w(f"add_parts<Shape, {d.ranks}, {n}>(mail.receive(), {n}, {finish});")
+            w(f"add_parts<Shape, {d.ranks}, {n}, {d.columns}>(mail.receive(), {n}, {finish});")
             return
         mine = f"max(0, min({size}, {n} - rank * {size}))"
         self.reduce(kind, layer, n, size, mine)
@@ -286,17 +287,18 @@ class StepWriter:
         w("{")
         w("const float* const parts = mail.receive();")
         w(f"mail.expect({n * nbytes});")
-        send = f"mail.send_to_all((rank * {size} + m) * {d.pitch} + e, v);"
-        w(f"add_parts<Shape, {d.ranks}, {size}>(parts, {mine}, {self.sender(mine, send)});")
+        send = f"mail.send_to_all((rank * {size} + m) * {d.columns} + e, v);"
+        w(f"add_parts<Shape, {d.ranks}, {size}, {d.columns}>(parts, {mine}, "
+          f"{self.sender(mine, send)});")
         w("}")
-        w(f"add_parts<Shape, 1, {n}>(mail.receive(), {n}, {finish});")
+        w(f"add_parts<Shape, 1, {n}, {d.columns}>(mail.receive(), {n}, {finish});")
 
     def reduce(self, kind: str, layer: int, n: int, size: int, mine: str) -> None:
         """A product whose partial sums go to the block whose share of `size` rows they are."""
         d = self.d
         self.w(f"mail.expect({mine} * {d.columns * 4 * d.ranks});")
         send = f"const int owner = m / {size};\n" \
-               f"mail.send(owner, (rank * {size} + m - owner * {size}) * {d.pitch} + e, v);"
+               f"mail.send(owner, (rank * {size} + m - owner * {size}) * {d.columns} + e, v);"
         self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
 
     def loss(self) -> None:
@@ -366,7 +368,8 @@ class StepWriter:
             self.reduce("backward", layer, n, size, f"n{layer}")
             self.gradients(waiting)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
-            w(f"add_parts<Shape, {d.ranks}, {size}>(mail.receive(), n{layer}, by_pairs({body}));")
+            w(f"add_parts<Shape, {d.ranks}, {size}, {d.columns}>(mail.receive(), n{layer}, "
+              f"by_pairs({body}));")
         else:
             self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting)
         w("__syncthreads();")

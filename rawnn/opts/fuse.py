@@ -28,7 +28,7 @@ from rawnn.opts.registry import (
 from rawnn.policy import Policy
 from rawnn.ptx import head, linear, narrow, skinny
 from rawnn.ptx.family import Fusion
-from rawnn.step.op import Op
+from rawnn.step.op import OPS, Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Tensor
 
@@ -142,7 +142,8 @@ def _update(plan: Plan) -> Plan:
             continue
         change: Change | None = None
         if update.kind != "sgd":
-            if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES:
+            if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES \
+                    and f"weight_{update.kind}" in OPS:  # not of an optimizer from elsewhere
                 change = _weight_update(plan, gradient, update)
         elif gradient.kind == "matmul" and gradient.impl == "cublas":
             change, slices = _library_update(plan, gradient, update)
@@ -252,10 +253,10 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
            _or(_update, "no update directly behind the gradient's product that it could do"),
            (("mlp4", _MMA), ("wide1024", _MMA))),
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
-    Fusion("late-slope", "the slope of an activation that keeps its input, where no kernel above "
+    Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "
                          "wanted the product without",
            _or(partial(_slope, saves="input"), "no slope left that a product could apply"),
-           (("mlp4", _MMA),)),
+           ()),  # of the built-in workloads none has such an activation
 )}
 """In the order in which they are tried."""
 
@@ -291,7 +292,7 @@ register(Toggle(
         *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl")
           for workload in ("wide128", "mlp4", "wide1024")),
         Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"),
-        *(Comparison(workload, f"{beside},fuse=-{name}") for name, fusion in FUSIONS.items()
-          for workload, beside in fusion.shown),
     ),
+    parts=tuple(Comparison(workload, f"{beside},fuse=-{name}") for name, fusion in FUSIONS.items()
+                for workload, beside in fusion.shown),
 ))

@@ -140,6 +140,8 @@ register(Toggle(
     comparisons=(
         *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,fuse,streams,pdl",
                      ("tiled", "cublas", "mma=sync", "mma")) for workload in ("mlp4", "wide1024")),
+    ),
+    parts=(
         Comparison("wide1024", "preload,arena,nosync,graphs=200,bf16,mma=-sync,fuse,streams,pdl"),
         Comparison("wide4096", "batch=512,preload,arena,nosync,graphs=200,bf16,mma=-wgmma,fuse"),
         Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma=-skinny,fuse,streams,pdl"),

@@ -23,7 +23,11 @@ def rewrite(plan: Plan, ranks: int = 0, groups: int = 0) -> Plan:
     """`plan`, a step that trains, as one op. Raises Unsupported where no kernel does it."""
     if reason := plan.target.lacks(*NEEDED):
         raise Unsupported(reason)
-    chosen = choose(problem_of(plan), chip_of(plan.target), ranks, groups)
+    return as_one_op(plan, choose(problem_of(plan), chip_of(plan.target), ranks, groups))
+
+
+def as_one_op(plan: Plan, chosen: Choice) -> Plan:
+    """`plan`, a step that trains, as one op whose kernel shares the work as chosen."""
     workspaces = _workspaces(plan, chosen)
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
         chosen.decomposition), expected=f"{chosen.us:.1f} us")

@@ -28,13 +28,15 @@ def stored(plan: Plan, values: str, gradients: str = "", between: str = "") -> P
     (`values` unless given). Every weight that a product reads becomes a rounded copy of its float32
     master, which the update writes too. Logits, probabilities, losses, biases and the gradients of
     parameters stay float32."""
-    hidden = list(_hidden(plan))
-    last = [t for t in plan.tensors.values() if t.role is Role.GRADIENT]
-    plan = _typed(plan, (t for t in hidden if t.name[0] != "z"), values)
-    plan = _typed(plan, (t for t in hidden if t.name[0] == "z"), between or values)
-    plan = _typed(plan, (t for t in last if t.name.startswith("dz")), gradients or values)
-    plan = _typed(plan, (t for t in last if t.name.startswith("da")), between or values)
-    return with_copies(plan, values)
+    multiplied = {op.operands[role] for op in plan.find(kind="matmul") for role in ("a", "b")}
+    applied = {op.operands["z"] for op in plan.find(kind="activate")}
+    of_parameters = {op.operands["dw"] for op in plan.ops if "dw" in op.operands}
+    typed = [replace(t, dtype=(between or values) if t.name in applied else values)
+             for t in _hidden(plan)]
+    typed += [replace(t, dtype=(gradients if t.name in multiplied else between) or values)
+              for t in plan.tensors.values()
+              if t.role is Role.GRADIENT and t.name not in of_parameters]
+    return with_copies(plan.with_tensors(*typed), values)
 
 
 def _hidden(plan: Plan) -> Iterable[Tensor]:
@@ -50,10 +52,6 @@ def _hidden(plan: Plan) -> Iterable[Tensor]:
 def steps_a_parameter(op: Op) -> bool:
     """Whether the op is an optimizer's step, which writes a parameter and its copy."""
     return "dw" in op.spec.reads and {"w", "copy"} <= set(op.spec.writes)
-
-
-def _typed(plan: Plan, tensors: Iterable[Tensor], dtype: str) -> Plan:
-    return plan.with_tensors(*(replace(t, dtype=dtype) for t in tensors))
 
 
 def copy_scale(weight: Tensor, dtype: str) -> float:

@@ -54,8 +54,9 @@ class Toggle:
     A list of toggles that has this one does not start from those of `instead`.
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
     value that a machine gives to one that leaves it open. `claim` is one line; `source` is where
-    the idea comes from; `comparisons` are what `rawnn bench toggles` measures. `outcomes(plan,
-    value)` are those of its parts, where it has some, in the plan that it is applied to.
+    the idea comes from; `comparisons` are what `rawnn bench toggles` measures, and `parts` the same
+    of single parts of it, each left out and taken. `outcomes(plan, value)` says what became of
+    those in the plan that it is applied to.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Toggle:
     settle: Callable[[str | int | None, Machine], str | int | None] = \
         lambda value, machine: value
     comparisons: tuple[Comparison, ...] = ()
+    parts: tuple[Comparison, ...] = ()
     outcomes: Callable[[Plan, str | int | None], list[Outcome]] = lambda plan, value: []
 
     def parse(self, text: str | None) -> str | int | None:

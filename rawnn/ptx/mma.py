@@ -1,5 +1,5 @@
-"""Matrix products on tensor cores: by mma.sync (sm_80), and by wgmma (sm_90a) those of 16 and 8 bits
-and those of float32."""
+"""Matrix products on tensor cores: by mma.sync (sm_80), and by wgmma (sm_90a) large ones, those of
+float32 by kernels of their own."""
 
 from __future__ import annotations
 

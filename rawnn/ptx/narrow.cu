@@ -23,10 +23,10 @@
 // Null pointers: order unless ORDERED, rates, c1 in narrow_update, partial there with STEPS = 1,
 // biases, and all of the layers behind DEPTH. ACTIVATION's slope must follow from its output.
 //
-// Used by `fuse` with `mma` (rawnn/opts/narrow.py), which also joins a step's narrow_update with
+// Used by `fuse` with `mma` (rawnn/ptx/narrow.py), which also joins a step's narrow_update with
 // the next one's narrow_input. Sums meet in a fixed order: results repeat bit for bit.
 // Launch: narrow_inner ceil(batch / 8) blocks of 2 * WIDTH threads with Inner::kBytes of dynamic
-// shared memory (shared_bytes of rawnn.step.ops.narrow), for SLOTS layers' weights at a time; the
+// shared memory (shared_bytes of rawnn.ptx.narrow), for SLOTS layers' weights at a time; the
 // others blocks of 256 threads, SPLITS = ceil(FEATURES / 256) of them for each 16 outputs of the
 // first layer; narrow_update one more for each 8 pieces of 16 x 32 of the other layers' weights and
 // a warp for the metrics.

@@ -264,10 +264,10 @@ def _between(batch: int, rows: int, dtype: str, partial: int) -> tuple[Tensor, .
 
 def _join(update: Op, following: Op) -> Op:
     """The update of a step and the first product of the next."""
-    name, _, step = update.name.partition("@")
-    return Op(update.kind, f"{name}+{following.name.partition('@')[0]}@{step}",
+    name = f"{update.own_name}+{following.own_name}"
+    return Op(update.kind, f"{name}@{update.offset}",
               {**update.operands, "partial": following.operands["partial"]}, update.attributes,
-              update.impl)
+              update.impl, name)
 
 
 JOINS["narrow_update", "narrow_input"] = _join

@@ -3,7 +3,7 @@
 // it needs itself. No block waits for another's turn: two mailboxes take turns, and whoever sends
 // the exchange after the next has had this block's part of the next, sent once its mailbox was read.
 //
-// A mailbox holds rows of kPitch floats. Where partial sums are sent, those of rank r begin at row
+// A mailbox holds rows of kColumns floats. Where partial sums are sent, those of rank r begin at row
 // r * ROWS; they are added up in the order of the ranks (add_parts), so that all get the same bits.
 // Limit: one way from block to block, some 600 cycles on an H200 for 16 blocks and a few KB.
 #pragma once

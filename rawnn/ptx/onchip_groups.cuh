@@ -27,6 +27,13 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
   sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
 }
 
+// Adds up a lane's part of a tile over the clusters from `first` to `end`.
+__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, long long stride,
+                                           int first, int end) {
+#pragma unroll 8
+  for (int group = first; group < end; ++group) accumulate(sum, __ldcg(part + group * stride));
+}
+
 // Every cluster updates everything: `parts` is this rank's first tile of cluster 0, whose tiles lie
 // `stride` float4 ahead of the next cluster's. place(tile) says where a tile's weights lie,
 // state(tile) where its state does.
@@ -39,10 +46,7 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
     Kept<RULE, FAR> kept;
     kept.load(state(tile) + lane);
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 8
-    for (int group = 0; group < SHAPE::kGroups; ++group) {
-      accumulate(sum, __ldcg(parts + group * stride + tile * kTileQuads + lane));
-    }
+    sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
     const Place at = place(tile);
     kept.update(rule, at.first, at.second, sum);
     kept.store(state(tile) + lane);
@@ -50,7 +54,7 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
 }
 
 // Each cluster updates every kGroups-th tile and leaves the new weights in `fresh`. SHARES warps
-// share the clusters of a tile; `scratch` holds their sums, kTileFloats each.
+// share the clusters of a tile; `scratch` holds their sums, kTileFloats each, where they are several.
 template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename P, typename Q>
 __device__ __forceinline__ void update_share(const float4* parts, long long stride,
                                              const RULE& rule, int group, float* scratch,
@@ -59,21 +63,21 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
   constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
   const int lane = lane_index();
   const int warp = warp_index();
+  if constexpr (SHARES > 1) {
 #pragma unroll 1
-  for (int item = warp; item < mine * SHARES; item += SHAPE::kThreads / 32) {
-    const int tile = group + item / SHARES * SHAPE::kGroups;
-    if (tile < TILES) {
-      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      const int end = min(SHAPE::kGroups, item % SHARES * each + each);
-#pragma unroll 8
-      for (int other = item % SHARES * each; other < end; ++other) {
-        accumulate(sum, __ldcg(parts + other * stride + tile * kTileQuads + lane));
+    for (int item = warp; item < mine * SHARES; item += SHAPE::kThreads / 32) {
+      const int tile = group + item / SHARES * SHAPE::kGroups;
+      if (tile < TILES) {
+        const int first = item % SHARES * each;
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        sum_groups(sum, parts + tile * kTileQuads + lane, stride, first,
+                   min(SHAPE::kGroups, first + each));
+        *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
+            make_float4(sum[0], sum[1], sum[2], sum[3]);
       }
-      *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
-          make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
+    __syncthreads();
   }
-  __syncthreads();
 #pragma unroll 1
   for (int slot = warp; slot < mine; slot += SHAPE::kThreads / 32) {
     const int tile = group + slot * SHAPE::kGroups;
@@ -81,10 +85,14 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       Kept<RULE, FAR> kept;
       kept.load(state(slot) + lane);
       float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if constexpr (SHARES == 1) {
+        sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
+      } else {
 #pragma unroll
-      for (int share = 0; share < SHARES; ++share) {
-        accumulate(sum, *reinterpret_cast<const float4*>(
-                            scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
+        for (int share = 0; share < SHARES; ++share) {
+          accumulate(sum, *reinterpret_cast<const float4*>(
+                              scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
+        }
       }
       const Place at = place(tile);
       kept.update(rule, at.first, at.second, sum);

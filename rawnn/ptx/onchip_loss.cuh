@@ -23,7 +23,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
     const bool there = example < present;
     const int label = there ? labels[example] : -1;
     const float* const z = logits + example;
-    float values[kept ? each : 1];
+    float values[kept ? each : 1] = {};
     const auto value_of = [&](int i) {
       const int m = i * LANES + part;
       if constexpr (kept) return values[i];

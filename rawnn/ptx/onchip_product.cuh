@@ -390,20 +390,20 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
   });
 }
 
-// The first `count` of ROWS rows, each the sum of PARTS parts ROWS rows apart, in their order:
-// body(row, column, four values).
-template <typename SHAPE, int PARTS, int ROWS, typename F>
+// The first `count` of ROWS rows of PITCH floats, each the sum of PARTS parts ROWS rows apart, in their
+// order: body(row, column, four values).
+template <typename SHAPE, int PARTS, int ROWS, int PITCH = SHAPE::kPitch, typename F>
 __device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
   constexpr int across = SHAPE::kColumns / 4;
 #pragma unroll 1
   for (int i = thread_index(); i < count * across; i += SHAPE::kThreads) {
     const int row = i / across;
     const int column = i % across * 4;
-    const float* p = parts + row * SHAPE::kPitch + column;
+    const float* p = parts + row * PITCH + column;
     float4 v = *reinterpret_cast<const float4*>(p);
 #pragma unroll
     for (int part = 1; part < PARTS; ++part) {
-      const float4 u = *reinterpret_cast<const float4*>(p + part * ROWS * SHAPE::kPitch);
+      const float4 u = *reinterpret_cast<const float4*>(p + part * ROWS * PITCH);
       v.x += u.x, v.y += u.y, v.z += u.z, v.w += u.w;
     }
     body(row, column, v);

@@ -208,12 +208,14 @@ __device__ __forceinline__ void load_states(float* kept, int tiles, int base, in
       });
 }
 
+// Null for `bias` leaves that to another block.
 template <typename SHAPE, int STATES, int ACROSS, int TILES, int SHARES>
 __device__ __forceinline__ void store_states(const float* kept, int tiles, int base, int share,
                                              int state, float* __restrict__ w, int ld,
                                              float* __restrict__ bias, Part part) {
   for_states<SHAPE, STATES, ACROSS, TILES, SHARES>(
       tiles, base, share, state, ld, part, [&](int place, long long index, bool of_bias) {
-        if (index >= 0) (of_bias ? bias : w)[index] = kept[place];
+        float* const to = of_bias ? bias : w;
+        if (index >= 0 && to != nullptr) to[index] = kept[place];
       });
 }

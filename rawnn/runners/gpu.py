@@ -28,9 +28,11 @@ from rawnn.runners.programs import (
     Program,
     RepeatProgram,
     StreamProgram,
+    WholeProgram,
     make_program,
 )
 from rawnn.step.build import used_tensors
+from rawnn.step.joining import spans
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
@@ -136,9 +138,15 @@ class GpuRunner:
         return program
 
     def _steps(self, plan: Plan) -> Program:
-        """A program of the epoch's steps, with a second stream for batches that are fetched by
-        ops of their own, if the policy says so."""
-        if not self._work.policy.streams or not fetching(plan):
+        """A program of the epoch's steps: one launch where one op does all of them; with a second
+        stream for batches that are fetched by ops of their own, if the policy says so."""
+        work = self._work
+        if work.steps and spans(plan) and work.policy.sync == "report":
+            whole = WholeProgram(self._lowering, plan.unrolled(work.steps), self._addresses,
+                                 self._host)
+            self._closing.callback(whole.close)
+            return whole
+        if not work.policy.streams or not fetching(plan):
             return self._stream(plan)
         addresses, host = self._addresses, self._host
         program = OverlappedProgram(

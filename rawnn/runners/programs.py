@@ -47,6 +47,13 @@ class StreamProgram:
         self._commands = []
 
 
+class WholeProgram(StreamProgram):
+    """An epoch whose steps are one op: the plan spans all of them, and runs once."""
+
+    def run(self, steps: int) -> None:
+        self.step(0)
+
+
 class AllocatingProgram(StreamProgram):
     """As StreamProgram, but temporaries without an address are allocated ahead of the op that first
     writes them and freed behind the one that last touches them, in every step: the baseline, whose
@@ -185,7 +192,7 @@ def fill(graph: Graph, lowering: Lowering, part: GraphPlan, addresses: Addresses
     are.
     """
     made: dict[tuple[str, tuple[str, ...]], tuple[list[Command], Proof | None]] = {}
-    keys = [(op.name.partition("@")[0], tuple(op.operands.values())) for op in part.plan.ops]
+    keys = [(op.own_name, tuple(op.operands.values())) for op in part.plan.ops]
     for key, op in zip(keys, part.plan.ops, strict=True):
         if key not in made:
             wanted = _with_condition(op, condition)

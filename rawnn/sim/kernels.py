@@ -33,6 +33,7 @@ from rawnn.sim.order import Task
 from rawnn.sim.tensormap import check_maps
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.op import OPS
+from rawnn.words import counted
 
 DTYPES: dict[str, Any] = {
     "float": np.float32, "double": np.float64, "__half": np.float16, "half": np.float16,
@@ -347,7 +348,8 @@ class Binding:
             if window and len(extents) == 1:
                 rows, cols = extents[0], 1
             if rows < 1 or cols < 1:
-                raise SimulationError(f"{label}: operand '{name}' has {rows} row(s) of {cols}")
+                raise SimulationError(f"{label}: operand '{name}' has "
+                                      f"{counted(rows, 'row')} of {cols}")
             ld = scalars.get(f"ld{name}", cols)
             if ld < cols:
                 raise SimulationError(f"{label}: ld{name} is {ld}, less than the {cols} columns")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rawnn.sim.errors import Race, ReadBeforeWrite, Refused, SimulationError
 from rawnn.sim.order import Task
+from rawnn.words import counted
 
 BASE = 1 << 56
 """First device address: no host address is as high, so the two cannot be taken for each other."""
@@ -223,7 +224,8 @@ class Memory:
         past = end - allocation.address - allocation.nbytes
         if past > 0:
             raise SimulationError(
-                f"{what} at {address:#x} reaches {past:,} byte(s) past the end of the {allocation}"
+                f"{what} at {address:#x} reaches {counted(past, 'byte')} past the end of the "
+                f"{allocation}"
             )
         region = Region(allocation, address, row_bytes, pitch, rows)
         for other in allocation.regions:
@@ -249,7 +251,7 @@ class Memory:
             allocation = self.live[self._bases[at]]
             past = address - allocation.address - allocation.nbytes
             if past < _GAP:
-                return f"out of bounds: {past:,} byte(s) past the end of the {allocation}"
+                return f"out of bounds: {counted(past, 'byte')} past the end of the {allocation}"
         return "in no allocation"
 
     # -- accesses -------------------------------------------------------------------------------
@@ -301,9 +303,9 @@ class Memory:
         row, column = np.unravel_index(int(mask.argmin()), mask.shape)
         raise ReadBeforeWrite(
             f"{task}: operand '{operand}' is read before it was written: byte {column} of row "
-            f"{row} ({region.rows} row(s) of {region.row_bytes:,} bytes, pitch {region.pitch:,}) "
-            f"in the {region.allocation}; {int((~mask).sum()):,} of {mask.size:,} bytes were never "
-            f"written"
+            f"{row} ({counted(region.rows, 'row')} of {region.row_bytes:,} bytes, pitch "
+            f"{region.pitch:,}) in the {region.allocation}; {int((~mask).sum()):,} of "
+            f"{mask.size:,} bytes were never written"
         )
 
 

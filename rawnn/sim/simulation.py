@@ -16,6 +16,7 @@ from rawnn.sim.graphs import GraphData, Launcher, Node
 from rawnn.sim.memory import POISON, Memory
 from rawnn.sim.order import Scheduler, Task
 from rawnn.sim.properties import attributes_of
+from rawnn.words import counted
 
 T = TypeVar("T")
 _QUEUE = 1024  # tasks that a launch queue holds before the host has to wait
@@ -324,7 +325,7 @@ class Simulation:
         found += [Leak("allocation", a.address, a.site, a.nbytes)
                   for a in self.memory.live.values()]
         if self.retained:
-            found.append(Leak("primary context", self.retained, f"{self.retained} retain(s)"))
+            found.append(Leak("primary context", self.retained, counted(self.retained, 'retain')))
         return self._left_behind + found
 
     def assert_clean(self) -> None:
@@ -332,7 +333,7 @@ class Simulation:
         leaks = self.leaks()
         if leaks:
             raise SimulationError(
-                f"{len(leaks)} leak(s) on the simulated GPU:\n"
+                f"{counted(len(leaks), 'leak')} on the simulated GPU:\n"
                 + "\n".join(f"  {leak}" for leak in leaks)
             )
 

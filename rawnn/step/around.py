@@ -25,7 +25,7 @@ def start(train: Plan, network: Network, seed: int) -> Plan:
 
     def draw(t: Tensor) -> Op:
         return Op("initialise", f"{t.name}.initialise", {"w": t.name},
-                  {"seed": seed, "stream": streams[t.name], "bound": network.bound(t.name)})
+                  {"seed": seed, "stream": streams[t.name], "bound": t.bound})
 
     return _made("start", train, Role.PARAMETER, draw)
 

@@ -170,9 +170,12 @@ class Builder:
             self.add(Role.EPOCH, "float32", rates=self.shape("loss"))
         if scheduled or optimizer.timed or recipe.shuffle:
             self.tensors["clock"] = CLOCK
-        for stream, parameter in enumerate(self.network.parameters()):
-            layer, part = parameter.name[2:].split(".")
-            operands = {"w": parameter.name, "dw": f"d{part[0]}{layer}"}
+        network = self.network
+        pairs = [pair for layer in range(1, network.depth + 1) for pair in (
+            (network.weight(layer), f"dw{layer}"),
+            *(((network.bias_of(layer), f"db{layer}"),) if network.bias else ()))]
+        for stream, (parameter, gradient) in enumerate(pairs):
+            operands = {"w": parameter.name, "dw": gradient}
             for name in optimizer.state:
                 state = f"{parameter.name}.{name}"
                 self.add(Role.STATE, "float32", **{state: parameter.shape})

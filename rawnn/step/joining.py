@@ -6,9 +6,13 @@ A plan of one step has no such pair, so they are joined when a plan is unrolled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import KIND, spanning
+
+if TYPE_CHECKING:
+    from rawnn.step.plan import Plan
 
 SPANS: dict[str, Callable[[Op, int], Op]] = {KIND: spanning}
 """Kinds of ops that do a whole step -> the op that does so many from it on."""
@@ -17,6 +21,11 @@ Join = Callable[[Op, Op], Op]
 JOINS: dict[tuple[str, str], Join] = {}
 """(kind, kind of the op directly behind it) -> the op that does both. It works on the step of the
 first."""
+
+
+def spans(plan: Plan) -> bool:
+    """Whether the plan is one op that can do many steps."""
+    return len(plan.ops) == 1 and plan.ops[0].kind in SPANS
 
 
 def joined(ops: Sequence[Op]) -> tuple[Op, ...]:

@@ -73,7 +73,8 @@ class Op:
     `impl` says which code runs it ("naive", "tiled", "mma", "cublas", "cudnn", "fused", "memcpy"),
     `operands` maps operand names to tensor names, `attributes` holds everything static (sizes,
     learning rate, the step's `offset` from the cursor, and the `span` of steps from there on that
-    an op does which does more than one).
+    an op does which does more than one). `origin` is the name of the op of one step that this is at
+    another, "" where it is itself.
     """
 
     kind: str
@@ -81,6 +82,12 @@ class Op:
     operands: Mapping[str, str]
     attributes: Attributes = field(default_factory=dict)
     impl: str = "naive"
+    origin: str = ""
+
+    @property
+    def own_name(self) -> str:
+        """Its name in the plan of one step."""
+        return self.origin or self.name
 
     @property
     def spec(self) -> OpSpec:
@@ -118,7 +125,8 @@ class Op:
         operands = self.operands
         if not rename.keys().isdisjoint(operands.values()):
             operands = {role: rename.get(name, name) for role, name in operands.items()}
-        return Op(self.kind, f"{self.name}@{offset}", operands, attributes, self.impl)
+        return Op(self.kind, f"{self.own_name}@{offset}", operands, attributes, self.impl,
+                  self.own_name)
 
     @property
     def offset(self) -> int:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.step.joining import SPANS, joined
+from rawnn.step.joining import SPANS, joined, spans
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
 from rawnn.target import HOST, Target
@@ -145,7 +145,7 @@ class Plan:
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
-        if len(self.ops) == 1 and self.ops[0].kind in SPANS:
+        if spans(self):
             whole = SPANS[self.ops[0].kind](self.ops[0], steps)
             return replace(self, ops=(whole,), steps=steps)
         tensors = dict(self.tensors)

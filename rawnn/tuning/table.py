@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from rawnn.compiling.cache import default_directory
 from rawnn.errors import ConfigError
+from rawnn.files import cache_directory
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"
@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def user_file() -> Path:
     """Where the user's own entries are kept: RAWNN_BEST, or a file beside the kernel cache."""
     given = os.environ.get(ENVIRONMENT)
-    return Path(given).expanduser() if given else default_directory().parent / "best.json"
+    return Path(given).expanduser() if given else cache_directory() / "best.json"
 
 
 def read(path: Path) -> list[Entry]:

@@ -161,7 +161,7 @@ def test_climbing(words: tuple[str, ...], added: tuple[str, ...], wanted: tuple[
 
 @pytest.mark.parametrize(("rung", "sentence"), [
     ("cubals", "did you mean 'cublas'"), ("fuse+grafs", "did you mean 'graphs'"),
-    ("graphs=0", "graphs=0"), ("fuse=3", "takes no value"), ("best=1", "is called 'best'"),
+    ("graphs=0", "graphs=0"), ("arena=3", "takes no value"), ("best=1", "is called 'best'"),
 ])
 def test_rungs_that_do_not_exist_are_refused_before_anything_runs(rung: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

@@ -32,8 +32,9 @@ def test_every_set_can_run_where_every_toggle_can(name: str, opt: str) -> None:
 @pytest.mark.parametrize("toggle", TOGGLES.values(), ids=lambda toggle: toggle.name)
 def test_every_toggle_is_compared_with_its_absence(toggle) -> None:
     assert toggle.comparisons
-    for comparison in toggle.comparisons:
+    for comparison in (*toggle.comparisons, *toggle.parts):
         beside = [w for w in comparison.beside.split(",") if w.partition("=")[0] == toggle.name]
+        assert bool(beside) == (comparison in toggle.parts)
         assert all("=-" in word for word in beside)  # one of its parts is left out
         added = comparison.added or (toggle.name,)
         assert any(word.partition("=")[0] == toggle.name for word in added)
@@ -85,3 +86,13 @@ def test_what_could_not_run_is_said_below_the_table() -> None:
     text = markdown(TOGGLES["arena"], [result])
     assert "| cannot run |" in text
     assert "- One cannot run linear with `none,preload,arena`: arena: only for a GPU" in text
+
+
+def test_parts_are_measured_and_shown_once_they_are() -> None:
+    fuse = TOGGLES["fuse"]
+    without, with_it = (f"preload,arena,nosync,{word},graphs=epoch"
+                        for word in ("fuse=-linear", "fuse"))
+    assert {("linear", without), ("linear", with_it)} <= set(comparison_sets([fuse]))
+    both = markdown(fuse, [result_of("H", {without: [3.0], with_it: [2.0]})])
+    assert "| `linear` | `preload,arena,nosync,graphs=epoch,fuse=-linear` | 3.00" in both
+    assert "fuse=-linear" not in markdown(fuse, [result_of("H", {with_it: [2.0]})])

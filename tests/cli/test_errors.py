@@ -38,7 +38,7 @@ def one_sentence(done: Done, *words: str, status: int | None = None) -> str:
     (("--opt", "grphs"), ("unknown toggle 'grphs'", "did you mean 'graphs'")),
     (("--opt", "best,-cudn"), ("unknown toggle 'cudn'", "did you mean 'cudnn'")),
     (("--opt", "-cudnn"), ("removes a toggle that is not on", "best,-cudnn")),
-    (("--opt", "fuse=3"), ("'fuse' takes no value",)),
+    (("--opt", "arena=3"), ("'arena' takes no value",)),
     (("--opt", "report=0"), ("report=0", "at least 1")),
     (("--opt", "graphs=sometimes"), ("graphs=sometimes", "step, epoch, while")),
     (("--opt", "best=2"), ("'best' is a preset",)),

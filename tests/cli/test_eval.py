@@ -92,6 +92,9 @@ def test_columns_are_found_by_their_names(rawnn: Rawnn, kept: Path, flowers: Pat
     assert "has no column 'length', which the network was trained on" in done.err
 
 
+NAMES = ("lily", "rose", "tulip")
+
+
 def test_predictions_as_csv(rawnn: Rawnn, kept: Path, flowers: Path, tmp_path: Path) -> None:
     done = rawnn("predict", str(kept), "--data", str(flowers), "--probabilities")
     assert done.status == 0, done.err
@@ -100,7 +103,8 @@ def test_predictions_as_csv(rawnn: Rawnn, kept: Path, flowers: Path, tmp_path: P
     assert len(rows) == 100
     assert np.mean([row["prediction"] == t for row, t in zip(rows, truth, strict=True)]) > 0.9
     for row in rows:
-        assert sum(float(row[f"probabilities_{i}"]) for i in range(3)) == pytest.approx(1, abs=1e-5)
+        assert sum(float(row[f"probabilities_{name}"]) for name in NAMES) == \
+            pytest.approx(1, abs=1e-5)
     assert "accuracy" in done.err  # the table had the answers
     bare = tmp_path / "bare.csv"
     bare.write_text("\n".join(line.rpartition(",")[0] for line in flowers.open()))
@@ -121,6 +125,7 @@ def test_predictions_as_npz(rawnn: Rawnn, kept: Path, tmp_path: Path) -> None:
     with np.load(out) as found:
         assert set(found["prediction"].tolist()) <= {"lily", "rose", "tulip"}
         assert found["probabilities"].shape == (7, 3)
+        assert found["classes"].tolist() == list(NAMES)
 
 
 def test_regression(rawnn: Rawnn, tmp_path: Path) -> None:

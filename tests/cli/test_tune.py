@@ -80,3 +80,12 @@ def test_there_is_nothing_to_tune_on_the_host(rawnn: Rawnn) -> None:
     done = rawnn("tune", "--device", "host")
     assert done.status == 1
     assert "tune measures on a GPU" in done.err
+
+
+@pytest.mark.parametrize("width", ["60", "80", "120"])
+def test_nothing_that_is_shown_is_cut(rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch,
+                                      width: str) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    done = rawnn("tune", "--show")
+    assert "…" not in done.out
+    assert "at batch" in done.out

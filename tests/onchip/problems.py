@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from rawnn.network import Network
@@ -13,6 +14,9 @@ from rawnn.policy import Policy
 from rawnn.step.plan import Plan
 from rawnn.target import known
 from tests.engine import step_plan
+
+FULL = bool(os.environ.get("RAWNN_FULL"))
+"""Whether tests take all cases (minutes), and not the few that a change breaks first."""
 
 HOPPER = chip_of(known((9, 0)))
 AMPERE = chip_of(known((8, 0)))
@@ -49,6 +53,9 @@ VARIETY: dict[str, dict[str, Any]] = {
                        "form": {"labels": "", "targets": 0, "reconstruct": True}},
     "bfloat16": {"numbers": "bf16"},
     "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
+    "a wide middle": {"layers": (21, 90, 40, 7)},
+    "long rows": {"layers": (703, 12), "batch": 20, "shuffle": True,
+                  "form": {"inputs": "float32", "scale": 1.0}},
     "more outputs than a register file": {"layers": (20, 700), "batch": 5},
 }
 """Kinds of problems, by what is special about them: keywords of `problem`."""

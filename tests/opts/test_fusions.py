@@ -23,27 +23,32 @@ from tests.engine import CAPABLE, make_work, random_dataset, step_plan, trained
 DEEP, NARROW, LINEAR = (784, 264, 128, 10), (784, 128, 64, 10), (784, 10)
 PLANS = {"linear": ("preload", LINEAR, 32), "narrow": ("preload,bf16,mma", NARROW, 32),
          "head": ("preload,bf16,mma", DEEP, 32),
-         "layers": ("preload,sr,mma", (784, 4096, 4096, 10), 32)}
+         "layers": ("preload,sr,mma", (784, 4096, 4096, 10), 32),
+         "late_slope": ("preload,bf16,mma", DEEP, 32)}
 """A plan in which a family's fusion finds a place."""
+KEEPING_INPUTS = {"late_slope": "gelu"}
+"""The activation of a plan in which a fusion finds a place, where it is not relu."""
 
 
-def outcomes(opt: str, layers: tuple[int, ...], batch: int = 32,
-             machine: object = CAPABLE) -> dict[str, str]:
-    selection = select(f"none,{opt}", Network(layers), 4, machine)  # type: ignore[arg-type]
-    found = selection.outcomes(step_plan(Network(layers), batch, 4 * batch))
+def outcomes(opt: str, layers: tuple[int, ...], batch: int = 32, machine: object = CAPABLE,
+             activation: str = "relu") -> dict[str, str]:
+    network = Network(layers, activation=activation)
+    selection = select(f"none,{opt}", network, 4, machine)  # type: ignore[arg-type]
+    found = selection.outcomes(step_plan(network, batch, 4 * batch))
     return {outcome.part: outcome.reason for outcome in found["fuse"]}
 
 
 @pytest.mark.parametrize("name", FUSIONS)
 def test_a_fusion_is_left_out_by_its_name(name: str) -> None:
     opt, layers, batch = PLANS.get(name, ("preload", DEEP, 32))
-    network = Network(layers)
+    kept = KEEPING_INPUTS.get(name, "relu")
+    network = Network(layers, activation=kept)
 
     def plan(fuse: str) -> object:
         return select(f"none,{opt},{fuse}", network, 4, CAPABLE).apply(
             step_plan(network, batch, 4 * batch))[0]
 
-    assert outcomes(f"{opt},fuse", layers)[name] == ""
+    assert outcomes(f"{opt},fuse", layers, activation=kept)[name] == ""
     assert plan("fuse") != plan(f"fuse=-{name}")
     assert outcomes(f"{opt},fuse=-{name}", layers)[name] == f"{name} is left out by fuse=-{name}"
     everything = "".join(f"-{each}" for each in FUSIONS)
@@ -85,7 +90,7 @@ def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], ba
 @pytest.mark.parametrize(("text", "message"), [
     ("fuse=-heads", "there is no 'heads'; did you mean 'head'"),
     ("fuse=-whole", "there is no 'whole'; the fusions are loss, epilogue"),
-    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-layers"),
+    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-late"),
     ("fuse=-", "fuse=-: write the fusions to leave out"),
     ("mma=-skiny", "there is no 'skiny'; did you mean 'skinny'"),
     ("mma=skinny", "give auto, sync or wgmma, or kinds to leave out, as in mma=-skinny"),

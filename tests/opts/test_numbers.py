@@ -157,7 +157,7 @@ def test_an_8_bit_copy_leaves_a_weight_room_to_grow(init: str, width: int) -> No
     for layer in (1, 2):
         weight = network.weight(layer)
         copy = plan[f"{weight.name}.float8_e4m3"]
-        bound = network.bound(weight.name) or 1 / np.sqrt(weight.shape[1])  # zeros will grow
+        bound = weight.bound or 1 / np.sqrt(weight.shape[1])  # zeros will grow
         assert HEADROOM <= 448 / (bound * copy.scale) < 2 * HEADROOM + 1e-9
         assert np.log2(copy.scale) % 1 == 0, "a power of two costs no accuracy"
 

@@ -67,7 +67,7 @@ def test_what_does_not_go_together_is_refused(opt: str, message: str) -> None:
 
 def test_what_does_not_fit_is_refused_with_the_cure() -> None:
     network = Network((2048, 2048, 2048))
-    with pytest.raises(ConfigError, match=r"does not fit the chip.*: leave persistent out, or take"):
+    with pytest.raises(ConfigError, match=r"does not fit the chip.*: leave persistent out, or"):
         select("persistent", network, 8, CAPABLE).apply(step_plan(network, 8, 64))
 
 

@@ -30,7 +30,7 @@ def chosen(text: str, network: Network = DEEP, steps: int = 468, machine: Machin
     ("none,report=3", ["report=3"]), ("none,fuse", ["fuse"]),
     ("none,graphs", ["arena", "nosync", "graphs=auto"]),
     ("none,preload,graphs=7", ["preload", "arena", "nosync", "graphs=7"]),
-    ("best,graphs=while", ["preload", "arena", "nosync", "cublas", "fuse", "streams",
+    ("best,graphs=while", ["preload", "arena", "nosync", "mma=wgmma", "fuse", "streams", "pdl",
                            "graphs=while"]),
     ("seed", ["preload", "arena", "nosync", "report=10", "cublas", "cudnn", "fuse",
               "streams", "graphs=auto"]),

@@ -1,7 +1,7 @@
-"""The arithmetic of float32 products on tensor cores, in NumPy: three products of tf32, from sums of
-16 terms on no more than twice as far from float64 as products and sums in float32. Of fewer terms
-float32 rounds each product once, to half a unit of its last place, and two tf32 hold a factor to a
-unit only: then it is up to six times.
+"""The arithmetic of float32 products on tensor cores, in NumPy: three products of tf32, from sums
+of 16 terms on no more than twice as far from float64 as products and sums in float32. Of fewer
+terms float32 rounds each product once, to half a unit of its last place, and two tf32 hold a factor
+to a unit only: then it is up to six times.
 
 Tensor cores are taken to add up a step's products and what they begin with exactly and to cut the
 sum off to float32, which is what they do to within a bit (Fasi et al., Numerical behavior of NVIDIA

@@ -8,7 +8,7 @@ time touches all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -23,8 +23,9 @@ from rawnn.bench.peers.worker import TRUTH, Made, Prepare, Timed
 
 HOPELESS = 1.25
 """A form this much slower than the fastest of its system and number class has no further turn."""
-EXPECTED_S = 12.0
-"""Seconds that a contest takes, before any was held: with a budget, that many are begun."""
+COMPILING = 0.6
+"""Of a budget, after how much of it no other program is begun to be made ready: the rest is for
+what was begun, and for timing."""
 TURN_S = 60.0
 """What a turn may take at most."""
 
@@ -41,7 +42,7 @@ class Rules:
     device: str
     forms: Forms = lambda problem, system: []
     rounds: int = 2
-    patience: float = 150.0
+    patience: float = 300.0
     at_once: int = 32
 
     def device_of(self, system: str) -> str:
@@ -108,31 +109,29 @@ def run_contests(problems: Sequence[Problem], rules: Rules, watch: Watch, *,
     """Hold the contest of each problem, in order. Ends early, between contests, where what is left
     of `budget` seconds would not suffice for another. `versions` hears what the systems run on,
     `notify` what goes on."""
-    begun, left, usual = monotonic(), list(problems), EXPECTED_S
+    begun, left = monotonic(), list(problems)
     if not left:
         return
-    with Lanes(rules.systems, len(left)) as lanes:
+    with Lanes(rules.systems, min(len(left), rules.at_once)) as lanes:
         while left:
-            spare = budget - (monotonic() - begun)
-            count = int(min(spare / usual, rules.at_once, len(left)))
-            if count < 1 and usual == EXPECTED_S and spare > 0:
-                count = 1  # nobody knows yet what one costs
-            if count < 1:
+            group, spare = left[:rules.at_once], budget - (monotonic() - begun)
+            done = {c.problem.name for c in (yield from _together(
+                group, rules, lanes, watch, monotonic(), spare, notify))}
+            versions(lanes.versions)
+            left = [p for p in left if p.name not in done]
+            if left and (not done or monotonic() - begun > COMPILING * budget):
                 notify(f"the budget of {budget:.0f} s is spent: {len(left)} of {len(problems)} "
                        f"contests are left")
                 return
-            group, left = left[:count], left[count:]
-            started = monotonic()
-            yield from _together(group, rules, lanes, watch, min(rules.patience, spare), notify)
-            versions(lanes.versions)
-            usual = (monotonic() - started) / len(group)
 
 
-def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, watch: Watch, patience: float,
-              notify: Callable[[str], None]) -> Iterator[Contest]:
+def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, watch: Watch, begun: float,
+              spare: float, notify: Callable[[str], None]
+              ) -> Generator[Contest, None, list[Contest]]:
     """Make the programs of some problems ready side by side, then time one problem after the
-    other."""
-    begun, ready, total = monotonic(), [0], len(group) * len(rules.systems)
+    other; as many as `spare` seconds suffice for."""
+    ready, total, held = [0], len(group) * len(rules.systems), list[Contest]()
+    patience = min(rules.patience, spare)
 
     def command(problem: Problem, system: str) -> Prepare:
         return Prepare(problem, rules.device_of(system), rules.forms(problem, system), patience)
@@ -142,16 +141,20 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, watch: Watch
         notify(f"{problem} is ready in {system} ({ready[0]} of {total}, "
                f"{monotonic() - begun:.0f} s)")
 
-    everything = lanes.prepare(group, command, done)
+    everything = lanes.prepare(group, command, done, begun + COMPILING * spare)
     setup = monotonic() - begun
     for problem in group:
+        prepared = everything.get(problem.name, [])
+        if not prepared or (held and monotonic() - begun > spare):
+            continue
         started = monotonic()
-        prepared = everything[problem.name]
         contest = timed_in_turns(problem, prepared, rules, watch)
         for each in prepared:
             each.forget()
-        yield msgspec.structs.replace(
-            contest, seconds=monotonic() - started + setup / len(group))
+        held.append(msgspec.structs.replace(
+            contest, seconds=monotonic() - started + setup / max(1, len(everything))))
+        yield held[-1]
+    return held
 
 
 def timed_in_turns(problem: Problem, prepared: Sequence[Prepared], rules: Rules,

@@ -9,10 +9,12 @@ before is made ready again in a new process.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 import msgspec
 
@@ -140,15 +142,16 @@ class Lanes:
                 for name, text in lane.process.versions.items()}
 
     def prepare(self, problems: Sequence[Problem], command: Callable[[Problem, str], Prepare],
-                done: Callable[[str, str], None] = lambda problem, system: None
-                ) -> dict[str, list[Prepared]]:
-        """Make all problems ready in all systems; by the problem's name, in the systems' order.
-        The larger ones are begun first, so that none is left over at the end. `done` hears each,
-        from the lane's thread."""
+                done: Callable[[str, str], None] = lambda problem, system: None,
+                until: float = math.inf) -> dict[str, list[Prepared]]:
+        """Make problems ready in all systems; by the problem's name, in the systems' order. The
+        larger ones are begun first, so that none is left over at the end. After `until` (of
+        `time.monotonic`) no other is begun, and what is not ready in all systems is given back.
+        `done` hears each, from the lane's thread."""
         found: dict[tuple[str, str], Prepared] = {}
 
         def work(lane: Lane, waiting: list[Problem]) -> None:
-            while not stopped.is_set():
+            while not stopped.is_set() and monotonic() < until:
                 try:
                     problem = waiting.pop()
                 except IndexError:
@@ -170,4 +173,9 @@ class Lanes:
                     thread.join(0.2)
         finally:
             stopped.set()
-        return {p.name: [found[p.name, s] for s in self._lanes] for p in problems}
+        ready = {p.name for p in problems if all((p.name, s) in found for s in self._lanes)}
+        for (name, _), prepared in found.items():
+            if name not in ready:
+                prepared.forget()
+        return {p.name: [found[p.name, s] for s in self._lanes] for p in problems
+                if p.name in ready}

@@ -23,6 +23,9 @@ DRAW_VERSION = 1
 """Of `draw`: another version draws other networks from the same seeds, which cannot be compared."""
 STEPS = 64
 """Steps of a drawn network's epoch."""
+RUN_STEPS = 128_000
+"""Steps of the run that ours is asked for, by which `best` judges what a compilation is worth: a
+time a step is a figure for long runs. What compiling takes is a figure of its own."""
 
 DEPTHS = (1, 6)
 WIDTHS = (16, 1024)
@@ -66,7 +69,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         """The run as rawnn is asked for it."""
         return Config(layers=self.layers, bias=self.bias, activation=self.activation,
                       loss=self.loss, batch=self.batch, shuffle=self.shuffle,
-                      optimizer=self.optimizer, lr=self.lr, seed=self.seed, opt=opt, device=device)
+                      optimizer=self.optimizer, lr=self.lr, seed=self.seed, opt=opt, device=device,
+                      epochs=-(-RUN_STEPS // self.steps))
 
     def initial(self) -> list[Array]:
         """Weights [out, in] and biases [out] of the layers in order, as rawnn starts from them."""

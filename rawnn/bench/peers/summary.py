@@ -79,6 +79,19 @@ def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str,
                 faster=sum(r > 1 for r, _ in ratios), failures=failures, missing=missing)
 
 
+def setups(result: ContestsResult) -> str:
+    """What making a network's programs ready took each system, on average, in a sentence: the
+    compilation that no time a step covers."""
+    parts = []
+    for system in result.systems:
+        sums = [sum(e.setup_s for e in mine) for c in result.contests
+                if (mine := [e for e in c.entries if e.system == system])]
+        if sums:
+            parts.append(f"{system} {sum(sums) / len(sums):.1f}")
+    return (f"seconds until all of a network's programs were ready, on average, several at a time "
+            f"on all cores: {', '.join(parts)}")
+
+
 HEADINGS = ("class", "against", "geometric mean", "95 % interval", "median", "worst", "faster in",
             "failed")
 
@@ -126,14 +139,13 @@ def _factor(mine: Entry | None, other: Entry | None) -> str:
     return f" ({times_text(other.time / mine.time)} x{unsure})"
 
 
-def markdown(result: ContestsResult) -> str:
-    """The summary, every network, and what failed, with provenance."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|---:|---:|"]
-    lines += ["| " + " | ".join(cells(line)) + " |" for line in summary(result)]
-    peers = [s for s in result.systems if s != OURS]
-    heads = ["network", *(f"{who} {n}" for n in NUMBERS for who in (OURS, "best peer"))]
-    lines += ["", "Microseconds a step; the peer's in brackets is how many times as long.", "",
-              "| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+NETWORKS = "Microseconds a step; the peer's in brackets is how many times as long."
+NETWORK_HEADINGS = ("network", *(f"{who} {n}" for n in NUMBERS for who in (OURS, "best peer")))
+
+
+def network_rows(result: ContestsResult) -> list[list[str]]:
+    """The texts under NETWORK_HEADINGS, a network a row."""
+    made = []
     for contest in result.contests:
         row = [f"{contest.problem.name}: {contest.problem}"]
         for numbers in NUMBERS:
@@ -141,13 +153,24 @@ def markdown(result: ContestsResult) -> str:
             row += [_time(mine).removesuffix(" us"),
                     "-" if other is None else f"{other.time:.2f} {other.system}"
                     + _factor(mine, other)]
-        lines.append("| " + " | ".join(row) + " |")
+        made.append(row)
+    return made
+
+
+def markdown(result: ContestsResult) -> str:
+    """The summary, every network, and what failed, with provenance."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines += ["| " + " | ".join(cells(line)) + " |" for line in summary(result)]
+    peers = [s for s in result.systems if s != OURS]
+    lines += ["", NETWORKS, "", "| " + " | ".join(NETWORK_HEADINGS) + " |",
+              "|---|" + "---:|" * (len(NETWORK_HEADINGS) - 1)]
+    lines += ["| " + " | ".join(row) + " |" for row in network_rows(result)]
     failed = [f"- {c.problem.name}: {e.system} {e.numbers} {e.form} {e.status}: {e.reason}"
               for c in result.contests for e in c.entries if e.status != "measured"]
     lines += ["", *(failed or ["Nothing failed, was refused or was wrong."]), ""]
     if not peers:
         lines += ["No peer was there.", ""]
-    return "\n".join([*lines, provenance(result), ""])
+    return "\n".join([*lines, f"{setups(result)}  ", provenance(result), ""])
 
 
 def provenance(result: ContestsResult) -> str:

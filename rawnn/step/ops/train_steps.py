@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rawnn.step.plan import Plan
 
 KIND = "train_steps"
+SUMMARY = "Whole steps of training, one behind the other."
 WORKSPACE = "train_steps."
 """What the names of the kernel's workspaces begin with; the rest is their role."""
 
@@ -55,11 +56,13 @@ def train_steps(step: Plan, workspaces: tuple[Tensor, ...], impl: str,
 
 def spanning(op: Op, steps: int) -> Op:
     """The op over so many steps, from its own on."""
-    return Op(op.kind, f"{op.name.partition('@')[0]}@{op.offset}", op.operands,
-              {**op.attributes, "span": steps}, op.impl)
+    return Op(op.kind, f"{op.own_name}@{op.offset}", op.operands,
+              {**op.attributes, "span": steps}, op.impl, op.own_name)
 
 
 def _spec(op: Op) -> OpSpec:
+    if "step" not in op.attributes:
+        return OPS[KIND]
     step: Plan = op.attributes["step"]
 
     def roles(names: list[str]) -> tuple[str, ...]:
@@ -76,7 +79,7 @@ def _spec(op: Op) -> OpSpec:
 
     return OpSpec(KIND, reads, (*writes, *workspaces), reference,
                   tuple(r for r in ("loss", "correct") if r in writes),
-                  summary="whole steps of training, one behind the other")
+                  summary=SUMMARY)
 
 
 def _run(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
@@ -104,4 +107,4 @@ def _undefined(t: SimpleNamespace, a: Attributes) -> None:
     raise NotImplementedError("what train_steps means follows from each op")
 
 
-OPS[KIND] = OpSpec(KIND, (), (), _undefined, of=_spec)
+OPS[KIND] = OpSpec(KIND, (), (), _undefined, summary=SUMMARY, of=_spec)

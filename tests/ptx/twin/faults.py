@@ -28,6 +28,7 @@ import numpy as np
 
 from rawnn.ptx import SOURCES
 from tests.onchip.test_twin import Launch
+from tests.onchip.test_twin import check as check_written
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.plans import Memory, check, has_kernel, instances, kernel_for, runs
 from tests.ptx.twin.twin import Kernels, Twin
@@ -45,9 +46,9 @@ PATIENCE = 900
 
 GENERATED = "train_steps"
 """Stands for the kernels that are written for a network."""
-WRITTEN = (("softmax, SGD", 2, 2), ("Adam in an order", 4, 2), ("bfloat16", 2, 1),
-           ("binary cross-entropy, tanh", 1, 1))
-"""Some of them: a problem of tests/onchip, ranks and groups."""
+WRITTEN = (("softmax, SGD", 2, 2, "SFGF"), ("Adam in an order", 4, 1, "FSFF"),
+           ("binary cross-entropy, tanh", 4, 2, "FGFS"), ("a wide middle", 4, 1, "SFGF"))
+"""Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
@@ -289,11 +290,9 @@ class Outcome:
 
 
 def _probe_written(sources: Path) -> None:
-    for name, ranks, groups in WRITTEN:
-        launch = Launch(name, ranks, groups)
+    for number, (name, ranks, groups, types) in enumerate(WRITTEN):
         with tempfile.TemporaryDirectory() as folder:
-            found = launch.on_twin(Path(folder), 3, sources)
-        launch.compare(found)
+            check_written(Launch(name, ranks, groups, types), Path(folder), number, sources)
 
 
 def _attempt(fault: Fault) -> tuple[str, str]:

@@ -1,0 +1,157 @@
+"""Figures of the report, as SVG text that takes the page's colours. matplotlib is imported only
+when one is drawn."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rawnn.bench.curves import CurvesResult
+from rawnn.bench.peers.records import NUMBERS, OURS, Contest, ContestsResult
+from rawnn.bench.plot import require_matplotlib
+from rawnn.bench.records import LadderResult
+from rawnn.bench.table import milliseconds, rows, times_text
+
+INK = "#123456"
+"""Drawn in this, which becomes the page's own text colour."""
+COLOURS = {"rawnn": "#d9534f", "torch": "#e08e0b", "jax": "#3b82c4", "numpy": "#7a8a99"}
+OTHER = "#8a63b8"
+STYLES = {"float32": "-", "tf32": "--", "bf16": ":", "sr": "-."}
+MARKS = {"float32": "o", "tf32": "s", "bf16": "^", "sr": "d"}
+
+
+def _svg(size: tuple[float, float], draw: Callable[[Any], None], title: str) -> str:
+    """A figure as one <svg> element without a background."""
+    matplotlib = require_matplotlib()
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({
+            "svg.fonttype": "none", "svg.hashsalt": "rawnn", "font.family": "sans-serif",
+            "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
+            "axes.edgecolor": INK, "grid.color": INK, "grid.alpha": 0.18, "axes.axisbelow": True,
+            "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.add_subplot())
+        content = io.BytesIO()
+        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
+    text = content.getvalue().decode()
+    text = text[text.index("<svg"):].replace(INK, "currentColor")
+    head, rest = text.split(">", 1)
+    head = re.sub(r' (width|height)="[^"]*"', "", head)  # as wide as the page; the viewBox stays
+    return f'{head} role="img" aria-label="{title}">{rest}'
+
+
+def ladder_figure(ladder: LadderResult) -> str:
+    """A waterfall: each rung's epoch as a bar from the rung before it."""
+    measured = [row for row in rows(ladder) if row.rung.average_epoch_ms]
+
+    def draw(axes: Any) -> None:
+        before = None
+        for place, row in enumerate(measured):
+            epoch = row.rung.average_epoch_ms
+            assert epoch is not None
+            start = epoch.median if before is None else before
+            faster = epoch.median <= start
+            axes.barh(place, min(start, epoch.median), color=COLOURS["jax"], height=0.62)
+            axes.barh(place, abs(start - epoch.median), left=min(start, epoch.median),
+                      color=COLOURS["jax"] if faster else COLOURS["rawnn"],
+                      alpha=0.25 if faster else 1.0, height=0.62)
+            factor = f"  {times_text(row.factor)} x" if row.factor else ""
+            axes.annotate(f"{milliseconds(epoch.median)} ms{factor}",
+                          (max(start, epoch.median), place), xytext=(5, 0),
+                          textcoords="offset points", va="center", fontsize=9)
+            before = epoch.median
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        axes.set_xlim(low / 1.5, high * 3)
+        axes.set_yticks(range(len(measured)), [r.rung.name for r in measured])
+        axes.invert_yaxis()
+        axes.set_xlabel("milliseconds an epoch, log scale; pale: taken off (red: added)")
+        axes.grid(axis="x")
+
+    return _svg((8, 1.2 + 0.36 * len(measured)), draw, "The ladder of optimizations")
+
+
+def random_figure(result: ContestsResult) -> str:
+    """How many times faster ours is than the best peer, against the size of the network."""
+    peers = tuple(s for s in result.systems if s != OURS)
+
+    def draw(axes: Any) -> None:
+        axes.axhline(1, color=INK, linewidth=1)
+        for index, numbers in enumerate(NUMBERS):
+            points = []
+            for contest in result.contests:
+                mine = contest.best((OURS,), (numbers,))
+                other = contest.best(peers, (numbers,))
+                if mine and other:
+                    points.append((contest.problem.flops, other.time / mine.time))
+            if points:
+                axes.scatter(*zip(*points, strict=True), s=26, alpha=0.85, marker=MARKS[numbers],
+                             color=list(COLOURS.values())[index], linewidths=0, label=numbers)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("operations of a step's matrix products")
+        axes.set_ylabel("the best peer's time over ours")
+        axes.grid(which="both")
+        axes.legend(ncols=3)
+
+    return _svg((8, 4), draw, "Ratio of times against the size of the network")
+
+
+def sweep_figure(name: str, contests: Sequence[Contest]) -> str:
+    """Time a step against width, or batch: the fastest form of each system and number class."""
+    widths = len({c.problem.layers for c in contests}) > 1
+
+    def draw(axes: Any) -> None:
+        series: dict[tuple[str, str], list[tuple[int, float]]] = {}
+        for contest in contests:
+            for system, numbers in {(e.system, e.numbers) for e in contest.entries}:
+                best = contest.best((system,), (numbers,))
+                if best:
+                    x = max(contest.problem.layers[1:-1], default=0) if widths \
+                        else contest.problem.batch
+                    series.setdefault((system, numbers), []).append((x, best.time))
+        for (system, numbers), points in sorted(series.items()):
+            axes.plot(*zip(*sorted(points), strict=True), STYLES.get(numbers, "-"),
+                      color=COLOURS.get(system, OTHER), marker=MARKS.get(numbers, "o"),
+                      markersize=4, linewidth=1.6, label=f"{system} {numbers}")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("width of the hidden layers" if widths else "batch")
+        axes.set_ylabel("microseconds a step")
+        axes.grid()
+        axes.legend(ncols=2, fontsize=8)
+
+    return _svg((8, 4.4), draw, f"Time a step, sweep {name}")
+
+
+def curves_figure(workload: str, result: CurvesResult) -> str:
+    """The losses of one workload, each system and number class a line."""
+
+    def draw(axes: Any) -> None:
+        for curve in result.curves:
+            if curve.workload != workload or not curve.losses:
+                continue
+            losses = np.array([np.nan if v is None else v for v in curve.losses])
+            window = max(1, len(losses) // 100)
+            whole = losses[:len(losses) // window * window].reshape(-1, window).mean(axis=1)
+            axes.plot(np.arange(len(whole)) * window, whole, STYLES.get(curve.numbers, "-"),
+                      color=COLOURS.get(curve.system, OTHER), linewidth=1.3, alpha=0.8,
+                      label=f"{curve.system} {curve.numbers}, {curve.form}")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.grid()
+        axes.legend(fontsize=7)
+
+    return _svg((8, 3.6), draw, f"Loss curves of {workload}")

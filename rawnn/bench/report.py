@@ -1,0 +1,214 @@
+"""One self-contained HTML page of results files: no network, no script, light and dark.
+
+Jinja2 makes the page, matplotlib its figures; both come with the extra `report`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rawnn.bench.conditions import Conditions
+from rawnn.bench.curves import read_curves
+from rawnn.bench.figures import (
+    curves_figure,
+    ladder_figure,
+    random_figure,
+    sweep_figure,
+)
+from rawnn.bench.peers.records import Contest, read_contests
+from rawnn.bench.peers.summary import HEADINGS as SUMMARY_HEADINGS
+from rawnn.bench.peers.summary import (
+    NETWORK_HEADINGS,
+    NETWORKS,
+    cells,
+    network_rows,
+    provenance,
+    setups,
+    summary,
+)
+from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
+from rawnn.bench.peers.workload_table import remarks as contest_remarks
+from rawnn.bench.peers.workload_table import table_rows
+from rawnn.bench.records import read_ladder
+from rawnn.bench.sets import HEADINGS as SETS_HEADINGS
+from rawnn.bench.sets import SetsResult
+from rawnn.bench.table import HEADINGS as LADDER_HEADINGS
+from rawnn.bench.table import provenance as ladder_provenance
+from rawnn.bench.table import remarks, rows
+from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.files import write_atomically
+
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+CONDITION_HEADINGS = ("what", "SM MHz", "degrees C", "watts", "slowdowns")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+    @staticmethod
+    def number(cell: str) -> bool:
+        """Whether a cell is set right."""
+        return bool(re.match(r"[-+]?[\d.,]+(\D|$)", cell)) and len(cell) < 30
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. Figures are SVG."""
+
+    anchor: str
+    title: str
+    source: str
+    text: str = ""
+    figures: Sequence[str] = ()
+    tables: Sequence[Grid] = ()
+    remarks: Sequence[str] = field(default=())
+
+
+def write_report(files: Sequence[str], path: str | os.PathLike[str],
+                 title: str = "What every optimization is worth") -> list[Section]:
+    """Write the page of some results files, in the order of the sections below, and return its
+    sections. Raises ConfigError for a file that is none, MissingLibrary without Jinja2."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingLibrary(f"a report needs Jinja2, which cannot be imported ({error}): pip "
+                             f"install rawnn[report]") from None
+    sections: list[tuple[int, Section]] = []
+    for file in files:
+        kind = _kind(file)
+        if kind not in SECTIONS:
+            raise ConfigError(f"{file} holds '{kind}', of which a report has no section; there are "
+                              f"{', '.join(SECTIONS)}")
+        sections.append((list(SECTIONS).index(kind), SECTIONS[kind](file)))
+    if not sections:
+        raise ConfigError("there are no results to report on")
+    ordered = _with_own_anchors([s for _, s in sorted(sections, key=lambda pair: pair[0])])
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        TEMPLATE.read_text()).render(
+            title=title, sections=ordered,
+            subtitle="Made by rawnn bench report from " + ", ".join(
+                Path(f).name for f in files))
+    write_atomically(path, page.encode())
+    return ordered
+
+
+class _Head(msgspec.Struct):
+    kind: str
+
+
+def _kind(file: str) -> str:
+    try:
+        return msgspec.json.decode(Path(file).read_bytes(), type=_Head).kind
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file} is no results file of rawnn bench: {error}") from None
+
+
+def _with_own_anchors(sections: Sequence[Section]) -> list[Section]:
+    made: list[Section] = []
+    for s in sections:
+        same = sum(m.anchor.split("-")[0] == s.anchor for m in made)
+        made.append(Section(**{**vars(s), "anchor": f"{s.anchor}-{same + 1}" if same
+                               else s.anchor}))
+    return made
+
+
+def _ladder(file: str) -> Section:
+    found = read_ladder(file)
+    grid = Grid(LADDER_HEADINGS, [row.cells() for row in rows(found)])
+    seen = [(r.name, r.conditions) for r in found.rungs]
+    return Section("ladder", "The ladder", "; ".join([*ladder_provenance(found)]),
+                   "The same training with one optimization more at every rung.",
+                   [ladder_figure(found)], [grid, *_conditions(seen)], remarks(found))
+
+
+def _sets(title: str, text: str) -> Callable[[str], Section]:
+    def section(file: str) -> Section:
+        try:
+            found = msgspec.json.decode(Path(file).read_bytes(), type=SetsResult)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{file} is no results file of rawnn bench: {error}") from None
+        grid = Grid(SETS_HEADINGS, [m.cells() for m in found.measurements])
+        seen = [(f"{m.workload} {m.opt}", m.conditions) for m in found.measurements]
+        return Section(found.kind, title, found.provenance(), text, (),
+                       [grid, *_conditions(seen)])
+
+    return section
+
+
+def _random(file: str) -> Section:
+    found = read_contests(file)
+    return Section(
+        "random", "Random networks beside the peers", provenance(found),
+        "Networks that nobody has tuned to. Ratios are the peers' time over ours: above 1 we are "
+        "faster.", [random_figure(found)],
+        [Grid(SUMMARY_HEADINGS, [cells(line) for line in summary(found)]),
+         Grid(NETWORK_HEADINGS, network_rows(found), NETWORKS)],
+        [setups(found), *contest_remarks(found)])
+
+
+def _peers(file: str) -> Section:
+    found = read_contests(file)
+    return Section("peers", "Built-in workloads beside the peers", provenance(found), "", (),
+                   [Grid(WORKLOAD_HEADINGS, table_rows(found))], contest_remarks(found))
+
+
+def _sweep(file: str) -> Section:
+    found = read_contests(file)
+    groups: dict[str, list[Contest]] = {}
+    for contest in found.contests:
+        groups.setdefault(contest.problem.name.split()[0], []).append(contest)
+    return Section("sweep", "Width and batch", provenance(found),
+                   "The fastest form of each system and number class.",
+                   [sweep_figure(name, contests) for name, contests in groups.items()],
+                   [Grid(WORKLOAD_HEADINGS, table_rows(found))], contest_remarks(found))
+
+
+def _curves(file: str) -> Section:
+    found = read_curves(file)
+    env = found.environment
+    versions = ", ".join(f"{n} {v}" for n, v in env.libraries.items())
+    return Section(
+        "curves", "Loss curves", f"{versions}; {env.date}, commit {env.commit or 'unknown'}",
+        "From the same weights on the same batches: curves that lie on top of each other did the "
+        "same work.", [curves_figure(name, found) for name in found.steps],
+        remarks=[f"{c.workload}: {c.system} {c.numbers} {c.form}: {c.reason}"
+                 for c in found.curves if c.reason])
+
+
+def _conditions(seen: Sequence[tuple[str, Conditions | None]]) -> list[Grid]:
+    """What the GPU was like during each measurement; nothing where nobody looked."""
+    made = []
+    for name, c in seen:
+        if c is None:
+            continue
+        made.append((name, *("" if s is None else f"{s.min:.0f}-{s.max:.0f}"
+                             for s in (c.sm_mhz, c.temperature_c, c.power_w)),
+                     ", ".join(c.slowdowns)))
+    return [Grid(CONDITION_HEADINGS, made)] if made else []
+
+
+SECTIONS: dict[str, Callable[[str], Section]] = {
+    "ladder": _ladder,
+    "random-peers": _random,
+    "peers": _peers,
+    "sweep": _sweep,
+    "ablation": _sets("Ablation", "The fastest set less one toggle at a time, and the base with "
+                                  "one at a time."),
+    "curves": _curves,
+    "workloads": _sets("Workloads", ""),
+    "toggles": _sets("Toggles", "Each toggle without it and with it."),
+}
+"""Kind of a results file -> its section, in the page's order."""

@@ -1,0 +1,150 @@
+"""Options: groups and defaults of --help, the page of docs, completion, and what is never ignored
+in silence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+
+from rawnn.cli import cli
+from rawnn.cli.grouped import Option
+from rawnn.config import Config
+from rawnn.errors import ConfigError
+from rawnn.training import train
+from tests.cli.conftest import Rawnn
+from tools.options_page import PAGE, commands, page
+
+ROOT = Path(__file__).resolve().parents[2]
+FAST = ("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--batch", "500")
+ALL = {name: command for name, command, _ in
+       commands(cli, click.Context(cli, info_name="rawnn"), "rawnn")}
+
+
+def options(name: str) -> dict[str, Option]:
+    return {p.name: p for p in ALL[f"rawnn {name}"].params
+            if isinstance(p, Option) and p.name is not None}
+
+
+def test_every_field_of_a_run_is_an_option_with_the_default_that_is_told() -> None:
+    known, config = options("train"), Config()
+    assert set(Config.known()) <= known.keys() | {"name"}
+    told = {name: known[name].told for name in Config.known()}
+    said = {True: "yes", False: "no"}
+    for name, value in told.items():
+        default = getattr(config, name)
+        assert value, name
+        if name == "layers":
+            assert value == "-".join(map(str, default))
+        elif isinstance(default, bool):
+            assert value == said[default]
+        elif default is not None:
+            assert value == f"{default}".removesuffix(".0"), name
+    assert told["batch"].startswith(f"{config.recipe().batch},")
+    assert (told["momentum"], told["nesterov"], told["eps"]) == ("0", "no", "1e-08")
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "120"])
+def test_help_groups_options_and_says_defaults(
+    rawnn: Rawnn, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = rawnn("train", "--help").out
+    places = [text.index(f"\n{group}:\n") for group in (
+        "Toggles", "Network", "Training", "Data", "Keeping and continuing", "Device", "Output")]
+    assert places[:5] == sorted(places[:5])
+    assert max(map(len, text.splitlines())) <= int(columns)
+    assert " ".join(text.split()).count("[default: ") == len(options("train"))
+
+
+@pytest.mark.parametrize(("command", "absent"), [
+    ("tune", ("--save", "--resume", "--patience", "--epochs", "--keep", "--seed", "--init")),
+    ("plan", ("--save", "--resume", "--patience", "--data", "--device", "--seed", "--target")),
+])
+def test_commands_list_only_what_they_use(rawnn: Rawnn, command: str, absent: tuple[str, ...]
+                                          ) -> None:
+    text = rawnn(command, "--help").out
+    for option in absent:
+        assert f"{option} " not in text
+        assert rawnn(command, option, "3").status == 2
+    for option in ("--layers", "--batch", "--opt", "--optimizer"):
+        assert option in text
+
+
+def test_the_page_of_options_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page()
+    for name, command in ALL.items():
+        assert f"\n## `{name}`\n" in page()
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert any(f"`{word}" in page() or f" {word}" in page() for word in option.opts)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(("words", "found"), [
+    ("rawnn ", {"train", "eval", "predict", "plan", "bench", "tune", "cache"}),
+    ("rawnn --opt best,-cud", {"best,-cudnn"}), ("rawnn --opt gra", {"graphs"}),
+    ("rawnn train --dataset f", {"fashion-mnist"}), ("rawnn --workload li", {"linear"}),
+    ("rawnn plan --workl", {"--workload"}), ("rawnn --patie", {"--patience"}),
+    ("rawnn tune --loss b", {"bce"}), ("rawnn predict x --device si", {"sim"}),
+    ("rawnn --monitor test_", {"test_loss", "test_accuracy"}),
+])
+def test_completion(shell: str, words: str, found: set[str]) -> None:
+    parts = words.split(" ")
+    # bash and zsh say which word it is; fish gives the word itself.
+    place = parts[-1] if shell == "fish" else str(len(parts) - 1)
+    done = subprocess.run(
+        [sys.executable, "-c", "from rawnn.__main__ import main; main()"], text=True,
+        capture_output=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COMP_WORDS": words, "COMP_CWORD": place,
+             "_RAWNN_COMPLETE": f"{shell}_complete"})
+    lines = {line.split("\t")[0] for line in done.stdout.replace("plain,", "").splitlines()}
+    assert found <= lines, done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (("--keep", "3"), "keep = 3 plays no part without save (--save)"),
+    (("--save-every", "2"), "save_every = 2 plays no part without save (--save)"),
+    (("--min-delta", "0.1"), "min_delta = 0.1 plays no part without patience (--patience)"),
+    (("--monitor", "train_loss"), "monitor = train_loss plays no part without patience"),
+    (("--validation", "0.3"), "validation = 0.3 is for a table (--data FILE.csv): synthetic"),
+    (("--target", "kind"), "a target column needs a table"),
+    (("--opt", "fuse,report=2,fuse"), "'fuse' is given twice"),
+    (("--data", "x.csv"), "--dataset synthetic is a set of its own, but --data x.csv is a table"),
+])
+def test_what_would_be_ignored_is_refused(rawnn: Rawnn, arguments: tuple[str, ...], sentence: str
+                                          ) -> None:
+    done = rawnn(*FAST, *arguments)
+    assert done.status == 2
+    assert done.err.startswith(f"rawnn: error: {sentence}")
+
+
+def test_a_data_set_named_beside_a_table_is_refused_by_all_that_take_both(
+    rawnn: Rawnn, tmp_path: Path
+) -> None:
+    table = tmp_path / "x.csv"
+    table.write_text("a,b\n1,0\n2,1\n")
+    for command in (("train",), ("eval", "none"), ("predict", "none")):
+        done = rawnn(*command, "--dataset", "mnist", "--data", str(table))
+        assert done.status == 2
+        assert "--dataset mnist is a set of its own, but --data" in done.err
+
+
+def test_an_output_too_many_is_said(rawnn: Rawnn) -> None:
+    done = rawnn(*FAST, "--layers", "784-12")
+    assert done.status == 0
+    assert "the network has 2 more outputs than synthetic has classes (10)" in done.err
+    assert "more output" not in rawnn(*FAST).err
+
+
+def test_a_configuration_refuses_what_plays_no_part() -> None:
+    with pytest.raises(ConfigError, match="keep = 2 plays no part without save"):
+        Config(keep=2)
+    with pytest.raises(ConfigError, match="monitor = test_accuracy plays no part without patience"):
+        train(data=(np.zeros((8, 2)), np.arange(8) % 2), layers=(2, 2), monitor="test_accuracy")
+    assert Config(save="runs", keep=2, save_every=3, patience=2, min_delta=0.1).keep == 2
