@@ -152,7 +152,7 @@ PROBES: dict[str, tuple[str, str, str]] = {
         "const unsigned l[4] = {a, b, c, d}; float s[32]; ptx::fence_products(); "
         "ptx::multiply_async<64>(s, l, right, add); ptx::commit_products(); "
         "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
-        "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p, 1, 1;"),
+        "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p"),
     "fence_products": ("int nothing", "ptx::fence_products();", "wgmma.fence.sync.aligned;"),
     "commit_products": ("int nothing", "ptx::commit_products();",
                         "wgmma.commit_group.sync.aligned;"),
