@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from rawnn.optimizers import Optimizer
 from rawnn.opts import mma
 from rawnn.step.plan import Plan
 from tests.ptx.twin.plans import Case
+
+ADAM = {"optimizer": Optimizer("adamw", 0.01)}
+MOMENTUM = {"optimizer": Optimizer("sgd", 0.1, given={"momentum": 0.9, "decay": 0.1})}
 
 CASES = {
     "products of floats": Case((29, 33, 17, 7), 9, "preload,tiled,fuse"),
@@ -25,6 +29,11 @@ CASES = {
     "wgmma in larger tiles": Case((130, 200, 136, 10), 140, "preload,bf16,mma,fuse", choice=3),
     "wgmma of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma"),
     "wgmma of three tf32": Case((70, 133, 48, 9), 70, "preload,mma,fuse"),
+    "mma of three tf32, AdamW": Case((21, 37, 10), 20, "preload,mma=sync,fuse", options=ADAM),
+    "mma of bfloat16, momentum": Case((21, 37, 10), 20, "preload,bf16,mma=sync,fuse",
+                                      options=MOMENTUM),
+    "wgmma, AdamW": Case((72, 136, 9), 70, "preload,bf16,mma,fuse", options=ADAM),
+    "wgmma of three tf32, AdamW": Case((70, 133, 9), 70, "preload,mma,fuse", options=ADAM),
     "streamed weights": Case((136, 264, 200, 10), 20, "preload,bf16,mma,fuse"),
     "streamed weights by chance": Case((139, 200, 261, 21), 32, "preload,bf16,sr,mma,fuse",
                                        spoiled=True, network={"activation": "tanh"}),
