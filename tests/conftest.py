@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,8 @@ from rawnn.cuda.device import Device
 from rawnn.sim import Simulation
 
 os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
