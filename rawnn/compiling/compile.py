@@ -28,7 +28,11 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _ERRORS_SHOWN = 5
 _CONTEXT = 3
-_FORMAT = "2"  # of the key and the entry: raise it when either changes
+_NOWHERE = "/no-such-folder/"
+"""Where a source that is no file seems to lie: NVRTC looks for what it includes in quotes in the
+source's own folder first, for a name without one in the working directory. Its option against that,
+--no-source-include, also keeps headers from what lies beside them (cooperative_groups.h does)."""
+_FORMAT = "3"  # of the key and the entry: raise it when either changes
 
 
 class NvrtcLibrary(Protocol):
@@ -113,8 +117,6 @@ def compile_source(
     flags = [
         f"--gpu-architecture={arch}",
         "-std=c++17",
-        # Without it NVRTC searches the working directory before any -I.
-        "--no-source-include",
         *(["--relocatable-device-code=true"] if relocatable else []),
         *(["-DRAWNN_PDL"] if programmatic else []),
         *_chosen(text, expressions),
@@ -261,7 +263,8 @@ def _compile(
 ) -> tuple[bytes, dict[str, str], str, str]:
     """(cubin, lowered names, log, PTX); the PTX only if `assembly` is asked for, else ""."""
     context = f"kernel source {name}, {arch}"
-    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(text, name), context)
+    placed = str(Path(name).resolve()) if Path(name).is_file() else _NOWHERE + name.lstrip("/")
+    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(text, placed), context)
     with ExitStack() as made:
         made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
                                     nvrtc.nvrtcDestroyProgram(program), context))
@@ -272,7 +275,7 @@ def _compile(
             )
         result = nvrtc.nvrtcCompileProgram(program, flags)
         log = check(nvrtc, "nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLog(program), context)
-        log = log.strip()
+        log = log.strip().replace(placed, name)
         if result[0]:
             error, _ = nvrtc.error_text(result[0])
             if error in ("NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"):
@@ -320,6 +323,7 @@ def _explain(
     if len(located) > _ERRORS_SHOWN:
         lines += ["", f"(and {len(located) - _ERRORS_SHOWN} more: see the log below)"]
     lines += [
+        *_cures(log),
         "",
         f"kernels: {', '.join(expressions) or 'none named'}",
         f"options: {' '.join(flags)}",
@@ -329,6 +333,12 @@ def _explain(
         log,
     ]
     return "\n".join(lines)
+
+
+def _cures(log: str) -> list[str]:
+    """What to do about the headers that the log says cannot be opened."""
+    return ["", *found] if (found := [headers.cure(name) for name in dict.fromkeys(
+        re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]) else []
 
 
 def _numbered(file: str, line: int, sources: dict[str, str], paths: Sequence[Path]) -> list[str]:
