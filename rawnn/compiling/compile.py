@@ -93,6 +93,7 @@ def compile_source(
     programmatic: bool = False,
     cache: CubinCache | None = None,
     include_paths: Sequence[Path] = (),
+    preamble: str = "",
 ) -> Compiled:
     """Compile CUDA C `text` for `arch` ("sm_90") and give the cubin and the kernels' names; for a
     virtual architecture ("compute_75") PTX takes the place of the cubin.
@@ -104,6 +105,8 @@ def compile_source(
     plain kernel has to be listed as well. `options` are further NVRTC options. `relocatable`
     makes a cubin that needs linking (cuLink) before it can be loaded. `programmatic` defines
     RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and proves from the PTX that they do.
+    `preamble` is text ahead of the source's, which keeps its line numbers: macros of names as short
+    as T, which as options would reach into NVRTC's own templates.
     A source that asks for RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each wanted:
     NVRTC would compile every kernel that is no template, whether it is wanted or not.
 
@@ -129,7 +132,8 @@ def compile_source(
             nvrtc = _library(nvrtc)
             identity = "NVRTC {}.{}".format(*check(
                 nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion(), f"the cache key of {name}"))
-        parts = [_FORMAT, identity, Path(name).name, text, includes.digest, *flags, *expressions]
+        parts = [_FORMAT, identity, Path(name).name, preamble, text, includes.digest, *flags,
+                 *expressions]
         key = _digest(parts)
         stored = cache.get(key)
         entry = _decode(stored) if stored is not None else None
@@ -139,7 +143,7 @@ def compile_source(
     library = _library(nvrtc)
     flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
     cubin, lowered, log, assembly = _compile(library, text, name, arch, expressions, flags, paths,
-                                             programmatic)
+                                             programmatic, preamble)
     proofs = _proofs(assembly, lowered, text, paths) if programmatic else {}
     if cache is not None and key is not None:
         cache.put(key, _encode(cubin, lowered, proofs))
@@ -259,12 +263,13 @@ def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof]] | 
 
 def _compile(
     nvrtc: NvrtcLibrary, text: str, name: str, arch: str, expressions: Sequence[str],
-    flags: Sequence[str], paths: Sequence[Path], assembly: bool,
+    flags: Sequence[str], paths: Sequence[Path], assembly: bool, preamble: str,
 ) -> tuple[bytes, dict[str, str], str, str]:
     """(cubin, lowered names, log, PTX); the PTX only if `assembly` is asked for, else ""."""
     context = f"kernel source {name}, {arch}"
     placed = str(Path(name).resolve()) if Path(name).is_file() else _NOWHERE + name.lstrip("/")
-    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(text, placed), context)
+    whole = f"{preamble}#line 1\n{text}" if preamble else text
+    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(whole, placed), context)
     with ExitStack() as made:
         made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
                                     nvrtc.nvrtcDestroyProgram(program), context))
