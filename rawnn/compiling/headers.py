@@ -218,6 +218,15 @@ def _pathfinder_headers() -> Iterator[Path]:
             yield Path(found)
 
 
+def tool_folders() -> tuple[Path, ...]:
+    """Where CUDA's own tools (nvdisasm, compute-sanitizer) may lie, besides PATH."""
+    wheels = (root / folder for root in _package_folders("nvidia")
+              for folder in ("cu13/bin", "cuda_nvdisasm/bin", "cuda_nvcc/bin"))
+    prefix = os.environ.get("CONDA_PREFIX")
+    return (*wheels, *([Path(prefix) / "bin"] if prefix else []),
+            *(root / folder for root in _toolkits() for folder in ("bin", "compute-sanitizer")))
+
+
 def _toolkits() -> Iterator[Path]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
