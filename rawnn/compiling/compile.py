@@ -28,7 +28,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _ERRORS_SHOWN = 5
 _CONTEXT = 3
-_NOWHERE = "/no-such-folder/"
+NOWHERE = "/no-such-folder/"
 """Where a source that is no file seems to lie: NVRTC looks for what it includes in quotes in the
 source's own folder first, for a name without one in the working directory. Its option against that,
 --no-source-include, also keeps headers from what lies beside them (cooperative_groups.h does)."""
@@ -267,7 +267,7 @@ def _compile(
 ) -> tuple[bytes, dict[str, str], str, str]:
     """(cubin, lowered names, log, PTX); the PTX only if `assembly` is asked for, else ""."""
     context = f"kernel source {name}, {arch}"
-    placed = str(Path(name).resolve()) if Path(name).is_file() else _NOWHERE + name.lstrip("/")
+    placed = str(Path(name).resolve()) if Path(name).is_file() else NOWHERE + name.lstrip("/")
     whole = f"{preamble}#line 1\n{text}" if preamble else text
     program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(whole, placed), context)
     with ExitStack() as made:
