@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from rawnn.compiling.c_types import FORMATS, canonical, type_words
 from rawnn.errors import ConfigError
 
-if TYPE_CHECKING:  # NumPy is not loaded to read a kernel's text
+if TYPE_CHECKING:
     import numpy as np
 
-_SIZES = {code: struct.calcsize("=" + code) for code in "?bBhHiIfdqQ"}
+_SIZES = {code: struct.calcsize(f"={code}") for code in "?bBhHiIfdqQ"}
 _STRUCT = re.compile(r"\bstruct\s+(\w+)\s*\{([^{}]*)\}\s*;")
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*$")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -55,7 +55,7 @@ class Struct:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy type of the same layout: pointers are addresses, in uint64."""
-        import numpy as np
+        import numpy as np  # here, as most kernels take no struct
 
         formats = [(m.struct.dtype if m.struct else np.dtype(m.code), m.shape)
                    for m in self.members]
@@ -72,13 +72,13 @@ class Struct:
         """The bytes of a value: a structured scalar of `dtype`, or bytes of that size. Raises
         ConfigError, naming the first member that lies or is otherwise, for one that does not fit.
         """
-        import numpy as np
-
         if isinstance(value, bytes):
             if len(value) != self.size:
                 raise ConfigError(f"the struct '{self.name}' has {self.size} bytes, not "
                                   f"{len(value)}")
             return value
+        import numpy as np
+
         if not isinstance(value, np.void | np.ndarray) or value.shape or not value.dtype.names:
             raise ConfigError(f"the struct '{self.name}' takes a NumPy structured scalar or its "
                               f"{self.size} bytes, not {value!r}")
