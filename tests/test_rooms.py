@@ -30,7 +30,7 @@ ROOMS = (
     "data", "datasource", "machine", "runners", "tuning",
     "result", "checkpoint", "state_dict", "model", "export", "callbacks", "training",
     # What people use.
-    "lab", "bench", "cli",
+    "doctor", "lab", "bench", "cli",
 )  # fmt: skip
 """Folders and modules of rawnn/, in order; a module with a place of its own is not its folder's."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rawnn.compiling.compile import Compiled
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class Job:
     """Kernels of one of rawnn's .cu files: instances `expressions`, as `compile_source` takes
     them. A `specific` source has instructions that one architecture alone has. What is no file of
-    rawnn's brings its `text`, and NVRTC's `options` for it."""
+    rawnn's brings its `text`, and NVRTC's `options`, folders to `include` from, an architecture
+    (`arch`, in place of the GPU's) and a `preamble` for it."""
 
     file: str
     expressions: tuple[str, ...]
@@ -31,6 +33,9 @@ class Job:
     specific: bool = False
     text: str = ""
     options: tuple[str, ...] = ()
+    include: tuple[Path, ...] = ()
+    arch: str = ""
+    preamble: str = ""
 
     def apart(self) -> list[Job]:
         """A job for each instance."""

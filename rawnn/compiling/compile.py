@@ -28,7 +28,11 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _ERRORS_SHOWN = 5
 _CONTEXT = 3
-_FORMAT = "2"  # of the key and the entry: raise it when either changes
+NOWHERE = "/no-such-folder/"
+"""Where a source that is no file seems to lie: NVRTC looks for what it includes in quotes in the
+source's own folder first, for a name without one in the working directory. Its option against that,
+--no-source-include, also keeps headers from what lies beside them (cooperative_groups.h does)."""
+_FORMAT = "3"  # of the key and the entry: raise it when either changes
 
 
 class NvrtcLibrary(Protocol):
@@ -89,6 +93,7 @@ def compile_source(
     programmatic: bool = False,
     cache: CubinCache | None = None,
     include_paths: Sequence[Path] = (),
+    preamble: str = "",
 ) -> Compiled:
     """Compile CUDA C `text` for `arch` ("sm_90") and give the cubin and the kernels' names; for a
     virtual architecture ("compute_75") PTX takes the place of the cubin.
@@ -100,6 +105,8 @@ def compile_source(
     plain kernel has to be listed as well. `options` are further NVRTC options. `relocatable`
     makes a cubin that needs linking (cuLink) before it can be loaded. `programmatic` defines
     RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and proves from the PTX that they do.
+    `preamble` is text ahead of the source's, which keeps its line numbers: macros of names as short
+    as T, which as options would reach into NVRTC's own templates.
     A source that asks for RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each wanted:
     NVRTC would compile every kernel that is no template, whether it is wanted or not.
 
@@ -113,8 +120,6 @@ def compile_source(
     flags = [
         f"--gpu-architecture={arch}",
         "-std=c++17",
-        # Without it NVRTC searches the working directory before any -I.
-        "--no-source-include",
         *(["--relocatable-device-code=true"] if relocatable else []),
         *(["-DRAWNN_PDL"] if programmatic else []),
         *_chosen(text, expressions),
@@ -127,7 +132,8 @@ def compile_source(
             nvrtc = _library(nvrtc)
             identity = "NVRTC {}.{}".format(*check(
                 nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion(), f"the cache key of {name}"))
-        parts = [_FORMAT, identity, Path(name).name, text, includes.digest, *flags, *expressions]
+        parts = [_FORMAT, identity, Path(name).name, preamble, text, includes.digest, *flags,
+                 *expressions]
         key = _digest(parts)
         stored = cache.get(key)
         entry = _decode(stored) if stored is not None else None
@@ -137,7 +143,7 @@ def compile_source(
     library = _library(nvrtc)
     flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
     cubin, lowered, log, assembly = _compile(library, text, name, arch, expressions, flags, paths,
-                                             programmatic)
+                                             programmatic, preamble)
     proofs = _proofs(assembly, lowered, text, paths) if programmatic else {}
     if cache is not None and key is not None:
         cache.put(key, _encode(cubin, lowered, proofs))
@@ -257,11 +263,13 @@ def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof]] | 
 
 def _compile(
     nvrtc: NvrtcLibrary, text: str, name: str, arch: str, expressions: Sequence[str],
-    flags: Sequence[str], paths: Sequence[Path], assembly: bool,
+    flags: Sequence[str], paths: Sequence[Path], assembly: bool, preamble: str,
 ) -> tuple[bytes, dict[str, str], str, str]:
     """(cubin, lowered names, log, PTX); the PTX only if `assembly` is asked for, else ""."""
     context = f"kernel source {name}, {arch}"
-    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(text, name), context)
+    placed = str(Path(name).resolve()) if Path(name).is_file() else NOWHERE + name.lstrip("/")
+    whole = f"{preamble}#line 1\n{text}" if preamble else text
+    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(whole, placed), context)
     with ExitStack() as made:
         made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
                                     nvrtc.nvrtcDestroyProgram(program), context))
@@ -272,7 +280,7 @@ def _compile(
             )
         result = nvrtc.nvrtcCompileProgram(program, flags)
         log = check(nvrtc, "nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLog(program), context)
-        log = log.strip()
+        log = log.strip().replace(placed, name)
         if result[0]:
             error, _ = nvrtc.error_text(result[0])
             if error in ("NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"):
@@ -320,6 +328,7 @@ def _explain(
     if len(located) > _ERRORS_SHOWN:
         lines += ["", f"(and {len(located) - _ERRORS_SHOWN} more: see the log below)"]
     lines += [
+        *_cures(log),
         "",
         f"kernels: {', '.join(expressions) or 'none named'}",
         f"options: {' '.join(flags)}",
@@ -329,6 +338,12 @@ def _explain(
         log,
     ]
     return "\n".join(lines)
+
+
+def _cures(log: str) -> list[str]:
+    """What to do about the headers that the log says cannot be opened."""
+    return ["", *found] if (found := [headers.cure(name) for name in dict.fromkeys(
+        re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]) else []
 
 
 def _numbered(file: str, line: int, sources: dict[str, str], paths: Sequence[Path]) -> list[str]:

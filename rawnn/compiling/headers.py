@@ -24,6 +24,13 @@ _INCLUDE_FOLDERS = {
     12: ("cuda_runtime/include", "cuda_cccl/include", "cuda_nvcc/include"),
     13: ("cu13/include", "cu13/include/cccl"),
 }
+_WITNESSES = ("cuda_fp16.h", "cuda/std/cstdint", "crt/mma.h")
+"""A header of each of the three components that kernels include from."""
+HOST_HEADERS = Path(__file__).parent / "host"
+"""Stand-ins for C's headers, which NVRTC has not."""
+_STANDARD = {"algorithm", "array", "atomic", "bit", "chrono", "complex", "concepts", "functional",
+             "initializer_list", "iterator", "limits", "memory", "numeric", "optional", "span",
+             "tuple", "type_traits", "utility", "variant", "version"}
 _DEVRT_FOLDERS = {12: ("cuda_runtime/lib",), 13: ("cu13/lib",)}
 _NVRTC_FOLDERS = {
     12: ("cuda_nvrtc/lib", "cuda_nvrtc/bin"),
@@ -47,23 +54,65 @@ def cuda_major() -> int | None:
 
 
 def include_directories() -> tuple[Path, ...]:
-    """The directories that together hold `cuda_fp16.h` and the CCCL headers it needs.
+    """The directories that together hold CUDA's headers, CCCL's (`nv/target`, `cuda/std`, `cub`)
+    and the compiler's (`crt/mma.h`), and rawnn's own for what NVRTC lacks of C's (`cstdio`).
 
-    Raises MissingLibrary, with every place looked at, where there are none.
+    The first place with `cuda_fp16.h` is taken: wheels, what `cuda.pathfinder` knows, conda, a
+    toolkit. What it lacks of the other two is added from the places behind it. Raises
+    MissingLibrary, with every place looked at, where there are none.
     """
     looked: list[Path] = []
-    for folders in _by_major(_INCLUDE_FOLDERS):
-        found = _existing(folders, looked)
-        if any((folder / "cuda_fp16.h").is_file() for folder in found):
-            return found
-    found = tuple(dict.fromkeys(_pathfinder_headers()))
-    if any((folder / "cuda_fp16.h").is_file() for folder in found):
-        return found
-    for root in _toolkits():
-        found = _existing((root / "include", root / "include/cccl"), looked)
-        if any((folder / "cuda_fp16.h").is_file() for folder in found):
-            return found
-    raise MissingLibrary(_not_found("CUDA's headers (cuda_fp16.h)", looked))
+    found: list[Path] = []
+    lacking = list(_WITNESSES)
+    for place in _header_places():
+        looked.extend(place)
+        here = [folder for folder in place if folder.is_dir()]
+        if not found and not any((folder / lacking[0]).is_file() for folder in here):
+            continue
+        first = not found  # of which all is taken
+        for folder in here:
+            brings = [name for name in lacking if (folder / name).is_file()]
+            if first or brings:
+                found.append(folder)
+                lacking = [name for name in lacking if name not in brings]
+        if not lacking:
+            break
+    if not found:
+        raise MissingLibrary(_not_found("CUDA's headers (cuda_fp16.h)", looked))
+    return (*found, HOST_HEADERS)
+
+
+def _header_places() -> Iterator[tuple[Path, ...]]:
+    """Folders with headers, place by place. Importing `cuda.pathfinder` is put off till it is
+    needed."""
+    yield from _by_major(_INCLUDE_FOLDERS)
+    yield tuple(dict.fromkeys(_pathfinder_headers()))
+    prefix = os.environ.get("CONDA_PREFIX")
+    roots = [Path(prefix) / "targets/x86_64-linux", Path(prefix)] if prefix else []
+    for root in (*roots, *_toolkits()):
+        yield root / "include", root / "include/cccl"
+
+
+def cure(header: str) -> str:
+    """One line on how to have a header that could not be opened."""
+    if (HOST_HEADERS / header).is_file():
+        return f"'{header}' needs CCCL: {_install('cccl')}"
+    if header.startswith(("nv/", "cuda/", "cub/", "thrust/")):
+        return f"'{header}' is one of CCCL's: {_install('cccl')}"
+    if header.startswith("crt/") or header == "mma.h":
+        return f"'{header}' comes with the compiler's own headers: {_install('crt')}"
+    if header in _STANDARD:
+        return (f"the C++ standard library is none of a kernel's: include <cuda/std/{header}> for "
+                f"<{header}>, and write cuda::std:: for std::")
+    return (f"'{header}' is looked for beside the source and in the folders of include=[...] "
+            f"(-I on the command line): add the folder that has it")
+
+
+def _install(component: str) -> str:
+    """The command that installs the wheel of a component."""
+    if cuda_major() == 13:
+        return f"pip install 'nvidia-cuda-{component}<14'"
+    return f"pip install nvidia-cuda-{'nvcc' if component == 'crt' else component}-cu12"
 
 
 @functools.cache
@@ -167,6 +216,15 @@ def _pathfinder_headers() -> Iterator[Path]:
             continue
         if found:
             yield Path(found)
+
+
+def tool_folders() -> tuple[Path, ...]:
+    """Where CUDA's own tools (nvdisasm, compute-sanitizer) may lie, besides PATH."""
+    wheels = (root / folder for root in _package_folders("nvidia")
+              for folder in ("cu13/bin", "cuda_nvdisasm/bin", "cuda_nvcc/bin"))
+    prefix = os.environ.get("CONDA_PREFIX")
+    return (*wheels, *([Path(prefix) / "bin"] if prefix else []),
+            *(root / folder for root in _toolkits() for folder in ("bin", "compute-sanitizer")))
 
 
 def _toolkits() -> Iterator[Path]:

@@ -82,11 +82,13 @@ class Struct:
         if not isinstance(value, np.void | np.ndarray) or value.shape or not value.dtype.names:
             raise ConfigError(f"the struct '{self.name}' takes a NumPy structured scalar or its "
                               f"{self.size} bytes, not {value!r}")
-        self._check(value.dtype)
+        self.check(value.dtype)
         packed: bytes = value.tobytes()
         return packed
 
-    def _check(self, given: np.dtype[Any]) -> None:
+    def check(self, given: np.dtype[Any]) -> None:
+        """Raises ConfigError, naming the first member that lies or is otherwise, where a NumPy type
+        is not laid out like this."""
         wanted: Mapping[str, Any] = self.dtype.fields or {}
         found: Mapping[str, Any] = given.fields or {}
         for name, (here, offset, *_) in wanted.items():
@@ -105,12 +107,42 @@ class Struct:
                               f"{given.itemsize}")
 
 
+_VECTOR = re.compile(r"((?:u?(?:char|short|int)|u?longlong|float|double))([1-4])")
+_WIDEST = 16
+"""Bytes: the most that a built-in vector's address is a multiple of."""
+
+
+def vector(name: str) -> Struct | None:
+    """The layout of a built-in vector type such as float4; None of any other type."""
+    found = _VECTOR.fullmatch(name)
+    if not found:
+        return None
+    base = found[1].replace("longlong", "long long")
+    base = "unsigned " + base[1:] if base.startswith("u") else base
+    code, count = FORMATS[base], int(found[2])
+    size = _SIZES[code]
+    members = tuple(Member(letter, code, (), size * i) for i, letter in enumerate("xyzw"[:count]))
+    align = size if count == 3 else min(size * count, _WIDEST)
+    return Struct(name, members, size * count, align)
+
+
+def layout_of(ctype: str, texts: Sequence[str]) -> Struct | None:
+    """The layout of a type that a pointer points at or a variable has: of a number, a struct with
+    one member without a name. None where it is not known."""
+    if ctype in FORMATS and FORMATS[ctype] in _SIZES:
+        code = FORMATS[ctype]
+        return Struct(ctype, (Member("", code, (), 0),), _SIZES[code], _SIZES[code])
+    return read_struct(ctype, texts)
+
+
 def read_struct(name: str, texts: Sequence[str]) -> Struct | None:
     """The struct `name` as the first of `texts` that has it declares it; None where none does.
 
     `texts` are free of comments and preprocessor lines (code_of). Raises ConfigError for a member
     that is no number, pointer, such a struct, or array of them.
     """
+    if (built_in := vector(name)) is not None:
+        return built_in
     for text in texts:
         for found in _STRUCT.finditer(text):
             if found[1] == name and not _TEMPLATE.search(text[: found.start()]):

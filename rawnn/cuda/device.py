@@ -52,12 +52,13 @@ class DeviceInfo:
 @dataclass(frozen=True)
 class Function:
     """A kernel loaded on the device, with the signature its source declares; `proof` says whether
-    it may be launched programmatically."""
+    it may be launched programmatically; `module` is what it was loaded with, and its symbols."""
 
     handle: Any
     expression: str
     signature: KernelSignature
     proof: Proof = field(default_factory=Proof)
+    module: Any = None
 
 
 ASSUMED = "RAWNN_COMPUTE"
@@ -232,21 +233,24 @@ class Device:
 
     def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
              expressions: tuple[str, ...], relocatable: bool = False,
-             programmatic: bool = False) -> None:
+             programmatic: bool = False, options: tuple[str, ...] = (),
+             include: tuple[Path, ...] = (), arch: str = "", preamble: str = "") -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
-        job = Job(name, expressions, relocatable, programmatic)
+        job = Job(name, expressions, relocatable, programmatic, options=options, include=include,
+                  arch=arch, preamble=preamble)
         self._keep(job, self._built(text, job), signatures)
         self.compile_ms += (perf_counter() - started) * 1e3
 
     def _arch_of(self, job: Job) -> str:
-        return self.arch + "a" if job.specific else self.arch
+        return job.arch or (self.arch + "a" if job.specific else self.arch)
 
     def _built(self, text: str, job: Job) -> Compiled:
         return compile_source(
             self.backend.nvrtc, text, name=job.file, arch=self._arch_of(job),
             expressions=job.expressions, relocatable=job.relocatable,
-            options=job.options, programmatic=job.programmatic, cache=self._cache)
+            options=job.options, programmatic=job.programmatic, cache=self._cache,
+            include_paths=job.include, preamble=job.preamble)
 
     def _keep(self, job: Job, built: Compiled, signatures: dict[str, KernelSignature]) -> None:
         """Load what was compiled into the context."""
@@ -260,7 +264,7 @@ class Device:
                                  context=f"{expression} in {name}")
             signature = signatures[expression.split("<")[0]].instantiate(expression)
             self._functions[name, expression, job.programmatic] = Function(
-                handle, expression, signature, built.proofs.get(expression, Proof()))
+                handle, expression, signature, built.proofs.get(expression, Proof()), module)
         self.compiled += 0 if built.cached else 1
         self.cached += 1 if built.cached else 0
 

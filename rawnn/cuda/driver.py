@@ -123,6 +123,11 @@ class Driver:
         return code, ctypes.string_at(made.getPtr(), 128) if not code else b""
 
     # -- functions ------------------------------------------------------------------------------
+    def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, int, int]:
+        """(code, address, bytes) of a __device__ or __constant__ variable."""
+        code, address, nbytes = self._cu.cuModuleGetGlobal(module, name)
+        return code, int(address) if not code else 0, int(nbytes) if not code else 0
+
     def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:
         """`attribute` is the driver's name without its `CU_FUNC_ATTRIBUTE_`."""
         enum = getattr(self._cu.CUfunction_attribute, "CU_FUNC_ATTRIBUTE_" + attribute)

@@ -80,6 +80,22 @@ class Arguments:
         self.address = ctypes.addressof(self._pointers)
         for name, value in values.items():
             self.set(name, value)
+        gaps = [offset - end for offset, end in
+                zip(offsets, (0, *(o + p.size for o, p in
+                                   zip(offsets, signature.parameters, strict=True))), strict=False)]
+        self._first = first
+        self._all = struct.Struct("=" + "".join(
+            f"{gap}x{_code(p)}" for gap, p in zip(gaps, signature.parameters, strict=True)))
+
+    def fill(self, values: Sequence[Value]) -> None:
+        """Change all arguments, given in order, structs as bytes: one call for what a launch in a
+        loop changes."""
+        try:
+            self._all.pack_into(self._buffer, self._first, *values)
+        except (struct.error, OverflowError):
+            for name, value in zip(self._parameters, values, strict=True):
+                self._pack(name, value)  # which says which it is
+            raise
 
     def set(self, name: str, value: Value) -> None:
         """Change one argument, and the map of what it points at; launches made before keep the

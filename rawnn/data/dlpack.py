@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _DTYPES: dict[tuple[int, int], Any] = {  # (DLDataTypeCode, bits)
     (1, 8): np.uint8, (1, 16): np.uint16, (1, 32): np.uint32, (1, 64): np.uint64,
     (2, 16): np.float16, (2, 32): np.float32, (2, 64): np.float64,
     (4, 16): ml_dtypes.bfloat16, (6, 8): np.bool_,
+    (5, 64): np.complex64, (5, 128): np.complex128,
+    (10, 8): ml_dtypes.float8_e4m3fn, (12, 8): ml_dtypes.float8_e5m2,
 }
 _LEGACY_STREAM = 1
 """CUDA's legacy default stream, as DLPack numbers streams: the producer makes it wait for the
@@ -163,6 +166,58 @@ def _delete(pointer: int) -> None:
         _Deleter(managed.deleter)(pointer)
 
 
+_api.PyCapsule_New.restype = ctypes.py_object
+_api.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_api.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_api.Py_IncRef.argtypes = (ctypes.py_object,)
+_NAME = ctypes.create_string_buffer(b"dltensor")
+_exported: dict[int, tuple[Any, ...]] = {}
+"""What capsules' consumers still use, by the address of the managed tensor."""
+_offered: dict[int, Any] = {}
+"""Capsules that nobody had taken when they were looked at last."""
+
+
+def _forget(pointer: int) -> None:
+    _exported.pop(pointer, None)
+
+
+_release = _Deleter(_forget)
+_api.Py_IncRef(_release)  # for as long as the process: a consumer may outlive this module
+
+
+def _sweep() -> None:
+    """Let go of what was offered in capsules that ended unused. A capsule could have a destructor
+    for that, which would have to be C: NumPy ends a capsule that it refuses with its error pending,
+    which Python code would run into."""
+    for pointer in list(_offered):
+        if not _api.PyCapsule_IsValid(_offered[pointer], b"dltensor"):
+            del _offered[pointer]  # taken: its consumer releases it
+        elif sys.getrefcount(_offered[pointer]) <= 2:  # the table's and the call's own
+            del _offered[pointer]
+            _forget(pointer)
+
+
+def capsule_of(address: int, shape: tuple[int, ...], dtype: np.dtype[Any],
+               device: tuple[int, int], owner: object) -> Any:
+    """A DLPack capsule of C-contiguous memory on `device` (DLDeviceType, number); `owner` is kept
+    until the consumer releases it; of a capsule that nobody took, until the next is made. Raises
+    KeyError for a type that DLPack does not name."""
+    code, bits = next((key for key, known in _DTYPES.items() if dtype == known), (-1, 0))
+    if code < 0:
+        raise KeyError(dtype)
+    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    steps = (ctypes.c_int64 * max(len(shape), 1))(*_packed(shape))
+    managed = _ManagedTensor(
+        _Tensor(address, *device, len(shape), code, bits, 1, extents, steps, 0), None,
+        ctypes.cast(_release, ctypes.c_void_p))
+    pointer = ctypes.addressof(managed)
+    _exported[pointer] = (managed, extents, steps, owner)
+    _sweep()
+    made = _api.PyCapsule_New(pointer, ctypes.cast(_NAME, ctypes.c_char_p), None)
+    _offered[pointer] = made
+    return made
+
+
 class _Managed:
     """A consumed capsule: the producer's deleter is called when nothing refers to this any more."""
 
@@ -194,9 +249,10 @@ class _Managed:
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(self.address)
         memory._owner = self  # NumPy's view keeps `memory`, and `memory` keeps the tensor
-        flat = np.frombuffer(memory, dtype)
         steps = tuple(s * dtype.itemsize for s in self.strides)
-        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
+        shared: NDArray[Any] = np.ndarray(self.shape, dtype, memory, strides=steps)
+        shared.flags.writeable = False
+        return shared
 
     def device(self, ordinal: int, name: str) -> DeviceArray:
         return _device_array(self.address, self.shape, self.dtype(name), self.strides, ordinal,

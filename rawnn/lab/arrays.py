@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from rawnn.cuda.device import Device
 from rawnn.cuda.tensormap import MappedMatrix
 from rawnn.errors import ConfigError, DeviceError
+from rawnn.lab.exchange import capsule, exported, interface, order, stream_of
 from rawnn.machine import open_gpu
 
 
@@ -62,6 +63,26 @@ class Array:
         host = np.empty(self.shape, self.dtype)
         self.device.to_host(host, self.address, repr(self))
         return host
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return exported(self.device)
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None,
+                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
+        """A capsule of this memory; `stream`, the consumer's, waits for the work enqueued so far
+        (None: CUDA's default stream; -1: nothing waits). Raises BufferError for another device, a
+        copy, a type that DLPack does not name and the simulated GPU."""
+        here = exported(self.device)
+        if copy or dl_device not in (None, here):
+            raise BufferError("a rawnn array is shared where it lies: copy it afterwards")
+        made = capsule(self.address, self.shape, self.dtype, here, self)
+        if stream != -1:
+            order(self.device, self.device.stream, stream_of(stream or 0))
+        return made
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return interface(self.address, self.shape, self.dtype, self.device)
 
     def __repr__(self) -> str:
         return f"rawnn.Array({self.dtype}{list(self.shape)} on {self.device.info.name})"

@@ -3,149 +3,288 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-import numpy as np
-
-from rawnn.compiling.cache import CubinCache
-from rawnn.compiling.compile import compile_source
-from rawnn.compiling.signature import Parameter, find_kernel, parse_kernels
-from rawnn.cuda.device import Device
+from rawnn.compiling.c_types import FORMATS, code_of
+from rawnn.compiling.signature import KernelSignature, find_kernel, parse_kernels
+from rawnn.compiling.structs import included, layout_of
+from rawnn.cuda.device import Device, Function
+from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Dim, KernelLaunch, Value
-from rawnn.errors import ConfigError, MissingLibrary
-from rawnn.lab.arrays import Array, TensorMap, default_device
+from rawnn.errors import ConfigError, DeviceError
+from rawnn.lab.arguments import Convert, Streams, converter
+from rawnn.lab.arrays import default_device
+from rawnn.lab.exchange import Handle, order, stream_of
+from rawnn.lab.source import Source
+from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import SOURCES
 
 Extent = int | tuple[int, ...]
+_KEPT = 64
+"""Launches that a kernel keeps prepared."""
 
 
 class Kernel:
     """A kernel from CUDA C source text or a .cu file.
 
     `expression` names it, with template arguments where it is a template: "scale<float>". The
-    types of the arguments come from the source, so a Python number is passed as the int or float
-    that the kernel declares, and an Array must have the element type of the pointer it is for. A
-    struct by value is a NumPy structured scalar with the members and the layout that C gives it.
+    types of the arguments come from the source, so a Python number is passed as the type that the
+    kernel declares (16-bit and 8-bit floats, too), and an array must have the element type of the
+    pointer it is for: a rawnn array, or one of PyTorch, JAX, CuPy, numba or whatever else has
+    DLPack or the CUDA array interface, without a copy. A struct by value is a NumPy structured
+    scalar with the members and the layout that C gives it.
 
-        kernel = rawnn.Kernel(source, "scale<float>")
+        kernel = rawnn.Kernel(source, "scale<float>", defines={"TILE": 32})
         kernel[(blocks,), 256](x, 2.0, n)
         kernel.synchronize()
+
+    `defines` are macros (True: defined without a value), `options` further ones for NVRTC,
+    `include` folders for headers, `arch` an architecture such as "sm_90a" in place of the GPU's.
+
+    Launches go to rawnn's own stream. A launch with an array of another library comes after what
+    that library has enqueued, and CUDA's default stream waits for it. With a stream given to
+    `using`, ordering is the caller's.
 
     On the simulated GPU (`rawnn.lab.simulated`) NVRTC compiles it as well, if it is installed, so
     that errors in its body are found; what it computes the simulation has to be told.
 
-    Raises CompileError with the numbered source lines, ConfigError for a name or argument that
-    does not fit.
+    Raises CompileError with the numbered source lines, ConfigError for a name, define, option or
+    argument that does not fit.
     """
 
     def __init__(self, source: str | os.PathLike[str], expression: str, *,
+                 defines: Mapping[str, object] | None = None, options: Sequence[str] = (),
+                 include: Sequence[str | os.PathLike[str]] = (), arch: str | None = None,
                  device: Device | None = None) -> None:
-        text, name = _read(source)
+        made = Source.of(source, defines, options, include, arch)
         self.device = device or default_device()
-        signatures = parse_kernels(text, (Path(name).parent, SOURCES))
-        find_kernel(signatures, expression)
-        if self.device.backend.name == "sim":
-            _compile_for_real(text, name, expression, self.device)
-        self.device.load(text, name, signatures, (expression,))
-        self._function = self.device.function(name, expression)
+        folders = (Path(made.name).parent, *made.include, SOURCES)
+        self._signatures = parse_kernels(made.declarations, folders)
+        find_kernel(self._signatures, expression)
+        made.check_arch(self.device.capability)
+        self._source, self._expression = made, expression
+        self._function = self._load(programmatic=False)
+        self._overlapping: Function | None = None
+        texts = [code_of(text) for text in included(made.declarations, folders)]
+        self._converters: list[Convert] = []
+        for parameter in self.signature.parameters:
+            known = not parameter.pointer or parameter.ctype in FORMATS
+            layout = None if known else layout_of(parameter.ctype, texts)
+            self._converters.append(converter(parameter, layout, self.device))
+        self._launchers: dict[Any, Launcher] = {}
+
+    def _load(self, programmatic: bool) -> Function:
+        made, device = self._source, self.device
+        text = made.text
+        if device.backend.name == "sim":
+            made.compile_for_real(self._expression, device)
+            text = made.declarations  # all that the simulation reads
+        device.load(text, made.name, self._signatures, (self._expression,),
+                    programmatic=programmatic, options=made.flags, include=made.include,
+                    arch=made.arch, preamble=made.preamble)
+        return device.function(made.name, self._expression, programmatic)
+
+    @property
+    def signature(self) -> KernelSignature:
+        """Its name, parameters and template arguments, as the source declares them."""
+        return self._function.signature
 
     def __getitem__(self, geometry: tuple[Extent, ...]) -> Launcher:
         """`kernel[grid, block]` or `kernel[grid, block, dynamic shared bytes]`."""
+        try:
+            found = self._launchers.get(geometry)
+        except TypeError:  # lists
+            found = None
+        if found is not None:
+            return found
         if not isinstance(geometry, tuple) or len(geometry) not in (2, 3):
             raise ConfigError("write kernel[grid, block] or kernel[grid, block, shared_bytes]")
         shared = geometry[2] if len(geometry) == 3 else 0
-        if not isinstance(shared, int) or shared < 0:
-            raise ConfigError(f"shared memory is a number of bytes, not {shared!r}")
-        return Launcher(self, _dim(geometry[0], "grid"), _dim(geometry[1], "block"), shared)
+        made = self._launcher(Launch(_dim(geometry[0], "grid"), _dim(geometry[1], "block"),
+                                     _bytes(shared)))
+        self._launchers[(*map(_key, geometry),)] = made
+        return made
+
+    def _launcher(self, launch: Launch) -> Launcher:
+        found = self._launchers.get(launch)
+        if found is None:
+            if len(self._launchers) >= _KEPT:
+                self._launchers.clear()
+            if launch.programmatic and self._overlapping is None:
+                self._overlapping = self._load(programmatic=True)
+            found = self._launchers[launch] = Launcher(self, launch)
+        return found
+
+    def __call__(self, *arguments: Any) -> None:
+        """Says how a kernel is launched."""
+        raise ConfigError(f"a launch needs its geometry: write kernel[grid, block](...) for "
+                          f"{self._expression}")
+
+    def bind(self, grid: Extent, block: Extent, *arguments: Any) -> Bound:
+        """A launch with its arguments, checked and packed once; call it as often as wanted. It
+        keeps the arrays."""
+        return self[grid, block].bind(*arguments)
+
+    def symbol(self, name: str) -> Symbol:
+        """The variable `name` of the source, `__constant__` or `__device__`: write it by
+        `kernel.symbol("taps")[:] = values`. Raises ConfigError where there is none."""
+        return symbol(name, self._source.declarations, self._function, self.device)
 
     def synchronize(self) -> None:
-        """Wait for all launches; an error inside a kernel surfaces here."""
-        self.device.stream.synchronize(self._function.expression)
+        """Wait for all launches, on whatever stream; an error inside a kernel surfaces here."""
+        check(self.device.driver, "cuCtxSynchronize", self.device.driver.cuCtxSynchronize(),
+              self._expression)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched: blocks, threads of a block, bytes of dynamic shared memory, blocks
+    of a cluster; `stream` None for rawnn's own."""
+
+    grid: Dim
+    block: Dim
+    shared: int = 0
+    cluster: Dim | None = None
+    cooperative: bool = False
+    programmatic: bool = False
+    stream: Handle | None = None
+
+    def check(self, function: Function, device: Device) -> None:
+        """Raises DeviceError, with the cure, for what this kernel and GPU cannot run."""
+        threads, driver = prod(self.block), device.driver
+        result = driver.cuFuncGetAttribute("MAX_THREADS_PER_BLOCK", function.handle)
+        most = check(driver, "cuFuncGetAttribute", result, function.expression)
+        if threads > most:
+            raise DeviceError(f"{function.expression}: a block {self.block} has {threads:,} "
+                              f"threads, and it can have at most {most:,} (its registers and "
+                              f"__launch_bounds__ decide): take smaller blocks and more of them")
+        room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        if self.shared > room:
+            raise DeviceError(f"{function.expression}: {self.shared:,} bytes of shared memory, and "
+                              f"a block has at most {room:,} here: take smaller tiles")
+        if self.cluster and any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
+            raise ConfigError(f"{function.expression}: the grid {self.grid} is no multiple of the "
+                              f"cluster {self.cluster}: round the grid up to one")
+        if self.cluster and device.capability < (9, 0):
+            raise DeviceError(f"{function.expression}: clusters need compute capability 9.0, and "
+                              f"{device.info.name} has {'.'.join(map(str, device.capability))}")
+        if self.programmatic and not function.proof.waits:
+            raise ConfigError(f"{function.expression} cannot be launched programmatically: "
+                              f"{function.proof.reason}; call cudaGridDependencySynchronize() in "
+                              f"it before it reads what the kernel before it writes")
 
 
 class Launcher:
     """A kernel with its geometry; call it with the arguments in the kernel's order."""
 
-    def __init__(self, kernel: Kernel, grid: Dim, block: Dim, shared_bytes: int) -> None:
-        self._kernel, self._geometry = kernel, (grid, block, shared_bytes)
+    def __init__(self, kernel: Kernel, launch: Launch) -> None:
+        self._kernel, self._launch = kernel, launch
+        self._converters = kernel._converters
+        self._count = len(self._converters)
+        self._function = (kernel._overlapping if launch.programmatic else None) or kernel._function
+        launch.check(self._function, kernel.device)
+        self._prepared: KernelLaunch | None = None
+        self._lock = Lock()
+
+    def using(self, *, shared: int | None = None, cluster: Extent | None = None,
+              cooperative: bool | None = None, stream: Any = None,
+              programmatic: bool | None = None) -> Launcher:
+        """The same launch with `shared` bytes of dynamic shared memory, in clusters of `cluster`
+        blocks, with all blocks on the GPU at once (`cooperative`), on a `stream` of PyTorch, CuPy,
+        numba or cuda.core, or beginning before the kernel ahead of it has ended (`programmatic`).
+        What is left out stays."""
+        now = self._launch
+        return self._kernel._launcher(replace(
+            now,
+            shared=now.shared if shared is None else _bytes(shared),
+            cluster=now.cluster if cluster is None else _dim(cluster, "cluster"),
+            cooperative=now.cooperative if cooperative is None else cooperative,
+            programmatic=now.programmatic if programmatic is None else programmatic,
+            stream=now.stream if stream is None else stream_of(stream)))
 
     def __call__(self, *arguments: Any) -> None:
-        function, device = self._kernel._function, self._kernel.device
-        parameters = function.signature.parameters
-        if len(arguments) != len(parameters):
+        streams: Streams = []
+        values = self._values(arguments, streams)
+        with self._lock:  # the arguments' buffer is this launcher's
+            if self._prepared is None:
+                self._prepared = self._prepare(values)
+            else:
+                self._prepared.arguments.fill(values)
+            if streams:
+                self._ordered(self._prepared, streams)
+            else:
+                self._prepared.launch()
+
+    def bind(self, *arguments: Any) -> Bound:
+        """This launch with its arguments, checked and packed once."""
+        streams: Streams = []
+        prepared = self._prepare(self._values(arguments, streams))
+        return Bound(self, prepared, streams, arguments)
+
+    def _values(self, arguments: Sequence[Any], streams: Streams) -> list[Value]:
+        if len(arguments) != self._count:
+            parameters = self._function.signature.parameters
             raise ConfigError(
-                f"{function.expression} takes {len(parameters)} arguments "
+                f"{self._function.expression} takes {self._count} arguments "
                 f"({', '.join(p.name for p in parameters)}), not {len(arguments)}"
             )
-        values = {p.name: _value(p, a) for p, a in zip(parameters, arguments, strict=True)}
-        grid, block, shared = self._geometry
-        KernelLaunch(device.driver, device.stream, function.handle, function.expression, grid,
-                     block, Arguments(function.signature, values), shared).launch()
+        return [convert(argument, streams)
+                for convert, argument in zip(self._converters, arguments, strict=True)]
+
+    def _prepare(self, values: Sequence[Value]) -> KernelLaunch:
+        function, device, how = self._function, self._kernel.device, self._launch
+        names = (p.name for p in function.signature.parameters)
+        arguments = Arguments(function.signature, dict(zip(names, values, strict=True)))
+        stream: Any = how.stream or device.stream
+        return KernelLaunch(device.driver, stream, function.handle, function.expression, how.grid,
+                            how.block, arguments, how.shared, how.cluster, how.programmatic,
+                            how.cooperative)
+
+    def _ordered(self, prepared: KernelLaunch, streams: Streams) -> None:
+        """Launch behind what other libraries have enqueued, and ahead of what they will."""
+        device = self._kernel.device
+        others = [] if self._launch.stream else [Handle(s) for s in dict.fromkeys(streams)]
+        for other in others:
+            order(device, other, device.stream)
+        prepared.launch()
+        for other in others:
+            order(device, device.stream, other)
 
 
-def _compile_for_real(text: str, name: str, expression: str, device: Device) -> None:
-    """The simulation reads declarations alone. Raises CompileError for what is wrong elsewhere."""
-    from rawnn.cuda.nvrtc import Nvrtc
+class Bound:
+    """A launch with its arguments, ready to be enqueued: `run = kernel.bind(...)`, then `run()`."""
 
-    try:
-        compile_source(Nvrtc, text, name=name, arch=device.arch, expressions=(expression,),
-                       cache=CubinCache(notify=device.notify))
-    except (MissingLibrary, RuntimeError) as error:  # RuntimeError: bindings without the library
-        device.notify(f"the kernel's body is not checked, since NVRTC cannot be used: {error}")
+    def __init__(self, launcher: Launcher, prepared: KernelLaunch, streams: Streams,
+                 keep: tuple[Any, ...]) -> None:
+        self._launcher, self._prepared, self._streams = launcher, prepared, streams
+        self._launch, self._keep = prepared.launch, keep
 
-
-_ELEMENTS = {
-    "float": "float32", "double": "float64", "int": "int32", "unsigned int": "uint32",
-    "short": "int16", "unsigned short": "uint16", "char": "int8", "signed char": "int8",
-    "unsigned char": "uint8", "long long": "int64", "unsigned long long": "uint64",
-    "bool": "bool", "__half": "float16", "half": "float16",
-}
-
-
-def _value(parameter: Parameter, argument: Any) -> Value:
-    if isinstance(argument, TensorMap):
-        if parameter.tensor_map:
-            return argument.content
-        what = "pointer" if parameter.pointer else parameter.ctype
-        raise ConfigError(f"argument '{parameter.name}' is a {what}, not a tensor map")
-    if parameter.tensor_map:
-        raise ConfigError(f"argument '{parameter.name}' is a tensor map: make one with "
-                          f"rawnn.lab.tensor_map")
-    if parameter.struct is not None:
-        record: np.void | bytes = argument
-        return record
-    if not parameter.pointer:
-        if isinstance(argument, Array):
-            raise ConfigError(f"argument '{parameter.name}' is a {parameter.ctype}, not an array")
-        number: int | float = argument.item() if isinstance(argument, np.generic) else argument
-        return number
-    if argument is None:
-        return 0
-    if not isinstance(argument, Array):
-        raise ConfigError(f"argument '{parameter.name}' is a pointer: pass a rawnn array (make "
-                          f"one with rawnn.array) or None")
-    wanted = _ELEMENTS.get(parameter.ctype)
-    if wanted and argument.dtype != np.dtype(wanted):
-        raise ConfigError(f"argument '{parameter.name}' points to {parameter.ctype}, but the "
-                          f"array holds {argument.dtype}")
-    return argument.address
+    def __call__(self) -> None:
+        if self._streams:
+            self._launcher._ordered(self._prepared, self._streams)
+        else:
+            self._launch()
 
 
 def _dim(extent: Extent, what: str) -> Dim:
     values = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
     if not 1 <= len(values) <= 3 or any(not isinstance(v, int) or v < 1 for v in values):
-        raise ConfigError(f"{what} = {extent!r}: give one to three whole numbers of at least 1")
+        raise ConfigError(f"{what} = {extent!r}: give one to three whole numbers of at least 1, "
+                          f"such as (n + 255) // 256 blocks of 256 threads for n elements")
     x, y, z = (*values, 1, 1)[:3]
     return x, y, z
 
 
-def _read(source: str | os.PathLike[str]) -> tuple[str, str]:
-    """(text, name) of a kernel given as text or as a path."""
-    if isinstance(source, str) and ("__global__" in source or "\n" in source):
-        return source, "kernel.cu"
-    path = Path(source)
-    try:
-        return path.read_text(), str(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read the kernel {path}: {error.strerror}") from None
+def _key(extent: Extent) -> Any:
+    return tuple(extent) if isinstance(extent, list) else extent
+
+
+def _bytes(shared: Any) -> int:
+    if not isinstance(shared, int) or shared < 0:
+        raise ConfigError(f"shared memory is a number of bytes, not {shared!r}")
+    return shared

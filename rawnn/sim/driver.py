@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from rawnn.compiling.symbols import find_symbol
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, Dim
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
@@ -150,11 +151,13 @@ class SimDriver(GraphCalls, MemoryCalls):
             else number == f"{major}{minor}"
         if not runs:
             raise Refused("CUDA_ERROR_NO_BINARY_FOR_GPU")
-        return 0, self.simulation.create("module", lambda handle: (found, []))[0]
+        return 0, self.simulation.create("module", lambda handle: (found, [], {}))[0]
 
     @seam()
     def cuModuleUnload(self, hmod: Any) -> tuple[Any, ...]:
-        _, functions = self.simulation.destroy(hmod, "module")
+        _, functions, symbols = self.simulation.destroy(hmod, "module")
+        for address, _ in symbols.values():
+            self.simulation.memory.free(address, self.simulation.site())
         for function in functions:
             self.functions.pop(function, None)
         return (0,)
@@ -162,7 +165,7 @@ class SimDriver(GraphCalls, MemoryCalls):
     @seam(None)
     def cuModuleGetFunction(self, hmod: Any, name: bytes) -> tuple[Any, Any]:
         image: Image
-        image, functions = self.simulation.find(hmod, "module")
+        image, functions, _ = self.simulation.find(hmod, "module")
         expression = {m: e for e, m in image.lowered.items()}.get(name.decode())
         if expression is None:
             raise Refused("CUDA_ERROR_NOT_FOUND")
@@ -176,6 +179,23 @@ class SimDriver(GraphCalls, MemoryCalls):
         )
         functions.append(handle)
         return 0, handle
+
+    @seam(0, 0)
+    def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, int, int]:
+        """Variables hold zeros at first, whatever the source says."""
+        image: Image
+        image, _, symbols = self.simulation.find(module, "module")
+        if name not in symbols:
+            found = find_symbol(image.text, name.decode())
+            if found is None or found.nbytes is None:
+                raise Refused("CUDA_ERROR_NOT_FOUND")
+            memory, nbytes = self.simulation.memory, found.nbytes
+            address = memory.allocate(nbytes, self.simulation.site())
+            region = memory.region(address, nbytes, nbytes, 1, f"symbol {found.name}")
+            region.bytes()[...] = 0
+            memory.mark_written(region)
+            symbols[name] = address, nbytes
+        return 0, *symbols[name]
 
     @seam(0)
     def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:

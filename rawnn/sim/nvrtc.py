@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rawnn.compiling.compile import follow_includes
+from rawnn.compiling.compile import NOWHERE, follow_includes
 from rawnn.compiling.programmatic import TRIGGER, WAIT
 from rawnn.sim import programmatic
 from rawnn.sim.codes import describe
@@ -60,7 +60,8 @@ class SimNvrtc:
 
     @seam(None)
     def nvrtcCreateProgram(self, source: str, name: str) -> tuple[Any, Any]:
-        return 0, self.simulation.create("NVRTC program", lambda h: _Program(source, name))[0]
+        shown = name.removeprefix(NOWHERE)
+        return 0, self.simulation.create("NVRTC program", lambda h: _Program(source, shown))[0]
 
     @seam()
     def nvrtcAddNameExpression(self, program: Any, expression: str) -> tuple[Any, ...]:

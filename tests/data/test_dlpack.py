@@ -64,8 +64,8 @@ def test_bfloat16_is_shared_with_its_strides(view: Any) -> None:
 
 def test_a_type_that_is_not_known() -> None:
     x = np.zeros((2, 2), np.uint8)
-    with pytest.raises(DataError, match=r"X has a type that rawnn does not know .*code 10, 8 bits"):
-        read(Foreign(x, (10, 8)), "X")
+    with pytest.raises(DataError, match=r"X has a type that rawnn does not know .*code 11, 8 bits"):
+        read(Foreign(x, (11, 8)), "X")
     with pytest.raises(DataError, match="negative strides"):
         read(Foreign(x.view(np.uint16)[::-1], BFLOAT16), "X")
 

@@ -217,7 +217,7 @@ def test_source_that_does_not_compile() -> None:
 def test_a_launch_beyond_the_limits_says_its_geometry(device: Device,
                                                       kernel: rawnn.Kernel) -> None:
     x, y = vectors(device)
-    with pytest.raises(DeviceError, match=r"cuLaunchKernel failed .*block \(4096, 1, 1\)"):
+    with pytest.raises(DeviceError, match=r"\(4096, 1, 1\) has 4,096 threads.*at most 1,024"):
         kernel[1, 4096](x, y, 2.0, 100)
 
 

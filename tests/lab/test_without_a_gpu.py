@@ -13,7 +13,7 @@ import pytest
 import rawnn
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, DeviceError, MissingLibrary
-from rawnn.lab import arrays, kernel, simulated
+from rawnn.lab import arrays, simulated, source
 from rawnn.machine import open_device
 from rawnn.sim import register
 
@@ -74,7 +74,7 @@ def test_without_nvrtc_it_is_said_that_the_body_is_not_checked(
         raise MissingLibrary("cuda-bindings is needed")
 
     monkeypatch.setattr(Nvrtc, "__init__", missing)
-    monkeypatch.setattr(kernel, "CubinCache", lambda notify: None)
+    monkeypatch.setattr(source, "CubinCache", lambda notify: None)
     rawnn.Kernel(HALVE, "lab_halve", device=simulated())
     assert "the kernel's body is not checked" in capsys.readouterr().out
 

@@ -147,7 +147,7 @@ def test_error_shows_numbered_lines_options_library_and_log(nvrtc, folder):
     assert "\n> 4 |     if (i < count) x[i] *= FACTOR" in message
     assert "\n  6 | extern" in message
     assert "kernels: scale<float,true>, clear" in rest
-    assert "options: --gpu-architecture=sm_90 -std=c++17 --no-source-include -G -I" in message
+    assert "options: --gpu-architecture=sm_90 -std=c++17 -G -I" in message
     assert f"library: {headers.nvrtc_library_path()} (NVRTC {major}.{minor})" in rest
     assert message.rstrip().endswith('1 error detected in the compilation of "kernel.cu".')
 

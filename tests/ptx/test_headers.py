@@ -76,7 +76,8 @@ def test_wheels_of_each_layout(site, major):
     site.wheels(major)
     layout = LAYOUTS[major]
     assert headers.cuda_major() == major
-    assert headers.include_directories() == tuple(site.nvidia / f for f in layout["include"])
+    assert headers.include_directories() == (
+        *(site.nvidia / f for f in layout["include"]), headers.HOST_HEADERS)
     assert headers.cudadevrt_library() == site.nvidia / layout["devrt"]
     assert f"bindings {major}" in headers.nvrtc_identity()
 
@@ -97,11 +98,46 @@ def test_toolkit_comes_last(site):
     site.put(toolkit / "include" / "cccl" / "nv" / "target")
     site.put(toolkit / "lib64" / "libcudadevrt.a")
     site.put(toolkit / "lib64" / "libnvrtc.so.13", "library")
-    assert headers.include_directories() == (toolkit / "include", toolkit / "include" / "cccl")
+    assert headers.include_directories() == (
+        toolkit / "include", toolkit / "include" / "cccl", headers.HOST_HEADERS)
     assert headers.cudadevrt_library() == toolkit / "lib64" / "libcudadevrt.a"
     assert "libnvrtc.so.13:7:" in headers.nvrtc_identity()
     site.wheels(13)
     assert headers.include_directories()[0] == site.nvidia / "cu13" / "include"
+
+
+@pytest.mark.parametrize("witness", ["cuda/std/cstdint", "crt/mma.h"])
+def test_what_the_wheels_lack_comes_from_a_toolkit(site, witness):
+    site.bindings("12.9.1")
+    site.wheels(12)
+    wheels = tuple(site.nvidia / f for f in LAYOUTS[12]["include"])
+    site.put(site.root / "toolkit" / "include" / witness)
+    assert headers.include_directories() == (
+        *wheels, site.root / "toolkit" / "include", headers.HOST_HEADERS)
+    site.put(wheels[0] / witness)
+    assert headers.include_directories() == (*wheels, headers.HOST_HEADERS)
+
+
+def test_conda_is_looked_at_before_a_toolkit(site, monkeypatch):
+    folder = site.root / "conda" / "targets/x86_64-linux" / "include"
+    site.put(folder / "cuda_fp16.h")
+    site.put(folder / "cccl" / "cuda/std/cstdint")
+    site.put(site.root / "toolkit" / "include" / "cuda_fp16.h")
+    monkeypatch.setenv("CONDA_PREFIX", str(site.root / "conda"))
+    assert headers.include_directories() == (folder, folder / "cccl", headers.HOST_HEADERS)
+
+
+@pytest.mark.parametrize(("version", "header", "cure"), [
+    ("12.9.0", "nv/target", "pip install nvidia-cuda-cccl-cu12"),
+    ("13.0.1", "cuda/barrier", "pip install 'nvidia-cuda-cccl<14'"),
+    ("12.9.0", "crt/mma.h", "pip install nvidia-cuda-nvcc-cu12"),
+    ("13.0.1", "crt/mma.h", "pip install 'nvidia-cuda-crt<14'"),
+    ("13.0.1", "type_traits", "include <cuda/std/type_traits> for <type_traits>"),
+    ("13.0.1", "mine.h", "include=[...]"),
+])
+def test_a_header_that_is_not_found_has_a_cure(site, version, header, cure):
+    site.bindings(version)
+    assert cure in headers.cure(header)
 
 
 @pytest.mark.parametrize(("version", "extra"), [("12.9.0", "cu12"), ("13.0.1", "cu13")])

@@ -1,0 +1,108 @@
+"""`rawnn kernel`: what the compiler makes of a kernel of one's own; needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from rawnn.cli.screen import table_console
+from rawnn.errors import ConfigError, DeviceError
+
+_ASSUMED = "sm_90"
+
+
+@click.group()
+def kernel() -> None:
+    """Compile kernels of your own and look at what the compiler made of them."""
+
+
+def _of_a_source(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments and options by which a source is compiled."""
+    for decorate in reversed((
+        click.argument("file", type=click.Path(path_type=Path)),
+        click.argument("names", nargs=-1, metavar="[NAME]..."),
+        click.option("--arch", metavar="sm_90a", help=f"Architecture. [default: this GPU's, else "
+                                                      f"{_ASSUMED}]"),
+        click.option("-D", "defines", multiple=True, metavar="NAME[=VALUE]",
+                     help="Define a macro."),
+        click.option("-I", "include", multiple=True, metavar="FOLDER",
+                     help="A folder with headers."),
+        click.option("--option", "options", multiple=True, metavar="OPTION",
+                     help="Another option of NVRTC, such as --option=--use_fast_math."),
+    )):
+        command = decorate(command)
+    return command
+
+
+def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
+            options: tuple[str, ...], arch: str | None) -> tuple[Any, str]:
+    """(the source, the architecture)."""
+    from rawnn.lab.source import Source
+
+    macros = {}
+    for define in defines:
+        name, equals, value = define.partition("=")
+        macros[name] = value if equals else True
+    return Source.of(file, macros, options, include, arch), arch or _here()
+
+
+def _here() -> str:
+    """The architecture of the first GPU, where there is one."""
+    from rawnn.machine import open_gpu
+
+    try:
+        device = open_gpu(0, lambda message: None)
+    except DeviceError:
+        return _ASSUMED
+    try:
+        return device.arch
+    finally:
+        device.close()
+
+
+@kernel.command("compile")
+@_of_a_source
+@click.option("--block", type=click.IntRange(1, 1024), metavar="THREADS",
+              help="Threads of a block, to show the occupancy for.")
+def compile_(file: Path, names: tuple[str, ...], arch: str | None, defines: tuple[str, ...],
+             include: tuple[str, ...], options: tuple[str, ...], block: int | None) -> None:
+    """Compile kernels of FILE (all, or instances by name: 'scale<float>') and show what each uses:
+    registers, shared memory, stack and spills."""
+    from rawnn.lab.inspection import instances, resources
+
+    source, arch = _source(file, defines, include, options, arch)
+    found = resources(source, instances(source, names), arch, block)
+    table = Table(title=f"{file} for {arch}")
+    headings = ["kernel", "registers", "shared B", "stack B", "spill stores B", "spill loads B"]
+    for heading in headings + (["blocks/SM", "occupancy", "limited by"] if block else []):
+        words = heading in ("kernel", "limited by")
+        table.add_column(heading, justify="left" if words else "right")
+    for each in found:
+        fits = each.occupancy
+        cells: list[object] = [each.usage.registers, each.usage.shared, each.usage.stack,
+                               *each.spilled]
+        if block:
+            cells += [fits.blocks, f"{fits.fraction:.0%}", fits.limit] if fits else ["", "", ""]
+        table.add_row(each.expression, *map(str, cells))
+    table_console().print(table)
+
+
+@kernel.command()
+@_of_a_source
+@click.option("--ptx", "what", flag_value="ptx", default=True, help="Show PTX (the default).")
+@click.option("--sass", "what", flag_value="sass", help="Show machine code; needs nvdisasm.")
+def show(file: Path, names: tuple[str, ...], arch: str | None, defines: tuple[str, ...],
+         include: tuple[str, ...], options: tuple[str, ...], what: str) -> None:
+    """Show the PTX or the machine code of kernels of FILE."""
+    from rawnn.lab import inspection
+
+    source, arch = _source(file, defines, include, options, arch)
+    wanted = inspection.instances(source, names)
+    text = (inspection.sass if what == "sass" else inspection.ptx)(source, wanted, arch)
+    if not text:
+        raise ConfigError(f"there is no {what} of {file}")
+    click.echo(text)

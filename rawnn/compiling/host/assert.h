@@ -1,0 +1,3 @@
+// The C name of <cassert>.
+#pragma once
+#include <cassert>

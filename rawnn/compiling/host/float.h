@@ -1,0 +1,3 @@
+// The C name of <cfloat>.
+#pragma once
+#include <cfloat>

@@ -1,0 +1,3 @@
+// The C name of <climits>.
+#pragma once
+#include <climits>

@@ -1,0 +1,3 @@
+// The C name of <cmath>.
+#pragma once
+#include <cmath>

@@ -1,0 +1,3 @@
+// The C name of <cstddef>.
+#pragma once
+#include <cstddef>

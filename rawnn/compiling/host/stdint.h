@@ -1,0 +1,3 @@
+// The C name of <cstdint>.
+#pragma once
+#include <cstdint>

@@ -1,0 +1,3 @@
+// The C name of <cstdio>.
+#pragma once
+#include <cstdio>

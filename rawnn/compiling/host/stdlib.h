@@ -1,0 +1,3 @@
+// The C name of <cstdlib>.
+#pragma once
+#include <cstdlib>

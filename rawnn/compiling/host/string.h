@@ -1,0 +1,3 @@
+// The C name of <cstring>.
+#pragma once
+#include <cstring>

@@ -1,0 +1,186 @@
+"""What of CUDA this machine has: the driver, every library, and what each toggle lacks.
+
+Nothing is needed to ask: it works without a GPU, and where no CUDA package is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from rawnn.compiling import headers
+from rawnn.cuda.backend import has_package
+from rawnn.errors import MissingLibrary, RawnnError
+from rawnn.libs import cublaslt, cudnn, locate
+from rawnn.machine import Opened, open_device
+from rawnn.opts import TOGGLES
+from rawnn.target import Machine
+from rawnn.version import __version__
+
+_EVERYTHING, _NEWEST = (9, 0), 13000
+"""Compute capability and driver with which no toggle is refused."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing: where it was found and its version, or where it was looked for and the line that
+    cures it. Without a `required` one no kernel of rawnn runs on the GPU."""
+
+    name: str
+    found: str = ""
+    version: str = ""
+    looked: tuple[str, ...] = ()
+    cure: str = ""
+    required: bool = False
+
+    @property
+    def missing(self) -> bool:
+        return not self.found
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A toggle that cannot run here: why, and the line that cures it."""
+
+    toggle: str
+    reason: str
+    cure: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything found; `healthy` says that training on the GPU works."""
+
+    findings: tuple[Finding, ...]
+    lacks: tuple[Lack, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return not any(each.missing and each.required for each in self.findings)
+
+
+def diagnose() -> Diagnosis:
+    """Look at everything."""
+    try:
+        opened = open_device("gpu", lambda message: None)
+    except (RawnnError, RuntimeError, OSError) as error:
+        opened = Opened(None, Machine(_first(str(error)), has_package=has_package), 0.0)
+    try:
+        findings = (_python(), _gpu(opened), *_libraries(), *_tools())
+        return Diagnosis(findings, tuple(_lacks(opened.machine)))
+    finally:
+        if opened.device is not None:
+            opened.device.close()
+
+
+def _first(text: str) -> str:
+    return text.replace("; --device host trains on the CPU", "").replace(
+        "; run with --device host to train on the CPU", "")
+
+
+def _python() -> Finding:
+    return Finding("rawnn", str(Path(__file__).parent),
+                   f"{__version__}, Python {platform.python_version()}")
+
+
+def _gpu(opened: Opened) -> Finding:
+    if opened.device is None:
+        reason = opened.machine.gpu or ""
+        cure = f"pip install 'rawnn[{_extra()}]'" if "package" in reason else \
+            "update the NVIDIA driver, or install the other extra" if "supports CUDA" in reason \
+            else "install NVIDIA's driver (nvidia-smi must list a GPU), in a container with " \
+                 "--gpus all; until then: --device host, --device sim"
+        return Finding("driver and GPU", looked=(reason,), cure=cure, required=True)
+    info = opened.device.info
+    return Finding("driver and GPU", info.name, required=True, version=(
+        f"driver {info.driver}, CUDA {info.cuda}, compute capability "
+        f"{'.'.join(map(str, info.compute_capability))}, bindings {info.bindings}"))
+
+
+def _extra() -> str:
+    return "cu12" if headers.cuda_major() == 12 else "cu13"
+
+
+def _libraries() -> Iterable[Finding]:
+    """Every library and package that a toggle or a command uses."""
+    install = f"pip install 'rawnn[{_extra()}]'"
+    yield _package("cuda-bindings", "cuda.bindings", install, required=True)
+    nvrtc = headers.nvrtc_library_path()
+    yield Finding("NVRTC", str(nvrtc or ""), _version(nvrtc, "nvidia-cuda-nvrtc"),
+                  ("wheels, conda, LD_LIBRARY_PATH, CUDA_HOME, /usr/local/cuda",), install, True)
+    yield _looked_up("CUDA's headers", headers.include_directories, "cuda_fp16.h",
+                     "nvidia-cuda-runtime", install)
+    yield _looked_up("CCCL's headers", headers.include_directories, "cuda/std/cstdint",
+                     "nvidia-cuda-cccl", headers.cure("cuda/std/cstdint").rpartition(": ")[2])
+    yield _looked_up("the compiler's headers", headers.include_directories, "crt/mma.h",
+                     "nvidia-cuda-nvcc", headers.cure("crt/mma.h").rpartition(": ")[2])
+    yield _looked_up("libcudadevrt", lambda: (headers.cudadevrt_library(),), "",
+                     "nvidia-cuda-runtime", install)
+    for name, module, wheel in (("cuBLASLt", cublaslt, "nvidia-cublas"),
+                                ("cuDNN", cudnn, "nvidia-cudnn")):
+        path = locate.find(module.FILE_NAMES, module.WHEEL_FOLDERS)
+        looked = tuple(map(str, dict.fromkeys(locate.candidates(module.WHEEL_FOLDERS))))
+        yield Finding(name, str(path or ""), _version(path, wheel), looked, install)
+    yield _package("nvmath-python", "nvmath", install)
+    yield _package("nvidia-ml-py", "pynvml", "pip install 'rawnn[nvml]'")
+
+
+def _tools() -> Iterable[Finding]:
+    folders = (*os.environ.get("PATH", "").split(os.pathsep), *map(str, headers.tool_folders()))
+    for name, cure in (("nvdisasm", "pip install nvidia-cuda-nvdisasm"),
+                       ("compute-sanitizer", "install the CUDA toolkit")):
+        path = next((p for f in folders if f and (p := shutil.which(name, path=f))), "")
+        yield Finding(name, path, "", ("PATH", *map(str, headers.tool_folders())), cure)
+
+
+def _package(distribution: str, module: str, cure: str, required: bool = False) -> Finding:
+    try:
+        found = has_package(module)
+        version = metadata.version(distribution) if found else ""
+    except (metadata.PackageNotFoundError, ValueError):
+        version = "of unknown version"
+    return Finding(distribution, f"package {module}" if found else "", version,
+                   ("Python's path",), cure, required)
+
+
+def _looked_up(name: str, places: Callable[[], tuple[Path, ...]], file: str, wheel: str,
+               cure: str) -> Finding:
+    try:
+        folders = places()
+    except MissingLibrary as error:
+        looked = re.search(r"looked in (.*)\)", str(error))
+        return Finding(name, looked=(looked[1],) if looked else (), cure=cure)
+    found = next((folder for folder in folders if not file or (folder / file).is_file()), None)
+    return Finding(name, str(found or ""), _version(found, wheel), tuple(map(str, folders)), cure)
+
+
+def _version(path: Path | None, wheel: str) -> str:
+    """A wheel's version where the file lies in one, else what the file's name says."""
+    if path is None:
+        return ""
+    if "nvidia" in path.parts:
+        for name in (f"{wheel}-cu{headers.cuda_major()}", wheel, f"{wheel}-cu12"):
+            try:
+                return metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+    found = re.search(r"\.so\.([\d.]+)$", path.resolve().name)
+    return found[1] if found else ""
+
+
+def _lacks(machine: Machine) -> Iterable[Lack]:
+    if machine.gpu is not None:  # what would be lacking still, with a GPU that has everything
+        machine = Machine(None, _EVERYTHING, _NEWEST, machine.has_package)
+    for toggle in TOGGLES.values():
+        reason = toggle.needs(machine)
+        if reason:
+            capability = "compute capability" in reason
+            yield Lack(toggle.name, f"it {reason}", "a newer GPU" if capability else
+                       "a newer driver" if "driver" in reason else
+                       f"pip install 'rawnn[{_extra()}]'")

@@ -1,0 +1,124 @@
+"""Arrays for other libraries and from them, without a copy: DLPack and the CUDA array interface.
+
+An array of another library is read by rawnn.data.dlpack. What orders the streams of both sides is
+here: a launch with such an array comes after what its library has enqueued, and what the library
+enqueues on CUDA's default stream from then on comes after the launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import check
+from rawnn.cuda.stream import Mark
+from rawnn.data.dlpack import DeviceArray, capsule_of, read
+from rawnn.errors import ConfigError
+
+_LEGACY = 1
+"""CUDA's default stream, as DLPack and the CUDA array interface number it. To the driver it is 0,
+too, which here stands for it."""
+_CUDA = 2  # DLDeviceType
+_SIMULATED = "sim"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A stream of another library, which owns it."""
+
+    handle: int
+
+
+def stream_of(stream: Any) -> Handle:
+    """What `using(stream=...)` takes: a number, or a stream of rawnn, PyTorch, CuPy, numba or
+    cuda.core. Raises ConfigError for anything else."""
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return Handle(_known(stream))
+    if hasattr(stream, "__cuda_stream__"):
+        told = stream.__cuda_stream__
+        return Handle(_known(int((told() if callable(told) else told)[1])))
+    for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, rawnn and numba
+        found = getattr(stream, name, None)
+        if found is not None:
+            return Handle(_known(int(getattr(found, "value", found) or 0)))
+    raise ConfigError(f"stream = {stream!r}: pass a stream of PyTorch, CuPy, numba or cuda.core, "
+                      f"or its address as a number")
+
+
+def _known(handle: int) -> int:
+    return 0 if handle == _LEGACY else handle
+
+
+def order(device: Device, first: Any, then: Any) -> None:
+    """Let what follows on the stream `then` wait for what is on `first`; the host does not."""
+    mark = Mark(device.driver)
+    try:
+        mark.record(first)
+        check(device.driver, "cuStreamWaitEvent",
+              device.driver.cuStreamWaitEvent(then.handle, mark.handle, 0), "ordering two streams")
+    finally:
+        mark.close()  # the driver keeps what is waited for
+
+
+def capsule(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int],
+            owner: object) -> Any:
+    """A DLPack capsule of dense memory, which keeps `owner` till its consumer lets go of it."""
+    try:
+        return capsule_of(address, shape, dtype, device, owner)
+    except KeyError:
+        raise BufferError(f"DLPack has no type for {dtype}") from None
+
+
+def exported(device: Device) -> tuple[int, int]:
+    """DLPack's (device type, number). Raises BufferError for the simulated GPU, whose memory is
+    nothing that another library can read."""
+    if device.backend.name == _SIMULATED:
+        raise BufferError("the memory of the simulated GPU cannot be shared: copy it by numpy()")
+    return _CUDA, device.info.ordinal
+
+
+def interface(address: int, shape: tuple[int, ...], dtype: np.dtype[Any],
+              device: Device) -> dict[str, Any]:
+    """The CUDA array interface, version 3. Raises AttributeError (the array has none) for types
+    that it cannot name, and on the simulated GPU."""
+    if device.backend.name == _SIMULATED or dtype.kind not in "biufc":
+        raise AttributeError(f"{dtype} on {device.info.name} has no CUDA array interface")
+    return {"shape": shape, "typestr": dtype.str, "data": (address if prod(shape) else 0, False),
+            "version": 3, "strides": None, "stream": int(device.stream.handle)}
+
+
+def streams_before(argument: Any) -> tuple[int, ...]:
+    """The streams that fill an array of another library: DLPack's are joined to the default one by
+    `read`, the interface names its own."""
+    if hasattr(type(argument), "__dlpack__"):
+        return (0,)
+    told = getattr(argument, "__cuda_array_interface__", None) or {}
+    return tuple(dict.fromkeys((0, _known(told.get("stream") or 0))))
+
+
+def imported(argument: Any, name: str, device: Device, writable: bool) -> DeviceArray:
+    """An array of another library in place. Raises ConfigError, with the cure, for one that a
+    kernel cannot use; DataError where it cannot be shared at all."""
+    if isinstance(argument, np.ndarray | np.generic):
+        raise ConfigError(f"argument '{name}' is a NumPy array, on the host: copy it with "
+                          f"rawnn.array(...)")
+    told = getattr(argument, "__cuda_array_interface__", None) or {}
+    if writable and (told.get("data", (0, False))[1]
+                     or type(argument).__module__.partition(".")[0] in ("jax", "jaxlib")):
+        raise ConfigError(f"argument '{name}' is written, and the array is read-only: declare the "
+                          f"parameter const, or pass a copy (JAX's arrays never change)")
+    found = read(argument, f"argument '{name}'")
+    if not isinstance(found, DeviceArray):
+        raise ConfigError(f"argument '{name}' is an array on the host: move it to the GPU "
+                          f"(tensor.cuda(), cupy.asarray(...), rawnn.array(...))")
+    if found.ordinal != device.info.ordinal:
+        raise ConfigError(f"argument '{name}' lies on GPU {found.ordinal}, the kernel on GPU "
+                          f"{device.info.ordinal}: copy it there")
+    if len(found.shape) > 1 and found.shape[0] > 1 and found.pitch != prod(found.shape[1:]):
+        raise ConfigError(f"argument '{name}' is not contiguous: pass a contiguous copy "
+                          f"(tensor.contiguous(), cupy.ascontiguousarray(...))")
+    return found

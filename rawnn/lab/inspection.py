@@ -1,0 +1,102 @@
+"""What a compiled kernel uses, its PTX, its machine code: without a GPU, for any architecture."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rawnn.compiling.headers import tool_folders
+from rawnn.compiling.resources import SM_LIMITS, Occupancy, Usage, occupancy, resource_usage, spills
+from rawnn.compiling.signature import find_kernel, parse_kernels
+from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.lab.source import Source
+from rawnn.ptx import SOURCES
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one instance: what it uses, bytes of spill stores and loads, and its occupancy in blocks
+    of the threads asked for; None where none were, or the architecture's limits are not known."""
+
+    expression: str
+    usage: Usage
+    spilled: tuple[int, int]
+    occupancy: Occupancy | None
+
+
+def instances(source: Source, names: Sequence[str]) -> tuple[str, ...]:
+    """The kernels meant: those named, else all of the source. Raises ConfigError for one that there
+    is not, and for a template without its arguments."""
+    kernels = parse_kernels(source.declarations, (Path(source.name).parent, *source.include,
+                                                  SOURCES))
+    if not kernels:
+        raise ConfigError(f"{source.name} has no __global__ function")
+    wanted = tuple(names) or tuple(kernels)
+    for name in wanted:
+        signature = kernels.get(name)
+        if signature and any(p.default is None for p in signature.template_parameters):
+            raise ConfigError(f"'{name}' is a template: name an instance, such as "
+                              f"'{name}<{', '.join(signature.template)}>' with types or numbers")
+        if signature is None or not signature.template:
+            find_kernel(kernels, name)
+    return tuple(f"{name}<>" if name in kernels and kernels[name].template else name
+                 for name in wanted)
+
+
+def resources(source: Source, expressions: Sequence[str], arch: str,
+              threads: int | None = None) -> list[Resources]:
+    """What each instance uses on `arch` ("sm_90"), and with `threads` to a block its occupancy.
+    Raises CompileError, MissingLibrary, ConfigError."""
+    if not arch.startswith("sm_"):
+        raise ConfigError(f"arch = {arch!r}: registers are known of machine code alone: "
+                          f"sm_{arch.rpartition('_')[2]}")
+    built = source.compiled(expressions, arch, ("--ptxas-options=-v",))
+    used, spilled = resource_usage(built.cubin), spills(built.log)
+    known = threads is not None and arch.rstrip("af") in SM_LIMITS
+    found = []
+    for expression in expressions:
+        name = built.lowered[expression]
+        usage = used[name]
+        found.append(Resources(
+            expression, usage, spilled.get(name, (0, 0)),
+            occupancy(arch, threads=threads, registers=usage.registers, shared=usage.shared)
+            if known and threads is not None else None))
+    return found
+
+
+def ptx(source: Source, expressions: Sequence[str], arch: str) -> str:
+    """The PTX of instances for an architecture. Raises CompileError, MissingLibrary."""
+    virtual = "compute_" + arch.partition("_")[2]
+    return source.compiled(expressions, virtual).cubin.rstrip(b"\0").decode(errors="replace")
+
+
+def nvdisasm() -> Path | None:
+    """The disassembler: on PATH, of a wheel or of a toolkit; None where there is none."""
+    for folder in (*os.environ.get("PATH", "").split(os.pathsep), *map(str, tool_folders())):
+        if found := shutil.which("nvdisasm", path=folder or None):
+            return Path(found)
+    return None
+
+
+def sass(source: Source, expressions: Sequence[str], arch: str) -> str:
+    """The machine code of instances, with the source's lines. Raises CompileError, MissingLibrary
+    (also where nvdisasm is not installed), ConfigError."""
+    tool = nvdisasm()
+    if tool is None:
+        places = ", ".join(map(str, tool_folders()))
+        raise MissingLibrary(f"nvdisasm, which shows machine code, cannot be found on PATH or in "
+                             f"{places}; install it with: pip install nvidia-cuda-nvdisasm")
+    built = source.compiled(expressions, "sm_" + arch.partition("_")[2], ("-lineinfo",))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(built.cubin)
+        done = subprocess.run([tool, "--print-line-info", "--print-code", path], text=True,
+                              capture_output=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{tool} failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,125 @@
+"""The text of a user's kernel with what goes with it: macros, options, folders, architecture."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rawnn.compiling.cache import CubinCache
+from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.cuda.device import Device
+from rawnn.errors import ConfigError, MissingLibrary
+
+_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """`flags` are NVRTC's options, `preamble` defines the macros; `arch` "" for the GPU's own.
+    `declarations` is the text with the macros put in, for reading types by."""
+
+    text: str
+    name: str
+    flags: tuple[str, ...]
+    include: tuple[Path, ...]
+    arch: str
+    preamble: str
+    declarations: str
+
+    @classmethod
+    def of(cls, source: str | os.PathLike[str], defines: Mapping[str, object] | None = None,
+           options: Sequence[str] = (), include: Sequence[str | os.PathLike[str]] = (),
+           arch: str | None = None) -> Source:
+        """Of text or a path. Raises ConfigError for a file, macro, option, folder or architecture
+        that is none."""
+        text, name = _read(source)
+        if isinstance(options, str):
+            raise ConfigError(f"options is a list, such as [{options!r}]")
+        for option in options:
+            if not isinstance(option, str) or not option.startswith("-"):
+                raise ConfigError(f"the option {option!r} does not begin with a dash: write "
+                                  f"\"--use_fast_math\"; macros are for defines=")
+            if option.startswith(("-arch", "--gpu-architecture")):
+                raise ConfigError(f"the option {option!r}: write arch=\"sm_90a\" instead")
+        if isinstance(include, str | os.PathLike):
+            include = [include]
+        folders = tuple(Path(folder) for folder in include)
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(f"include: there is no folder {folder}")
+        if arch is not None and not _ARCH.fullmatch(arch):
+            raise ConfigError(f"arch = {arch!r}: give one such as \"sm_90\", or \"sm_90a\" for "
+                              f"what this architecture alone can do (wgmma)")
+        macros = {name: _value(name, value) for name, value in (defines or {}).items()}
+        preamble = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+        return cls(text, name, tuple(options), folders, arch or "", preamble,
+                   _replaced(text, macros))
+
+    def check_arch(self, capability: tuple[int, int]) -> None:
+        """Raises ConfigError for an architecture that a GPU of this compute capability cannot
+        run."""
+        found = _ARCH.fullmatch(self.arch)
+        if found is None:
+            return
+        wanted = int(found[2]), int(found[3])
+        runs = wanted <= capability if found[1] == "compute" and not found[4] else \
+            wanted == capability if found[4] else \
+            wanted[0] == capability[0] and wanted[1] <= capability[1]
+        if not runs:
+            major, minor = capability
+            raise ConfigError(f"arch = {self.arch!r} does not run on this GPU, which is "
+                              f"sm_{major}{minor}: leave arch out; `rawnn kernel compile` compiles "
+                              f"for any")
+
+    def compiled(self, expressions: Sequence[str], arch: str, options: Sequence[str] = (),
+                 cache: CubinCache | None = None) -> Compiled:
+        """By the installed NVRTC, without a GPU. Raises CompileError, MissingLibrary."""
+        from rawnn.cuda.nvrtc import Nvrtc
+
+        return compile_source(Nvrtc, self.text, name=self.name, arch=arch, expressions=expressions,
+                              options=(*self.flags, *options), include_paths=self.include,
+                              preamble=self.preamble, cache=cache)
+
+    def compile_for_real(self, expression: str, device: Device) -> None:
+        """For the simulation, which reads declarations alone. Raises CompileError for what is wrong
+        elsewhere."""
+        try:
+            self.compiled((expression,), self.arch or device.arch,
+                          cache=CubinCache(notify=device.notify))
+        except (MissingLibrary, RuntimeError) as error:  # RuntimeError: bindings without library
+            device.notify(f"the kernel's body is not checked, since NVRTC cannot be used: {error}")
+
+
+def _value(name: str, value: object) -> str:
+    """How the compiler is told of a macro's value."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise ConfigError(f"defines: {name!r} is no name of a macro: letters, digits and _ alone")
+    if value is True or value is None:
+        return ""
+    if isinstance(value, bool):
+        return "0"
+    if not isinstance(value, int | float | str):
+        raise ConfigError(f"defines: {name} = {value!r} is neither a number nor text")
+    return str(value)
+
+
+def _replaced(text: str, macros: Mapping[str, str]) -> str:
+    words = {name: value for name, value in macros.items() if value}
+    if not words:
+        return text
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, words))})\b")
+    return pattern.sub(lambda match: words[match[1]], text)
+
+
+def _read(source: str | os.PathLike[str]) -> tuple[str, str]:
+    """(text, name) of a kernel given as text or as a path."""
+    if isinstance(source, str) and ("__global__" in source or "\n" in source):
+        return source, "kernel.cu"
+    path = Path(source)
+    try:
+        return path.read_text(), str(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the kernel {path}: {error.strerror}") from None

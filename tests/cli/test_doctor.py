@@ -1,0 +1,66 @@
+"""`rawnn doctor`, also where there is nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rawnn
+from rawnn import doctor
+from rawnn.cli import run
+from rawnn.machine import Opened, open_device
+
+ROOT = Path(rawnn.__file__).parents[1]
+
+
+def test_with_a_gpu_the_status_is_0(monkeypatch: pytest.MonkeyPatch,
+                                    capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "open_device", lambda wanted, say: open_device("sim", say))
+    monkeypatch.setattr(doctor, "_libraries", lambda: [
+        doctor.Finding("NVRTC", "/lib/libnvrtc.so.13", "13.0", required=True),
+        doctor.Finding("cuDNN", looked=("/here", "/there"), cure="pip install it")])
+    assert run(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert "simulated GPU" in printed
+    assert "NVRTC: 13.0 (/lib/libnvrtc.so.13)" in printed
+    assert "cuDNN: not found; looked at: /here, /there\n    cure: pip install it" in printed
+    assert "Training on the GPU works here." in printed
+
+
+def test_a_toggle_that_lacks_something_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def old(wanted: str, say: object) -> Opened:
+        machine = doctor.Machine(None, (7, 5), 12040, lambda package: False)
+        return Opened(None, machine, 0.0)
+
+    monkeypatch.setattr(doctor, "open_device", old)
+    lacks = {each.toggle: each for each in doctor.diagnose().lacks}
+    assert "pip install 'rawnn[cu1" in lacks["cudnn"].cure
+    assert lacks["pdl"].cure == "a newer GPU"
+
+
+def test_without_any_cuda_it_says_so() -> None:
+    code = """
+import sys
+class None_:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("cuda", "nvidia", "nvmath", "pynvml"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, None_())
+from rawnn.compiling import headers
+headers._toolkits = lambda: iter(())
+from rawnn.cli import run
+sys.exit(run(["doctor"]))
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA", "CONDA"))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100,
+                          check=False, env={**environment, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 1, done.stderr
+    assert "cuda-bindings: MISSING" in done.stdout
+    assert "pip install 'rawnn[cu1" in done.stdout
+    assert "NVRTC: MISSING" in done.stdout
+    assert "Training on the GPU does not work here" in done.stdout
+    assert not done.stderr

@@ -1,0 +1,72 @@
+"""`rawnn kernel`: compiled without a GPU, for any architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rawnn.cli import run
+from rawnn.lab import inspection
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+SOURCE = """
+__global__ void plain(float* x) {
+    __shared__ float s[64];
+    s[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    x[0] = s[63 - threadIdx.x];
+}
+template <typename T, int N> __global__ void many(T* x) { x[0] = N * FACTOR; }
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("kernels.cu").write_text(SOURCE)
+    return "kernels.cu"
+
+
+def test_compile_says_what_each_instance_uses(file: str, capsys: pytest.CaptureFixture[str]
+                                              ) -> None:
+    assert run(["kernel", "compile", file, "plain", "many<float,3>", "--arch", "sm_90a", "-D",
+                "FACTOR=2", "--block", "256"]) == 0
+    printed = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines()
+            if "│" in line]
+    assert [row[0] for row in rows] == ["plain", "many<float,3>"]
+    assert rows[0][2:6] == ["256", "0", "0", "0"]
+    assert all(int(row[1]) > 0 and row[7].endswith("%") for row in rows)
+
+
+def test_show_prints_ptx(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "show", file, "plain", "--arch", "sm_80", "-D", "FACTOR=1"]) == 0
+    printed = capsys.readouterr().out
+    assert ".target sm_80" in printed
+    assert "st.shared.f32" in printed
+
+
+def test_show_without_nvdisasm_says_where_to_get_it(file: str, monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(inspection, "nvdisasm", lambda: None)
+    assert run(["kernel", "show", file, "plain", "--sass", "--arch", "sm_90"]) == 1
+    assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["kernels.cu"], "'many' is a template: name an instance, such as 'many<T, N>'"),
+    (["kernels.cu", "plan"], "there is no kernel 'plan'; did you mean 'plain'?"),
+    (["none.cu"], "cannot read the kernel none.cu"),
+    (["kernels.cu", "plain", "--arch", "hopper"], "arch = 'hopper': give one such as"),
+    (["kernels.cu", "plain", "--arch", "sm_20"], "it compiles only for sm_"),
+    (["kernels.cu", "plain", "--option", "fast"], "does not begin with a dash"),
+    (["kernels.cu", "plain", "-I", "nowhere"], "there is no folder nowhere"),
+    (["kernels.cu", "plain", "-D", "1A=3"], "'1A' is no name of a macro"),
+])
+def test_what_cannot_be_compiled_is_one_sentence(
+        file: str, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "compile", *arguments, "--arch", "sm_90"][
+        : None if "--arch" not in arguments else -2]) != 0
+    assert sentence in capsys.readouterr().err

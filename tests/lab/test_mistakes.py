@@ -1,0 +1,88 @@
+"""The mistakes that people make most with a kernel of their own: each is refused before the launch,
+in one sentence that says the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.cuda.device import Device
+from rawnn.errors import RawnnError
+
+SOURCE = """
+__constant__ float taps[4];
+template <typename T>
+__global__ void lab_mistaken(const T* x, T* y, float a, int n) {}
+"""
+
+
+class Lab:
+    """A kernel, arrays for it, and other kernels."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.k = self.kernel()
+        self.x, self.y = (self.array(np.zeros(8, np.float32)) for _ in range(2))
+
+    def kernel(self, source: str = SOURCE, name: str = "lab_mistaken<float>", **more: Any) -> Any:
+        return rawnn.Kernel(source, name, device=self.device, **more)
+
+    def array(self, values: Any) -> Any:
+        return rawnn.array(values, device=self.device)
+
+
+Attempt = Callable[[Lab], Any]
+MISTAKES: dict[str, tuple[Attempt, str]] = {
+    "no geometry": (lambda o: o.k(o.x, o.y, 1, 8), "write kernel[grid, block](...)"),
+    "a grid by true division": (lambda o: o.k[8 / 4, 4], "(n + 255) // 256"),
+    "an empty grid": (lambda o: o.k[0, 4], "of at least 1"),
+    "too large a block": (lambda o: o.k[1, 2048], "take smaller blocks and more of them"),
+    "too much shared memory": (lambda o: o.k[1, 32, 300_000], "take smaller tiles"),
+    "a ragged cluster": (lambda o: o.k[5, 32].using(cluster=2), "round the grid up"),
+    "an argument forgotten": (lambda o: o.k[1, 8](o.x, o.y, 1), "(x, y, a, n), not 3"),
+    "a NumPy array": (lambda o: o.k[1, 8](np.zeros(8, np.float32), o.y, 1, 8),
+                      "copy it with rawnn.array"),
+    "a list": (lambda o: o.k[1, 8]([1.0], o.y, 1, 8), "make one with rawnn.array"),
+    "NumPy's default float64": (lambda o: o.k[1, 8](o.array(np.zeros(8)), o.y, 1, 8),
+                                "convert it to float (NumPy's float32)"),
+    "a number for a pointer": (lambda o: o.k[1, 8](o.x, 3, 1, 8), "'y' is a pointer: pass"),
+    "an array for a number": (lambda o: o.k[1, 8](o.x, o.y, o.x, 8), "pass one number"),
+    "None for a number": (lambda o: o.k[1, 8](o.x, o.y, 1, None), "only a pointer may be None"),
+    "a fraction for an int": (lambda o: o.k[1, 8](o.x, o.y, 1, 8.5), "pass int(...)"),
+    "a number that does not fit": (lambda o: o.k[1, 8](o.x, o.y, 1, 1 << 40), "cannot hold"),
+    "text for a number": (lambda o: o.k[1, 8](o.x, o.y, "1", 8), "cannot hold '1'"),
+    "an array of another device": (
+        lambda o: o.k[1, 8](rawnn.array(np.zeros(8, np.float32), device=rawnn.lab.simulated()), o.y,
+                            1, 8), "with the same device="),
+    "a name misspelt": (lambda o: o.kernel(name="lab_mistake<float>"),
+                        "did you mean 'lab_mistaken'?"),
+    "a template without arguments": (lambda o: o.kernel(name="lab_mistaken"), "has <T>"),
+    "a file that is not there": (lambda o: o.kernel("kernels/none.cu"), "cannot read the kernel"),
+    "a symbol misspelt": (lambda o: o.k.symbol("tap"), "did you mean 'taps'?"),
+    "too many values for a symbol": (lambda o: o.k.symbol("taps").__setitem__(slice(None), [1] * 5),
+                                     "does not take values of shape (5,)"),
+    "an option without a dash": (lambda o: o.kernel(options=["use_fast_math"]), "--use_fast_math"),
+    "the architecture as an option": (lambda o: o.kernel(options=["-arch=sm_90a"]),
+                                      'write arch="sm_90a" instead'),
+    "another GPU's architecture": (lambda o: o.kernel(arch="sm_100"), "leave arch out"),
+    "an architecture that is none": (lambda o: o.kernel(arch="90"), "give one such as"),
+    "a macro with a value in its name": (lambda o: o.kernel(defines={"N=3": True}),
+                                         "is no name of a macro"),
+    "a folder that is not there": (lambda o: o.kernel(include=["nowhere"]), "there is no folder"),
+    "a stream that is none": (lambda o: o.k[1, 8].using(stream="s"), "pass a stream of PyTorch"),
+}
+
+
+@pytest.mark.parametrize(("attempt", "cure"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_sentence_with_its_cure(device: Device, attempt: Attempt,
+                                                 cure: str) -> None:
+    lab = Lab(device)
+    with pytest.raises(RawnnError) as caught:
+        attempt(lab)
+    assert cure in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
