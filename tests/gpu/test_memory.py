@@ -226,7 +226,7 @@ def test_clusters(blocks: int, hopper: Device, vectors: Any) -> None:
 @pytest.mark.parametrize("clusters", [{}, {"cluster": (4, 1, 1)}])
 def test_cooperative_launches(clusters: dict[str, Any], hopper: Device, vectors: Any) -> None:
     x, y, z = vectors(3)
-    grid = hopper.info.multiprocessors // 8 * 8
+    grid = hopper.target().at_once[clusters.get("cluster", (1,))[0]] // 8 * 8
     shape = {"grid": grid, "shared_bytes": 120 << 10, "cooperative": True, **clusters}
     launch(hopper, "together", x, y, **shape).launch()
     assert (read(hopper, y)[:-1] == grid).all()
