@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,7 +24,8 @@ KEPT = Path(__file__).resolve().parent.parent / "results" / "kernel-faults.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--sample", type=int)
     parser.add_argument("--again", choices=("survived", "all"))
@@ -36,10 +37,11 @@ def main() -> int:
     todo = [fault for fault in order if fault.name not in known or asked.again == "all"
             or (asked.again == "survived" and known[fault.name]["what"] == "survived")]
     todo = todo[: asked.sample]
-    faults.prepare()
-    with ThreadPoolExecutor(asked.jobs) as pool:
+    with ProcessPoolExecutor(asked.jobs) as pool:
         for done in as_completed([pool.submit(faults.attempt, fault) for fault in todo]):
             found = done.result()
+            if found.what == "unknown":
+                continue
             known[found.fault.name] = {"what": found.what, "how": found.how}
             print(f"{found.what} ({found.seconds:.0f} s)  {found.fault.name}  ->  "
                   f"{found.fault.new!r}  {found.how[:160]}", flush=True)

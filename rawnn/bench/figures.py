@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from rawnn.bench.curves import CurvesResult
-from rawnn.bench.peers.records import NUMBERS, OURS, Contest, ContestsResult
+from rawnn.bench.peers.records import OURS, Contest, ContestsResult
+from rawnn.bench.peers.summary import CLASSES, summary
 from rawnn.bench.plot import require_matplotlib
 from rawnn.bench.records import LadderResult
 from rawnn.bench.table import milliseconds, rows, times_text
@@ -20,8 +21,13 @@ INK = "#123456"
 """Drawn in this, which becomes the page's own text colour."""
 COLOURS = {"rawnn": "#d9534f", "torch": "#e08e0b", "jax": "#3b82c4", "numpy": "#7a8a99"}
 OTHER = "#8a63b8"
+CLASS_COLOURS = ("#3b82c4", "#d9534f", OTHER, "#e08e0b", "#7a8a99")
 STYLES = {"float32": "-", "tf32": "--", "bf16": ":", "sr": "-."}
 MARKS = {"float32": "o", "tf32": "s", "bf16": "^", "sr": "d"}
+RATIO_TICKS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50, 100)
+PAGE = ("svg { color: #1f2328; background: #ffffff } @media (prefers-color-scheme: dark) "
+        "{ svg { color: #e6edf3; background: #0d1117 } }")
+"""Colours of a figure that stands alone, whatever the page that shows it as an image."""
 
 
 def _svg(size: tuple[float, float], draw: Callable[[Any], None], title: str) -> str:
@@ -43,6 +49,14 @@ def _svg(size: tuple[float, float], draw: Callable[[Any], None], title: str) -> 
     head, rest = text.split(">", 1)
     head = re.sub(r' (width|height)="[^"]*"', "", head)  # as wide as the page; the viewBox stays
     return f'{head} role="img" aria-label="{title}">{rest}'
+
+
+def standalone(figure: str) -> str:
+    """A figure as a file of its own, which brings the background that its ink is legible on."""
+    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figure)
+    assert found is not None
+    head, rest = figure.split(">", 1)
+    return (f'{head} width="{found[1]}pt" height="{found[2]}pt"><style>{PAGE}</style>{rest}')
 
 
 def ladder_figure(ladder: LadderResult) -> str:
@@ -76,32 +90,43 @@ def ladder_figure(ladder: LadderResult) -> str:
     return _svg((8, 1.2 + 0.36 * len(measured)), draw, "The ladder of optimizations")
 
 
-def random_figure(result: ContestsResult) -> str:
-    """How many times faster ours is than the best peer, against the size of the network."""
+LIKE_WITH_LIKE = ("float32 against true float32", "tf32 against tf32", "bf16 against bf16")
+
+
+def random_figure(result: ContestsResult, names: Sequence[str] = LIKE_WITH_LIKE) -> str:
+    """How many times faster ours is than the best peer, against the size of the network, in the
+    classes `names` of the summary."""
     peers = tuple(s for s in result.systems if s != OURS)
+    means = {line.name: line.mean for line in reversed(summary(result))}
 
     def draw(axes: Any) -> None:
         axes.axhline(1, color=INK, linewidth=1)
-        for index, numbers in enumerate(NUMBERS):
+        for name, mark, colour in zip(names, MARKS.values(), CLASS_COLOURS, strict=False):
+            ours, theirs = CLASSES[name]
             points = []
             for contest in result.contests:
-                mine = contest.best((OURS,), (numbers,))
-                other = contest.best(peers, (numbers,))
+                mine, other = contest.best((OURS,), ours), contest.best(peers, theirs)
                 if mine and other:
-                    points.append((contest.problem.flops, other.time / mine.time))
+                    points.append((contest.problem.flops / 2, other.time / mine.time))
             if points:
-                axes.scatter(*zip(*points, strict=True), s=26, alpha=0.85, marker=MARKS[numbers],
-                             color=list(COLOURS.values())[index], linewidths=0, label=numbers)
+                axes.scatter(*zip(*points, strict=True), s=30, alpha=0.85, marker=mark,
+                             color=colour, linewidths=0,
+                             label=f"{name}: geometric mean {means[name]:.2f} x")
+        for words, way in (("rawnn faster", 1), ("rawnn slower", -1)):
+            axes.annotate(words, (1, 1), (-2, 5 * way), ("axes fraction", "data"), "offset points",
+                          ha="right", va="bottom" if way > 0 else "top", fontsize=8)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("operations of a step's matrix products")
+        low, high = axes.get_ylim()
+        ticks = [t for t in RATIO_TICKS if low <= t <= high]
+        axes.set_yticks(ticks, [f"{t:g} x" for t in ticks])
+        axes.set_yticks([], minor=True)
+        axes.set_xlabel("multiply-adds of a step's matrix products")
         axes.set_ylabel("the best peer's time over ours")
-        axes.grid(which="both")
-        axes.legend(ncols=3)
+        axes.grid(which="major")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(2, len(names)), fontsize=9)
 
-    return _svg((8, 4), draw, "Ratio of times against the size of the network")
+    return _svg((8, 4.2), draw, "Ratio of times against the size of the network")
 
 
 def sweep_figure(name: str, contests: Sequence[Contest]) -> str:

@@ -8,18 +8,20 @@ kernel that takes it by value cannot be launched.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rawnn.compiling.c_types import FORMATS, canonical, type_words
 from rawnn.errors import ConfigError
 
-_SIZES = {code: np.dtype(code).itemsize for code in "?bBhHiIfdqQ"}
+if TYPE_CHECKING:
+    import numpy as np
+
+_SIZES = {code: struct.calcsize(f"={code}") for code in "?bBhHiIfdqQ"}
 _STRUCT = re.compile(r"\bstruct\s+(\w+)\s*\{([^{}]*)\}\s*;")
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*$")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -53,6 +55,8 @@ class Struct:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy type of the same layout: pointers are addresses, in uint64."""
+        import numpy as np  # here, as most kernels take no struct
+
         formats = [(m.struct.dtype if m.struct else np.dtype(m.code), m.shape)
                    for m in self.members]
         return np.dtype({"names": [m.name for m in self.members], "formats": formats,
@@ -73,6 +77,8 @@ class Struct:
                 raise ConfigError(f"the struct '{self.name}' has {self.size} bytes, not "
                                   f"{len(value)}")
             return value
+        import numpy as np
+
         if not isinstance(value, np.void | np.ndarray) or value.shape or not value.dtype.names:
             raise ConfigError(f"the struct '{self.name}' takes a NumPy structured scalar or its "
                               f"{self.size} bytes, not {value!r}")

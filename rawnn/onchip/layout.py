@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rawnn.onchip.decompose import (
     GATHERED,
+    SLICED,
     Decomposition,
     ceil,
     pitch,
@@ -96,9 +97,16 @@ class Layout:
         """Tiles that a cluster updates, where each updates its share."""
         return ceil(self.tiles, self.decomposition.groups)
 
-    def workspaces(self) -> dict[str, int]:
-        """4-byte words of each workspace but `tally`, which has two a block and step."""
-        d, found = self.decomposition, {"counters": self.counters + 1}
+    @property
+    def parts(self) -> int:
+        """Blocks that have a part of the loss: one a cluster, unless the outputs are sliced."""
+        d = self.decomposition
+        return d.blocks if d.types[-1] == SLICED else d.groups
+
+    def workspaces(self, steps: int) -> dict[str, int]:
+        """4-byte words of each workspace of an epoch of so many steps."""
+        d = self.decomposition
+        found = {"tally": 2 * self.parts * steps, "counters": self.counters + 1}
         if self.sync:
             copies = 2 if self.sync == ALL else 1
             found["gradients"] = copies * d.blocks * self.tiles * TILE

@@ -36,7 +36,9 @@ def _lines(choice: Choice) -> Iterator[str]:
     yield f"shared memory: {layout.nbytes:,} bytes a block"
     for words, nbytes in _places(layout).items():
         yield f"  {words:<24} {nbytes:>9,}"
-    for name, size in layout.workspaces().items():
+    for name, size in layout.workspaces(1).items():
+        if name == "tally":
+            continue
         yield f"  workspace {name:<14} {4 * size:>9,} (global memory)"
     phases = cost.phases(d)
     yield f"expected: {choice.us:.1f} us a step, {sum(ph.cycles for ph in phases):,.0f} cycles"

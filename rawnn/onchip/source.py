@@ -39,8 +39,8 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
         if p.bias:
             found += [("float*", role) for role in (f"b{layer}",
                                                     *(f"b{layer}_{s}" for s in p.states))]
-    found += [("float*", "tally"), ("unsigned int*", "counters")]
-    found += [("float*", name) for name in layout.workspaces() if name != "counters"]
+    found += [("unsigned int*" if name == "counters" else "float*", name)
+              for name in layout.workspaces(1)]
     found.append(("float*", "loss"))
     if p.measured:
         found.append(("int*", "correct"))
@@ -197,10 +197,9 @@ class _Kernel(StepWriter):
                 w("}")
         w("cluster_arrive<Shape>();")
         w("cluster_wait<Shape>();")
-        repeated = d.ranks > 1 and d.types[-1] != SLICED
         terms = p.batch if p.labelled else p.batch * p.outputs
         correct = "correct + cursor_now" if p.measured else "nullptr"
         w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
-          f"{d.groups if repeated else d.blocks}, span, {literal(float(terms))}f, counters, "
+          f"{found.parts}, span, {literal(float(terms))}f, counters, "
           f"counters + 1, {found.counters}, loss + cursor_now, "
           f"{correct}, reinterpret_cast<int*>(tallies));")

@@ -328,13 +328,12 @@ class StepWriter:
             w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
               f"{targets}, {self.count(last)}, present, {literal(share)}f, tallies);")
         w("__syncthreads();")
-        repeated = d.ranks > 1 and d.types[-1] != SLICED
-        parts = d.groups if repeated else d.blocks
+        repeated = d.types[-1] != SLICED
         place = "group" if repeated else "blockIdx.x"
         w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
         w(f"const Tally total = add_tallies<{tallies(d)}>(tallies);")
         w("if (lane_index() == 0) {")
-        w(f"reinterpret_cast<float2*>(tally)[u * {parts}ll + {place}] = "
+        w(f"reinterpret_cast<float2*>(tally)[u * {self.layout.parts}ll + {place}] = "
           "make_float2(total.loss, __int_as_float(total.right));")
         w("}")
         w("}")

@@ -35,11 +35,10 @@ def as_one_op(plan: Plan, chosen: Choice) -> Plan:
 
 
 def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
-    tally = 2 * chosen.decomposition.blocks * plan["loss"].shape[0]
     return tuple(
         Tensor(f"{WORKSPACE}{name}", (words,), "int32" if name == "counters" else "float32",
                Role.SCRATCH)
-        for name, words in {"tally": tally, **chosen.layout.workspaces()}.items())
+        for name, words in chosen.layout.workspaces(plan["loss"].shape[0]).items())
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:

@@ -11,7 +11,7 @@
 // A wait is over once the kernels directly before have ended and their writes can be seen. As each of
 // them has waited likewise, so has everything before them.
 //
-// Without -DRAWNN_PDL, before sm_90 and in the host emulation both are nothing.
+// Without -DRAWNN_PDL and before sm_90 both are nothing.
 #pragma once
 
 #include "device/fences.cuh"

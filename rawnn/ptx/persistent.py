@@ -32,15 +32,10 @@ def _written(layout: Layout) -> tuple[str, str]:
 def _shapes(op: Op) -> dict[str, Shape]:
     step: Plan = op.attributes["step"]
     chosen: Choice = op.attributes["chosen"]
-    sizes: dict[str, Shape] = {"tally": (str(tally_words(chosen.layout, step)),)}
-    sizes |= {name: (str(words),) for name, words in chosen.layout.workspaces().items()}
+    words = chosen.layout.workspaces(step["loss"].shape[0])
+    sizes: dict[str, Shape] = {name: (str(count),) for name, count in words.items()}
     return {role: sizes[role] if role in sizes else ("@span",) if role in IN_ITS_STEP
             else tuple(map(str, step[tensor].shape)) for role, tensor in op.operands.items()}
-
-
-def tally_words(layout: Layout, step: Plan) -> int:
-    """Two words for each block and step of an epoch."""
-    return int(2 * layout.decomposition.blocks * step["loss"].shape[0])
 
 
 def _impl(op: Op) -> KernelImpl:

@@ -11,10 +11,10 @@ import rawnn.result
 from rawnn.bench import records, sets
 from rawnn.bench.peers.records import ContestsResult
 from rawnn.opts import TOGGLES
-from rawnn.opts.registry import Toggle
-from tools.worth_tables import page, results
+from tools.pages import NOT_MEASURED, PICTURES, filled, pages, worth
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
 def keys(schema: Any) -> set[str]:
@@ -71,7 +71,45 @@ def test_a_ladders_own_keys_are_explained_on_its_own_page(name: str) -> None:
     assert set(definition["properties"]) <= explained("measuring.md")
 
 
-@pytest.mark.parametrize("toggle", TOGGLES.values(), ids=lambda toggle: toggle.name)
-def test_a_toggles_page_has_the_table_of_what_was_measured(toggle: Toggle) -> None:
-    path, text = page(toggle, results())
-    assert path.read_text() == text
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pages()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/peers.md", "docs/workloads.md", *(
+    f"docs/toggles/{name}.md" for name in TOGGLES)])
+def test_a_page_says_what_the_results_say(page: str, made: dict[str, str]) -> None:
+    assert (ROOT / page).read_text(encoding="utf-8") == made[page], "run python tools/pages.py"
+
+
+def texts(picture: Path) -> list[str]:
+    """What a picture says: its title, its labels, the figures beside its bars."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_picture_shows_what_the_results_say(picture: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    kept, drawn = ROOT / picture, tmp_path / "drawn.svg"
+    PICTURES[picture](drawn)
+    assert texts(drawn)
+    assert texts(kept) == texts(drawn), "run python tools/pages.py"
+    versions = {re.findall(r"Matplotlib v[\d.]+", p.read_text())[0] for p in (kept, drawn)}
+    if len(versions) == 1:  # another version may place marks otherwise
+        assert kept.read_bytes() == drawn.read_bytes(), "run python tools/pages.py"
+
+
+def test_a_toggle_that_nobody_has_measured_says_so() -> None:
+    assert worth(TOGGLES["fuse"], []) == NOT_MEASURED
+
+
+def test_blocks_are_filled_and_what_is_around_them_stays() -> None:
+    text = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n"
+    assert filled(text, {"x": "new\n"}) == text.replace("old", "new")
+
+
+@pytest.mark.parametrize("text", ["", "<!-- x -->\n", "<!-- /x -->\n<!-- x -->\n",
+                                  "<!-- x -->\n<!-- /x -->\n" * 2])
+def test_a_page_without_the_comments_of_a_block_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"<!-- /?x -->"):
+        filled(text, {"x": "new\n"})

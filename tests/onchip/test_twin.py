@@ -19,6 +19,7 @@ from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.layout import layout_of
 from rawnn.onchip.problem import problem_of
 from rawnn.opts.persistent import as_one_op, rewrite
+from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import spanning
@@ -93,10 +94,12 @@ class Launch:
             found[role] = values.astype(dtype)
         return found
 
-    def on_twin(self, folder: Path, run: int) -> dict[str, np.ndarray]:
+    def on_twin(self, folder: Path, run: int,
+                sources: Path = SOURCES) -> dict[str, np.ndarray]:
         """What the kernel leaves, without padding."""
         (folder / self.impl.source).write_text(self.impl.text)
-        twin = Kernels((self.impl.source,), (self.impl.name,), folders=(folder,)).build()
+        twin = Kernels((self.impl.source,), (self.impl.name,), sources=sources,
+                       folders=(folder,)).build()
         laid = {role: padded(array.copy(), self.plan[self.op.operands[role]].padded_shape,
                              self.plan[self.op.operands[role]].dtype)
                 for role, array in self.arrays.items()}
@@ -117,9 +120,9 @@ class Launch:
         return wide
 
 
-def check(launch: Launch, folder: Path, run: int) -> None:
+def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
     """The kernel leaves what NumPy does, and counters as it found them."""
-    found, wanted = launch.on_twin(folder, run), launch.by_reference()
+    found, wanted = launch.on_twin(folder, run, sources), launch.by_reference()
     unit = {"float32": 1e-5, "tf32": 4e-3, "bfloat16": 4e-2}[launch.decomposition.problem.numbers]
     for role in launch.op.spec.writes:
         if launch.plan[launch.op.operands[role]].role is Role.SCRATCH:

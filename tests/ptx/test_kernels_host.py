@@ -1,8 +1,8 @@
 """The kernels' real arithmetic on the host: the portable kernels of rawnn/ptx on the twin, checked
 against NumPy.
 
-The checks themselves are in emulation/kernel_cases.py. They run with the conversions that any GPU can
-do and with those of new ones, with the threads of a block in order, in reverse and at random.
+The checks themselves are in emulation/kernel_cases.py. They run with the conversions that any GPU
+can do and with those of new ones, with the threads of a block in order, in reverse and at random.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "emulation"))
 
-import emulated_kernels  # noqa: E402
-import kernel_cases  # noqa: E402
+import emulated_kernels
+import kernel_cases
 
-from tests.ptx.twin.twin import Twin, compiler  # noqa: E402
+from tests.ptx.twin.twin import Twin, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 

@@ -221,7 +221,8 @@ def test_large_products_of_float32_are_for_wgmma() -> None:
     assert not wgmma_is_faster(replace(large, k=8192), target)  # a sum that long is less exact
     assert wgmma_is_faster(replace(large, k=8192, times=1), target)
     for opt, impls in (("mma", {"wgmma_tf32"}), ("mma=sync", {"mma"})):
-        plan, _ = select(f"none,{opt},fuse", DEEP, 4, CAPABLE).apply(step_plan(DEEP, 4096, 4 * 4096))
+        step = step_plan(DEEP, 4096, 4 * 4096)
+        plan, _ = select(f"none,{opt},fuse", DEEP, 4, CAPABLE).apply(step)
         assert {op.impl for op in plan.ops if op.name.startswith("fc2")} == impls
 
 

@@ -64,7 +64,8 @@ def twin() -> Twin:
     """All instances, built for the host."""
     if compiler() is None:
         pytest.skip("no g++ on PATH")
-    return Kernels(("narrow.cu",), tuple(dict.fromkeys(EVERY)), 900, ("RAWNN_PDL",), extra=BYTES).build()
+    wanted = tuple(dict.fromkeys(EVERY))
+    return Kernels(("narrow.cu",), wanted, 900, ("RAWNN_PDL",), extra=BYTES).build()
 
 
 @pytest.mark.parametrize("run", [0, 1, 3], ids=["in order", "in reverse", "at random"])

@@ -1,5 +1,5 @@
-"""The device primitives: nothing else has inline PTX, the twin has every one of them, and each is the
-instruction that it says, with its operands in their places. Needs NVRTC but no GPU."""
+"""The device primitives: nothing else has inline PTX, the twin has every one of them, and each is
+the instruction that it says, with its operands in their places. Needs NVRTC but no GPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.compiling.compile import compile_source
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.errors import MissingLibrary
 from rawnn.ptx import SOURCES
-from rawnn.compiling.compile import compile_source
 
 DEVICE = sorted((SOURCES / "device").glob("*.cuh"))
 TWIN = Path(__file__).resolve().parent / "twin" / "primitives.h"
@@ -102,18 +102,19 @@ PROBES: dict[str, tuple[str, str, str]] = {
                    "cp.async.bulk.global.shared::cta.bulk_group [to], [from], bytes;"),
     "load_tile": ("unsigned to, const TensorMap* map, int row, int column, unsigned barrier",
                   "ptx::load_tile(to, *map, row, column, barrier);",
-                  "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                  "[to], [map, {column, row}], [barrier];"),
+                  "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::"
+                  "bytes [to], [map, {column, row}], [barrier];"),
     "store_tile": ("const TensorMap* map, int row, int column, unsigned from",
                    "ptx::store_tile(*map, row, column, from);",
-                   "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [map, {column, row}], "
-                   "[from];"),
+                   "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group "
+                   "[map, {column, row}], [from];"),
     "commit_stores": ("int nothing", "ptx::commit_stores();", "cp.async.bulk.commit_group;"),
     "wait_for_reads": ("int nothing", "ptx::wait_for_reads<2>();",
                        "cp.async.bulk.wait_group.read 2;"),
     "wait_for_stores": ("int nothing", "ptx::wait_for_stores<1>();",
                         "cp.async.bulk.wait_group 1;"),
-    "cluster_rank": ("int nothing", "out[0] = ptx::cluster_rank();", "mov.u32 R, %cluster_ctarank;"),
+    "cluster_rank": ("int nothing", "out[0] = ptx::cluster_rank();",
+                     "mov.u32 R, %cluster_ctarank;"),
     "cluster_size": ("int nothing", "out[0] = ptx::cluster_size();",
                      "mov.u32 R, %cluster_nctarank;"),
     "arrive_at_cluster": ("int nothing", "ptx::arrive_at_cluster();",
@@ -151,7 +152,7 @@ PROBES: dict[str, tuple[str, str, str]] = {
         "const unsigned l[4] = {a, b, c, d}; float s[32]; ptx::fence_products(); "
         "ptx::multiply_async<64>(s, l, right, add); ptx::commit_products(); "
         "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
-        "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p, 1, 1;"),
+        "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p"),
     "fence_products": ("int nothing", "ptx::fence_products();", "wgmma.fence.sync.aligned;"),
     "commit_products": ("int nothing", "ptx::commit_products();",
                         "wgmma.commit_group.sync.aligned;"),
@@ -201,8 +202,7 @@ def assembly() -> dict[str, str]:
 
 
 def spoken(name: str, body: str) -> str:
-    """A kernel's body with the parameters' names for the registers that hold them, the results of an
-    instruction numbered where they are several, R where there is one."""
+    """A kernel's body with the parameters' names for the registers that hold them."""
     names = [word.split()[-1].lstrip("*") for word in PROBES[name][0].split(",")] + ["out"]
     held: dict[str, str] = {}
     lines = []
@@ -222,8 +222,8 @@ def spoken(name: str, body: str) -> str:
 
 
 def expected(text: str) -> str:
-    """A pattern for an instruction: R and digits in braces stand for any register, the same one each
-    time."""
+    """A pattern for an instruction: R and digits in braces stand for any register, a digit for the
+    same one each time."""
     pattern = re.escape(text)
     pattern = re.sub(r"(?<=\\ )R(?=,)", r"%\\w+", pattern)
     for digit in "0123":

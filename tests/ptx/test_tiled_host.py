@@ -68,7 +68,7 @@ def _operand(values: np.ndarray, dtype: np.dtype, aligned: bool) -> np.ndarray:
 def _shared(sizes: tuple[int, int], tile: tuple[int, ...]) -> int:
     """Bytes of dynamic shared memory: stages of 32 along the inner dimension, whose place the sums
     of the warps along it take."""
-    bm, bn, wm, wn, wk, stages = tile
+    bm, bn, _, _, wk, stages = tile
     sums = wk * bm * (bn + 8) * 4 if wk > 1 else 0
     return max(stages * 32 * (bm * sizes[0] + bn * sizes[1]), sums)
 
@@ -122,7 +122,8 @@ def test_overflow_is_reported(emulator: emulated_kernels.Emulator) -> None:
         a = _operand(np.full((3, 8), value), np.dtype(DTYPES["bfloat16"]), True)
         b = _operand(np.ones((5, 8)), np.dtype(DTYPES["float8_e4m3"]), True)
         c, overflow = pitched(3, 5, 0, np.dtype(np.float16)), np.zeros(1, np.int32)
-        emulator.call(expression, *_launch(tile, 3, 5), shared=_shared((2, 1), tile), a=a, b=b, c=c, overflow=overflow, m=3, n=5,
+        emulator.call(expression, *_launch(tile, 3, 5), shared=_shared((2, 1), tile), a=a,
+                       b=b, c=c, overflow=overflow, m=3, n=5,
                       k=8, alpha=1.0)
         assert overflow[0] == int(np.isnan(value))
 
@@ -145,7 +146,8 @@ def test_updates(emulator: emulated_kernels.Emulator, expression: str, scaled: b
             optional |= {"loss_scale": np.array([4.0, 0.0], np.float32), "offset": 1,
                          "rates": np.array([9.0, 9.0, lr], np.float32),
                          "cursor": np.array([1], np.int32), "overflow": np.zeros(1, np.int32)}
-        arguments = {"shared": _shared((td.itemsize, tx.itemsize), tile), "dz": dz, "x": x, "w": w, "bias": bias, "batch": k, "rows": m, "cols": n,
+        arguments = {"shared": _shared((td.itemsize, tx.itemsize), tile), "dz": dz,
+                      "x": x, "w": w, "bias": bias, "batch": k, "rows": m, "cols": n,
                      "lr": 9.0 if scaled else lr, "decay": decay, "copy_scale": 2.0, **optional}
         emulator.call(expression, *_launch(tile, m, n), **arguments)
         expected = before * (1 - lr * decay) - lr * factor * (f64(dz).T @ f64(x))

@@ -1,4 +1,4 @@
-"""The portable kernels on the twin: which instances of them are built, and how the checks call them."""
+"""The portable kernels on the twin: which instances are built, and how the checks call them."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def kernels(files: Iterable[str] = FILES, expressions: tuple[str, ...] = EXPRESS
 
 
 class Emulator:
-    """Launches kernels of a built library with a seed of the twin; `quick` asks the checks for fewer
-    and smaller launches."""
+    """Launches kernels of a built library with a seed of the twin; `quick` asks the checks for
+    fewer and smaller launches."""
 
     def __init__(self, twin: Twin, *, seed: int = 0, quick: bool = False) -> None:
         self.twin = twin

@@ -1,5 +1,5 @@
-"""Whole plans on the twin: every op's kernel, launched as the runner launches it, beside the op's NumPy
-reference on the same operands."""
+"""Whole plans on the twin: every op's kernel, launched as the runner launches it, beside the op's
+NumPy reference on the same operands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 from tests.engine import CAPABLE, step_plan
-from tests.ptx.twin.twin import DTYPES, Kernels, Twin
+from tests.ptx.twin.twin import DTYPES, Kernels, Twin, with_headers
 
 NEIGHBOUR = {"float32": 2.0**-20, "float16": 2.0**-10, "bfloat16": 2.0**-7,
              "float8_e4m3": 2.0**-3, "float8_e5m2": 2.0**-2}
@@ -48,6 +48,7 @@ class Case:
     opt: str
     steps: int = 2
     choice: int = 0  # of the variants that a launch has
+    spoiled: bool = False  # a NaN among the weights is to come through as in the references
     network: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -73,7 +74,7 @@ def has_kernel(op: Op) -> bool:
 
 
 def instances(plans: list[Plan], names: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """The kernel instances that plans need, by source; of the kernels `names` alone, where given."""
+    """The kernel instances that plans need, by source; of the kernels `names` alone, if given."""
     found: dict[str, dict[str, None]] = {}
     for plan in plans:
         for op in plan.ops:
@@ -96,7 +97,7 @@ class Memory:
     """A plan's tensors as kernels see them: rows padded, all poisoned but what training starts
     from, and nothing beside them."""
 
-    def __init__(self, plan: Plan, seed: int, overflow: int = 0) -> None:
+    def __init__(self, plan: Plan, seed: int, overflow: int = 0, spoiled: bool = False) -> None:
         self.plan = plan
         self.arrays: dict[str, np.ndarray] = {}
         generator = np.random.default_rng(seed)
@@ -129,6 +130,10 @@ class Memory:
                 view[...] = generator.uniform(0.1, 0.3, view.shape)
             elif tensor.name == "overflow":
                 view[...] = overflow  # 1: updates are to be left out
+        for tensor in plan.tensors.values():
+            if spoiled and tensor.role is Role.PARAMETER and len(tensor.shape) == 2:
+                self.view(tensor.name)[1, 2] = np.nan
+                spoiled = False
         for tensor in plan.tensors.values():
             if tensor.role is Role.COPY:
                 self.store(tensor.name, self.read(tensor.source) * tensor.scale)
@@ -177,7 +182,8 @@ def launch(twin: Twin, op: Op, memory: Memory, run: int = 0, **change: Any) -> N
     early = EARLY | WEIGHTS.get(impl.name, set())
     # An operand of the op is early if its tensor is; two operands may be one tensor.
     allowed = {name for role, name in op.operands.items() if role in early}
-    waits = "pdl_wait" in text or impl.source.startswith("skinny")
+    # By the source as it is: a planted fault must not choose how it is looked at.
+    waits = "pdl_wait" in with_headers(SOURCES, impl.source)
     held = {name: memory.arrays[name] for name in op.operands.values()}
     twin.launch(expression, grid, block, ctypes.c_void_p(arguments.address), held,
                 shared=impl.shared(scalars), cluster=impl.cluster(scalars),
@@ -187,15 +193,18 @@ def launch(twin: Twin, op: Op, memory: Memory, run: int = 0, **change: Any) -> N
 def refer(op: Op, memory: Memory) -> dict[str, np.ndarray]:
     """What the reference makes of the same operands, by tensor."""
     values = {name: memory.read(name) for name in op.operands.values()}
-    op.spec.reference(
-        SimpleNamespace(**{role: values[name] for role, name in op.operands.items()}),
-        op.attributes)
+    with np.errstate(all="ignore"):
+        op.spec.reference(
+            SimpleNamespace(**{role: values[name] for role, name in op.operands.items()}),
+            op.attributes)
     return values
 
 
-def close(found: np.ndarray, wanted: np.ndarray, dtype: str, what: str, exact: float) -> None:
+def close(found: np.ndarray, wanted: np.ndarray, dtype: str, what: str, exact: float,
+          neighbours: float = 0.1) -> None:
     """Every element within one place of its type and `exact` of the largest: sums of another order
-    than NumPy's, and products of rounded factors."""
+    than NumPy's, and products of rounded factors. No more than a part of `neighbours` is not the
+    same number."""
     if found.dtype.kind in "iub":
         assert (found == wanted).all(), what
         return
@@ -208,7 +217,7 @@ def close(found: np.ndarray, wanted: np.ndarray, dtype: str, what: str, exact: f
     if dtype != "float32" and error.size >= 32:
         # A sum seldom lies where another order rounds it elsewhere; other random bits often do.
         apart = np.count_nonzero(error) / error.size
-        assert apart <= (0.3 if exact > 2.0**-7 else 0.1), f"{what}: {apart:.0%} are neighbours"
+        assert apart <= neighbours, f"{what}: {apart:.0%} are neighbours"
     worst = np.argmax(error - bound) if error.size else 0
     assert (error <= bound).all(), (
         f"{what}: {found.flat[worst]} for {wanted.flat[worst]} among {scale}")
@@ -218,10 +227,18 @@ CHAINED = {"narrow_inner", "softmax_head"}
 """Kernels that round in between: a number next to a tie moves all that is computed from it."""
 
 
+def runs(case: Case, plan: Plan) -> list[tuple[int, int, bool]]:
+    """The orders to run a case in, with what Memory starts from: `overflow` and `spoiled`."""
+    found = [(0, 0, False), (3, 0, False)]
+    if "overflow" in plan.tensors:
+        found.append((1, 1, False))
+    return [*found, (1, 0, True)] if case.spoiled else found
+
+
 def check(twin_of: dict[str, Twin], memory: Memory, run: int,
           names: tuple[str, ...] = ()) -> int:
-    """Runs all ops of a plan in order, those of the kernels `names` on the twin (all, where none are
-    given), the others by their references. The number of launches on the twin.
+    """Runs all ops of a plan in order, those of the kernels `names` on the twin (all, where none
+    are given), the others by their references. The number of launches on the twin.
 
     Raises TwinError, or AssertionError for a result that is not the reference's.
     """
@@ -259,7 +276,9 @@ def check(twin_of: dict[str, Twin], memory: Memory, run: int,
                       max(exact, 2.0**-12))
             else:
                 value = rounded(value, tensor.dtype) if tensor.dtype in LOW_PRECISION else value
-                close(found, value, tensor.dtype, what, exact)
+                stored = tensor.role in (Role.PARAMETER, Role.COPY)
+                close(found, value, tensor.dtype, what, exact,
+                      0.1 if impl.name not in CHAINED else 0.15 if stored else 0.4)
     return launches
 
 
@@ -275,4 +294,4 @@ def build(plans: list[Plan], names: tuple[str, ...] = (), sources: Any = SOURCES
             for source, expressions in instances(plans, names).items()}
 
 
-__all__ = ["DTYPES", "Case", "Memory", "build", "check", "instances", "launch"]
+__all__ = ["DTYPES", "Case", "Memory", "build", "check", "instances", "launch", "runs"]

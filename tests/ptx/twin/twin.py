@@ -1,9 +1,9 @@
-"""Kernels on the host: builds `.cu` files with g++ and the twin of the device primitives, and launches
-them on NumPy arrays.
+"""Kernels on the host: builds `.cu` files with g++ and the twin of the device primitives, and
+launches them on NumPy arrays.
 
-A launch that does what a GPU leaves undefined, or what another order of threads and copies would turn
-into something else, raises TwinError, which names the access, the threads and the lines. What the
-twin checks is listed in docs/testing.md.
+A launch that does what a GPU leaves undefined, or what another order of threads and copies would
+turn into something else, raises TwinError, which names the access, the threads and the lines. What
+the twin checks is listed in docs/testing.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Write every table and picture of README.md and docs that was measured, from results/.
+
+    python tools/pages.py
+
+A table stands between two comments of its page, `<!-- name -->` and `<!-- /name -->`; what is
+around them is written by hand and names no figure of them. `BLOCKS` says which block of which page
+is made from which file, `PICTURES` the same of the pictures. The toggles' pages have a column for
+each GPU, all of it from one run of `rawnn bench toggles --json results/toggles-NAME.json`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rawnn.bench.figures import random_figure, standalone  # noqa: E402
+from rawnn.bench.peers import summary, workload_table  # noqa: E402
+from rawnn.bench.peers.records import OURS, read_contests  # noqa: E402
+from rawnn.bench.plot import plot_ladder  # noqa: E402
+from rawnn.bench.records import read_ladder  # noqa: E402
+from rawnn.bench.sets import SetsResult, read_sets  # noqa: E402
+from rawnn.bench.table import HEADINGS, provenance, rows  # noqa: E402
+from rawnn.bench.worth import has_all, markdown  # noqa: E402
+from rawnn.opts import TOGGLES  # noqa: E402
+from rawnn.opts.registry import Toggle  # noqa: E402
+
+RESULTS = ROOT / "results"
+TOGGLE_PAGES = "docs/toggles"
+NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
+PICTURED = ("float32 against tf32", "fastest against fastest")
+"""The classes in the picture of the random draw: what the other systems take for float32 unless
+told otherwise, and whatever is fastest on both sides."""
+SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
+
+
+def ladder() -> str:
+    """The ladder, less the comparison with the reference, and where it was measured."""
+    found = read_ladder(RESULTS / "ladder-h200.json")
+    shown = [n for n, heading in enumerate(HEADINGS) if heading != "reference"]
+    lines = ["| " + " | ".join(HEADINGS[n] for n in shown) + " |",
+             "|" + "|".join("---:" if 0 < n < 6 else "---" for n in shown) + "|"]
+    for row in rows(found):
+        cells = row.cells()
+        lines.append("| " + " | ".join(
+            [f"`{cells[0]}`", *(cells[n] for n in shown[1:])]) + " |")
+    machine, clocks, _, runs = provenance(found)
+    return "\n".join([*lines, "", f"{machine}; {clocks}; {runs}.", ""])
+
+
+def random_headline() -> str:
+    """The random draw: `best` against the best of the peers, a class of numbers a row."""
+    found = read_contests(RESULTS / "random-peers-h200.json")
+    peers = [SYSTEMS.get(s, s) for s in found.systems if s != OURS]
+    lines = summary.summary(found)
+    best = [line for line in lines if line.against == lines[0].against]
+    head = [h for h in summary.HEADINGS if h != "against"]
+    table = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for line in best:
+        name, _, *figures = summary.cells(line)
+        table.append("| " + " | ".join([name, *figures]) + " |")
+    return "\n".join([
+        f"{len(found.contests)} networks drawn at random, that nobody has tuned to: time of the "
+        f"best of {' and '.join(peers)} over",
+        "that of `best`, so **above 1 rawnn is faster, below 1 slower**.", "", *table, "",
+        f"{summary.provenance(found)}.", ""])
+
+
+def random_whole() -> str:
+    """All of the random draw: every peer, every network, and what failed."""
+    return summary.markdown(read_contests(RESULTS / "random-peers-h200.json"))
+
+
+def peers_of_workloads() -> str:
+    """Every program of the built-in workloads that were measured beside the peers."""
+    return workload_table.markdown(read_contests(RESULTS / "peers-h200.json"))
+
+
+def workloads(name: str) -> Callable[[], str]:
+    """The built-in workloads on one GPU."""
+    return lambda: read_sets(RESULTS / name).markdown()
+
+
+def measured_toggles() -> list[SetsResult]:
+    """Everything that `bench toggles` has measured, the newest first."""
+    found = [msgspec.json.decode(path.read_bytes(), type=SetsResult)
+             for path in RESULTS.glob("toggles-*.json")]
+    return sorted(found, key=lambda result: result.environment.date, reverse=True)
+
+
+def worth(toggle: Toggle, measured: Sequence[SetsResult]) -> str:
+    """What a toggle is worth, with a column for each GPU: of the newest result there that has all
+    the sets of the toggle. Without any it says so."""
+    newest: dict[str, SetsResult] = {}
+    for result in measured:
+        if has_all(result, toggle):
+            newest.setdefault(result.machine(), result)
+    if not newest:
+        return NOT_MEASURED
+    return (f"Milliseconds an epoch of MNIST by the device's clock, and in brackets how many times "
+            f"faster than without; `python -m rawnn bench toggles {toggle.name}` measures this "
+            f"([how we measure](../measuring.md)).\n\n"
+            f"{markdown(toggle, [newest[machine] for machine in sorted(newest)])}")
+
+
+BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"random": random_headline, "ladder": ladder},
+    "docs/peers.md": {"random": random_whole, "workloads": peers_of_workloads},
+    "docs/workloads.md": {"h200": workloads("workloads-h200.json"),
+                          "h100": workloads("workloads-h100.json")},
+}
+"""Page -> name of a block in it -> what makes its text."""
+
+
+def random_picture(path: Path) -> None:
+    """Draw the random draw: ratio against size, network by network."""
+    found = read_contests(RESULTS / "random-peers-h200.json")
+    path.write_text(standalone(random_figure(found, PICTURED)), encoding="utf-8")
+
+
+def ladder_picture(path: Path) -> None:
+    """Draw the ladder's epochs as bars."""
+    plot_ladder(read_ladder(RESULTS / "ladder-h200.json"), path)
+
+
+PICTURES: Mapping[str, Callable[[Path], None]] = {
+    "results/random-peers.svg": random_picture,
+    "results/ladder.svg": ladder_picture,
+}
+"""File -> what draws it."""
+
+
+def filled(text: str, blocks: Mapping[str, str]) -> str:
+    """A page with new text in its blocks. Raises ValueError for a block that it does not have, or
+    has more than once."""
+    for name, content in blocks.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"the page needs one {begin.strip()} and one {end.strip()}")
+        head, _, rest = text.partition(begin)
+        _, found, tail = rest.partition(end)
+        if not found:
+            raise ValueError(f"{end.strip()} stands before {begin.strip()}")
+        text = f"{head}{begin}{content}{end}{tail}"
+    return text
+
+
+def pages() -> dict[str, str]:
+    """Every page with blocks, by its path from the root, and what it is to say."""
+    measured = measured_toggles()
+    blocks = {page: {name: make() for name, make in made.items()}
+              for page, made in BLOCKS.items()}
+    blocks |= {f"{TOGGLE_PAGES}/{toggle.name}.md": {"worth": worth(toggle, measured)}
+               for toggle in TOGGLES.values()}
+    return {page: filled((ROOT / page).read_text(encoding="utf-8"), made)
+            for page, made in blocks.items()}
+
+
+def main() -> None:
+    for page, text in pages().items():
+        (ROOT / page).write_text(text, encoding="utf-8")
+    for picture, draw in PICTURES.items():
+        draw(ROOT / picture)
+
+
+if __name__ == "__main__":
+    main()
