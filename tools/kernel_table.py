@@ -162,7 +162,7 @@ def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
 
 def measure_all(wanted: Iterable[tuple[Instance, str]], processes: int | None = None) -> Measured:
     """What each instance uses on an architecture; compiled in as many processes as there are cores,
-    unless given."""
+    unless given, and in this one where that is 1."""
     pairs = sorted(wanted, key=lambda pair: (pair[0].source, ARCHITECTURES.index(pair[1])))
     jobs: list[tuple[str, list[Instance], str]] = []
     for (source, arch), group in itertools.groupby(pairs, key=lambda p: (p[0].source, p[1])):
@@ -171,7 +171,8 @@ def measure_all(wanted: Iterable[tuple[Instance, str]], processes: int | None = 
         jobs += [(source, several[at : at + CHUNK], arch) for at in range(0, len(several), CHUNK)]
     found: Measured = {}
     with ProcessPoolExecutor(processes or len(os.sched_getaffinity(0))) as pool:
-        for (_, part, arch), rows in zip(jobs, pool.map(_job, jobs), strict=True):
+        compiled = map(_job, jobs) if processes == 1 else pool.map(_job, jobs)
+        for (_, part, arch), rows in zip(jobs, compiled, strict=True):
             for instance in part:
                 found.setdefault(instance, {})[arch] = rows[instance.expression]
     return found
@@ -324,7 +325,7 @@ def main() -> int:
                                                              "record is not true")
     asked = parser.parse_args()
     (major, version), archs = compiler(), supported()
-    record = EMPTY if asked.all and not RECORD.exists() else load()
+    record = load() if RECORD.exists() else EMPTY
     if asked.check:
         # Other architectures than the tests take (tests/ptx/test_kernel_table.py).
         found = measure_all(to_check(record, archs, turn=1))
