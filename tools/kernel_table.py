@@ -226,12 +226,12 @@ def is_current(record: Record, source: str, major: str, version: str) -> bool:
 
 def joined(wanted: list[Instance], found: Measured, before: Record, major: str,
            version: str) -> Record:
-    """A record of `wanted`: `found` by this NVRTC, and what `before` has else."""
+    """A record of `wanted`: `found` by this NVRTC, and what `before` has by others."""
     kernels: dict[str, dict[str, Any]] = {}
     for instance in wanted:
         entry: dict[str, Any] = {"threads": instance.threads, "dynamic": instance.dynamic}
         for m in sorted({*before["nvrtc"], major}):
-            rows = recorded(before, instance, m) | (found.get(instance, {}) if m == major else {})
+            rows = found[instance] if m == major else recorded(before, instance, m)
             entry[m] = [_cell(rows.get(arch)) for arch in ARCHITECTURES]
         kernels.setdefault(instance.source, {})[instance.expression] = entry
     digests = {source: before["digests"].get(source, {}) | {major: digest(source)}
@@ -346,7 +346,9 @@ def main() -> int:
                if asked.all or not is_current(record, i.source, major, version)}
     found = measure_all((i, arch) for i in instances() for arch in archs if runs_on(i, arch)
                         and (i.source in changed or arch not in recorded(record, i, major)))
-    record = joined(instances(), found, record, major, version)
+    every = {i: {arch: row for arch, row in (recorded(record, i, major) | found.get(i, {})).items()
+                 if runs_on(i, arch)} for i in instances()}
+    record = joined(instances(), every, record, major, version)
     RECORD.write_text(text_of(record))
     kernel_page.PAGE.write_text(kernel_page.render(record, launched()))
     print(f"{RECORD.relative_to(ROOT)}: {len(instances())} kernels, "
