@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from rawnn.cuda.device import Device
 from rawnn.sim import Simulation
+
+os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide
 
 
 @pytest.fixture

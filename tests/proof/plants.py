@@ -406,7 +406,8 @@ FUNCTORS = {a.functor: "Tanh" if a.functor != "Tanh" else "Relu" for a in ACTIVA
 FUNCTORS |= {"None": "Tanh"}
 """Another activation in the place of each."""
 TYPES = {"float": "float16", "float16": "float", "bfloat16": "float", "int": "unsigned char",
-         "unsigned char": "int", "float8_e4m3": "bfloat16", "float8_e5m2": "bfloat16"}
+         "unsigned char": "int", "float8_e4m3": "bfloat16", "float8_e5m2": "bfloat16",
+         "tf32x3": "float"}
 """Another storage type in the place of each, of another size: signs of 16-bit types look alike."""
 
 
