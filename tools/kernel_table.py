@@ -54,6 +54,9 @@ RECORD = ROOT / "results" / "kernels.json"
 ARCHITECTURES = tuple(SM_LIMITS)
 BATCH, FEATURES = 128, 784
 CHUNK = 8
+SLACK = 16
+"""Registers by which a kernel may differ from the record: what is compiled beside it moves them (of
+three kernels in 623 by up to this, where there were any)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -297,10 +300,18 @@ def complaints(found: Measured, record: Record, major: str, version: str) -> lis
             what = f"{instance.expression} ({instance.source}) on {arch} with NVRTC {version}"
             if arch not in known:
                 said.append(f"{what} is not in the record")
-            elif row != known[arch] if same else any(
-                    n > k for n, k in zip(row.spilled, known[arch].spilled, strict=True)):
+            elif _worse(row, known[arch]) or (same and _other(row, known[arch])):
                 said.append(f"{what} has {_words(row)}; the record says {_words(known[arch])}")
     return said
+
+
+def _worse(row: Row, known: Row) -> bool:
+    return any(n > k for n, k in zip(row.spilled, known.spilled, strict=True))
+
+
+def _other(row: Row, known: Row) -> bool:
+    return (row.shared, row.spilled) != (known.shared, known.spilled) \
+        or abs(row.registers - known.registers) > SLACK
 
 
 def _words(row: Row) -> str:
