@@ -9,8 +9,8 @@ The record has the registers, shared memory and spills of every template instanc
 can ask for, on every architecture, by NVRTC 12 and 13: write it once with each. It names the text
 (includes followed, comments left out) that each source's figures were made of, and the compiler.
 The check therefore compiles every instance of a source that differs from it for every
-architecture, and of all others each instance for one, taking architectures in turn. Registers,
-shared memory and spills have to be those recorded. By another version of NVRTC than the recorded
+architecture, and of all others each instance for one, taking architectures in turn. Shared
+memory and spills have to be those recorded, and registers, to within SLACK. By another version of NVRTC than the recorded
 one everything is compiled, and only spills must not be more.
 
 Needs NVRTC and no GPU. Which template instances there are is asked of the engine:
@@ -54,9 +54,9 @@ RECORD = ROOT / "results" / "kernels.json"
 ARCHITECTURES = tuple(SM_LIMITS)
 BATCH, FEATURES = 128, 784
 CHUNK = 8
-SLACK = 16
-"""Registers by which a kernel may differ from the record: what is compiled beside it moves them (of
-three kernels in 623 by up to this, where there were any)."""
+SLACK = 8
+"""Registers by which a kernel may differ from the record: what is compiled beside it moved those of
+three of 623 kernels, by 3 to 8 (mma.cu for sm_90 by NVRTC 12.9)."""
 
 
 @dataclass(frozen=True, order=True)
