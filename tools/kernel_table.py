@@ -8,9 +8,9 @@
 The record has the registers, shared memory and spills of every template instance that the engine
 can ask for, on every architecture, by NVRTC 12 and 13: write it once with each. It names the text
 (includes followed, comments left out) that each source's figures were made of, and the compiler.
-The check therefore compiles every instance of a source that differs from it for every
-architecture, and of all others each instance for one, taking architectures in turn. Shared
-memory and spills have to be those recorded, and registers, to within SLACK. By another version of NVRTC than the recorded
+The check therefore compiles every instance of a source that differs from it for every architecture,
+and of all others each instance for one, taking architectures in turn. Shared memory and spills have
+to be those recorded, and registers, to within SLACK. By another version of NVRTC than the recorded
 one everything is compiled, and only spills must not be more.
 
 Needs NVRTC and no GPU. Which template instances there are is asked of the engine:
