@@ -1,36 +1,46 @@
 #!/usr/bin/env python3
-"""Write docs/kernels.md: what every kernel uses of a multiprocessor, on every GPU architecture.
+"""Keep results/kernels.json, what every kernel uses of a multiprocessor, and its one-page summary.
 
-    python tools/kernel_table.py            compile everything and write the table
-    python tools/kernel_table.py --check    compile everything; exit 1 for a spill, or a kernel,
-                                            that the table does not have
+    python tools/kernel_table.py            compile what changed, write the record and the summary
+    python tools/kernel_table.py --all      the same, with every kernel compiled anew
+    python tools/kernel_table.py --check    write nothing; exit 1 where the record is not true
 
-Spills depend on the compiler, so the table has those of every major version of NVRTC: write it with
-NVRTC 13 first and with NVRTC 12 last, whose registers are the ones shown.
+The record has the registers, shared memory and spills of every template instance that the engine
+can ask for, on every architecture, by NVRTC 12 and 13: write it once with each. It names the text
+(includes followed, comments left out) that each source's figures were made of, and the compiler.
+The check therefore compiles every instance of a source that differs from it for every architecture,
+and of all others each instance for one, taking architectures in turn. Shared memory and spills have
+to be those recorded, and registers, to within SLACK. By another version of NVRTC than the recorded
+one everything is compiled, and only spills must not be more.
 
 Needs NVRTC and no GPU. Which template instances there are is asked of the engine:
 tests/catalogue.py applies the toggles to networks, and each kernel that an op of the resulting
-plans is lowered to is an instance.
+plans is lowered to is an instance. Kernels that `persistent` writes for a network are not among
+them.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
+import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn import ptx  # noqa: E402
 from rawnn.compiling.compile import compile_source  # noqa: E402
-from rawnn.compiling.resources import SM_LIMITS, occupancy, resource_usage, spills  # noqa: E402
+from rawnn.compiling.resources import SM_LIMITS, resource_usage, spills  # noqa: E402
 from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
@@ -38,11 +48,15 @@ from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
 from rawnn.ptx.linear import MAX_FUSED_CLASSES  # noqa: E402
 from rawnn.ptx.table import key_of  # noqa: E402
 from tests.catalogue import Case, Variant, cases, legal  # noqa: E402
+from tools import kernel_page  # noqa: E402
 
-TABLE = ROOT / "docs" / "kernels.md"
+RECORD = ROOT / "results" / "kernels.json"
 ARCHITECTURES = tuple(SM_LIMITS)
 BATCH, FEATURES = 128, 784
 CHUNK = 8
+SLACK = 8
+"""Registers by which a kernel may differ from the record: what is compiled beside it moved those of
+three of 623 kernels, by 3 to 8 (mma.cu for sm_90 by NVRTC 12.9)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -58,39 +72,26 @@ class Instance:
 
 @dataclass(frozen=True)
 class Row:
-    """What an instance uses on one architecture: registers per thread, static shared memory per
-    block and spill stores + loads in bytes, resident share of a multiprocessor's warps."""
+    """What an instance uses on one architecture: registers a thread, static shared memory a block
+    in bytes, bytes of spill stores and loads a thread."""
 
     registers: int
     shared: int
-    spilled: tuple[int, int]
-    occupancy: float
+    spilled: tuple[int, int] = (0, 0)
 
 
 Measured = dict[Instance, dict[str, Row]]
-"""Instances in the order of the table, with what each uses by architecture."""
-Spills = dict[tuple[int, str], tuple[int, int]]
-"""Bytes (stored, loaded) by major version of NVRTC and architecture."""
+"""Instances in the order of the record, with what each uses by architecture."""
+Record = dict[str, Any]
+"""The file: `architectures`, the version of each major NVRTC, `digests` by source and major, and
+`kernels` by source and expression, with a list of cells for each major, one an architecture."""
 
-INTRODUCTION = """\
-# What the kernels use
 
-Made by `python tools/kernel_table.py` with NVRTC {version}; not edited by hand. CI compiles every
-kernel again and fails when one is missing here or spills more registers than this table says.
-
-The list of template instances comes from the engine: sets of number and kernel toggles on networks
-with every activation, loss and optimizer, at shapes that are and are not aligned
-(`tests/catalogue.py`), and the fused one-layer step for every number of classes it can have.
-*threads* is the largest block it is launched with there, *shared* the static shared memory of a
-block, plus the largest dynamic one. A cell of an architecture gives the registers per thread and,
-in brackets, the occupancy: the share of a multiprocessor's warps that can be resident with that
-block; "-" where no toggle leads to the kernel. *spills* are bytes stored + loaded per thread, by
-architecture and compiler (0: none with NVRTC 12 and 13). `advance_while` is measured before it is
-linked with the CUDA device runtime."""
+# -- what there is ---------------------------------------------------------------------------------
 
 
 @cache
-def _launched() -> dict[Instance, tuple[Case, ...]]:
+def launched() -> dict[Instance, tuple[Case, ...]]:
     """Every template instance the engine can ask for, with the ops that it runs."""
     several = [case for group in cases().values() for case in group]
     for count in range(1, MAX_FUSED_CLASSES + 1):  # of a fused one-layer step
@@ -115,15 +116,15 @@ def _instance(source: str, expression: str, group: list[Case]) -> Instance:
 
 
 def instances() -> list[Instance]:
-    """Every template instance the engine can ask for, in the order of the table."""
-    return sorted(_launched(), key=lambda i: (
+    """Every template instance the engine can ask for, in the order of the record."""
+    return sorted(launched(), key=lambda i: (
         i.source, [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", i.expression)]))
 
 
 def runs_on(instance: Instance, arch: str) -> bool:
     """Whether a GPU of the architecture can be asked for the instance."""
     machine = Machine(None, (int(arch[3:-1]), int(arch[-1])), 13000, lambda package: True)
-    return any(_legal(case.opt, machine.compute_capability) for case in _launched()[instance])
+    return any(_legal(case.opt, machine.compute_capability) for case in launched()[instance])
 
 
 @cache
@@ -132,144 +133,237 @@ def _legal(opt: str, capability: tuple[int, int]) -> bool:
                  machine=Machine(None, capability, 13000, lambda package: True))
 
 
+def digest(source: str) -> str:
+    """What a kernel is made of: the text of its source and of what that includes, without comments
+    and spacing."""
+    names = [source]
+    made = hashlib.sha256()
+    for name in names:
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", (ptx.SOURCES / name).read_text(), flags=re.DOTALL)
+        names += [n for n in re.findall(r'#include "([^"]+)"', text) if n not in names]
+        made.update(" ".join([name, *text.split()]).encode() + b"\0")
+    return made.hexdigest()[:16]
+
+
+# -- what it uses ----------------------------------------------------------------------------------
+
+
 def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
     """Compile the instances of one source for `arch`; what each uses, by expression."""
-    expressions = [i.expression for i in wanted]
     impls = [impl for impl in KERNELS.values() if impl.source == source]
     target = arch + "a" if any(impl.specific for impl in impls) else arch
     built = compile_source(
         Nvrtc, ptx.source_path(source).read_text(), name=source, arch=target,
-        expressions=expressions, relocatable=any(impl.relocatable for impl in impls),
-        options=("--ptxas-options=-v",))
+        expressions=[i.expression for i in wanted],
+        relocatable=any(impl.relocatable for impl in impls), options=("--ptxas-options=-v",))
     usage, spilled = resource_usage(built.cubin), spills(built.log)
     rows = {}
-    for instance in wanted:
-        name = built.lowered[instance.expression]
-        used = usage[name]
-        fits = occupancy(arch, threads=instance.threads, registers=used.registers,
-                         shared=used.shared + instance.dynamic)
-        rows[instance.expression] = Row(used.registers, used.shared, spilled[name],
-                                        fits.fraction)
+    for expression, name in built.lowered.items():
+        rows[expression] = Row(usage[name].registers, usage[name].shared, spilled[name])
     return rows
 
 
+def measure_all(wanted: Iterable[tuple[Instance, str]], processes: int | None = None) -> Measured:
+    """What each instance uses on an architecture; compiled in as many processes as there are cores,
+    unless given, and in this one where that is 1."""
+    pairs = sorted(wanted, key=lambda pair: (pair[0].source, ARCHITECTURES.index(pair[1])))
+    jobs: list[tuple[str, list[Instance], str]] = []
+    for (source, arch), group in itertools.groupby(pairs, key=lambda p: (p[0].source, p[1])):
+        several = [instance for instance, _ in group]
+        # Sources with many instances are cut up, so that no process is left with all of them.
+        jobs += [(source, several[at : at + CHUNK], arch) for at in range(0, len(several), CHUNK)]
+    found: Measured = {}
+    with ProcessPoolExecutor(processes or len(os.sched_getaffinity(0))) as pool:
+        compiled = map(_job, jobs) if processes == 1 else pool.map(_job, jobs)
+        for (_, part, arch), rows in zip(jobs, compiled, strict=True):
+            for instance in part:
+                found.setdefault(instance, {})[arch] = rows[instance.expression]
+    return found
+
+
+def _job(job: tuple[str, list[Instance], str]) -> dict[str, Row]:
+    return measure(*job)
+
+
+def compiler() -> tuple[str, str]:
+    """Major and whole version of the installed NVRTC: "12" and "12.9"."""
+    nvrtc = Nvrtc()
+    major, minor = check(nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion())
+    return str(major), f"{major}.{minor}"
+
+
 def supported() -> list[str]:
-    """The architectures of the table that this NVRTC can compile for."""
+    """The architectures of the record that this NVRTC can compile for."""
     nvrtc = Nvrtc()
     known = check(nvrtc, "nvrtcGetSupportedArchs", nvrtc.nvrtcGetSupportedArchs())
     return [arch for arch in ARCHITECTURES if int(arch[3:]) in known]
 
 
-def measure_all(wanted: list[Instance], archs: list[str]) -> Measured:
-    """What each instance uses, by instance and architecture; compiled in several processes."""
-    jobs = []
-    for source, group in itertools.groupby(wanted, key=lambda i: i.source):
-        several = list(group)
-        for arch in archs:
-            possible = [i for i in several if runs_on(i, arch)]
-            # Sources with many instances are cut up, so that no process is left with all of them.
-            jobs += [(source, possible[at : at + CHUNK], arch)
-                     for at in range(0, len(possible), CHUNK)]
-    found: Measured = {instance: {} for instance in wanted}
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for (_, part, arch), rows in zip(jobs, pool.map(measure, *zip(*jobs, strict=True)),
-                                         strict=True):
-            for instance in part:
-                found[instance][arch] = rows[instance.expression]
-    return found
+# -- the record ------------------------------------------------------------------------------------
 
 
-def spill_cell(spilled: Spills) -> str:
-    """The table's cell: 0, or the bytes stored + loaded on each architecture that spills."""
-    return ", ".join(f"{arch} {stored}+{loaded} (NVRTC {major})"
-                     for (major, arch), (stored, loaded) in sorted(spilled.items())
-                     if stored or loaded) or "0"
+def load() -> Record:
+    """The record as it stands."""
+    kept: Record = json.loads(RECORD.read_text())
+    return kept
 
 
-def render(found: Measured, version: tuple[int, int], before: str = "") -> str:
-    """docs/kernels.md; the spills by other major versions of NVRTC are kept from `before`."""
-    major, minor = version
-    known = read_table(before)
-    archs = [arch for arch in ARCHITECTURES if any(arch in rows for rows in found.values())]
-    lines = [INTRODUCTION.format(version=f"{major}.{minor}", batch=BATCH, features=FEATURES)]
-    for source, group in itertools.groupby(found, key=lambda i: i.source):
-        lines += [f"\n## {source}\n",
-                  f"| kernel | threads | shared (B) | spills | {' | '.join(archs)} |",
-                  "|---" + "|---:" * (3 + len(archs)) + "|"]
-        for instance in group:
-            rows = found[instance]
-            spilled = {key: value for key, value in known.get(instance.expression, {}).items()
-                       if key[0] != major}
-            spilled |= {(major, arch): row.spilled for arch, row in rows.items()}
-            shared = "/".join(str(n) for n in sorted({row.shared for row in rows.values()}))
-            shared += f" + {instance.dynamic}" if instance.dynamic else ""
-            cells = [f"{rows[arch].registers} ({rows[arch].occupancy:.0%})" if arch in rows else "-"
-                     for arch in archs]
-            lines.append(f"| `{instance.expression}` | {instance.threads} | {shared} | "
-                         f"{spill_cell(spilled)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def recorded(record: Record, instance: Instance, major: str) -> dict[str, Row]:
+    """The rows of an instance by NVRTC `major`, by architecture."""
+    kernel = record["kernels"].get(instance.source, {}).get(instance.expression, {})
+    return {arch: Row(cell[0], cell[1], (cell[2], cell[3]) if cell[2:] else (0, 0))
+            for arch, cell in zip(record["architectures"], kernel.get(major, ()), strict=False)
+            if cell}
 
 
-def read_table(text: str) -> dict[str, Spills]:
-    """The spills that a table has, by expression."""
-    table = {}
-    for match in re.finditer(r"^\| `([^`]+)` \|[^|]*\|[^|]*\| ([^|]*) \|", text, re.MULTILINE):
-        table[match[1]] = {
-            (int(major), arch): (int(stored), int(loaded)) for arch, stored, loaded, major in
-            re.findall(r"(sm_\w+) (\d+)\+(\d+) \(NVRTC (\d+)\)", match[2])}
-    return table
+def expressions(record: Record) -> set[str]:
+    """Every instance that a record has."""
+    return {expression for kernels in record["kernels"].values() for expression in kernels}
 
 
-def complaints(found: Measured, text: str, major: int) -> list[str]:
-    """What the engine can launch and the table `text` does not say: kernels, and spills by NVRTC
-    `major` that are not in it or larger than in it."""
-    table = read_table(text)
+def is_current(record: Record, source: str, major: str, version: str) -> bool:
+    """Whether the figures of a source were made of its text as it stands, by that very NVRTC."""
+    return record["nvrtc"].get(major) == version \
+        and record["digests"].get(source, {}).get(major) == digest(source)
+
+
+def joined(wanted: list[Instance], found: Measured, before: Record, major: str,
+           version: str) -> Record:
+    """A record of `wanted`: `found` by this NVRTC, and what `before` has by others."""
+    kernels: dict[str, dict[str, Any]] = {}
+    for instance in wanted:
+        entry: dict[str, Any] = {"threads": instance.threads, "dynamic": instance.dynamic}
+        for m in sorted({*before["nvrtc"], major}):
+            rows = found[instance] if m == major else recorded(before, instance, m)
+            entry[m] = [_cell(rows.get(arch)) for arch in ARCHITECTURES]
+        kernels.setdefault(instance.source, {})[instance.expression] = entry
+    digests = {source: before["digests"].get(source, {}) | {major: digest(source)}
+               for source in kernels}
+    return {"architectures": list(ARCHITECTURES), "nvrtc": before["nvrtc"] | {major: version},
+            "digests": digests, "kernels": kernels}
+
+
+def _cell(row: Row | None) -> list[int] | None:
+    if row is None:
+        return None
+    return [row.registers, row.shared, *(row.spilled if any(row.spilled) else ())]
+
+
+EMPTY: Record = {"nvrtc": {}, "digests": {}, "kernels": {}, "architectures": []}
+ABOUT = ("what every kernel instance uses (tools/kernel_table.py): the largest block (threads) and "
+         "dynamic shared memory (bytes) of its launches; by major version of NVRTC, for each "
+         "architecture, [registers a thread, static shared memory a block in bytes] and, where it "
+         "spills, bytes stored and loaded a thread; null where no toggle leads to it. "
+         "advance_while is measured before it is linked with the device runtime")
+
+
+def text_of(record: Record) -> str:
+    """The file: one line an instance, so that differences are read line by line."""
+    def block(entries: dict[str, Any]) -> str:
+        compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+        return ",\n".join(f"  {compact(k)}: {compact(v)}" for k, v in entries.items())
+
+    sources = ",\n".join(f" {json.dumps(s)}: {{\n{block(k)}\n }}"
+                         for s, k in record["kernels"].items())
+    return (f'{{"kind": "kernels",\n"about": {json.dumps(ABOUT)},\n'
+            f'"architectures": {json.dumps(record["architectures"])},\n'
+            f'"nvrtc": {json.dumps(record["nvrtc"], sort_keys=True)},\n'
+            f'"digests": {{\n{block(record["digests"])}\n}},\n'
+            f'"kernels": {{\n{sources}\n}}}}\n')
+
+
+# -- the check -------------------------------------------------------------------------------------
+
+
+def to_check(record: Record, archs: list[str], turn: int = 0) -> list[tuple[Instance, str]]:
+    """What a check compiles: all of a source that is not as recorded, and each other instance for
+    one of the architectures that it runs on, for the next one with the next `turn`."""
+    major, version = compiler()
+    current = {source: is_current(record, source, major, version)
+               for source in {i.source for i in instances()}}
+    chosen = []
+    for at, instance in enumerate(instances()):
+        possible = [arch for arch in ARCHITECTURES if runs_on(instance, arch)]
+        several = [possible[(at + turn) % len(possible)]] if current[instance.source] else possible
+        chosen += [(instance, arch) for arch in several if arch in archs]
+    return chosen
+
+
+def complaints(found: Measured, record: Record, major: str, version: str) -> list[str]:
+    """What was found by NVRTC `version` that is not what the record says: instances without a row,
+    and other figures; by another version than the recorded one more spills alone."""
+    same = record["nvrtc"].get(major) == version
     said = []
     for instance, rows in found.items():
-        if instance.expression not in table:
-            said.append(f"{instance.expression} ({instance.source}) is not in the table")
-            continue
+        known = recorded(record, instance, major)
         for arch, row in rows.items():
-            known = table[instance.expression].get((major, arch), (0, 0))
-            if any(now > before for now, before in zip(row.spilled, known, strict=True)):
-                said.append(f"{instance.expression} ({instance.source}) spills {row.spilled[0]} "
-                            f"bytes and loads {row.spilled[1]} on {arch} with NVRTC {major}; the "
-                            f"table has {known[0]} and {known[1]}")
+            what = f"{instance.expression} ({instance.source}) on {arch} with NVRTC {version}"
+            if arch not in known:
+                said.append(f"{what} is not in the record")
+            elif _worse(row, known[arch]) or (same and _other(row, known[arch])):
+                said.append(f"{what} has {_words(row)}; the record says {_words(known[arch])}")
     return said
 
 
-def compiler() -> tuple[int, int]:
-    """Major and minor version of the installed NVRTC."""
-    nvrtc = Nvrtc()
-    major, minor = check(nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion())
-    return major, minor
+def _worse(row: Row, known: Row) -> bool:
+    return any(n > k for n, k in zip(row.spilled, known.spilled, strict=True))
+
+
+def _other(row: Row, known: Row) -> bool:
+    return (row.shared, row.spilled) != (known.shared, known.spilled) \
+        or abs(row.registers - known.registers) > SLACK
+
+
+def _words(row: Row) -> str:
+    stored, loaded = row.spilled
+    return (f"{row.registers} registers, {row.shared} bytes of shared memory and spills of "
+            f"{stored} + {loaded} bytes")
+
+
+def differences(record: Record) -> list[str]:
+    """Instances that are not both in the record and among those that the engine can ask for."""
+    asked, known = {i.expression for i in instances()}, expressions(record)
+    return [f"{e} is not in the record" for e in sorted(asked - known)] + \
+        [f"{e} is in the record, but the engine never asks for it" for e in sorted(known - asked)]
 
 
 def main() -> int:
-    """Write or check the table; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true",
-                        help="write nothing; exit 1 for a spill or kernel the table has not")
-    check_only = parser.parse_args().check
-    archs = supported()
-    if not check_only and set(archs) != set(ARCHITECTURES):
-        print(f"this NVRTC knows only {', '.join(archs)}: the table needs all of "
+    """Write or check the record and its summary; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="compile every kernel anew")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the "
+                                                             "record is not true")
+    asked = parser.parse_args()
+    (major, version), archs = compiler(), supported()
+    record = load() if RECORD.exists() else EMPTY
+    if asked.check:
+        # Other architectures than the tests take (tests/ptx/test_kernel_table.py).
+        found = measure_all(to_check(record, archs, turn=1))
+        said = differences(record) + complaints(found, record, major, version)
+        if kernel_page.PAGE.read_text() != kernel_page.render(record, launched()):
+            said.append(f"{kernel_page.PAGE.relative_to(ROOT)} is not the summary of the record")
+        for sentence in said:
+            print(f"{sentence}; look at the kernel, or write the record anew with "
+                  f"tools/kernel_table.py", file=sys.stderr)
+        print(f"{len(instances())} kernels, {sum(map(len, found.values()))} compiled with NVRTC "
+              f"{version}: {len(said)} differences")
+        return bool(said)
+    if set(archs) != set(ARCHITECTURES):
+        print(f"this NVRTC knows only {', '.join(archs)}: the record needs all of "
               f"{', '.join(ARCHITECTURES)}", file=sys.stderr)
         return 1
-    found = measure_all(instances(), archs)
-    if check_only:
-        said = complaints(found, TABLE.read_text(), compiler()[0])
-        said += [f"{expression} is in the table, but the engine never asks for it"
-                 for expression in sorted(read_table(TABLE.read_text())
-                                          .keys() - {i.expression for i in found})]
-        for sentence in said:
-            print(f"{sentence}; look at the kernel, or write the table anew with "
-                  f"tools/kernel_table.py", file=sys.stderr)
-        print(f"{len(found)} kernels on {len(archs)} architectures: {len(said)} differences")
-        return bool(said)
-    before = TABLE.read_text() if TABLE.exists() else ""
-    TABLE.write_text(render(found, compiler(), before))
-    print(f"{TABLE.relative_to(ROOT)}: {len(found)} kernels on {len(archs)} architectures")
+    changed = {i.source for i in instances()
+               if asked.all or not is_current(record, i.source, major, version)}
+    found = measure_all((i, arch) for i in instances() for arch in archs if runs_on(i, arch)
+                        and (i.source in changed or arch not in recorded(record, i, major)))
+    every = {i: {arch: row for arch, row in (recorded(record, i, major) | found.get(i, {})).items()
+                 if runs_on(i, arch)} for i in instances()}
+    record = joined(instances(), every, record, major, version)
+    RECORD.write_text(text_of(record))
+    kernel_page.PAGE.write_text(kernel_page.render(record, launched()))
+    print(f"{RECORD.relative_to(ROOT)}: {len(instances())} kernels, "
+          f"{sum(map(len, found.values()))} compiled with NVRTC {version}")
     return 0
 
 

@@ -203,7 +203,8 @@ def _shared(s: Scalars) -> int:
                         s["itemsize_w"] == 4)
 
 
-FAMILY = Family("head", "the last layer with its softmax cross-entropy in one cluster of blocks",
+FAMILY = Family("head", "the last layer with its softmax cross-entropy in one cluster of blocks, "
+                f"up to {MAX_CLASSES} classes and batches up to {MAX_BATCH}",
                 ("clusters",), Fusion(
     "head", "the last layer with its loss: product, softmax, gradients and update", rewrite,
     (("wide1024", "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl"),

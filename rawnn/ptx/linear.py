@@ -111,7 +111,8 @@ def _template(op: Op, plan: Plan) -> list[str]:
     return [str(plan[op.operands["w"]].shape[0]), "true" if "order" in op.operands else "false"]
 
 
-FAMILY = Family("linear", "the step of a one-layer network", (), Fusion(
+FAMILY = Family("linear", f"the step of a one-layer network of up to {MAX_FUSED_CLASSES} classes",
+                (), Fusion(
     "linear", "the whole step of a one-layer network, in two", _rewrite,
     (("linear", "preload,arena,nosync,graphs=epoch"),)))
 SLICES = Family("slices", "the sum of a product's slices, and the update from it")

@@ -21,7 +21,8 @@ from rawnn.ptx.tiles import (
 )
 from rawnn.target import Target
 
-SYNC = Family("mma", "matrix products on tensor cores by mma.sync", ("asynchronous copies",))
+SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
+              ("asynchronous copies",))
 WGMMA = Family("wgmma", "large matrix products on tensor cores by wgmma", ("wgmma",))
 
 TILES = (

@@ -358,7 +358,8 @@ _BETWEEN: dict[str, Shape] = {
     "gradients": ("DEPTH*WIDTH", "batch"), "row_p": ("batch",), "row_correct": ("batch",)}
 _STEP: dict[str, Shape] = {"cursor": ("1",), "loss": ("@1",), "correct": ("@1",), "rates": ("@1",)}
 
-FAMILY = Family("narrow", "the step of a network of narrow layers",
+FAMILY = Family("narrow", f"the step of a network of 2 to {MAX_DEPTH} layers up to {MAX_WIDTH} "
+                f"wide, batches up to {MAX_BATCH}",
                 ("asynchronous copies",), Fusion(
     "narrow", "the whole step of a network of narrow layers with 16-bit weights, in three",
     rewrite, (("wide128", "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl"),)))

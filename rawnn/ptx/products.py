@@ -16,7 +16,8 @@ from rawnn.ptx.table import (
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
-FAMILY = Family("products", "matrix products without tiles or tensor cores, and sums of slices")
+FAMILY = Family("products", "matrix products of any shape, a thread for each element of the "
+                 "result, and sums of slices")
 
 BLOCKS = ((16, 16), (32, 8), (32, 4), (64, 4), (8, 8), (8, 32))
 """Columns and rows of the blocks that the plain products run in, the usual ones first."""

@@ -267,7 +267,7 @@ _WEIGHTS = {"dz": ("batch", "rows"), "x": ("batch", "cols"), "w": ("rows", "cols
             "bias": ("rows",), "copy": ("rows", "cols"), **CONTEXT}
 _WEIGHTS_BOXES = _boxes(("dz", "x"), ("w", "copy"))
 
-FAMILY = Family("skinny", "layers of a small batch, whose weights stream from memory",
+FAMILY = Family("skinny", "layers of a batch of up to 64, whose weights stream from memory",
                 ("bulk copies", "clusters"), Fusion(
     "layers", "input gradient and update of a layer whose weights stream from memory", _rewrite,
     (("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"),)))

@@ -15,7 +15,8 @@ from rawnn.ptx.tiles import (
 )
 from rawnn.target import Target
 
-FAMILY = Family("tiled", "matrix products through tiles in shared memory and registers, in float")
+FAMILY = Family("tiled", "matrix products of any shape through tiles in shared memory and "
+                "registers, in float")
 
 DEPTH = 32
 """Elements of the inner dimension in a stage (kTiledDepth)."""

@@ -1,20 +1,20 @@
-"""docs/kernels.md says what every kernel uses: it has them all, and no kernel spills more than it
-says. Compiling needs NVRTC, no GPU; `tools/kernel_table.py --check` compiles every instance for
-every architecture, these tests one in six for each, another sixth for the next."""
+"""results/kernels.json says what every kernel uses: it has them all, and what it says is so.
+Compiling needs NVRTC, no GPU; of sources that are as recorded each instance is compiled for one
+architecture (tools/kernel_table.py)."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
-from itertools import groupby
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from rawnn import ptx
-from rawnn.compiling.resources import SM_LIMITS
 from rawnn.errors import MissingLibrary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,8 +31,7 @@ def load_tool() -> ModuleType:
 
 
 tool = load_tool()
-TEXT = tool.TABLE.read_text()
-SHARE = 6
+RECORD = tool.load()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,21 @@ def archs() -> list[str]:
 
 
 def test_the_table_has_exactly_what_the_engine_can_ask_for() -> None:
-    assert set(tool.read_table(TEXT)) == {i.expression for i in tool.instances()}
+    assert tool.differences(RECORD) == []
+
+
+def test_every_instance_has_a_row_wherever_it_runs() -> None:
+    for major in ("12", "13"):
+        for instance in tool.instances():
+            assert set(tool.recorded(RECORD, instance, major)) == {
+                arch for arch in tool.ARCHITECTURES if tool.runs_on(instance, arch)}
+
+
+def test_the_summary_is_that_of_the_table() -> None:
+    page = tool.kernel_page
+    assert page.PAGE.read_text() == page.render(RECORD, tool.launched())
+    for link in re.findall(r"\]\(([^)#]+)", page.PAGE.read_text()):
+        assert (page.PAGE.parent / link).exists(), link
 
 
 def test_every_kernel_in_the_sources_is_an_instance() -> None:
@@ -56,38 +69,81 @@ def test_every_kernel_in_the_sources_is_an_instance() -> None:
     assert kernels == {i.expression.partition("<")[0] for i in tool.instances()}
 
 
-@pytest.mark.parametrize("arch", SM_LIMITS)
-def test_no_kernel_spills_more_than_the_table_says(archs: list[str], arch: str) -> None:
+@pytest.mark.parametrize("arch", tool.ARCHITECTURES)
+def test_kernels_use_what_the_table_says(archs: list[str], arch: str) -> None:
     if arch not in archs:
         pytest.skip(f"this NVRTC does not know {arch}")
-    found = {}
-    chosen = tool.instances()[list(SM_LIMITS).index(arch) % SHARE :: SHARE]
-    for source, group in groupby(chosen, key=lambda i: i.source):
-        wanted = [i for i in group if tool.runs_on(i, arch)]
-        if wanted:
-            rows = tool.measure(source, wanted, arch)
-            found |= {i: {arch: rows[i.expression]} for i in wanted}
+    found = tool.measure_all(tool.to_check(RECORD, [arch]), processes=1)
     assert len(found) > 20
-    assert tool.complaints(found, TEXT, tool.compiler()[0]) == []
+    assert tool.complaints(found, RECORD, *tool.compiler()) == []
 
 
-def test_a_new_spill_and_a_missing_kernel_are_found() -> None:
-    instance = tool.Instance("a.cu", "a<float>", 128)
-    found = {instance: {"sm_90": tool.Row(32, 0, (8, 16), 1.0)}}
-    (missing,) = tool.complaints(found, "", 12)
-    assert "a<float> (a.cu) is not in the table" in missing
-    clean = {instance: {"sm_90": tool.Row(32, 0, (0, 0), 1.0)}}
-    (spill,) = tool.complaints(found, tool.render(clean, (12, 9)), 12)
-    assert "spills 8 bytes and loads 16 on sm_90 with NVRTC 12; the table has 0 and 0" in spill
-    assert tool.complaints(found, tool.render(found, (12, 9)), 12) == []
-    assert tool.complaints(clean, tool.render(found, (12, 9)), 12) == []
+def test_each_instance_is_compiled_for_one_architecture_and_what_changed_for_all(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "compiler", lambda: ("12", RECORD["nvrtc"]["12"]))
+    archs = list(tool.ARCHITECTURES)
+    monkeypatch.setattr(tool, "digest", lambda s: RECORD["digests"][s]["12"])
+    once = tool.to_check(RECORD, archs)
+    assert [i for i, _ in once] == tool.instances()
+    assert {arch for _, arch in once} == set(archs)
+    assert set(once) != set(tool.to_check(RECORD, archs, turn=1))
+    monkeypatch.setattr(tool, "digest", lambda s: "" if s == "sgd.cu" else
+                        RECORD["digests"][s]["12"])
+    again = tool.to_check(RECORD, archs)
+    assert {(i, arch) for i, arch in again if i.source != "sgd.cu"} == {
+        (i, arch) for i, arch in once if i.source != "sgd.cu"}
+    assert {(i, arch) for i, arch in again if i.source == "sgd.cu"} == {
+        (i, arch) for i in tool.instances() if i.source == "sgd.cu" for arch in archs
+        if tool.runs_on(i, arch)}
+    monkeypatch.setattr(tool, "compiler", lambda: ("12", "12.0"))
+    assert len(tool.to_check(RECORD, archs)) > 4 * len(once)
 
 
-def test_spills_are_kept_for_each_compiler() -> None:
-    instance = tool.Instance("a.cu", "a<float>", 128)
-    found = {instance: {"sm_90": tool.Row(32, 0, (8, 16), 1.0)}}
-    clean = {instance: {"sm_90": tool.Row(32, 0, (0, 0), 1.0)}}
-    both = tool.render(clean, (12, 9), tool.render(found, (13, 0)))
-    assert tool.complaints(found, both, 13) == []
-    assert len(tool.complaints(found, both, 12)) == 1
-    assert "sm_90" not in tool.render(clean, (13, 0), both).split("|")[-4]
+INSTANCE = tool.Instance("bias.cu", "a<float>", 128)
+
+
+def record(row: Any, major: str = "12", before: Any = tool.EMPTY) -> Any:
+    made = tool.joined([INSTANCE], {INSTANCE: {"sm_90": row}}, before, major, f"{major}.1")
+    return json.loads(tool.text_of(made))
+
+
+def test_other_figures_and_a_missing_kernel_are_found() -> None:
+    row, spilling = tool.Row(32, 0), tool.Row(32, 0, (8, 16))
+    (missing,) = tool.complaints({INSTANCE: {"sm_90": row}}, tool.EMPTY, "12", "12.1")
+    assert missing == "a<float> (bias.cu) on sm_90 with NVRTC 12.1 is not in the record"
+    (spill,) = tool.complaints({INSTANCE: {"sm_90": spilling}}, record(row), "12", "12.1")
+    assert "has 32 registers, 0 bytes of shared memory and spills of 8 + 16 bytes; the record " \
+        "says 32 registers, 0 bytes of shared memory and spills of 0 + 0 bytes" in spill
+    for other in (row, tool.Row(33 + tool.SLACK, 0, (8, 16)), tool.Row(32, 4, (8, 16))):
+        assert len(tool.complaints({INSTANCE: {"sm_90": other}}, record(spilling), "12", "12.1")) \
+            == 1
+    assert tool.complaints({INSTANCE: {"sm_90": spilling}}, record(spilling), "12", "12.1") == []
+
+
+def test_by_another_version_of_the_compiler_only_spills_count() -> None:
+    row, spilling = tool.Row(40, 4), tool.Row(32, 0, (8, 16))
+    assert tool.complaints({INSTANCE: {"sm_90": row}}, record(spilling), "12", "12.2") == []
+    assert len(tool.complaints({INSTANCE: {"sm_90": spilling}}, record(row), "12", "12.2")) == 1
+
+
+def test_figures_are_kept_for_each_compiler() -> None:
+    row, spilling = tool.Row(32, 0), tool.Row(32, 0, (8, 16))
+    both = record(row, "12", record(spilling, "13"))
+    assert tool.recorded(both, INSTANCE, "12") == {"sm_90": row}
+    assert tool.recorded(both, INSTANCE, "13") == {"sm_90": spilling}
+    assert tool.is_current(both, "bias.cu", "12", "12.1")
+    assert not tool.is_current(both, "bias.cu", "12", "12.2")
+    assert not tool.is_current(both, "bias.cu", "14", "14.1")
+
+
+def test_a_digest_follows_includes_and_leaves_comments_out(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tool.ptx, "SOURCES", tmp_path)
+    header = tmp_path / "h.cuh"
+    (tmp_path / "k.cu").write_text('// what it does\n#include "h.cuh"\nint k;\n')
+    header.write_text("int h;\n")
+    before = tool.digest("k.cu")
+    header.write_text("/* a\n   word */ int   h;  // another\n")
+    assert tool.digest("k.cu") == before
+    header.write_text("int g;\n")
+    assert tool.digest("k.cu") != before
