@@ -65,6 +65,10 @@ def random_headline() -> str:
     for line in best:
         name, _, *figures = summary.cells(line)
         table.append("| " + " | ".join([name, *figures]) + " |")
+    left = len(found.asked) - len(found.contests)
+    if left:
+        table += ["", f"{left} more were drawn and not reached: the time of the command was spent "
+                      f"while programs of the peers were still being compiled."]
     return "\n".join([
         f"{len(found.contests)} networks drawn at random, that nobody has tuned to: time of the "
         f"best of {' and '.join(peers)} over",
