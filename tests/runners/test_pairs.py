@@ -106,7 +106,7 @@ def test_every_two_toggles(first: str) -> None:
 @pytest.mark.parametrize("graph", IN_GRAPHS)
 @pytest.mark.parametrize("word", [w for w in WORDS if not w.startswith("graphs")])
 def test_every_toggle_in_every_graph(word: str, graph: str) -> None:
-    text = f"{graph},{word}"
+    text = graph if word in graph.split(",") else f"{graph},{word}"
     assert bool(refusal(text)) == apart(*text.split(",")), refusal(text)
     if not apart(*text.split(",")):
         check(text)
