@@ -150,7 +150,7 @@ class Kernel:
     @property
     def meaning(self) -> Meaning:
         name = self.signature.name
-        found = _registered.get(name) or meaning_of(self._source, name)
+        found = meaning_of(self._source, name) or _registered.get(name)
         if found is None and name in WRITTEN:
             spec, impl = WRITTEN[name]
             found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
