@@ -121,7 +121,9 @@ F = np.zeros
     (changed(**{"2_bias": F(7)}), r"'2.bias' is of shape \[7\], but the network needs \[4\]$"),
     (changed(**{"2_bias": F(4, np.int64)}), "'2.bias' is of type int64, but parameters are floats"),
     (changed(**{"1_running": F(4)}), "has '1.running', which is neither the weight nor the bias"),
-    (changed(**{"2_bias": Foreign(F(4, np.uint8), (10, 8))}), "cannot be read: '2.bias'"),
+    (changed(**{"2_bias": Foreign(F(4, np.uint8), (10, 8))}),
+     "'2.bias' is of type float8_e4m3fn, but parameters are floats"),
+    (changed(**{"2_bias": Foreign(F(4, np.uint8), (3, 8))}), "cannot be read: '2.bias'"),
 ])
 def test_refusals(state: dict[str, Any], sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
