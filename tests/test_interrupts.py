@@ -61,7 +61,7 @@ class Sender(Listener):
 @pytest.fixture
 def long_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every epoch counts as long."""
-    monkeypatch.setattr("rawnn.training.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("rawnn.loop.LONG_SECONDS", 0.0)
 
 
 def broken_off(monkeypatch: pytest.MonkeyPatch, epoch: int, *numbers: signal.Signals) -> None:
@@ -114,8 +114,8 @@ def test_a_second_signal_ends_at_once_with_the_last_epochs_state(
 
 
 def test_the_time_over_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rawnn.training.LONG_SECONDS", 0.0)
-    monkeypatch.setattr("rawnn.training.Signals", lambda notify: Signals(notify, grace=0.2))
+    monkeypatch.setattr("rawnn.loop.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("rawnn.loop.Signals", lambda notify: Signals(notify, grace=0.2))
     broken_off(monkeypatch, 3, signal.SIGINT)
     started = time.monotonic()
     result = go(save=tmp_path, save_every=10)

@@ -159,7 +159,7 @@ def test_time_is_counted_once_in_an_interrupted_run(monkeypatch: pytest.MonkeyPa
             seconds += 100  # an epoch takes 100 s
             super().epoch_done(epoch)
 
-    monkeypatch.setattr("rawnn.training.perf_counter", lambda: seconds)
+    monkeypatch.setattr("rawnn.loop.perf_counter", lambda: seconds)
     for stop, epochs in ((("reported", 2), 2), (("epoch_done", 2), 2), (("", 0), 4)):
         result = run(Slow(stop))
         assert result.times.training == epochs * 100e3

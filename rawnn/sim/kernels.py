@@ -12,9 +12,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import prod
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,16 +21,16 @@ import numpy as np
 from rawnn.activations import ACTIVATIONS
 from rawnn.compiling.signature import KernelSignature, Parameter
 from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
-from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
+from rawnn.ptx.kernels import Scalars
 from rawnn.ptx.table import NEUTRAL
 from rawnn.schedules import RULES
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Launcher
+from rawnn.sim.meanings import Meaning, meaning_of
 from rawnn.sim.memory import Memory, Region
 from rawnn.sim.order import Task
 from rawnn.sim.tensormap import check_maps
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
-from rawnn.step.op import OPS
 from rawnn.words import counted
 
 DTYPES: dict[str, Any] = {
@@ -53,43 +51,6 @@ def functors() -> dict[str, tuple[str, str]]:
             **{rule.functor: ("schedule", rule.name) for rule in RULES.values()}}
 
 
-Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What a kernel computes. `attributes` are added to the scalar arguments for the reference;
-    `geometry`, where given, is the only grid and block allowed, in any of its `variants`, `shared`
-    the only bytes of dynamic shared memory, `cluster` the only blocks of a cluster; `boxes`
-    the only rows of boxes."""
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    shapes: Mapping[str, Shape]
-    reference: Reference
-    optional: tuple[str, ...] = ()
-    layout: str = ""
-    geometry: Callable[[Scalars], Any] | None = None
-    variants: Callable[[Scalars], int] = lambda scalars: 1
-    boxes: Callable[[Scalars], Mapping[str, int]] | None = None
-    shared: Callable[[Scalars], int] | None = None
-    cluster: Callable[[Scalars], int] | None = None
-
-
-_registered: dict[str, Meaning] = {}
-
-
-def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
-             reads: tuple[str, ...], writes: tuple[str, ...],
-             boxes: Callable[[Scalars], Mapping[str, int]] | None = None) -> None:
-    """Give the kernel `name`, which is none of rawnn's own, a meaning on the simulated GPU.
-
-    `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` and
-    `boxes` are as in rawnn.ptx.table.KernelImpl, None leaves boxes unchecked.
-    """
-    _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
-
-
 _SLOTS = ("loss", "correct", "rates")
 """Operands of which a step has one element."""
 
@@ -105,26 +66,6 @@ _PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
 _DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, **NEUTRAL}
 """Attributes that references ask for and that a kernel without the parameter does not vary; the
 table of kernels refuses an op with another number."""
-
-
-def meaning_of(source: str, name: str) -> Meaning | None:
-    """Of the kernel `name` in a file of that name, once a family has it."""
-    if len(_by_name()) < len({(impl.source, impl.name) for impl in KERNELS.values()}):
-        _by_name.cache_clear()
-    return _by_name().get((Path(source).name, name))
-
-
-@cache
-def _by_name() -> dict[tuple[str, str], Meaning]:
-    """(source file, kernel) -> meaning, for every kernel of the table."""
-    found: dict[tuple[str, str], Meaning] = {}
-    for key, impl in KERNELS.items():
-        spec = OPS[key.kind]
-        found[Path(impl.source).name, impl.name] = Meaning(
-            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
-            impl.geometry, impl.variants, impl.boxes, impl.shared, impl.cluster,
-        )
-    return found
 
 
 class Kernel:
@@ -149,12 +90,7 @@ class Kernel:
 
     @property
     def meaning(self) -> Meaning:
-        name = self.signature.name
-        found = meaning_of(self._source, name) or _registered.get(name)
-        if found is None and name in WRITTEN:
-            spec, impl = WRITTEN[name]
-            found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
-                            geometry=impl.geometry)
+        found = meaning_of(self._source, self.signature.name)
         if found is None:
             raise SimulationError(
                 f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "
