@@ -18,7 +18,7 @@ from rawnn.errors import CompileError
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
 from rawnn.runners import lowering
-from rawnn.sim import Simulation, SimulationError, kernels, register
+from rawnn.sim import Simulation, SimulationError, meanings, register
 from rawnn.sim.image import decode
 from rawnn.step.op import OPS
 from tests.engine import make_work, random_dataset, run_on
@@ -143,7 +143,7 @@ def test_kernels_of_others_need_a_reference(device: Device,
     launch = own_kernel(device, x, y)
     with pytest.raises(SimulationError, match=r"twice<float> of own\.cu has no NumPy reference"):
         launch.run(0)
-    monkeypatch.setattr(kernels, "_registered", {})
+    monkeypatch.setattr(meanings, "_registered", {})
 
     def twice(t: SimpleNamespace, scalars: object) -> None:
         np.multiply(t.x, 2, out=t.y)
