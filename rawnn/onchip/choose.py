@@ -119,7 +119,7 @@ def _layer(problem: Problem, ranks: int, groups: int, layer: int, below: str,
     if layer and kinds(types) is None:
         types = GATHERED * layer + below + above + FULL * (problem.depth - layer - 1)
     d = Decomposition(problem, ranks, groups, MOST_WARPS * 32, types)
-    found = sum(phase.cycles for phase in cost.layer_phases(d, layer))
+    found = cost.layer_cycles(d, layer)
     if layer == problem.depth - 1 and above != FULL:
         found -= cost.H200.elementwise
     return found, cost.layer_bytes(d, layer)

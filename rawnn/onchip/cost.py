@@ -92,11 +92,15 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
     seen = costs.gradient * (1.0 if layer == 0 else costs.overlapped)
     found.append(Phase(f"gradient {n}", gradient.cycles * seen))
+    return found
+
+
+def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
+    """What one layer adds to a step: its phases, and its part of the clusters' meeting."""
+    found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
     if d.groups > 1:
         nbytes = layer_tiles(d, layer) * TILE * 4
-        found.append(Phase(f"gradient {n} over clusters",
-                           min(d.groups * nbytes / costs.summed_bytes,
-                               nbytes / costs.shared_bytes)))
+        found += min(d.groups * nbytes / costs.summed_bytes, nbytes / costs.shared_bytes)
     return found
 
 
@@ -165,8 +169,7 @@ def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
 
 def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     """All phases of a step."""
-    layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)
-              if not phase.name.endswith("over clusters")]
+    layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
     return [*layers, *fixed_phases(d, costs), *meeting_phases(d, costs)]
 
 
