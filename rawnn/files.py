@@ -10,7 +10,7 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -48,14 +48,38 @@ def write_atomically(path: PathLike, content: bytes, *, durable: bool = False) -
         raise RawnnError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
 
 
-def _replace(target: Path, content: bytes, durable: bool) -> None:
-    handle, name = tempfile.mkstemp(".partial", f".{target.name[:80]}.", target.parent)
+PARTIAL = ".partial"
+"""The suffix of files that are being written; an interrupted writer leaves them behind."""
+
+
+def write_privately(path: Path, content: bytes | memoryview) -> None:
+    """Replace a file of a cache at once, readable by its owner alone. Raises OSError."""
+    with _replacing(path) as (file, name):
+        file.write(content)
+        file.close()
+        os.replace(name, path)
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[tuple[IO[bytes], str]]:
+    """A new file beside `target`, open for writing, and its name; gone where writing it fails."""
+    handle, name = tempfile.mkstemp(PARTIAL, f".{target.name[:80]}.", target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+            yield file, name
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _replace(target: Path, content: bytes, durable: bool) -> None:
+    with _replacing(target) as (file, name):
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+        file.close()
         os.chmod(name, _mode(target))
         try:
             os.replace(name, target)
@@ -64,10 +88,6 @@ def _replace(target: Path, content: bytes, durable: bool) -> None:
                 raise
             target.write_bytes(content)  # a mount point, as containers make of single files
             os.unlink(name)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
     if durable:
         _sync_directory(target.parent)
 

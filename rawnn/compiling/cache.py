@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rawnn.files import cache_directory
+from rawnn.files import PARTIAL, cache_directory, write_privately
 
 _MAGIC = b"rawnn-cubin-1\n"
 _SUFFIX = ".cubin"
-_PARTIAL = ".partial"
 
 
 class CacheInfo(NamedTuple):
@@ -79,19 +77,11 @@ class CubinCache:
     def put(self, key: str, payload: bytes) -> bool:
         """Store `payload` under `key`; False where the cache cannot be written."""
         path = self._path(key)
-        partial = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}{_PARTIAL}")
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self._trusted():
                 return False
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-            try:
-                with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
-                    file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
-                os.replace(partial, path)
-            except OSError:
-                partial.unlink(missing_ok=True)
-                raise
+            write_privately(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
         except OSError as error:
             self._complain(f"cannot be written ({error.strerror or error})")
             return False
@@ -120,7 +110,7 @@ class CubinCache:
 
         Raises OSError where an entry cannot be removed.
         """
-        for path in self._files(_PARTIAL):
+        for path in self._files(PARTIAL):
             path.unlink(missing_ok=True)
         entries = self._files(_SUFFIX)
         for path in entries:

@@ -20,7 +20,7 @@ from typing import IO
 
 from rawnn.data.catalog import is_pinned
 from rawnn.data.idx import Bytes
-from rawnn.files import cache_directory
+from rawnn.files import cache_directory, write_privately
 
 Notify = Callable[[str], None]
 
@@ -144,15 +144,7 @@ class RawStore:
 
     def _write(self, path: Path, content: bytes | memoryview) -> None:
         self._private(path.parent)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with open(handle, "wb") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_privately(path, content)
 
 
 def _identity(info: os.stat_result) -> list[str]:

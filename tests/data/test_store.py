@@ -26,7 +26,7 @@ def test_put_then_find(tmp_path: Path) -> None:
     assert path.read_bytes() == CONTENT.tobytes()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert not list(path.parent.glob(".new-*"))
+    assert not list(path.parent.glob(".*.partial"))
     assert said == []
 
 
