@@ -197,12 +197,6 @@ def _package_folders(package: str) -> list[Path]:
     return [Path(entry) for entry in (spec.submodule_search_locations or ())] if spec else []
 
 
-def _existing(folders: Iterable[Path], looked: list[Path]) -> tuple[Path, ...]:
-    folders = tuple(folders)
-    looked.extend(folders)
-    return tuple(folder for folder in folders if folder.is_dir())
-
-
 def _pathfinder_headers() -> Iterator[Path]:
     """What `cuda.pathfinder` knows, which covers conda; nothing where it is absent or too old."""
     try:
