@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -66,11 +65,24 @@ def test_the_version_is_one_and_the_command_prints_it() -> None:
     assert rawnn.__version__ in shown.stdout
 
 
-BUILD = """
-import sys
-from setuptools import build_meta
-build_meta.build_editable(sys.argv[1])
-"""
+def clone_and_install(tmp_path: Path, hook: str) -> tuple[Path, Path]:
+    """A copy of the project named as the package is, and what its wheel holds, unpacked; `hook` of
+    setuptools.build_meta builds it."""
+    pytest.importorskip("setuptools", minversion="77")
+    clone, built, installed = (tmp_path / name for name in ("rawnn", "built", "installed"))
+    for folder in (clone, built, installed):
+        folder.mkdir()
+    for name in ("rawnn", "pyproject.toml", "README.md", "LICENSE"):
+        (clone / name).symlink_to(ROOT / name)
+    build = f"import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(built)], cwd=clone, check=True,
+                   capture_output=True, timeout=120)
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(installed)
+    return clone, installed
+
+
 RUN = """
 import os, runpy, site, sys
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
@@ -82,22 +94,7 @@ runpy.run_module("rawnn", run_name="__main__")
 
 
 def test_an_editable_install_runs_from_the_folder_that_holds_the_clone(tmp_path: Path) -> None:
-    try:
-        newest = int(version("setuptools").split(".")[0])
-    except PackageNotFoundError:
-        newest = 0
-    if newest < 77:
-        pytest.skip("setuptools >= 77 is not installed")
-    clone, installed = tmp_path / "rawnn", tmp_path / "installed"
-    clone.mkdir()
-    installed.mkdir()
-    for name in ("rawnn", "pyproject.toml", "README.md", "LICENSE"):
-        (clone / name).symlink_to(ROOT / name)
-    subprocess.run([sys.executable, "-c", BUILD, str(installed)], cwd=clone, check=True,
-                   capture_output=True, timeout=120)
-    (wheel,) = installed.glob("*.whl")
-    with zipfile.ZipFile(wheel) as content:
-        content.extractall(installed)
+    clone, installed = clone_and_install(tmp_path, "build_editable")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     for folder in (tmp_path, clone, clone / "rawnn", Path("/")):
         done = subprocess.run([sys.executable, "-c", RUN, str(installed)], cwd=folder, text=True,
@@ -106,11 +103,6 @@ def test_an_editable_install_runs_from_the_folder_that_holds_the_clone(tmp_path:
         assert "test accuracy" in done.stdout
 
 
-WHEEL = """
-import sys
-from setuptools import build_meta
-build_meta.build_wheel(sys.argv[1])
-"""
 INSTALLED = """
 import os, runpy, sys
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
@@ -129,17 +121,9 @@ compile_source(Nvrtc(), text, name="linear.cu", arch="sm_90", expressions=["line
 
 
 def test_a_wheel_without_the_repository_trains_and_tests_itself(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools", minversion="77")
-    clone, installed, elsewhere = (tmp_path / name for name in ("clone", "installed", "elsewhere"))
-    for folder in (clone, installed, elsewhere):
-        folder.mkdir()
-    for name in ("rawnn", "pyproject.toml", "README.md", "LICENSE"):
-        (clone / name).symlink_to(ROOT / name)
-    subprocess.run([sys.executable, "-c", WHEEL, str(tmp_path)], cwd=clone, check=True,
-                   capture_output=True, timeout=120)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as content:
-        content.extractall(installed)
+    _, installed = clone_and_install(tmp_path, "build_wheel")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
     package = ROOT / "rawnn"
     kept = {str(path.relative_to(package)) for path in package.rglob("*")
             if path.is_file() and path.suffix != ".pyc"}
