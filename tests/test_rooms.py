@@ -19,6 +19,7 @@ ROOT = Path(rawnn.__file__).parent
 ROOMS = (
     # What knows of nothing, or of errors.
     "version", "errors", "words", "target", "listener", "interrupts", "files", "dtypes", "random",
+    "tolerances",
     "policy", "workloads",
     # What is trained, as data.
     "activations", "optimizers", "schedules", "step", "losses", "network", "config",
