@@ -152,7 +152,8 @@ def test_a_rank_that_has_left_is_reported_with_what_it_did_last() -> None:
 def test_a_rank_that_never_comes_is_reported() -> None:
     waiting = Waiting(2)
     found, = together(1, lambda rank: Rank(waiting, rank))
-    assert "rank 0 waits in ncclCommInitRank for rank 1, which has not come within 2 s" in str(found)
+    assert "rank 0 waits in ncclCommInitRank for rank 1, which has not come within 2 s" \
+        in str(found)
 
 
 def test_two_collectives_that_nothing_orders_are_reported() -> None:
@@ -204,19 +205,22 @@ CALLS = ("ncclGetUniqueId", "ncclCommInitRank", "ncclRedOpCreatePreMulSum", "ncc
          "ncclAllReduce", "ncclGroupEnd", "ncclCommDestroy")
 
 
+def _whole_life(made: list[Rank], faults: Faults) -> None:
+    made.append(Rank(Waiting(1), 0, faults))
+    made[0].reduce(made[0].buffer([1.0]), 1, weight=0.5)
+    made[0].close()
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_every_code_of_every_call_is_said_and_nothing_is_left(call: str) -> None:
     """One rank: what others do about it is the launcher's business."""
     for code, (value, text) in CODES["nccl"].items():
         if not value:
             continue
-        faults = Faults(Fault(code, call=call))
-        rank = None
+        made: list[Rank] = []
         with pytest.raises(CallFailed) as caught:
-            rank = Rank(Waiting(1), 0, faults)
-            rank.reduce(rank.buffer([1.0]), 1, weight=0.5)
-            rank.close()
+            _whole_life(made, Faults(Fault(code, call=call)))
         assert f"{call} failed with {code} [{value}]: {text}" in str(caught.value)
-        if rank is not None and call != "ncclCommDestroy":
+        for rank in made if call != "ncclCommDestroy" else ():
             rank.close()
             rank.simulation.assert_clean()
