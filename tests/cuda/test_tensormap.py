@@ -18,7 +18,7 @@ from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.errors import ConfigError
 from rawnn.graphs import Graph
-from rawnn.sim import Fault, Faults, Simulation, SimulationError, kernels, register
+from rawnn.sim import Fault, Faults, Simulation, SimulationError, meanings, register
 from rawnn.sim.tensormap import decoded
 from tests.sim.work import read, vector
 
@@ -36,7 +36,7 @@ def _reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def add(t: SimpleNamespace, scalars: object) -> None:
         t.y[...] = 1 if not hasattr(t, "x") else t.x + 1
 
-    monkeypatch.setattr(kernels, "_registered", {})
+    monkeypatch.setattr(meanings, "_registered", {})
     register("add_boxes", add, {"x": ("rows", "cols"), "y": ("rows", "cols")}, reads=("x",),
              writes=("y",), boxes=lambda s: {"x": 2, "y": 4})
     return

@@ -21,7 +21,7 @@ from rawnn.errors import ConfigError
 from rawnn.ptx.kernels import KERNELS, KernelImpl
 from rawnn.ptx.table import Key
 from rawnn.runners.arguments import kernel_arguments
-from rawnn.sim import SimulationError, kernels, register
+from rawnn.sim import SimulationError, meanings, register
 from rawnn.step import OPS
 from rawnn.step.op import Op, define
 from rawnn.step.plan import Plan
@@ -146,7 +146,7 @@ def _references(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scalars["shape"]["slope"] == np.float32(scalars["slope"])
         np.multiply(t.x, scalars["slope"], out=t.y)
 
-    monkeypatch.setattr(kernels, "_registered", {})
+    monkeypatch.setattr(meanings, "_registered", {})
     for name in ("line", "bad"):
         register(name, line, {"x": ("count",), "y": ("count",)}, reads=("x",), writes=("y",))
 
