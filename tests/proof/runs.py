@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 from rawnn.compiling import compile
-from rawnn.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.errors import CompileError, OutOfMemory, RawnnError
@@ -29,9 +28,7 @@ SEED = 11
 
 @contextmanager
 def cheap_devices() -> Iterator[None]:
-    """Remember what a kernel's source declares and includes, and let products ask for less scratch
-    memory."""
-    remembered = functools.cache(parse_kernels)
+    """Remember what a kernel's source includes, and let products ask for less scratch memory."""
     includes = functools.cache(compile._read_includes)
     followed = functools.cache(compile.follow_includes)
     with ExitStack() as patches:
@@ -41,8 +38,6 @@ def cheap_devices() -> Iterator[None]:
         patches.enter_context(mock.patch(
             "rawnn.sim.nvrtc.follow_includes",
             lambda text, paths, quoted: followed(text, tuple(paths), quoted=quoted)))
-        for module in ("rawnn.cuda.device", "rawnn.sim.image"):
-            patches.enter_context(mock.patch(f"{module}.parse_kernels", remembered))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
         yield
 

@@ -19,7 +19,7 @@ from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
-from rawnn.sim import Simulation, SimulationError, kernels
+from rawnn.sim import Simulation, SimulationError, meanings
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from tests.engine import make_work, random_dataset, run_on, step_plan
@@ -54,9 +54,9 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         entry = replace(KERNELS[key], boxes=lambda s: {o: min(int(s["m"]), n)
                                                        for o, n in given.items()})
         monkeypatch.setitem(KERNELS, key, entry)
-    kernels._by_name.cache_clear()
+    meanings._by_name.cache_clear()
     yield given
-    kernels._by_name.cache_clear()
+    meanings._by_name.cache_clear()
 
 
 def opened(seed: int = 0) -> Device:
