@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from rawnn.device.target import known
@@ -13,10 +12,8 @@ from rawnn.onchip.problem import Problem, problem_of
 from rawnn.opts import TOGGLES
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
+from tests.engine import FULL as FULL
 from tests.engine import step_plan
-
-FULL = bool(os.environ.get("RAWNN_FULL"))
-"""Whether tests take all cases (minutes), and not the few that a change breaks first."""
 
 HOPPER = chip_of(known((9, 0)))
 AMPERE = chip_of(known((8, 0)))
