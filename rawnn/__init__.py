@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rawnn.config import Config
     from rawnn.data import Dataset, from_arrays, load_dataset
     from rawnn.lab import Kernel, array, empty
+    from rawnn.lab.plug import impl
     from rawnn.listener import Listener
     from rawnn.model import Model
     from rawnn.network import Network
@@ -44,13 +45,14 @@ _HOMES = {
     "array": "rawnn.lab",
     "empty": "rawnn.lab",
     "from_arrays": "rawnn.data",
+    "impl": "rawnn.lab.plug",
     "load_dataset": "rawnn.data",
     "train": "rawnn.training",
 }
 
 __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Kernel",
            "Listener", "Model", "Network", "Plan", "Result", "__version__", "array", "empty",
-           "from_arrays", "load_dataset", "train"]
+           "from_arrays", "impl", "load_dataset", "train"]
 
 
 _MODULES = ("export", "lab", "sim")
