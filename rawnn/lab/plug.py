@@ -360,7 +360,8 @@ def _named(kernels: Mapping[str, KernelSignature], expression: str | None,
 
 def _label(source: Source, word: str) -> str:
     """What the compiler calls a source: its path; another where that was taken for another text."""
-    wanted = source.name if source.name != "kernel.cu" else f"{word}.cu"
+    # Absolute, as the compiler names it.
+    wanted = f"{word}.cu" if source.name == "kernel.cu" else str(Path(source.name).resolve())
     labels = {own.kernel.source: own.kernel for other, own in OWN.items()}
     label, number = wanted, 1
     while label in labels and (labels[label].text, labels[label].preamble,
