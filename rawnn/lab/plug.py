@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rawnn.activations import functor
-from rawnn.compiling.signature import KernelSignature, Parameter, parse_kernels
-from rawnn.dtypes import CUDA_TYPES, c_type
+from rawnn.common.dtypes import CUDA_TYPES, c_type
+from rawnn.device.compiling.signature import KernelSignature, Parameter, parse_kernels
 from rawnn.errors import ConfigError, nearest
 from rawnn.lab.expressions import Expression, evaluate, names_in, whole
 from rawnn.lab.header import header
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.source import Source
+from rawnn.network.activations import functor
 from rawnn.ptx import SOURCES
 from rawnn.ptx.own import OWN, REPLACES, Own, base_of, register, shapes_of, spec_of
 from rawnn.ptx.table import KERNELS, NEUTRAL, Geometry, KernelImpl, Scalars

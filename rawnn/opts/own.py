@@ -16,8 +16,8 @@ from rawnn.opts.registry import (
     Rewritten,
     Toggle,
 )
-from rawnn.policy import Policy
 from rawnn.ptx.own import OWN, Own, candidates, claimed, spec_of, vocabulary
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
 BEFORE = "persistent"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts.earning import Verdict, judge, usual_form
 from rawnn.opts.own import reason
 from rawnn.opts.registry import TOGGLES, Machine

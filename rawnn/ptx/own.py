@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from rawnn.activations import ACTIVATIONS, Activation
 from rawnn.errors import ConfigError, nearest
+from rawnn.network.activations import ACTIVATIONS, Activation
 from rawnn.ptx.table import KERNELS, KernelImpl, Key, Scalars, Shape
 from rawnn.step.op import OPS, Attributes, Op, OpSpec, Reference
 from rawnn.step.plan import Plan

@@ -12,15 +12,15 @@ import pytest
 
 import rawnn
 from rawnn.cli import run
-from rawnn.compiling.compile import compile_source
-from rawnn.cuda.device import Device
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation, SimulationError
 from rawnn.errors import ConfigError
 from rawnn.lab.plug import load
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.ptx import SOURCES
 from rawnn.ptx.own import OWN, owned, unregister, vocabulary
 from rawnn.runners.host import HostRunner
-from rawnn.sim import Simulation, SimulationError
 from tests.engine import dataset_for, make_work, random_dataset, run_on, trained
 
 MINE = """// Bias and ReLU, a thread an element.
@@ -130,7 +130,7 @@ def test_any_op_can_be_replaced(op: str) -> None:
     rawnn.impl(op, SOURCES / source, expression, name="other", **{"block": 64, **how})
     options: dict[str, Any] = {"shuffle": True}
     if op in ("momentum", "adam"):
-        from rawnn.optimizers import Optimizer
+        from rawnn.network.optimizers import Optimizer
 
         options["optimizer"] = Optimizer("adam" if op == "adam" else "sgd", 0.05,
                                          {} if op == "adam" else {"momentum": 0.9})
@@ -206,7 +206,7 @@ def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixtu
 
 def test_nvrtc_compiles_it_for_what_the_plan_asks(mine: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from rawnn.cuda.nvrtc import Nvrtc
+    from rawnn.device.cuda.nvrtc import Nvrtc
 
     plan = make_work(f"preload,bf16,bias_relu={mine}", LAYERS, DATA).train
     kernel = OWN["bias_relu=mine"].kernel
