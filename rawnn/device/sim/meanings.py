@@ -63,10 +63,7 @@ def meaning_of(source: str, name: str) -> Meaning | None:
         return Meaning(spec.reads, spec.writes, own.kernel.shapes, spec.reference, spec.optional,
                        geometry=own.kernel.geometry, shared=own.kernel.shared,
                        cluster=own.kernel.cluster, sites=tuple(own.sites.values()))
-    if len(_by_name()) < len({(impl.source, impl.name) for key, impl in KERNELS.items()
-                              if key.impl != IMPL}):
-        _by_name.cache_clear()  # a family was registered since
-    found = _by_name().get((Path(source).name, name)) or _registered.get(name)
+    found = _by_name(len(KERNELS)).get((Path(source).name, name)) or _registered.get(name)
     if found is None and name in WRITTEN:
         spec, impl = WRITTEN[name]
         found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
@@ -75,8 +72,9 @@ def meaning_of(source: str, name: str) -> Meaning | None:
 
 
 @cache
-def _by_name() -> dict[tuple[str, str], Meaning]:
-    """(source file, kernel) -> meaning, for every kernel of the table."""
+def _by_name(registered: int) -> dict[tuple[str, str], Meaning]:
+    """(source file, kernel) -> meaning, for every kernel of the table, which has so many entries:
+    one that is registered later is found, too."""
     found: dict[tuple[str, str], Meaning] = {}
     for key, impl in KERNELS.items():
         if key.impl == IMPL:
