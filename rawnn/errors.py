@@ -43,6 +43,15 @@ class CompileError(DeviceError):
     """NVRTC refused a kernel; carries the numbered source lines, options and version."""
 
 
+class RanksError(RawnnError):
+    """Another rank of the run is lost, differs, or never came; says which. Of all ranks one
+    `speaks`, so that it is said once."""
+
+    def __init__(self, said: str, speaks: bool = True) -> None:
+        super().__init__(said)
+        self.speaks = speaks
+
+
 class TrainingDiverged(RawnnError):
     """The loss became NaN or infinite; says at which step."""
 

@@ -19,7 +19,7 @@ ROOT = Path(rawnn.__file__).parent
 ROOMS = (
     # What knows of nothing, or of errors.
     "version", "errors", "words", "target", "listener", "interrupts", "files", "dtypes", "random",
-    "policy", "workloads",
+    "policy", "workloads", "ranks",
     # What is trained, as data.
     "activations", "optimizers", "schedules", "step", "losses", "network", "config",
     # Kernels and toggles: no driver.
