@@ -22,7 +22,8 @@ from rawnn.step.tensor import Role, Tensor
 
 BUCKET_MB = 25
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
-FORM = "N|fp32|bf16|N:fp32|N:bf16"
+FORM = "N|fp32|bf16"
+"""One of these, or the first and another behind a colon."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def parse(text: str) -> str:
     found = re.fullmatch(r"(?:([0-9]{1,6})(?::|$))?(fp32|bf16)?", text)
     if not text or not found or text.endswith(":") or (found[1] and int(found[1]) < 1):
         raise ConfigError(f"nccl={text}: give megabytes of a bucket, what gradients are reduced "
-                          f"in (fp32 or bf16), or both: nccl=25:fp32")
+                          f"in (fp32 or bf16), or both, as in nccl=25:fp32")
     return text
 
 
