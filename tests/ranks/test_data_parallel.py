@@ -182,7 +182,7 @@ def test_every_example_is_seen_once_an_epoch() -> None:
         seen = [share.first + i for share in shares if share.weight for i in range(share.rows)]
         assert seen == list(range(rows))
         assert sum(share.weight for share in shares) == pytest.approx(1.0)
-        assert all(0 <= s.first and s.first + s.rows <= rows for s in shares)
+        assert all(s.first >= 0 and s.first + s.rows <= rows for s in shares)
 
 
 def test_one_rank_has_the_plan_that_it_has_without() -> None:
