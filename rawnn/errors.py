@@ -11,6 +11,8 @@ class RawnnError(Exception):
     """Base of every error that rawnn raises on purpose."""
 
     exit_code = 1
+    speaks = True
+    """Whether the command line says it: of several ranks one does."""
 
 
 class ConfigError(RawnnError):
@@ -44,8 +46,7 @@ class CompileError(DeviceError):
 
 
 class RanksError(RawnnError):
-    """Another rank of the run is lost, differs, or never came; says which. Of all ranks one
-    `speaks`, so that it is said once."""
+    """Another rank of the run is lost, differs, or never came; says which."""
 
     def __init__(self, said: str, speaks: bool = True) -> None:
         super().__init__(said)

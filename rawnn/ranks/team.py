@@ -190,9 +190,10 @@ class Team:
                     self._left.add(rank)
         except EOFError:
             if not self._closed.is_set() and rank not in self._left:
-                about = self._doings[rank] if self.rank == 0 else f"this one was {self._doing}"
-                self._lost(f"rank {rank} ({self._names.get(rank, 'unknown')}) ended without a word "
-                           f"while {about}", {rank})
+                about = f"it was last heard of {self._doings[rank]}" if self.rank == 0 else \
+                    f"rank {self.rank} was {self._doing}"
+                self._lost(f"rank {rank} ({self._names.get(rank, 'unknown')}) ended without a "
+                           f"word: {about}", {rank})
             elif not self._closed.is_set():
                 self._inboxes[rank].put([f"the end of rank {rank}", None])
 
