@@ -82,11 +82,11 @@ def test_a_module_imports_only_what_comes_before_it(module: str) -> None:
 
 
 def test_the_test_sees_an_import_that_goes_the_other_way() -> None:
-    assert "rawnn.cuda.device" in imported("rawnn.runners.lowering")
+    assert "rawnn.device.cuda.device" in imported("rawnn.runners.lowering")
     assert ROOMS.index("cuda") > ROOMS.index("opts")
-    assert room_of("rawnn.cuda.errors") == "cuda.errors"
-    assert room_of("rawnn.cuda.device") == "cuda"
-    assert "rawnn.cuda.device" not in imported("rawnn.cuda.occupancy")  # for a type checker alone
+    assert room_of("rawnn.device.cuda.errors") == "cuda.errors"
+    assert room_of("rawnn.device.cuda.device") == "cuda"
+    assert "rawnn.device.cuda.device" not in imported("rawnn.device.cuda.occupancy")  # for a type checker alone
 
 
 def test_no_circle_but_that_of_a_registry_and_what_registers_in_it() -> None:

@@ -14,8 +14,8 @@ from types import FrameType
 
 import click
 
+from rawnn.common.words import counted
 from rawnn.errors import ConfigError
-from rawnn.words import counted
 
 PATIENCE = 10.0
 """Seconds in which ranks end by themselves once one has; then they are ended."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from rawnn.errors import ConfigError
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.ops.collectives import KIND, TURN, all_reduce
 from rawnn.step.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rawnn.optimizers import Optimizer
+from rawnn.network.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Recipe:
     """How a network is trained.
 
     `batch` examples a step; `partial` keeps the last, smaller batch of an epoch; `shuffle` draws a
-    new order for each epoch from `seed`; `schedule` is a text of rawnn.schedules. Of several
+    new order for each epoch from `seed`; `schedule` is a text of rawnn.network.schedules. Of several
     `ranks` each takes its share of every batch; this one is number `rank`.
     """
 

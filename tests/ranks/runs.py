@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.cuda.device import Device
 from rawnn.data import Dataset
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.ranks import Place, Team
 from rawnn.runners.base import Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from rawnn.sim import Simulation
 from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE
 from tests.together import all_fine, together

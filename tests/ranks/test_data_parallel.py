@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rawnn.errors import ConfigError
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
@@ -23,8 +23,8 @@ DATA = random_dataset(train=45, test=15)
 
 
 def alone(opt: str, data: Any = DATA, layers: tuple[int, ...] = LAYERS, **options: Any) -> Any:
-    from rawnn.cuda.device import Device
-    from rawnn.sim import Simulation
+    from rawnn.device.cuda.device import Device
+    from rawnn.device.sim import Simulation
 
     simulation = Simulation()
     device = Device(simulation.backend())

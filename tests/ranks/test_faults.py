@@ -10,9 +10,9 @@ from time import monotonic
 
 import pytest
 
-from rawnn.checkpoint import listed
 from rawnn.errors import RanksError
 from rawnn.ranks import Place, Team
+from rawnn.run.checkpoint import listed
 from tests.ranks.runs import free_port, teams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def test_a_fault_of_one_rank_is_one_sentence(fault: str, status: int, said: list
         assert any(each in line for line in lines), lines
     assert code in (status, 1)
     if fault in ("killed", "raises", "bug", "leaves"):
-        from rawnn.checkpoint import read
+        from rawnn.run.checkpoint import read
 
         assert listed(folder)
         assert all(read(path).epoch == epoch for epoch, path in listed(folder))
@@ -123,8 +123,8 @@ def test_something_one_rank_lacks_is_a_difference() -> None:
 
 
 def test_what_ranks_have_in_common_is_what_matters() -> None:
-    from rawnn.config import Config
-    from rawnn.parallel import facts
+    from rawnn.run.parallel import facts
+    from rawnn.run.config import Config
 
     here = facts(Config(device="gpu", data="/a", save="/b"))
     assert here == facts(Config(device="host", data="/c"))
