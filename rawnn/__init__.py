@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rawnn.callbacks import Checkpoints, CsvLog, EarlyStopping
     from rawnn.config import Config
     from rawnn.data import Dataset, from_arrays, load_dataset
-    from rawnn.lab import Kernel, array, empty
+    from rawnn.lab import Kernel, array, check, empty
     from rawnn.listener import Listener
     from rawnn.model import Model
     from rawnn.network import Network
@@ -42,6 +42,7 @@ _HOMES = {
     "Result": "rawnn.result",
     "TOGGLES": "rawnn.opts",
     "array": "rawnn.lab",
+    "check": "rawnn.lab",
     "empty": "rawnn.lab",
     "from_arrays": "rawnn.data",
     "load_dataset": "rawnn.data",
@@ -49,8 +50,8 @@ _HOMES = {
 }
 
 __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Kernel",
-           "Listener", "Model", "Network", "Plan", "Result", "__version__", "array", "empty",
-           "from_arrays", "load_dataset", "train"]
+           "Listener", "Model", "Network", "Plan", "Result", "__version__", "array", "check",
+           "empty", "from_arrays", "load_dataset", "train"]
 
 
 _MODULES = ("export", "lab", "sim")
