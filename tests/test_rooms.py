@@ -29,7 +29,8 @@ ROOMS = (
     "cuda.errors", "compiling", "cuda", "graphs", "libs", "sim",
     # A run.
     "data", "datasource", "machine", "runners", "tuning",
-    "result", "checkpoint", "state_dict", "model", "export", "callbacks", "loop", "training",
+    "result", "checkpoint", "taken", "state_dict", "model", "export", "callbacks", "loop",
+    "training",
     # What people use.
     "doctor", "lab", "bench", "cli",
 )  # fmt: skip
