@@ -14,6 +14,8 @@ from rawnn.sim import Simulation, meanings
 os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
