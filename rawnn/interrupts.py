@@ -76,7 +76,7 @@ class Signals:
         breaks into the main thread."""
         def ring() -> None:
             self._rang = True
-            _thread.interrupt_main(number)
+            _thread.interrupt_main(signal.Signals(number))
 
         if self._timer is not None:
             self._timer.cancel()
