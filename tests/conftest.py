@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.sim import Simulation, meanings
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation, meanings
 
 os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs

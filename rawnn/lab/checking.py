@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.words import counted
 from rawnn.errors import RawnnError
 from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
 from rawnn.lab.draws import Sizes
@@ -18,7 +19,6 @@ from rawnn.lab.problem import Launching, Operand, Problem, Trial, problem_of
 from rawnn.lab.process import runner_for
 from rawnn.lab.running import Runner
 from rawnn.lab.work import Work
-from rawnn.words import counted
 
 _NUDGE = 2.0**-20
 _REPEATS = 3

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.tolerances import SMALLEST, UNIT, of_op
 from rawnn.lab.guarded import place
-from rawnn.tolerances import SMALLEST, UNIT, of_op
 
 Values = NDArray[Any]
 _NAMES = {"float8_e4m3fn": "float8_e4m3"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.words import counted
+from rawnn.common.words import counted
 
 Bytes = NDArray[np.uint8]
 _LEAST, _MOST, _UNIT = 16 << 10, 256 << 10, 256

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.compiling.signature import Parameter
-from rawnn.cuda.launch import Dim
+from rawnn.device.compiling.signature import Parameter
+from rawnn.device.cuda.launch import Dim
 from rawnn.errors import ConfigError, nearest
 from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.draws import Sizes, draw, draw_sizes, independent, largest, with_specials

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import check
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import check
 from rawnn.lab.arrays import Array, default_device
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel, Launcher

@@ -13,7 +13,7 @@ from rawnn.errors import RawnnError
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.process import Ended, serve
 from rawnn.lab.running import Here
-from rawnn.machine import open_gpu
+from rawnn.run.machine import open_gpu
 
 
 def main(number: int) -> None:

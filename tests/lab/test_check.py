@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import register
 from rawnn.errors import ConfigError
 from rawnn.lab import CheckFailed, Work
-from rawnn.sim import register
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
 
 HONEST = Cheat("lab_honest", WRITE, plain(doubled), ())
