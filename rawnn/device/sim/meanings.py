@@ -53,9 +53,7 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
 def meaning_of(source: str, name: str) -> Meaning | None:
     """Of the kernel `name` in a file called `source`: rawnn's own before a user's of that name.
     None for one that nobody gave a meaning."""
-    if len(_by_name()) < len({(impl.source, impl.name) for impl in KERNELS.values()}):
-        _by_name.cache_clear()  # a family was registered since
-    found = _by_name().get((Path(source).name, name)) or _registered.get(name)
+    found = _by_name(len(KERNELS)).get((Path(source).name, name)) or _registered.get(name)
     if found is None and name in WRITTEN:
         spec, impl = WRITTEN[name]
         found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
@@ -64,8 +62,9 @@ def meaning_of(source: str, name: str) -> Meaning | None:
 
 
 @cache
-def _by_name() -> dict[tuple[str, str], Meaning]:
-    """(source file, kernel) -> meaning, for every kernel of the table."""
+def _by_name(registered: int) -> dict[tuple[str, str], Meaning]:
+    """(source file, kernel) -> meaning, for every kernel of the table, which has so many entries:
+    one that is registered later is found, too."""
     found: dict[tuple[str, str], Meaning] = {}
     for key, impl in KERNELS.items():
         spec = OPS[key.kind]
