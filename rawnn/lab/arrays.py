@@ -33,7 +33,7 @@ def simulated() -> Device:
     """A fresh simulated GPU for kernels and arrays, where there is no real one.
 
     NVRTC compiles kernels for it if it is installed; what they compute the simulation has to be
-    told (`rawnn.device.sim.register`): it checks arguments, geometry, accesses and order.
+    told (`rawnn.sim.register`): it checks arguments, geometry, accesses and order.
     """
     from rawnn.device.sim import sim_backend
 
@@ -53,6 +53,14 @@ class Array:
         self.address: int = allocation.address
         self._free = weakref.finalize(self, memory.free, allocation)
         self._free.atexit = False  # the process's end frees all memory anyway
+
+    @classmethod
+    def at(cls, address: int, shape: tuple[int, ...], dtype: Any, device: Device) -> Array:
+        """An array in memory that somebody else owns, and keeps as long as it is used."""
+        made = cls.__new__(cls)
+        made.shape, made.dtype, made.device = shape, np.dtype(dtype), device
+        made.address = address
+        return made
 
     @property
     def nbytes(self) -> int:
