@@ -49,7 +49,8 @@ Arrays = dict[str, NDArray[Any]]
 class Checkpoint:
     """What a file holds. `epoch` epochs are done; `state` is what the runner keeps besides the
     parameters (optimizer state, clock, loss scale), by tensor name; `config` is the run's Config as
-    plain values; `facts` are numbers of the listeners, such as the best loss so far."""
+    plain values; `facts` are numbers of the listeners, such as the best loss so far; `taken` says
+    what the run took of what was open (rawnn/taken.py), {} where nobody wrote it down."""
 
     network: Network
     parameters: Parameters
@@ -59,6 +60,7 @@ class Checkpoint:
     normalisation: Normalisation = field(default_factory=Normalisation)
     label_names: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    taken: dict[str, Any] = field(default_factory=dict)
 
 
 # -- content ---------------------------------------------------------------------------------------
@@ -79,6 +81,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "scale": repr(float(normalisation.scale)),
         "label_names": _json(checkpoint.label_names),
         "facts": _json(checkpoint.facts),
+        **({"taken": _json(checkpoint.taken)} if checkpoint.taken else {}),
     }
     tensors: Arrays = {**checkpoint.parameters}
     tensors |= {_STATE + name: array for name, array in checkpoint.state.items()}
@@ -134,7 +137,7 @@ def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoin
         network, {name: parts[""][name] for name in wanted}, int(metadata["epoch"]), parts[_STATE],
         dict(json.loads(metadata["config"])), normalisation,
         tuple(str(name) for name in json.loads(metadata["label_names"])),
-        dict(json.loads(metadata["facts"])))
+        dict(json.loads(metadata["facts"])), dict(json.loads(metadata.get("taken", "{}"))))
 
 
 def unpack(content: bytes, where: str) -> tuple[dict[str, str], Arrays]:

@@ -41,6 +41,7 @@ class Signals:
         self._count, self._first = 0, 0.0
         self._before: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
+        self._rang = False
 
     @property
     def installed(self) -> bool:
@@ -71,14 +72,25 @@ class Signals:
                 signal.signal(number, handler)
 
     def _alarm(self, seconds: float, number: int) -> None:
-        """Be told of the signal (again) after so many seconds."""
+        """Give up the epoch in hand after so many seconds, by the signal once more: nothing else
+        breaks into the main thread."""
+        def ring() -> None:
+            self._rang = True
+            _thread.interrupt_main(number)
+
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = threading.Timer(seconds, _thread.interrupt_main, (number,))
+        self._timer = threading.Timer(seconds, ring)
         self._timer.daemon = True
         self._timer.start()
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self._rang:  # not a signal of anyone's: an epoch that has ended meanwhile is kept
+            self._rang = False
+            if self.inside:
+                self._restore()
+                raise BrokenOff
+            return
         self._count += 1
         if self._count == 1:
             self.number, self._first = number, monotonic()

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -35,6 +36,8 @@ from rawnn.runners.base import Runner, State, Work, prepare
 from rawnn.runners.feed import form_of
 from rawnn.runners.host import HostRunner
 from rawnn.step.recipe import Recipe
+from rawnn.taken import Taken, kept_in, name_of, taken_of
+from rawnn.tuning.choices import applied
 
 
 def train(config: Config | None = None, *, listener: Listener | Sequence[Listener] = (),
@@ -137,31 +140,72 @@ class Session:
         if log_allocations is not None:
             self._log_allocations(log_allocations)
         started = perf_counter()
-        network, recipe = config.network(), config.recipe()
-        steps = recipe.steps(len(self.data.train_images))
-        lenient = config.device == "auto"
-        self.selection: Selection = select(config.opt, network, steps, opened.machine,
-                                           batch=recipe.batch, lenient=lenient, recipe=recipe,
-                                           form=form_of(self.data, "train"))
-        recipe = self._batched(network, recipe, opened)
-        self.left_out = left_out(recipe, len(self.data.train_images))
+        before = find(config.resume, notify) if config.resume is not None else None
+        self.selection, self.work = self._decided(opened, before)
+        self.left_out = left_out(self.work.recipe, len(self.data.train_images))
         if self.left_out:
             logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
-        self.work: Work = prepare(network, self.data, self.selection, recipe)
         if opened.device is None:
-            if lenient:
+            if config.device == "auto":
                 notify(f"running on the host: {opened.machine.gpu}")
             self.runner: Runner = HostRunner(self.work)
         else:
             from rawnn.runners.gpu import GpuRunner
 
-            self.runner = GpuRunner(opened.device, self.work)
+            self.runner = runner = GpuRunner(opened.device, self.work)
+            self.work = runner.work
         self._closing.callback(self.runner.close)
+        self._taken = taken_of(config.opt, self.selection, self.work, opened.machine)
         self.resumed = 0
         self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
-        if config.resume is not None:
-            self._resume(config.resume)
+        if before is not None:
+            self._resume(*before)
         self._setup_ms = (perf_counter() - started) * 1e3
+
+    def _decided(self, opened: Opened, before: tuple[Path, Checkpoint] | None
+                 ) -> tuple[Selection, Work]:
+        """The toggles of the run, and its plans: those of the run `before`, which is continued,
+        unless other toggles are asked for or they cannot run here."""
+        asked, here, notify = self.config.opt, name_of(opened.machine), self.listener.notify
+        kept = kept_in(before[1].taken, str(before[0])) if before else None
+        if before is None or kept is None:
+            return self._made(asked, opened)
+        if asked != kept.asked:
+            notify(f"--opt {asked} decides, in place of what the run before took: "
+                   f"{kept.toggles or 'nothing'}")
+            return self._made(asked, opened)
+        words = kept.toggles.replace(",", ", ") or "no toggles"
+        reason = "its toggles are those of another kind of machine"
+        if kept.machine == here or "the host" not in (kept.machine, here):
+            try:
+                made = self._made(kept.opt, opened, kept)
+            except ConfigError as error:
+                reason = str(error)
+            else:
+                notify(f"it takes what the run before took, as {before[0]} keeps it: {words}" + (
+                    "" if kept.machine == here else
+                    f"; that was on {kept.machine}, this is {here}, on which the last bits may "
+                    f"differ"))
+                return made
+        made = self._made(asked, opened)
+        notify(f"what the run before took on {kept.machine} ({words}) is not taken on {here}: "
+               f"{reason}; --opt {asked} decides anew ({made[0]}), and the run goes on from the "
+               f"same state, though not bit for bit as it would have there")
+        return made
+
+    def _made(self, opt: str, opened: Opened, kept: Taken | None = None
+              ) -> tuple[Selection, Work]:
+        """The toggles that `opt` comes to here, and the run with them; its launches as `kept`."""
+        network, recipe = self.config.network(), self.config.recipe()
+        selection = select(
+            opt, network, recipe.steps(len(self.data.train_images)), opened.machine,
+            batch=recipe.batch, lenient=self.config.device == "auto", recipe=recipe,
+            form=form_of(self.data, "train"))
+        recipe = self._batched(network, recipe, selection, opened)
+        work = prepare(network, self.data, selection, recipe)
+        if kept is not None and kept.choices is not None:
+            work = applied(replace(work, policy=replace(work.policy, tune=False)), kept.choices)
+        return selection, work
 
     def _log_allocations(self, sink: TextSink) -> None:
         if self.device is None:
@@ -178,8 +222,7 @@ class Session:
 
         self._closing.callback(end)
 
-    def _resume(self, path: str) -> None:
-        file, found = find(path, self.listener.notify)
+    def _resume(self, file: Path, found: Checkpoint) -> None:
         self.load(found, os.fspath(file))
         self.resumed, self.facts = found.epoch, dict(found.facts)
         if found.epoch >= self.config.epochs:
@@ -212,7 +255,8 @@ class Session:
         return Checkpoint(
             network, {name: state.pop(name) for name in names}, epoch, state, config,
             self.data.normalisation, self.data.label_names,
-            {**self.facts, "dataset": self.data.name, "features": self.data.feature_names})
+            {**self.facts, "dataset": self.data.name, "features": self.data.feature_names},
+            self._taken.plain())
 
     def restore(self, state: State) -> None:
         """Replace parameters and state by what `runner.state()` gave before."""
@@ -241,14 +285,15 @@ class Session:
         self.runner.load(state)
 
     # -- running ----------------------------------------------------------------------------------
-    def _batched(self, network: Network, recipe: Recipe, opened: Opened) -> Recipe:
+    def _batched(self, network: Network, recipe: Recipe, selection: Selection,
+                 opened: Opened) -> Recipe:
         """The recipe with the batch that the toggle `batch` asks for."""
-        if "batch" not in self.selection.values:
+        if "batch" not in selection.values:
             return recipe
         free = opened.device.free_memory() if opened.device else 0
         recipe, note = batch.chosen(
-            self.selection.values["batch"], recipe, len(self.data.train_images), free,
-            lambda tried: prepare(network, self.data, self.selection, tried).device_bytes())
+            selection.values["batch"], recipe, len(self.data.train_images), free,
+            lambda tried: prepare(network, self.data, selection, tried).device_bytes())
         self.listener.notify(note)
         return recipe
 

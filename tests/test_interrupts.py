@@ -151,6 +151,28 @@ def test_short_epochs_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     same(result, go(epochs=1))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_alarm_breaks_off_an_epoch_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """While a checkpoint is written behind a short epoch, the alarm of its two signals is no
+    third one, which would end the process."""
+    monkeypatch.setattr(interrupts, "LONG_SECONDS", 0.2)
+    broken = False
+    with Signals(lambda message: None) as signals:
+        signals.inside = True
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signals.inside = inside
+        end = time.monotonic() + 0.6
+        try:
+            while time.monotonic() < end:
+                time.sleep(0.01)
+        except interrupts.BrokenOff:
+            broken = True
+    assert broken == inside
+
+
 def test_handlers_are_as_before_and_those_of_the_process_are_left_alone() -> None:
     before = [signal.getsignal(number) for number in ENDING]
     heard: list[int] = []

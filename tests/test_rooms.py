@@ -19,6 +19,7 @@ ROOT = Path(rawnn.__file__).parent
 ROOMS = (
     # What knows of nothing, or of errors.
     "version", "errors", "words", "target", "listener", "interrupts", "files", "dtypes", "random",
+    "tolerances",
     "policy", "workloads",
     # What is trained, as data.
     "activations", "optimizers", "schedules", "step", "losses", "network", "config",
@@ -28,7 +29,8 @@ ROOMS = (
     "cuda.errors", "compiling", "cuda", "graphs", "libs", "sim",
     # A run.
     "data", "datasource", "machine", "runners", "tuning",
-    "result", "checkpoint", "state_dict", "model", "export", "callbacks", "loop", "training",
+    "result", "checkpoint", "taken", "state_dict", "model", "export", "callbacks", "loop",
+    "training",
     # What people use.
     "doctor", "lab", "bench", "cli",
 )  # fmt: skip

@@ -25,6 +25,7 @@ class Backend:
     nvrtc: Callable[[], Any]
     cublaslt: Callable[[], Any]
     cudnn: Callable[[], Any]
+    nccl: Callable[[], Any]
     device_runtime: Callable[[], bytes]
     provides: Callable[[str], bool]
     cache: bool = True
@@ -45,7 +46,12 @@ def real_backend() -> Backend:
 
         return Cudnn()
 
-    return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn,
+    def nccl() -> Any:
+        from rawnn.libs.nccl import Nccl
+
+        return Nccl()
+
+    return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn, nccl,
                    lambda: cudadevrt_library().read_bytes(), has_package, parallel=True)
 
 

@@ -16,7 +16,7 @@ class ResultCodes(Protocol):
 
 
 class CallFailed(DeviceError):
-    """A call of the driver, NVRTC, cuBLASLt or cuDNN returned an error code."""
+    """A call of the driver, NVRTC, cuBLASLt, cuDNN or NCCL returned an error code."""
 
     def __init__(self, call: str, code: int, name: str, text: str, context: str) -> None:
         self.call, self.code, self.name, self.text, self.context = call, code, name, text, context

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from rawnn.cuda.stream import Stream
-from rawnn.libs.matmul import MatmulPlan
-from rawnn.libs.softmax import SoftmaxPlan
+
+
+class Prepared(Protocol):
+    """A product, softmax or reduction made ready: `run` takes a stream, then addresses."""
+
+    @property
+    def run(self) -> Callable[..., None]: ...
 
 
 class LibraryCall:
-    """One prepared product or softmax with the addresses of its operands, in the order in which
-    the plan's `run` takes them."""
+    """One prepared call with the addresses of its operands, in the order in which the
+    plan's `run` takes them."""
 
-    def __init__(self, plan: MatmulPlan | SoftmaxPlan, stream: Stream, label: str,
+    def __init__(self, plan: Prepared, stream: Stream, label: str,
                  operands: dict[str, int]) -> None:
         self._run = plan.run
         self._stream = stream

@@ -69,6 +69,7 @@ register(Toggle(
     claim="another batch size; max takes the largest that fits into memory",
     source="the report's batch-size study; Shallue et al., 2019, on what a larger batch costs",
     group="numbers", apply=apply, host=True, parameter=Parameter("N|max", parse, None),
+    came_to=lambda value, plan: plan.batch,
     comparisons=(
         Comparison("linear", "best", ("batch=32", "batch=256", "batch=512", "batch=1024",
                                       "batch=4096")),

@@ -11,19 +11,26 @@ import re
 from rawnn.errors import ConfigError
 from rawnn.onchip.chip import NEEDED, chip_of
 from rawnn.onchip.choose import Choice, choose
+from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.problem import Unsupported, problem_of
+from rawnn.onchip.spelling import exactly
 from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
 from rawnn.policy import Policy
-from rawnn.step.ops.train_steps import WORKSPACE, train_steps
+from rawnn.step.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
 
-def rewrite(plan: Plan, ranks: int = 0, groups: int = 0) -> Plan:
-    """`plan`, a step that trains, as one op. Raises Unsupported where no kernel does it."""
+def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
+            types: str = "") -> Plan:
+    """`plan`, a step that trains, as one op, shared as the cost model says of so many blocks and
+    clusters (0: of any), or exactly as asked where `threads` and `types` are given. Raises
+    Unsupported where no kernel does it."""
     if reason := plan.target.lacks(*NEEDED):
         raise Unsupported(reason)
-    return as_one_op(plan, choose(problem_of(plan), chip_of(plan.target), ranks, groups))
+    problem, chip = problem_of(plan), chip_of(plan.target)
+    return as_one_op(plan, exactly(problem, chip, ranks, groups, threads, types) if types else
+                     choose(problem, chip, ranks, groups))
 
 
 def as_one_op(plan: Plan, chosen: Choice) -> Plan:
@@ -46,18 +53,31 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     are."""
     if plan.name != "train":
         return plan, policy
-    ranks, groups = map(int, str(value).split("x")) if value != "auto" else (0, 0)
+    found = _FORM.fullmatch(str(value))
+    ranks, groups, threads, types = found.groups("") if found else ("",) * 4
     try:
-        return rewrite(plan, ranks, groups), policy
+        return rewrite(plan, int(ranks or 0), int(groups or 0), int(threads or 0), types), policy
     except Unsupported as reason:
         raise ConfigError(f"the toggle 'persistent' cannot run so: the step {reason}") from None
 
 
+_FORM = re.compile(r"([1-9]\d?)x([1-9]\d{0,2})(?::([1-9]\d{1,3}):([FSG]{2,}))?")
+
+
 def parse(text: str) -> str:
-    if text != "auto" and not re.fullmatch(r"[1-9]\d?x[1-9]\d{0,2}", text):
+    if text != "auto" and not _FORM.fullmatch(text):
         raise ConfigError(f"persistent={text}: give auto, or blocks of a cluster by clusters, as "
-                          f"in 4x8")
+                          f"in 4x8, with threads of a block and types of the boundaries as in "
+                          f"4x8:256:FSGF")
     return text
+
+
+def came_to(value: str | int | None, plan: Plan) -> str | int | None:
+    """How the kernel shares the work, in full."""
+    for op in plan.find(kind=KIND):
+        d: Decomposition = op.attributes["chosen"].decomposition
+        return f"{d.ranks}x{d.groups}:{d.threads}:{d.types}"
+    return value
 
 
 def needs(machine: Machine) -> str | None:
@@ -70,7 +90,7 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|RxG", parse, "auto"),
+    parameter=Parameter("auto|RxG[:THREADS:TYPES]", parse, "auto"), came_to=came_to,
     implies=("preload", "arena", "nosync"), conflicts=("fp16", "fp8", "sr"),
     comparisons=tuple(Comparison(workload, "preload,arena,nosync,graphs=epoch,fuse",
                                  ("persistent",))

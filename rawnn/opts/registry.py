@@ -53,10 +53,11 @@ class Toggle:
     `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
     A list of toggles that has this one does not start from those of `instead`.
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
-    value that a machine gives to one that leaves it open. `claim` is one line; `source` is where
-    the idea comes from; `comparisons` are what `rawnn bench toggles` measures, and `parts` the same
-    of single parts of it, each left out and taken. `outcomes(plan, value)` says what became of
-    those in the plan that it is applied to.
+    value that a machine gives to one that leaves it open, `came_to(value, plan)` the one that says
+    what became of it in the plan of a step, so that it can be asked for again. `claim` is one line;
+    `source` is where the idea comes from; `comparisons` are what `rawnn bench toggles` measures,
+    and `parts` the same of single parts of it, each left out and taken. `outcomes(plan, value)`
+    says what became of those in the plan that it is applied to.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Toggle:
     host: bool = False
     settle: Callable[[str | int | None, Machine], str | int | None] = \
         lambda value, machine: value
+    came_to: Callable[[str | int | None, Plan], str | int | None] = lambda value, plan: value
     comparisons: tuple[Comparison, ...] = ()
     parts: tuple[Comparison, ...] = ()
     outcomes: Callable[[Plan, str | int | None], list[Outcome]] = lambda plan, value: []

@@ -60,6 +60,11 @@ class GpuRunner:
             self._closing.close()
             raise
 
+    @property
+    def work(self) -> Work:
+        """As it runs: with the launches that `tune` found."""
+        return self._work
+
     # -- making ready -----------------------------------------------------------------------------
     def _build(self) -> None:
         device, work = self._device, self._work

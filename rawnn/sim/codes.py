@@ -111,6 +111,18 @@ _CUDNN = """
 5003 CUDNN_STATUS_EXECUTION_FAILED_CUDART
 """
 
+_NCCL = """
+0 ncclSuccess no error
+1 ncclUnhandledCudaError unhandled cuda error
+2 ncclSystemError unhandled system error
+3 ncclInternalError internal error - please report this issue to the NCCL developers
+4 ncclInvalidArgument invalid argument
+5 ncclInvalidUsage invalid usage
+6 ncclRemoteError remote process exited or there was a network error
+7 ncclInProgress NCCL operation in progress
+8 ncclTimeout operation timed out
+"""
+
 
 def _table(text: str) -> dict[str, tuple[int, str]]:
     rows = (line.split(" ", 2) for line in text.strip().splitlines())
@@ -119,13 +131,14 @@ def _table(text: str) -> dict[str, tuple[int, str]]:
 
 CODES: dict[str, dict[str, tuple[int, str]]] = {
     "cuda": _table(_CUDA), "nvrtc": _table(_NVRTC),
-    "cublas": _table(_CUBLAS), "cudnn": _table(_CUDNN),
+    "cublas": _table(_CUBLAS), "cudnn": _table(_CUDNN), "nccl": _table(_NCCL),
 }
 """library -> name of a code -> (value, description)."""
 
 GENERIC = {
     "cuda": "CUDA_ERROR_UNKNOWN", "nvrtc": "NVRTC_ERROR_INTERNAL_ERROR",
     "cublas": "CUBLAS_STATUS_INTERNAL_ERROR", "cudnn": "CUDNN_STATUS_INTERNAL_ERROR",
+    "nccl": "ncclInternalError",
 }
 """The code a fault gets where its test names none."""
 

@@ -1,4 +1,4 @@
-"""The state of one simulated GPU, which its driver, NVRTC, cuBLASLt and cuDNN share."""
+"""The state of one simulated GPU, which its driver, NVRTC, cuBLASLt, cuDNN and NCCL share."""
 
 from __future__ import annotations
 
@@ -121,12 +121,13 @@ class Simulation:
         from rawnn.sim.cublaslt import SimCublasLt
         from rawnn.sim.cudnn import SimCudnn
         from rawnn.sim.driver import SimDriver
+        from rawnn.sim.nccl import SimNccl
         from rawnn.sim.nvrtc import SimNvrtc
 
         driver, nvrtc = SimDriver(self), SimNvrtc(self)
-        cublaslt, cudnn = SimCublasLt(self), SimCudnn(self)
+        cublaslt, cudnn, nccl = SimCublasLt(self), SimCudnn(self), SimNccl(self)
         return Backend("sim", lambda: driver, lambda: nvrtc, lambda: cublaslt, lambda: cudnn,
-                       lambda: b"device runtime", lambda package: True,
+                       lambda: nccl, lambda: b"device runtime", lambda package: True,
                        cache=False,
                        caution="the simulated device computes with NumPy: its times say nothing "
                                "of a GPU")

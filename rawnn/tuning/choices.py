@@ -130,6 +130,15 @@ def chosen(plan: Plan) -> dict[str, Changes]:
             for op in plan.ops if "choice" in op.attributes}
 
 
+def choices_of(work: Work) -> dict[str, Changes]:
+    """What is chosen for the launches of a run's plans, as `applied` takes it."""
+    plans = [work.train, work.quiet, *([work.rest] if work.rest else []),
+             *(part.plan for part in work.evaluate)]
+    return {key_of(op, plan): {n: op.attributes[n] for n in ("choice", "slices")
+                               if n in op.attributes}
+            for plan in plans for op in plan.ops if "choice" in op.attributes}
+
+
 # -- where choices are remembered ------------------------------------------------------------------
 
 

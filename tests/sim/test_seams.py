@@ -14,12 +14,14 @@ from rawnn.cuda.driver import Driver
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.libs.cublaslt import CublasLt
 from rawnn.libs.cudnn import Cudnn
+from rawnn.libs.nccl import Nccl
 from rawnn.sim.cublaslt import SimCublasLt
 from rawnn.sim.cudnn import SimCudnn
 from rawnn.sim.driver import SimDriver
+from rawnn.sim.nccl import SimNccl
 from rawnn.sim.nvrtc import SimNvrtc
 
-CALL = re.compile(r"(cu|nvrtc|cublasLt|cudnn)[A-Z]\w+|error_text")
+CALL = re.compile(r"(cu|nvrtc|cublasLt|cudnn|nccl)[A-Z]\w+|error_text")
 
 
 def passed_through() -> set[str]:
@@ -40,6 +42,7 @@ def parameters(call: Any) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("real", "simulated"), [
     (Driver, SimDriver), (Nvrtc, SimNvrtc), (CublasLt, SimCublasLt), (Cudnn, SimCudnn),
+    (Nccl, SimNccl),
 ])
 def test_methods_and_their_parameters_are_the_same(real: type, simulated: type) -> None:
     wanted, found = calls(real), calls(simulated)

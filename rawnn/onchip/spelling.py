@@ -1,0 +1,51 @@
+"""A decomposition as somebody asks for it, in full."""
+
+from __future__ import annotations
+
+from rawnn.onchip import cost
+from rawnn.onchip.chip import Chip
+from rawnn.onchip.choose import MOST_WARPS, Choice
+from rawnn.onchip.decompose import FULL, GATHERED, SLICED, WARP, Decomposition, kinds
+from rawnn.onchip.layout import layout_of
+from rawnn.onchip.problem import Problem, Unsupported
+
+CURE = "write persistent alone, and a cost model decides"
+
+
+def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
+            types: str) -> Choice:
+    """The decomposition of `ranks` x `groups` blocks of `threads` threads with boundaries of these
+    `types`, and what is expected of it. Raises Unsupported where there is none, or no room."""
+    if groups > min(chip.most_groups(ranks), problem.batch):
+        raise Unsupported(
+            f"cannot be shared by {ranks} x {groups} blocks: {chip.most_groups(ranks)} clusters of "
+            f"{ranks} run at once here, for a batch of {problem.batch}", CURE)
+    if threads % WARP or threads > MOST_WARPS * WARP:
+        raise Unsupported(f"cannot have blocks of {threads} threads: it must be a multiple of "
+                          f"{WARP}, {MOST_WARPS * WARP} at most", CURE)
+    if reason := _wrong(problem, ranks, types):
+        raise Unsupported(f"cannot have boundaries {types}: {reason}", CURE)
+    d = Decomposition(problem, ranks, groups, threads, types)
+    found = layout_of(d, chip.shared)
+    if found.nbytes > chip.shared:
+        raise Unsupported(f"does not fit the chip as {d} (a block would need "
+                          f"{found.nbytes / 1024:.0f} KiB of shared memory, and has "
+                          f"{chip.shared / 1024:.0f} KiB on this GPU)", CURE)
+    far = found.far_tiles * cost.H200.far_tile / cost.H200.clock
+    return Choice(found, cost.microseconds(d) + far)
+
+
+def _wrong(problem: Problem, ranks: int, types: str) -> str:
+    """Why boundaries cannot be of these types; "" where they can."""
+    if len(types) != problem.depth + 1:
+        return f"there are {problem.depth + 1}"
+    if ranks == 1:
+        return "" if types == FULL * len(types) else "one block has all in full"
+    if kinds(types) is None:
+        return "behind a sliced one there must be a full one"
+    last = FULL + (GATHERED if problem.labelled else SLICED)
+    if types[0] == GATHERED or types[-1] not in last:
+        return f"the first is {FULL} or {SLICED}, the last {last[0]} or {last[1]} here"
+    if problem.reconstruct and types[0] == SLICED and types[-1] != SLICED:
+        return "where inputs are the targets, both are sliced or the first is not"
+    return ""
