@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   store(sums, threads, total);
 }
 
-__global__ void __launch_bounds__(kThreads) grid_barriers(unsigned int* counter, int blocks,
-                                                          int rounds) {
+__global__ void __launch_bounds__(kThreads)
+    grid_barriers(unsigned int* counter, int blocks, int rounds) {
 #pragma unroll 1
   for (int round = 1; round <= rounds; ++round) {
     ptx::grid_barrier(counter, static_cast<unsigned int>(round * blocks));
@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(kThreads) grid_barriers(unsigned int* counter,
 }
 
 #if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_cluster_barriers)
-__global__ void __launch_bounds__(kThreads) cluster_barriers(unsigned int* counter, int blocks,
-                                                             int rounds) {
+__global__ void __launch_bounds__(kThreads)
+    cluster_barriers(unsigned int* counter, int blocks, int rounds) {
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) ptx::cluster_barrier();
   const bool counts = threadIdx.x == 0 && static_cast<int>(blockIdx.x) < blocks;
@@ -176,8 +176,8 @@ __global__ void __launch_bounds__(kThreads) cluster_barriers(unsigned int* count
 #if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_exchanges)
 // Mailboxes take turns, as in onchip_exchange.cuh: whoever sends the exchange after the next has this
 // block's part of the next, which was sent once its mailbox had been read.
-__global__ void __launch_bounds__(kThreads) exchanges(float* __restrict__ sums, int size,
-                                                      int quads, int threads, int rounds) {
+__global__ void __launch_bounds__(kThreads)
+    exchanges(float* __restrict__ sums, int size, int quads, int threads, int rounds) {
   const int rank = static_cast<int>(ptx::cluster_rank());
   const int thread = static_cast<int>(threadIdx.x);
   unsigned char* const shared = ptx::dynamic_shared();
