@@ -1,11 +1,11 @@
-"""How far results may be from what is expected: of one op as rawnn.tolerances derives it, and of a
-test's whole run. Tests take their tolerances from here."""
+"""How far results may be from what is expected: of one op as rawnn.common.tolerances derives
+it, and of a test's whole run. Tests take their tolerances from here."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from rawnn.tolerances import (
+from rawnn.common.tolerances import (
     FACTOR,
     FUNCTIONS,
     SMALLEST,

@@ -25,15 +25,16 @@ from rawnn.bench.records import (
     toggle_words,
 )
 from rawnn.bench.suites import read_suites
-from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import check_fit, settled
+from rawnn.data.source import check_fit, settled
 from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
-from rawnn.machine import Opened, open_device
 from rawnn.opts import TOGGLES
+from rawnn.opts.own import is_op, toggle
 from rawnn.opts.presets import PRESETS
-from rawnn.result import Result
-from rawnn.training import Listener, Session
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened, open_device
+from rawnn.run.result import Result
+from rawnn.run.training import Listener, Session
 
 _SUITE = read_suites().ladder
 BASE = tuple(_SUITE.base)
@@ -110,12 +111,12 @@ def check_words(words: Sequence[str], where: str) -> None:
         name, _, value = word.strip().removeprefix("-").partition("=")
         if not name or (name in PRESETS and not value):
             continue
-        if name not in TOGGLES:
+        if name not in TOGGLES and not is_op(name):
             known = (*TOGGLES, *PRESETS)
             raise ConfigError(f"{where}: no toggle is called '{name}'" + (
                 nearest(name, known) or f"; the toggles are {', '.join(known)}"))
         if not word.startswith("-"):
-            TOGGLES[name].parse(value if "=" in word else None)
+            toggle(name).parse(value if "=" in word else None)
 
 
 def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.spelling import exactly
 from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
@@ -91,7 +91,7 @@ register(Toggle(
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|RxG[:THREADS:TYPES]", parse, "auto"), came_to=came_to,
-    implies=("preload", "arena", "nosync"), conflicts=("fp16", "fp8", "sr"),
+    implies=("preload", "arena", "nosync"), conflicts=("fp8", "sr"),
     comparisons=tuple(Comparison(workload, "preload,arena,nosync,graphs=epoch,fuse",
                                  ("persistent",))
                       for workload in ("linear", "wide128")),

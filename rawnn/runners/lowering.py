@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from rawnn.activations import declarations
-from rawnn.compiling.batch import Batch, Job
-from rawnn.compiling.programmatic import Proof
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import check
-from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
-from rawnn.cuda.stream import Stream
+from rawnn.device.compiling.batch import Batch, Job
+from rawnn.device.compiling.programmatic import Proof
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import check
+from rawnn.device.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
+from rawnn.device.cuda.stream import Stream
 from rawnn.errors import ConfigError
+from rawnn.network.activations import declarations
 from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
@@ -25,8 +25,8 @@ from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
-    from rawnn.libs.matmul import LtContext
-    from rawnn.libs.softmax import CudnnContext
+    from rawnn.device.libs.matmul import LtContext
+    from rawnn.device.libs.softmax import CudnnContext
 
 Addresses = Mapping[str, int]
 HostArrays = Mapping[str, NDArray[Any]]
@@ -55,21 +55,29 @@ class Lowering:
 
     def _jobs(self, plans: Iterable[Plan]) -> list[Job]:
         wanted: dict[tuple[str, bool, bool], dict[str, None]] = {}
-        written: dict[str, KernelImpl] = {}
+        written: dict[str, tuple[KernelImpl, dict[str, None]]] = {}
         for plan in plans:
             for op in plan.ops:
                 if _is_kernel(op):
                     impl = kernel_for(op)
+                    expression = impl.expression(op, plan)
                     if impl.text:
-                        written[impl.source] = impl
+                        written.setdefault(impl.source, (impl, {}))[1][expression] = None
                         continue
                     key = impl.source, impl.relocatable, impl.specific
-                    wanted.setdefault(key, {})[impl.expression(op, plan)] = None
+                    wanted.setdefault(key, {})[expression] = None
         jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific,
                     _with_declarations(source, expressions))
                 for (source, relocatable, specific), expressions in wanted.items()]
-        return jobs + [Job(impl.source, (impl.name,), False, self._programmatic, impl.specific,
-                           impl.text, impl.options) for impl in written.values()]
+        return jobs + [self._written(impl, tuple(expressions))
+                       for impl, expressions in written.values()]
+
+    def _written(self, impl: KernelImpl, expressions: tuple[str, ...]) -> Job:
+        text = impl.text
+        if self.device.backend.name == "sim" and impl.declarations:
+            text = impl.declarations  # all that the simulation reads
+        return Job(impl.source, expressions, False, self._programmatic, impl.specific, text,
+                   impl.options, impl.include, impl.arch, impl.preamble, impl.declarations)
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no
@@ -124,8 +132,8 @@ class Lowering:
         return commands
 
     def _product(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
-        from rawnn.libs.calls import LibraryCall
-        from rawnn.libs.matmul import LtContext
+        from rawnn.device.libs.calls import LibraryCall
+        from rawnn.device.libs.matmul import LtContext
 
         if op.kind not in ("matmul", "matmul_slices"):
             raise ConfigError(f"cuBLASLt does not compute the op '{op.name}' ({op.kind})")
@@ -158,8 +166,8 @@ class Lowering:
                 "dtype": plan[op.operands["a"]].dtype, "output": output.dtype}
 
     def _softmax(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
-        from rawnn.libs.calls import LibraryCall
-        from rawnn.libs.softmax import CudnnContext
+        from rawnn.device.libs.calls import LibraryCall
+        from rawnn.device.libs.softmax import CudnnContext
 
         if op.kind != "softmax":
             raise ConfigError(f"cuDNN does not compute the op '{op.name}' ({op.kind})")

@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from rawnn.common.words import counted
+from rawnn.device.target import HOST, Target
 from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.joining import SPANS, joined, spans
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
-from rawnn.target import HOST, Target
-from rawnn.words import counted
 
 
 @dataclass(frozen=True)
 class Plan:
     """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
-    is what the data set's inputs are multiplied by, `target` the GPU that the plan is for.
+    is what the data set's inputs are multiplied by, `target` the GPU that the plan is for. `own`
+    are the user's kernels that take the place of ops (rawnn.ptx.own).
 
     Toggles rewrite it; runners execute it; neither changes one in place. What `find`, `producer`
     and `consumers` ask for is indexed once a plan: a rewrite that asks for each layer, and then
@@ -33,6 +34,7 @@ class Plan:
     steps: int = 1
     scale: float = 1.0
     target: Target = HOST
+    own: tuple[str, ...] = ()
 
     def __getitem__(self, tensor: str) -> Tensor:
         return self.tensors[tensor]

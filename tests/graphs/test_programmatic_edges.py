@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.compiling.signature import parse_kernels
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.launch import Arguments
+from rawnn.device.compiling.signature import parse_kernels
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.launch import Arguments
+from rawnn.device.sim import Race, Simulation, register
 from rawnn.graphs import Graph
-from rawnn.sim import Race, Simulation, register
 from tests.sim.work import read, vector
 
 SEEDS = range(6)

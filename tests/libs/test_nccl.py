@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rawnn.cuda.errors import CallFailed, check
+from rawnn.device.cuda.errors import CallFailed, check
+from rawnn.device.libs.nccl import DATA_TYPE, Nccl
 from rawnn.errors import MissingLibrary
-from rawnn.libs.nccl import DATA_TYPE, Nccl
 
 
 class Bindings(ModuleType):
@@ -119,6 +119,7 @@ def test_the_library_itself_says_what_it_refuses() -> None:
 
 
 def test_the_bindings_are_imported_only_when_used() -> None:
-    code = "import sys, rawnn.libs.nccl, rawnn.libs.collectives, rawnn.sim.nccl\n" \
+    code = "import sys, rawnn.device.libs.nccl, rawnn.device.libs.collectives\n" \
+           "import rawnn.device.sim.nccl\n" \
            "assert not [m for m in sys.modules if m.partition('.')[0] in ('nccl', 'mpi4py')]"
     subprocess.run([sys.executable, "-c", code], check=True)

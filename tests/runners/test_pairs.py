@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import TOGGLES, Selection, select
 from rawnn.runners.host import HostRunner
-from rawnn.sim import Simulation
 from tests.catalogue import forms
 from tests.engine import CAPABLE, GRAPHS, make_work, random_dataset, run_on, trained
 from tests.tolerances import of_run
@@ -33,7 +33,7 @@ APART = {frozenset(pair) for group in (
     ("tf32", "fp16", "bf16", "fp8"), ("tf32", "fp16", "sr", "fp8"),  # what numbers are stored in
     ("tiled", "cublas"), ("mma", "cublas"), ("fp8", "cublas"),  # who computes a product
     ("graphs", "pool"), ("graphs", "async"),  # graphs imply arena
-    *(("persistent", other) for other in ("fp16", "fp8", "sr")),  # what its kernel stores
+    *(("persistent", other) for other in ("fp8", "sr")),  # what its kernel stores
     ("persistent", "pool"), ("persistent", "async"),  # it implies arena
 ) for pair in combinations(group, 2)}
 """The toggles that exclude each other, by name: an agreement beside the registry's, so that neither
@@ -90,7 +90,8 @@ def apart(*words: str) -> bool:
     """Whether the toggles are known to be refused together."""
     names = {word.partition("=")[0] for word in words}
     return any(frozenset(pair) in APART for pair in combinations(names, 2)) or (
-        not names & {"preload", "persistent"} and bool({*words} & {*WITHOUT_UPLOADS}))
+        not names & {"preload", "persistent"} and bool({*words} & {*WITHOUT_UPLOADS})) or (
+        {"persistent", "fp16=acc16"} <= {*words})
 
 
 @pytest.mark.parametrize("first", WORDS)

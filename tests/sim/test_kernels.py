@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from rawnn import ptx
-from rawnn.compiling.signature import parse_kernels
-from rawnn.cuda.device import Device
-from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.compiling.signature import parse_kernels
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.sim import Simulation, SimulationError, register
+from rawnn.device.sim.image import decode
 from rawnn.errors import CompileError
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
 from rawnn.runners import lowering
-from rawnn.sim import Simulation, SimulationError, register
-from rawnn.sim.image import decode
 from rawnn.step.op import OPS
 from tests.engine import make_work, random_dataset, run_on
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.stream import Stream
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.stream import Stream
+from rawnn.device.libs.collectives import NcclContext
+from rawnn.device.sim import Fault, Faults, Race, Simulation, SimulationError
+from rawnn.device.sim.codes import CODES
 from rawnn.graphs import Graph
-from rawnn.libs.collectives import NcclContext
-from rawnn.sim import Fault, Faults, Race, Simulation, SimulationError
-from rawnn.sim.codes import CODES
 from tests.together import Waiting, all_fine, together
 
 
@@ -68,7 +68,7 @@ def ranks(size: int, act: Callable[[Rank, int], Any]) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rawnn.sim.nccl.PATIENCE", 2.0)
+    monkeypatch.setattr("rawnn.device.sim.nccl.PATIENCE", 2.0)
 
 
 def test_the_weighted_sum_is_on_every_rank_and_the_same_bits() -> None:

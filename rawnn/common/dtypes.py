@@ -1,0 +1,71 @@
+"""Storage types of tensors: their names, sizes, NumPy types and names in CUDA C.
+
+NumPy has no bfloat16 and no 8-bit floats; `ml_dtypes` brings them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.errors import ConfigError, nearest
+
+_NUMPY: dict[str, Any] = {
+    "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,
+    "int32": np.int32, "uint8": np.uint8,
+}
+_C_TYPES = {"float32": "float", "int32": "int", "uint8": "unsigned char"}
+
+CUDA_TYPES = {"half": "float16", "__half": "float16", "nv_bfloat16": "bfloat16",
+              "__nv_bfloat16": "bfloat16", "__nv_fp8_e4m3": "float8_e4m3",
+              "__nv_fp8_e5m2": "float8_e5m2"}
+"""What the types of CUDA's own headers store."""
+
+LARGEST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
+"""The largest number of each type that saturates."""
+
+LOW_PRECISION = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
+"""Types that values are rounded to when they are stored; arithmetic is in float32."""
+
+FLOATS = ("float32", *LOW_PRECISION)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy type of a storage type. Raises ConfigError for an unknown name."""
+    if name not in _NUMPY:
+        raise ConfigError(f"unknown type '{name}'" + (nearest(name, _NUMPY) or
+                          f"; the types are {', '.join(_NUMPY)}"))
+    found: np.dtype[Any] = np.dtype(_NUMPY[name])
+    return found
+
+
+def c_type(name: str) -> str:
+    """The type's name in CUDA C (types.cuh has those that C lacks)."""
+    return _C_TYPES.get(name, name)
+
+
+def itemsize(name: str) -> int:
+    """Bytes of one element."""
+    return numpy_dtype(name).itemsize
+
+
+def rounded(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Float `values` rounded to what the storage type can hold, in their own type.
+
+    The 8-bit types saturate: what lies beyond their largest number becomes that, as on the device.
+    """
+    if name in LARGEST:
+        values = np.clip(values, -LARGEST[name], LARGEST[name])
+    with np.errstate(over="ignore"):
+        return values.astype(numpy_dtype(name)).astype(values.dtype)
+
+
+def overflows(values: NDArray[Any], name: str) -> bool:
+    """Whether any of `values` is no number, or too large for the storage type."""
+    if name in LARGEST:
+        return not bool((np.abs(values) <= LARGEST[name]).all())
+    return not bool(np.isfinite(rounded(values, name)).all())
