@@ -17,9 +17,9 @@ import msgspec
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.records import read_measured
 from rawnn.bench.statistics import Spread
+from rawnn.common.files import cache_directory, write_atomically
 from rawnn.errors import ConfigError
-from rawnn.files import cache_directory, write_atomically
-from rawnn.result import Environment
+from rawnn.run.result import Environment
 
 SCHEMA_VERSION = 1
 ENVIRONMENT = "RAWNN_FLOORS"

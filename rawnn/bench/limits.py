@@ -22,11 +22,11 @@ from rawnn.bench.peers.worker import PATIENCE_S, STEADY, WARM_S
 from rawnn.bench.probing import Bed, Timed
 from rawnn.bench.records import place_of
 from rawnn.bench.statistics import spread
-from rawnn.dtypes import numpy_dtype
+from rawnn.common.dtypes import numpy_dtype
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.machine import Opened
 from rawnn.ptx import floors as probes
 from rawnn.ptx.floors import Probe
+from rawnn.run.machine import Opened
 
 TIMER = {"floors": "time between two events on the device, of many rounds less that of few, over "
                    "the rounds between; warmed up until three samples in a row lie within 2 %"}

@@ -12,10 +12,10 @@ from rawnn.bench.limits import default_effort, measure
 from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option, print_table
 from rawnn.cli.screen import Screen, say
-from rawnn.config import check_device
+from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.files import check_output, write_atomically
-from rawnn.machine import open_device
+from rawnn.run.config import check_device
+from rawnn.run.machine import open_device
 
 
 @click.command()

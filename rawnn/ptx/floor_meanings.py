@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.dtypes import numpy_dtype
+from rawnn.common.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]

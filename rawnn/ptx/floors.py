@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rawnn.device.target import Target
 from rawnn.ptx import floor_meanings as meanings
-from rawnn.target import Target
 
 THREADS = 256
 """Of every block (floors.cu)."""

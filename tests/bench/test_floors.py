@@ -18,12 +18,12 @@ from rawnn.bench.probing import Bed
 from rawnn.bench.statistics import spread
 from rawnn.cli import run as command
 from rawnn.cli.bench import bench
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.machine import Opened, machine_of
 from rawnn.ptx import floors as probes
-from rawnn.result import Environment
-from rawnn.sim import Simulation
+from rawnn.run.machine import Opened, machine_of
+from rawnn.run.result import Environment
 from tests.bench.conftest import GPU
 
 TIMES = {"launch": 2.0, "node": 1.0, "node_whole": 1.25, "node_whole_early": 0.75,
