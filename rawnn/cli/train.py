@@ -25,9 +25,9 @@ from rawnn.cli.grouped import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.common.files import SideOutput, TextSink, check_output
-from rawnn.run.parallel import join
 from rawnn.run.checkpoint import listed
 from rawnn.run.machine import since_import
+from rawnn.run.parallel import join
 from rawnn.run.training import Listener, Session
 
 if TYPE_CHECKING:

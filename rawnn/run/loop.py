@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.errors import TrainingDiverged
-from rawnn.run.parallel import metrics
 from rawnn.run.interrupts import LONG_SECONDS, BrokenOff, Signals
+from rawnn.run.parallel import metrics
 from rawnn.run.result import Report
 from rawnn.runners.base import Evaluation, State
 

@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.run import parallel
 from rawnn.common.files import TextSink
 from rawnn.data import Dataset
 from rawnn.data.source import check_fit, given, left_out, named, settled
@@ -33,6 +32,7 @@ from rawnn.errors import (
 from rawnn.network.layers import Network
 from rawnn.opts import Selection, batch, select
 from rawnn.ranks import Team
+from rawnn.run import parallel
 from rawnn.run.callbacks import Listeners, asked_for, writing_nothing
 from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.run.config import Config

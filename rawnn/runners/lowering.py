@@ -60,21 +60,29 @@ class Lowering:
 
     def _jobs(self, plans: Iterable[Plan]) -> list[Job]:
         wanted: dict[tuple[str, bool, bool], dict[str, None]] = {}
-        written: dict[str, KernelImpl] = {}
+        written: dict[str, tuple[KernelImpl, dict[str, None]]] = {}
         for plan in plans:
             for op in plan.ops:
                 if _is_kernel(op):
                     impl = kernel_for(op)
+                    expression = impl.expression(op, plan)
                     if impl.text:
-                        written[impl.source] = impl
+                        written.setdefault(impl.source, (impl, {}))[1][expression] = None
                         continue
                     key = impl.source, impl.relocatable, impl.specific
-                    wanted.setdefault(key, {})[impl.expression(op, plan)] = None
+                    wanted.setdefault(key, {})[expression] = None
         jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific,
                     _with_declarations(source, expressions))
                 for (source, relocatable, specific), expressions in wanted.items()]
-        return jobs + [Job(impl.source, (impl.name,), False, self._programmatic, impl.specific,
-                           impl.text, impl.options) for impl in written.values()]
+        return jobs + [self._written(impl, tuple(expressions))
+                       for impl, expressions in written.values()]
+
+    def _written(self, impl: KernelImpl, expressions: tuple[str, ...]) -> Job:
+        text = impl.text
+        if self.device.backend.name == "sim" and impl.declarations:
+            text = impl.declarations  # all that the simulation reads
+        return Job(impl.source, expressions, False, self._programmatic, impl.specific, text,
+                   impl.options, impl.include, impl.arch, impl.preamble, impl.declarations)
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no

@@ -41,8 +41,8 @@ class Recipe:
     """How a network is trained.
 
     `batch` examples a step; `partial` keeps the last, smaller batch of an epoch; `shuffle` draws a
-    new order for each epoch from `seed`; `schedule` is a text of rawnn.network.schedules. Of several
-    `ranks` each takes its share of every batch; this one is number `rank`.
+    new order for each epoch from `seed`; `schedule` is a text of rawnn.network.schedules. Of
+    several `ranks` each takes its share of every batch; this one is number `rank`.
     """
 
     batch: int

@@ -123,8 +123,8 @@ def test_something_one_rank_lacks_is_a_difference() -> None:
 
 
 def test_what_ranks_have_in_common_is_what_matters() -> None:
-    from rawnn.run.parallel import facts
     from rawnn.run.config import Config
+    from rawnn.run.parallel import facts
 
     here = facts(Config(device="gpu", data="/a", save="/b"))
     assert here == facts(Config(device="host", data="/c"))

@@ -1,8 +1,9 @@
 """NCCL as rawnn calls it: the seam over nccl4py's low-level bindings.
 
 As in rawnn/device/cuda/driver.py, every method carries the library's own name and returns its
-status first. Buffers and streams are ints, reductions and types the numbers of nccl.h; a communicator is
-the bindings' own object, which its calls want back. The communicators are blocking ones.
+status first. Buffers and streams are ints, reductions and types the numbers of nccl.h; a
+communicator is the bindings' own object, which its calls want back. The communicators are blocking
+ones.
 """
 
 from __future__ import annotations
