@@ -36,8 +36,8 @@ class Wire:
     def receive(self, seconds: float | None = None) -> Any:
         """The next message, within so many seconds. Raises EOFError where the other end has closed
         or sends what is no message, TimeoutError."""
-        self._socket.settimeout(seconds)
         try:
+            self._socket.settimeout(seconds)
             size, = LENGTH.unpack(self._exactly(LENGTH.size))
             return msgspec.msgpack.decode(self._exactly(size))
         except TimeoutError:
