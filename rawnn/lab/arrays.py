@@ -33,7 +33,7 @@ def simulated() -> Device:
     """A fresh simulated GPU for kernels and arrays, where there is no real one.
 
     NVRTC compiles kernels for it if it is installed; what they compute the simulation has to be
-    told (`rawnn.sim.register`): it checks arguments, geometry, accesses and order.
+    told (`rawnn.device.sim.register`): it checks arguments, geometry, accesses and order.
     """
     from rawnn.device.sim import sim_backend
 
