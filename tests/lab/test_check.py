@@ -16,6 +16,7 @@ from rawnn.lab import CheckFailed, Work
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
 
 SMALL: dict[str, Any] = {"sizes": {"n": "1..3000"}}
+ONE: dict[str, Any] = {**SMALL, "grid": 1, "block": 1, "trials": 4}
 HONEST = Cheat("lab_honest", WRITE, plain(doubled), ())
 
 
@@ -60,16 +61,16 @@ def test_every_type_by_its_own_tolerance(device: Device) -> None:
     allowed = {}
     for name in ("float", "double", "half"):
         kernel = rawnn.Kernel(text, f"lab_typed<{name}>", device=device)
-        found = rawnn.check(kernel, lambda x: 2.02 * x, grid=1, block=1, trials=4, **SMALL).require()
+        found = rawnn.check(kernel, lambda x: 2.02 * x, **ONE).require()
         allowed[name] = found.worst()["y"][0].tolerance
-        assert not rawnn.check(kernel, lambda x: 2.021 * x, grid=1, block=1, trials=4, **SMALL)
+        assert not rawnn.check(kernel, lambda x: 2.021 * x, **ONE)
     assert allowed["double"] < 1e-14 < allowed["float"] < 1e-5 < allowed["half"] < 1e-3
     for name, value in (("int", 2), ("unsigned char", 2)):
         kernel = rawnn.Kernel(text, f"lab_typed<{name}>", device=device)
         register("lab_typed", lambda t, a: np.multiply(t.x, t.x.dtype.type(2), out=t.y), SHAPES,
                  reads=("x",), writes=("y",))
-        rawnn.check(kernel, lambda x, v=value: x * v, grid=1, block=1, trials=4, **SMALL).require()
-        assert not rawnn.check(kernel, lambda x: x * 2 + (x == x.max()), grid=1, block=1, trials=4, **SMALL)
+        rawnn.check(kernel, lambda x, v=value: x * v, **ONE).require()
+        assert not rawnn.check(kernel, lambda x: x * 2 + (x == x.max()), **ONE)
 
 
 def test_long_sums_need_their_length(device: Device) -> None:
