@@ -29,6 +29,7 @@ import numpy as np
 from rawnn.ptx import SOURCES
 from tests.onchip.test_twin import Launch
 from tests.onchip.test_twin import check as check_written
+from tests.ptx.twin import floors
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.plans import Memory, check, has_kernel, instances, kernel_for, runs
 from tests.ptx.twin.twin import Kernels, Twin
@@ -266,6 +267,8 @@ def _probe(source: str, sources: Path) -> None:
     if source == GENERATED:
         _probe_written(sources)
         return
+    if source in floors.FILES:
+        floors.check_source(source, sources)
     checks = kernel_cases.CHECKS | epoch_cases.CHECKS
     if source in _portable() and source != "epoch_probe.cu":
         for arch, seed in ((900, 3), (750, 0)):

@@ -13,5 +13,7 @@ HARMLESS: dict[str, str] = {
     "narrow.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) * "
     "kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
+    "head.cu: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * biases[row]); [48]":
+        "all columns of a product with ones are the same sum",
 }
 """By Fault.name."""
