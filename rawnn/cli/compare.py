@@ -64,10 +64,10 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
                 opened.device.close()
     if json_file:
         found.write_json(json_file)
-    _show(found)
+    show(found)
 
 
-def _show(found: Duel) -> None:
+def show(found: Duel) -> None:
     console = table_console()
     table = Table()
     for heading in HEADINGS:

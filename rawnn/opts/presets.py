@@ -98,7 +98,7 @@ def best(setting: Setting, numbers: str = "",
 
 
 def _judge(setting: Setting, numbers: str, measured: float | None) -> Verdict:
-    if setting.recipe is None:  # nobody says how many steps there will be
+    if setting.recipe is None or setting.recipe.ranks > 1:  # nobody says how many steps there are
         return Verdict(False)
     form = setting.form or usual_form(setting.network, setting.batch * setting.steps)
     return judge(setting.network, setting.recipe, form, numbers, setting.machine, measured)

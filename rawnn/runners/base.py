@@ -88,8 +88,10 @@ class Work:
         return sum(t.nbytes for t in (*placed, *tests, *doubled) if t.role is not Role.HOST)
 
     def examples_of(self, step: int) -> int:
-        """Examples in a step of the epoch."""
-        return self.train.batch if step < self.steps or self.rest is None else self.rest.batch
+        """Examples in a step of the epoch, of all ranks together."""
+        if step < self.steps or self.rest is None:
+            return self.recipe.batch
+        return self.recipe.rest(len(self.data.train_images))
 
     @property
     def shuffles_host(self) -> bool:

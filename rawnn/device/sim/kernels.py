@@ -100,7 +100,7 @@ class Kernel:
         if found is None:
             raise SimulationError(
                 f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "
-                f"cannot be simulated; give it one with rawnn.device.sim.register"
+                f"cannot be simulated; give it one with rawnn.sim.register"
             )
         return found
 
