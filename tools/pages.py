@@ -27,7 +27,7 @@ from rawnn.bench.plot import plot_ladder, plot_scaling  # noqa: E402
 from rawnn.bench.records import read_ladder  # noqa: E402
 from rawnn.bench.scaling import read_scaling  # noqa: E402
 from rawnn.bench.sets import SetsResult, read_sets  # noqa: E402
-from rawnn.bench.table import HEADINGS, provenance, rows  # noqa: E402
+from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
 from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
@@ -45,13 +45,7 @@ SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
 def ladder() -> str:
     """The ladder, less the comparison with the reference, and where it was measured."""
     found = read_ladder(RESULTS / "ladder-h200.json")
-    shown = [n for n, heading in enumerate(HEADINGS) if heading != "reference"]
-    lines = ["| " + " | ".join(HEADINGS[n] for n in shown) + " |",
-             "|" + "|".join("---:" if 0 < n < 6 else "---" for n in shown) + "|"]
-    for row in rows(found):
-        cells = row.cells()
-        lines.append("| " + " | ".join(
-            [f"`{cells[0]}`", *(cells[n] for n in shown[1:])]) + " |")
+    lines = markdown_rows(found, ("reference",))
     machine, clocks, _, runs = provenance(found)
     return "\n".join([*lines, "", f"{machine}; {clocks}; {runs}.", ""])
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from rawnn.bench.measured import read_measured
 from rawnn.bench.ranked import Answer, Request
-from rawnn.bench.records import read_measured
 from rawnn.bench.statistics import Spread, spread
 from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError

@@ -20,8 +20,9 @@ from rawnn.bench.accuracy import (
 )
 from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
+from rawnn.bench.measured import read_measured
 from rawnn.bench.plot import plot_ladder, require_matplotlib
-from rawnn.bench.records import LADDERS, LadderResult, read_measured
+from rawnn.bench.records import LADDERS, LadderResult
 from rawnn.bench.scaling import SCALINGS, ScalingResult
 from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from rawnn.cli.attempt import try_
 from rawnn.cli.screen import table_console
 from rawnn.errors import ConfigError, DeviceError
 
@@ -106,3 +107,6 @@ def show(file: Path, names: tuple[str, ...], arch: str | None, defines: tuple[st
     if not text:
         raise ConfigError(f"there is no {what} of {file}")
     click.echo(text)
+
+
+kernel.add_command(try_)

@@ -176,9 +176,7 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
         return Tried(sizes, trial.launching, (), (_failure(error),)), runner_lives(runner)
     expected = trial.expected()
     outputs = [o for o in problem.outputs if expected.get(o.name) is not None]
-    kept = [o for o in problem.operands if not o.written or o.name not in expected]
-    findings = [*_trespasses(problem, images, contents[0]),
-                *_changed(kept, images, contents[0])]
+    findings = misdeeds(trial, images, contents[0], expected)
     comparisons = judged(trial, expected, _results(outputs, images, contents[0]), generator)
     for each in comparisons:
         if not each.passed:
@@ -248,6 +246,16 @@ def _failure(error: RawnnError) -> Finding:
     return Finding("failed", "", f"the launch failed: {error}",
                    "run it under compute-sanitizer to see the line: rawnn.sanitize(script)"
                    if "ILLEGAL" in str(error) or "MISALIGNED" in str(error) else "")
+
+
+def misdeeds(trial: Trial, images: Mapping[str, Image], contents: Contents,
+             expected: Mapping[str, Values | None] | None) -> list[Finding]:
+    """What was written that may not be: outside of arrays, into inputs, into arrays that the
+    reference leaves alone (None: it is not known which)."""
+    problem = trial.problem
+    kept = [o for o in problem.operands
+            if not o.written or (expected is not None and o.name not in expected)]
+    return [*_trespasses(problem, images, contents), *_changed(kept, images, contents)]
 
 
 def _trespasses(problem: Problem, images: Mapping[str, Image], contents: Contents
