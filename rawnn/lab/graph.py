@@ -302,7 +302,8 @@ class Graph:
 
     def update(self, node: Node, *arguments: Any) -> None:
         """Give a node other arguments from the next launch on: a kernel its own, a copy a
-        destination and a source, a fill an array and a value. Nothing is instantiated anew.
+        destination and a source, a fill an array and a value. Nothing is instantiated anew, but
+        for a graph with conditional nodes, whose handles an update could not keep.
 
         Raises ConfigError where the edges would become others, and for a node of no such kind.
         """
@@ -329,12 +330,17 @@ class Graph:
                 setattr(node, name, value)
             raise ConfigError(f"{node}: with these arguments other edges are needed, and an update "
                               f"keeps them: record another graph")
-        if self._executable is not None:
-            graph = self._made()
-            try:
-                self._executable.update(graph)
-            finally:
-                graph.close()
+        if self._executable is None:
+            return
+        if self._conditions:
+            self._closing.close()  # launches under way run to their end
+            self._executable = None
+            return
+        graph = self._made()
+        try:
+            self._executable.update(graph)
+        finally:
+            graph.close()
 
     def _made(self) -> DriverGraph:
         device = self._ready()
