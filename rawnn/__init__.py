@@ -16,36 +16,36 @@ IMPORTED_AT = perf_counter()
 process itself may be older by any amount: a shell that ended in `exec`, a notebook."""
 
 if TYPE_CHECKING:
-    from rawnn.callbacks import Checkpoints, CsvLog, EarlyStopping
-    from rawnn.config import Config
     from rawnn.data import Dataset, from_arrays, load_dataset
     from rawnn.lab import Kernel, array, empty
-    from rawnn.listener import Listener
-    from rawnn.model import Model
-    from rawnn.network import Network
+    from rawnn.network.layers import Network
     from rawnn.opts import TOGGLES
-    from rawnn.result import Result
+    from rawnn.run.callbacks import Checkpoints, CsvLog, EarlyStopping
+    from rawnn.run.config import Config
+    from rawnn.run.listener import Listener
+    from rawnn.run.model import Model
+    from rawnn.run.result import Result
+    from rawnn.run.training import train
     from rawnn.step import Plan
-    from rawnn.training import train
 
 _HOMES = {
-    "Checkpoints": "rawnn.callbacks",
-    "Config": "rawnn.config",
-    "CsvLog": "rawnn.callbacks",
+    "Checkpoints": "rawnn.run.callbacks",
+    "Config": "rawnn.run.config",
+    "CsvLog": "rawnn.run.callbacks",
     "Dataset": "rawnn.data",
-    "EarlyStopping": "rawnn.callbacks",
+    "EarlyStopping": "rawnn.run.callbacks",
     "Kernel": "rawnn.lab",
-    "Listener": "rawnn.listener",
-    "Model": "rawnn.model",
-    "Network": "rawnn.network",
+    "Listener": "rawnn.run.listener",
+    "Model": "rawnn.run.model",
+    "Network": "rawnn.network.layers",
     "Plan": "rawnn.step",
-    "Result": "rawnn.result",
+    "Result": "rawnn.run.result",
     "TOGGLES": "rawnn.opts",
     "array": "rawnn.lab",
     "empty": "rawnn.lab",
     "from_arrays": "rawnn.data",
     "load_dataset": "rawnn.data",
-    "train": "rawnn.training",
+    "train": "rawnn.run.training",
 }
 
 __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Kernel",
@@ -53,13 +53,13 @@ __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStoppi
            "from_arrays", "load_dataset", "train"]
 
 
-_MODULES = ("export", "lab", "sim")
+_MODULES = {"export": "rawnn.run.export", "lab": "rawnn.lab", "sim": "rawnn.device.sim"}
 """That can be reached as `rawnn.lab` without an import of their own."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"rawnn.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'rawnn' has no attribute '{name}'")

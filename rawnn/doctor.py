@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from rawnn.compiling import headers
-from rawnn.cuda.backend import has_package
+from rawnn.device.compiling import headers
+from rawnn.device.cuda.backend import has_package
+from rawnn.device.libs import cublaslt, cudnn, locate, nccl
+from rawnn.device.target import Machine
 from rawnn.errors import MissingLibrary, RawnnError
-from rawnn.libs import cublaslt, cudnn, locate
-from rawnn.machine import Opened, open_device
 from rawnn.opts import TOGGLES
-from rawnn.target import Machine
+from rawnn.run.machine import Opened, open_device
 from rawnn.version import __version__
 
 _EVERYTHING, _NEWEST = (9, 0), 13000
@@ -128,6 +128,7 @@ def _libraries() -> Iterable[Finding]:
         looked = tuple(map(str, dict.fromkeys(locate.candidates(module.WHEEL_FOLDERS))))
         yield Finding(name, str(path or ""), _version(path, wheel), looked, install)
     yield _package("nvmath-python", "nvmath", install)
+    yield _package("nccl4py", "nccl.bindings", nccl.INSTALL)
     yield _package("nvidia-ml-py", "pynvml", "pip install 'rawnn[nvml]'")
 
 

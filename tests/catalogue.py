@@ -10,11 +10,11 @@ from itertools import combinations
 from typing import Any
 from unittest import mock
 
-from rawnn.activations import ACTIVATIONS
 from rawnn.errors import ConfigError
-from rawnn.losses import LOSSES
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.activations import ACTIVATIONS
+from rawnn.network.layers import Network
+from rawnn.network.losses import LOSSES
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.ptx.kernels import kernel_for

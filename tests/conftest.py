@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.sim import Simulation
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation, meanings
 
 os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -32,3 +34,9 @@ def device(sim: Simulation) -> Iterator[Device]:
     opened = Device(sim.backend())
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def own_meanings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test registers of its own kernels is forgotten behind it."""
+    monkeypatch.setattr(meanings, "_registered", {})

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.data.normalise import PIXEL_SCALE
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.device.cuda.device import Device
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.runners.base import Work, prepare

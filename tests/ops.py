@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.cuda.device import Device, padded
-from rawnn.dtypes import numpy_dtype, rounded
+from rawnn.common.dtypes import numpy_dtype, rounded
+from rawnn.device.cuda.device import Device, padded
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

@@ -9,9 +9,9 @@ import pytest
 
 import rawnn
 from rawnn.bench import accuracy
-from rawnn.compiling import cache
+from rawnn.common.files import cache_directory
 from rawnn.data import store
-from rawnn.files import cache_directory
+from rawnn.device.compiling import cache
 
 
 def test_one_variable_moves_kernels_data_and_references(

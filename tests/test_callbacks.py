@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping
-from rawnn.checkpoint import find, listed, read
-from rawnn.config import Config
 from rawnn.data import from_arrays
 from rawnn.errors import CheckpointError, ConfigError, RawnnError
-from rawnn.result import Result
-from rawnn.training import Listener, Session, train
+from rawnn.run.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping
+from rawnn.run.checkpoint import find, listed, read
+from rawnn.run.config import Config
+from rawnn.run.result import Result
+from rawnn.run.training import Listener, Session, train
 from tests.test_training import DATA, Recorder
 
 OPTIONS: dict[str, Any] = {"layers": (12, 5, 4), "epochs": 6, "batch": 8, "device": "host",

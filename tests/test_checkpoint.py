@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from rawnn import checkpoint
-from rawnn.checkpoint import (
+from rawnn.data.normalise import Normalisation
+from rawnn.errors import CheckpointError, ConfigError
+from rawnn.network.layers import Network
+from rawnn.run import checkpoint
+from rawnn.run.checkpoint import (
     Checkpoint,
     Store,
     check_fits,
@@ -24,9 +27,6 @@ from rawnn.checkpoint import (
     read,
     write,
 )
-from rawnn.data.normalise import Normalisation
-from rawnn.errors import CheckpointError, ConfigError
-from rawnn.network import Network
 
 NETWORK = Network((6, 4, 3), activation="tanh")
 RNG = np.random.default_rng(0)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.activations import ACTIVATIONS
 from rawnn.data.normalise import Normalisation
 from rawnn.errors import ConfigError, MissingLibrary
-from rawnn.export import _ACTIVATIONS, export_onnx, onnx_model
-from rawnn.model import Model
-from rawnn.network import Network
+from rawnn.network.activations import ACTIVATIONS
+from rawnn.network.layers import Network
+from rawnn.run.export import _ACTIVATIONS, export_onnx, onnx_model
+from rawnn.run.model import Model
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

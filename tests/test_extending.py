@@ -12,20 +12,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rawnn import activations, optimizers
-from rawnn.activations import ACTIVATIONS, Activation
-from rawnn.compiling.compile import compile_source
-from rawnn.cuda.device import Device
-from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError, MissingLibrary
-from rawnn.optimizers import RULES, Optimizer, Rule
+from rawnn.network import activations, optimizers
+from rawnn.network.activations import ACTIVATIONS, Activation
+from rawnn.network.optimizers import RULES, Optimizer, Rule
 from rawnn.ptx import source_path
 from rawnn.ptx.family import FAMILIES, Family
 from rawnn.ptx.table import KERNELS
 from rawnn.ptx.updates import register_update
 from rawnn.runners.host import HostRunner
 from rawnn.runners.lowering import _with_declarations
-from rawnn.sim import Simulation
 from rawnn.step.op import OPS, define
 from tests.engine import make_work, random_dataset, run_on, trained
 from tests.ptx.twin.twin import Kernels, compiler

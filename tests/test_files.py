@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from rawnn.common.files import SideOutput, check_output, write_atomically
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.files import SideOutput, check_output, write_atomically
 
 needs_rights = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 
@@ -82,7 +82,7 @@ def test_the_standard_output_is_written_into_where_it_stands(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     out = tmp_path / "out.txt"
-    code = ("from rawnn.files import check_output, write_atomically\nprint('before')\n"
+    code = ("from rawnn.common.files import check_output, write_atomically\nprint('before')\n"
             f"check_output('--json', '{name}')\nwrite_atomically('{name}', b'written\\n')\n"
             "print('behind')")
     with open(out, "w") as file:

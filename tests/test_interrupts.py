@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn import interrupts
-from rawnn.checkpoint import read
-from rawnn.interrupts import Signals
-from rawnn.listener import Listener
-from rawnn.result import Result
+from rawnn.run import interrupts
+from rawnn.run.checkpoint import read
+from rawnn.run.interrupts import Signals
+from rawnn.run.listener import Listener
+from rawnn.run.result import Result
+from rawnn.run.training import train
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from rawnn.training import train
 from tests.engine import random_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +61,7 @@ class Sender(Listener):
 @pytest.fixture
 def long_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every epoch counts as long."""
-    monkeypatch.setattr("rawnn.loop.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("rawnn.run.loop.LONG_SECONDS", 0.0)
 
 
 def broken_off(monkeypatch: pytest.MonkeyPatch, epoch: int, *numbers: signal.Signals) -> None:
@@ -114,8 +114,8 @@ def test_a_second_signal_ends_at_once_with_the_last_epochs_state(
 
 
 def test_the_time_over_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rawnn.loop.LONG_SECONDS", 0.0)
-    monkeypatch.setattr("rawnn.loop.Signals", lambda notify: Signals(notify, grace=0.2))
+    monkeypatch.setattr("rawnn.run.loop.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("rawnn.run.loop.Signals", lambda notify: Signals(notify, grace=0.2))
     broken_off(monkeypatch, 3, signal.SIGINT)
     started = time.monotonic()
     result = go(save=tmp_path, save_every=10)
@@ -149,6 +149,28 @@ def test_short_epochs_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r.epoch for r in result.history] == [1]
     monkeypatch.undo()
     same(result, go(epochs=1))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_alarm_breaks_off_an_epoch_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """While a checkpoint is written behind a short epoch, the alarm of its two signals is no
+    third one, which would end the process."""
+    monkeypatch.setattr(interrupts, "LONG_SECONDS", 0.2)
+    broken = False
+    with Signals(lambda message: None) as signals:
+        signals.inside = True
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signals.inside = inside
+        end = time.monotonic() + 0.6
+        try:
+            while time.monotonic() < end:
+                time.sleep(0.01)
+        except interrupts.BrokenOff:
+            broken = True
+    assert broken == inside
 
 
 def test_handlers_are_as_before_and_those_of_the_process_are_left_alone() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.activations import activation
 from rawnn.data import from_arrays
 from rawnn.data.normalise import Normalisation
 from rawnn.errors import CheckpointError, ConfigError, DataError
-from rawnn.model import Model, _gelu
-from rawnn.network import Network
-from rawnn.result import Result
-from rawnn.training import train
+from rawnn.network.activations import activation
+from rawnn.network.layers import Network
+from rawnn.run.model import Model, _gelu
+from rawnn.run.result import Result
+from rawnn.run.training import train
 from tests.data.foreign import Foreign
 from tests.test_training import DATA
 

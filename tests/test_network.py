@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 
 
 def test_parameters_are_outputs_by_inputs_layer_by_layer() -> None:

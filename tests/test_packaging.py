@@ -120,8 +120,8 @@ sys.argv[:] = ["rawnn", *sys.argv[2:]]
 """
 KERNELS = """
 from rawnn.ptx import SOURCES
-from rawnn.compiling.compile import compile_source
-from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.cuda.nvrtc import Nvrtc
 text = (SOURCES / "linear.cu").read_text()
 compile_source(Nvrtc(), text, name="linear.cu", arch="sm_90", expressions=["linear_update<10>"])
 """

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rawnn.common.random import (
+    MAX_PERMUTATION,
+    Purpose,
+    permutation,
+    philox,
+    rounding_bits,
+    uniform,
+)
 from rawnn.errors import ConfigError
-from rawnn.random import MAX_PERMUTATION, Purpose, permutation, philox, rounding_bits, uniform
 
 SEEDS = st.integers(0, 2**64 - 1)
 # Salmon et al., Random123, kat_vectors: counter, key, result.

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rawnn.activations import ACTIVATIONS, Activation
 from rawnn.bench.specification import Limits, draw
 from rawnn.cli.options import listed, setting
 from rawnn.cli.train import train
-from rawnn.config import Config
-from rawnn.losses import LOSSES
-from rawnn.network import INITIALISERS
-from rawnn.optimizers import RULES as OPTIMIZERS
-from rawnn.optimizers import Rule
+from rawnn.network.activations import ACTIVATIONS, Activation
+from rawnn.network.layers import INITIALISERS
+from rawnn.network.losses import LOSSES
+from rawnn.network.optimizers import RULES as OPTIMIZERS
+from rawnn.network.optimizers import Rule
+from rawnn.network.schedules import RULES as SCHEDULES
 from rawnn.opts.registry import Machine
-from rawnn.schedules import RULES as SCHEDULES
+from rawnn.run.config import Config
 from tests.catalogue import SHAPES, VARIANTS
 from tests.runners import torch_formulas
 

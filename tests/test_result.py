@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rawnn.config import Config
 from rawnn.errors import RawnnError
-from rawnn.result import SCHEMA_VERSION, Report, Result, environment, schema
+from rawnn.run.config import Config
+from rawnn.run.result import SCHEMA_VERSION, Report, Result, environment, schema
 from tests.test_training import Recorder, run
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rawnn.errors import ConfigError
-from rawnn.schedules import RULES, Schedule, functor, parse
+from rawnn.network.schedules import RULES, Schedule, functor, parse
 
 EPS = float(np.finfo(np.float32).eps)
 

@@ -11,8 +11,8 @@ import pytest
 import safetensors.numpy
 
 from rawnn.errors import CheckpointError
-from rawnn.network import Network
-from rawnn.state_dict import from_torch, layers_of, read_state_dict, to_torch
+from rawnn.network.layers import Network
+from rawnn.run.state_dict import from_torch, layers_of, read_state_dict, to_torch
 from tests.data.foreign import BFLOAT16, Foreign
 
 NETWORK = Network((6, 5, 4, 3))

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from rawnn.checkpoint import Checkpoint, find, read, write
 from rawnn.errors import CheckpointError, ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.onchip.choose import choose
 from rawnn.onchip.problem import Unsupported
 from rawnn.onchip.spelling import exactly
 from rawnn.opts import earning, select
 from rawnn.ptx.kernels import kernel_for
+from rawnn.run.checkpoint import Checkpoint, find, read, write
+from rawnn.run.taken import kept_in
+from rawnn.run.training import Session
 from rawnn.runners.base import Work
-from rawnn.taken import kept_in
-from rawnn.training import Session
 from rawnn.tuning import table
 from rawnn.tuning.choices import applied, choices_of, key_of, variants
 from tests.engine import CAPABLE, LADDER, random_dataset
@@ -157,7 +157,7 @@ def test_the_largest_batch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def tunable(opt: str = "preload,tiled,tune") -> Session:
-    from rawnn.config import Config
+    from rawnn.run.config import Config
 
     options = {**OPTIONS, "layers": (70, 80, 9), "batch": 40, "device": "sim", "opt": opt}
     return Session(Config(**options), data=random_dataset(70, 9, 80, 20))
@@ -182,7 +182,7 @@ def test_launches_that_were_measured_are_kept(monkeypatch: pytest.MonkeyPatch) -
     before = kept_in(checkpoint.taken, "file")
     assert before is not None
     with tunable("preload,tiled") as session:
-        from rawnn.machine import Opened
+        from rawnn.run.machine import Opened
 
         opened = Opened(session.device, CAPABLE, 0.0)
         _, work = session._made(before.opt, opened, before)
@@ -247,7 +247,7 @@ def test_the_kernel_is_the_one_that_was_chosen() -> None:
     """Its text, and so every order in which it adds up."""
     from rawnn.opts import TOGGLES
     from rawnn.opts.persistent import came_to
-    from rawnn.policy import Policy
+    from rawnn.run.policy import Policy
     from tests.onchip.problems import prepared
 
     plan = replace(prepared(Network((40, 64, 17, 10))), target=CAPABLE.target)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.config import Config
 from rawnn.data import Dataset
 from rawnn.errors import ConfigError, DataError, TrainingDiverged
-from rawnn.network import Network
-from rawnn.result import Report, Result
-from rawnn.training import Listener, Session, train
+from rawnn.network.layers import Network
+from rawnn.run.config import Config
+from rawnn.run.result import Report, Result
+from rawnn.run.training import Listener, Session, train
 from tests.engine import random_dataset
 
 DATA = random_dataset(features=12, classes=4, train=40, test=13)
@@ -159,7 +159,7 @@ def test_time_is_counted_once_in_an_interrupted_run(monkeypatch: pytest.MonkeyPa
             seconds += 100  # an epoch takes 100 s
             super().epoch_done(epoch)
 
-    monkeypatch.setattr("rawnn.loop.perf_counter", lambda: seconds)
+    monkeypatch.setattr("rawnn.run.loop.perf_counter", lambda: seconds)
     for stop, epochs in ((("reported", 2), 2), (("epoch_done", 2), 2), (("", 0), 4)):
         result = run(Slow(stop))
         assert result.times.training == epochs * 100e3
@@ -226,7 +226,7 @@ def test_auto_runs_on_the_host_where_there_is_no_gpu(monkeypatch: pytest.MonkeyP
     def refuse(ordinal: int, notify: object) -> None:
         raise DeviceError("no usable GPU")
 
-    monkeypatch.setattr("rawnn.machine.open_gpu", refuse)
+    monkeypatch.setattr("rawnn.run.machine.open_gpu", refuse)
     listener = Recorder()
     result = run(listener, device="auto", opt="best,cublas")
     assert "running on the host: no usable GPU" in listener.all("notify")

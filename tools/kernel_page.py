@@ -68,8 +68,8 @@ TAIL = """\
 [results/kernels.json](../../results/kernels.json) has {count} instances, one a line: threads and
 dynamic shared memory of the largest launch, and for {architectures}, by NVRTC {versions},
 registers, static shared memory and spills. How many blocks fit on a multiprocessor follows from
-them (`rawnn.compiling.resources.occupancy`). What CI proves of it, and when it has to be written
-anew: [testing](../../docs/testing.md#what-ci-runs).
+them (`rawnn.device.compiling.resources.occupancy`). What CI proves of it, and when it has to be
+written anew: [testing](../../docs/testing.md#what-ci-runs).
 """
 
 

@@ -17,13 +17,13 @@ import numpy as np
 
 import rawnn
 from rawnn.bench.statistics import mean_std
-from rawnn.config import Config
+from rawnn.common.files import cache_directory, write_atomically
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import check_fit, settled
+from rawnn.data.source import check_fit, settled
 from rawnn.errors import ConfigError, TrainingDiverged
-from rawnn.files import cache_directory, write_atomically
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
+from rawnn.run.config import Config
 from rawnn.runners.base import prepare
 from rawnn.runners.host import HostRunner
 

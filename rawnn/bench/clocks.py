@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rawnn.bench.statistics import Spread, spread
-from rawnn.machine import Opened
+from rawnn.run.machine import Opened
 
 FIELDS = ("sm_mhz", "mem_mhz", "temperature_c", "power_w")
 QUERY = "clocks.sm,clocks.mem,temperature.gpu,power.draw"

@@ -17,7 +17,7 @@ import msgspec
 
 from rawnn.bench.clocks import smi_index
 from rawnn.bench.statistics import Spread, spread
-from rawnn.machine import Opened
+from rawnn.run.machine import Opened
 
 INTERVAL_S = 0.05
 """Seconds between samples; one takes some 0.1 ms of a core, in the thread that takes it."""

@@ -18,10 +18,10 @@ from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, Prepare
 from rawnn.bench.records import place_of
+from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.files import write_atomically
-from rawnn.machine import open_device
-from rawnn.result import Environment
+from rawnn.run.machine import open_device
+from rawnn.run.result import Environment
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,12 +20,12 @@ from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.records import place_of
 from rawnn.bench.statistics import Spread, ratio_interval, spread
-from rawnn.config import Config
+from rawnn.common.files import write_atomically
 from rawnn.data import Dataset
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.files import write_atomically
-from rawnn.machine import Opened
-from rawnn.result import Environment
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened
+from rawnn.run.result import Environment
 
 ROUNDS = 5
 

@@ -25,15 +25,15 @@ from rawnn.bench.records import (
     toggle_words,
 )
 from rawnn.bench.suites import read_suites
-from rawnn.config import Config
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import check_fit, settled
+from rawnn.data.source import check_fit, settled
 from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
-from rawnn.machine import Opened, open_device
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
-from rawnn.result import Result
-from rawnn.training import Listener, Session
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened, open_device
+from rawnn.run.result import Result
+from rawnn.run.training import Listener, Session
 
 _SUITE = read_suites().ladder
 BASE = tuple(_SUITE.base)

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.bench.specification import EPOCHS, Limits, Specification, draw
-from rawnn.cuda.errors import CallFailed
 from rawnn.data import Dataset
+from rawnn.device.cuda.errors import CallFailed
 from rawnn.errors import OutOfMemory, RawnnError
-from rawnn.machine import Opened
-from rawnn.network import Parameters
+from rawnn.network.layers import Parameters
+from rawnn.run.machine import Opened
 from rawnn.runners.base import Runner, Work
 from rawnn.runners.host import HostRunner
 

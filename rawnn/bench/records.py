@@ -18,11 +18,11 @@ from rawnn.bench.clocks import ClockSample, summarize
 from rawnn.bench.conditions import Conditions, merged
 from rawnn.bench.footprint import Footprint
 from rawnn.bench.statistics import Spread, mean_std, spread
-from rawnn.config import Config
+from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
-from rawnn.files import write_atomically
-from rawnn.machine import Opened
-from rawnn.result import Environment, Result, environment
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened
+from rawnn.run.result import Environment, Result, environment
 
 SCHEMA_VERSION = 1
 

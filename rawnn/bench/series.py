@@ -18,7 +18,7 @@ from rawnn.bench.records import LadderResult
 from rawnn.bench.sets import SetsResult
 from rawnn.bench.statistics import Spread
 from rawnn.errors import ConfigError
-from rawnn.result import Environment
+from rawnn.run.result import Environment
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,17 +20,17 @@ from rawnn.bench.footprint import Footprint, footprint
 from rawnn.bench.ladder import check_words
 from rawnn.bench.records import place_of, read_measured, timer_of, toggle_words
 from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
-from rawnn.config import Config
+from rawnn.common.files import write_atomically
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import check_fit
+from rawnn.data.source import check_fit
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.files import write_atomically
-from rawnn.machine import Opened, open_device
+from rawnn.network.workloads import workload
 from rawnn.opts import TOGGLES
 from rawnn.opts.numbers import NUMBERS
-from rawnn.result import Environment, Result
-from rawnn.training import Listener, Session
-from rawnn.workloads import workload
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened, open_device
+from rawnn.run.result import Environment, Result
+from rawnn.run.training import Listener, Session
 
 HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "test accuracy", "device memory")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.activations import ACTIVATIONS
 from rawnn.data import Dataset
 from rawnn.data.normalise import Normalisation
 from rawnn.errors import ConfigError
-from rawnn.losses import LOSSES
-from rawnn.network import INITIALISERS, Network
-from rawnn.optimizers import RULES, Optimizer
+from rawnn.network.activations import ACTIVATIONS
+from rawnn.network.layers import INITIALISERS, Network
+from rawnn.network.losses import LOSSES
+from rawnn.network.optimizers import RULES, Optimizer
 from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.numbers import NUMBERS
 from rawnn.opts.registry import Machine, Toggle

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rawnn.bench.records import LadderResult, Rung
 from rawnn.bench.statistics import Spread, runs_text, with_deviation
-from rawnn.words import counted
+from rawnn.common.words import counted
 
 HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "x baseline", "accuracy",
             "reference")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rawnn.bench.sets import WorkloadSet
-from rawnn.workloads import workload
+from rawnn.network.workloads import workload
 
 
 def default_sets(name: str) -> list[str]:

@@ -30,12 +30,12 @@ from rawnn.cli.report import everything, report
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.cli.suites import ablation, curves, sweep
-from rawnn.config import Config
+from rawnn.common.files import check_output, write_atomically
 from rawnn.data import Dataset, load_dataset
-from rawnn.datasource import settled
+from rawnn.data.source import settled
 from rawnn.errors import ConfigError, RawnnError, nearest
-from rawnn.files import check_output, write_atomically
-from rawnn.machine import open_device
+from rawnn.run.config import Config
+from rawnn.run.machine import open_device
 
 
 class _Bench(click.Group):

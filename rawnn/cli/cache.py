@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rawnn.compiling.cache import CubinCache
+from rawnn.device.compiling.cache import CubinCache
 from rawnn.errors import RawnnError
 
 

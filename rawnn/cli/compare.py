@@ -20,11 +20,11 @@ from rawnn.cli.options import (
     toggle_names,
 )
 from rawnn.cli.screen import say, table_console
+from rawnn.common.files import check_output
 from rawnn.data import Dataset
-from rawnn.datasource import check_fit, named, settled
+from rawnn.data.source import check_fit, named, settled
 from rawnn.errors import RawnnError
-from rawnn.files import check_output
-from rawnn.machine import open_device
+from rawnn.run.machine import open_device
 
 HEADINGS = ("toggles", "us/step", "min-max", "x first", "launches", "MB moved", "loss of epoch 1")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rawnn.config import Config
-from rawnn.optimizers import option
+from rawnn.network.optimizers import option
+from rawnn.run.config import Config
 
 if TYPE_CHECKING:
-    from rawnn.result import Result, Times
+    from rawnn.run.result import Result, Times
     from rawnn.runners.base import Work
 
 

@@ -12,8 +12,8 @@ from rawnn.bench.compare import EFFECT, LEVEL, MEANING, Comparison, Pair
 from rawnn.bench.compare import compare as compared
 from rawnn.bench.series import read_series
 from rawnn.cli.screen import table_console
+from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import RawnnError
-from rawnn.files import check_output, write_atomically
 
 HEADINGS = ("suite", "set", "B / A", "95 % interval", "p", "runs", "verdict")
 

@@ -9,16 +9,16 @@ import click
 import msgspec
 from rich.console import Console
 
-from rawnn.checkpoint import Checkpoint, find
 from rawnn.cli.examples import Examples, given_examples, own_examples, say
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import DATA, DEVICE, OUTPUT, PATH, check_data, devices, run_option
 from rawnn.cli.screen import fitted, working
+from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS
 from rawnn.errors import ConfigError
-from rawnn.files import check_output, write_atomically
-from rawnn.model import Model
+from rawnn.run.checkpoint import Checkpoint, find
+from rawnn.run.model import Model
 
 
 @click.command(name="eval", cls=Command)

@@ -9,13 +9,13 @@ from typing import Any
 import click
 from numpy.typing import NDArray
 
-from rawnn.checkpoint import Checkpoint
 from rawnn.data import load_dataset
 from rawnn.data.arrays import check_finite
 from rawnn.data.base import Kind
 from rawnn.data.catalog import is_table
 from rawnn.data.tables import Table, read_table
 from rawnn.errors import ConfigError, DataError
+from rawnn.run.checkpoint import Checkpoint
 
 _OWN_SET = ("dataset", "data", "target", "validation", "seed")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from rawnn.checkpoint import find
 from rawnn.cli.screen import say
+from rawnn.common.files import check_output
 from rawnn.errors import ConfigError
-from rawnn.export import INPUT_TYPES, InputType, export_onnx
-from rawnn.files import check_output
-from rawnn.model import Model
+from rawnn.run.checkpoint import find
+from rawnn.run.export import INPUT_TYPES, InputType, export_onnx
+from rawnn.run.model import Model
 
 
 @click.command()

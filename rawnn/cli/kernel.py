@@ -52,7 +52,7 @@ def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
 
 def _here() -> str:
     """The architecture of the first GPU, where there is one."""
-    from rawnn.machine import open_gpu
+    from rawnn.run.machine import open_gpu
 
     try:
         device = open_gpu(0, lambda message: None)

@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 import click
 
-from rawnn.activations import ACTIVATIONS
-from rawnn.checkpoint import continued
 from rawnn.cli.grouped import Known, Option
-from rawnn.config import Config, parse_layers, read_toml
 from rawnn.data.catalog import DATASETS, is_table
 from rawnn.errors import ConfigError
-from rawnn.losses import LOSSES
-from rawnn.network import INITIALISERS
-from rawnn.optimizers import RULES as OPTIMIZERS
-from rawnn.schedules import RULES as SCHEDULES
+from rawnn.network.activations import ACTIVATIONS
+from rawnn.network.layers import INITIALISERS
+from rawnn.network.losses import LOSSES
+from rawnn.network.optimizers import RULES as OPTIMIZERS
+from rawnn.network.schedules import RULES as SCHEDULES
+from rawnn.run.checkpoint import continued
+from rawnn.run.config import Config, parse_layers, read_toml
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,7 +35,7 @@ def toggle_names() -> Iterable[str]:
 
 def workload_names() -> Iterable[str]:
     """The built-in workloads."""
-    from rawnn.workloads import WORKLOADS
+    from rawnn.network.workloads import WORKLOADS
 
     return WORKLOADS
 

@@ -32,9 +32,9 @@ from rawnn.bench.peers.workload_table import markdown as workload_markdown
 from rawnn.bench.peers.workload_table import remarks, table_rows
 from rawnn.bench.suites import read_suites
 from rawnn.cli.screen import say, table_console
-from rawnn.config import check_device
+from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import RawnnError
-from rawnn.files import check_output, write_atomically
+from rawnn.run.config import check_device
 
 bench_option = click.option(
     "--bench", "bench_file", metavar="FILE.toml",

@@ -9,7 +9,9 @@ import click
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.cli.screen import sentences, table_console
-from rawnn.compiling.programmatic import Proof
+from rawnn.common.words import counted
+from rawnn.device.compiling.programmatic import Proof
+from rawnn.device.target import KNOWN
 from rawnn.onchip.report import describe
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
@@ -18,8 +20,6 @@ from rawnn.step.build import training_step
 from rawnn.step.dependencies import reason
 from rawnn.step.op import Op
 from rawnn.step.recipe import Form
-from rawnn.target import KNOWN
-from rawnn.words import counted
 
 SHOWN_NODES = 60
 TARGETS = {target.name: target for target in KNOWN.values()}
@@ -87,10 +87,10 @@ def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: 
 def _programmatic(graph: GraphPlan) -> list[tuple[int, ...]]:
     """For each op the edges that are programmatic, as far as the kernels' sources say; a run proves
     it from their PTX."""
-    from rawnn.cuda.device import Device
+    from rawnn.device.cuda.device import Device
+    from rawnn.device.sim import Simulation
     from rawnn.runners.lowering import Lowering
     from rawnn.runners.programmatic import programmatic_edges
-    from rawnn.sim import Simulation
 
     target = graph.plan.target
     device = Device(Simulation(compute_capability=target.capability).backend())

@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from rawnn.checkpoint import find
 from rawnn.cli.eval import show
 from rawnn.cli.examples import given_examples, say
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import DATA, DEVICE, OUTPUT, PATH, check_data, devices, run_option
 from rawnn.cli.screen import working
+from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS
 from rawnn.errors import ConfigError
-from rawnn.files import check_output, write_atomically
-from rawnn.model import Model
+from rawnn.run.checkpoint import find
+from rawnn.run.model import Model
 
 
 @click.command(cls=Command)

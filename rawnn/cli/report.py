@@ -12,8 +12,8 @@ from rawnn.bench.report import SECTIONS, write_report
 from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import say
+from rawnn.common.files import check_output
 from rawnn.errors import ConfigError, RawnnError, nearest
-from rawnn.files import check_output
 
 SUITES = ("ladder", "workloads", "toggles", "ablation", "sweep", "peers", "curves", "random")
 RESUMABLE = ("sweep", "peers", "random")

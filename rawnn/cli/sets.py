@@ -20,11 +20,11 @@ from rawnn.bench.sets import (
 from rawnn.bench.workloads import workload_sets
 from rawnn.bench.worth import comparison_sets, markdown, terminal_table, toggles_named
 from rawnn.cli.screen import Screen, say, sentences, table_console
+from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import RawnnError
-from rawnn.files import check_output, write_atomically
+from rawnn.network.workloads import WORKLOADS
 from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Toggle
-from rawnn.workloads import WORKLOADS
 
 _OPTIONS = [
     click.option("--repeats", type=click.IntRange(1), default=3, show_default=True,

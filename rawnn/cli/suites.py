@@ -29,10 +29,10 @@ from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option, device_of, finish, hold, print_table
 from rawnn.cli.screen import say
-from rawnn.config import check_device
+from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import ConfigError, RawnnError, nearest
-from rawnn.files import check_output, write_atomically
-from rawnn.machine import open_device
+from rawnn.run.config import check_device
+from rawnn.run.machine import open_device
 
 
 @click.command()

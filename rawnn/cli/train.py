@@ -15,7 +15,6 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rawnn.checkpoint import listed
 from rawnn.cli.described import (
     epoch_text,
     initialisation_text,
@@ -25,12 +24,13 @@ from rawnn.cli.described import (
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
-from rawnn.files import SideOutput, TextSink, check_output
-from rawnn.machine import since_import
-from rawnn.training import Listener, Session
+from rawnn.common.files import SideOutput, TextSink, check_output
+from rawnn.run.checkpoint import listed
+from rawnn.run.machine import since_import
+from rawnn.run.training import Listener, Session
 
 if TYPE_CHECKING:
-    from rawnn.result import Report, Result
+    from rawnn.run.result import Report, Result
 
 HEADER = f"{'epoch':>6} {'train loss':>11} {'train acc':>10} {'test acc':>9} {'ms/epoch':>10}"
 LOSS_HEADER = f"{'epoch':>6} {'train loss':>11} {'test loss':>20} {'ms/epoch':>10}"

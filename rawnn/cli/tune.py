@@ -12,13 +12,13 @@ from rich.table import Table
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.cli.screen import sentences, table_console
-from rawnn.config import Config
 from rawnn.data import Dataset
-from rawnn.datasource import named, settled
+from rawnn.data.source import named, settled
 from rawnn.errors import ConfigError, DataError, DeviceError
-from rawnn.machine import open_device
 from rawnn.opts.numbers import numbers_of
-from rawnn.result import environment
+from rawnn.run.config import Config
+from rawnn.run.machine import open_device
+from rawnn.run.result import environment
 from rawnn.tuning.choices import remembered
 from rawnn.tuning.launches import described
 from rawnn.tuning.search import Measured, Search, Task, fits

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.random import permutation
 from rawnn.data.base import (
     DEFAULT_FRACTION,
     INPUT_TYPES,
@@ -21,10 +22,9 @@ from rawnn.data.base import (
 from rawnn.data.dlpack import DeviceArray, read
 from rawnn.data.normalise import Normalisation, Normalise
 from rawnn.errors import ConfigError, DataError
-from rawnn.random import permutation
 
 if TYPE_CHECKING:
-    from rawnn.cuda.device import Device
+    from rawnn.device.cuda.device import Device
 
 ROW_BYTES = 16  # what rows of a matrix are padded to on the device
 _EXACT = 2**24  # up to here float32 holds every integer

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from rawnn.common.files import cache_directory, write_privately
 from rawnn.data.catalog import is_pinned
 from rawnn.data.idx import Bytes
-from rawnn.files import cache_directory, write_privately
 
 Notify = Callable[[str], None]
 

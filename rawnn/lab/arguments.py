@@ -9,10 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rawnn.compiling.signature import Parameter
-from rawnn.compiling.structs import Struct, vector
-from rawnn.cuda.device import Device
-from rawnn.cuda.launch import Value
+from rawnn.device.compiling.signature import Parameter
+from rawnn.device.compiling.structs import Struct, vector
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.launch import Value
 from rawnn.errors import ConfigError
 from rawnn.lab.arrays import Array, TensorMap
 from rawnn.lab.exchange import imported, streams_before

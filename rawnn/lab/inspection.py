@@ -10,9 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rawnn.compiling.headers import tool_folders
-from rawnn.compiling.resources import SM_LIMITS, Occupancy, Usage, occupancy, resource_usage, spills
-from rawnn.compiling.signature import find_kernel, parse_kernels
+from rawnn.device.compiling.headers import tool_folders
+from rawnn.device.compiling.resources import (
+    SM_LIMITS,
+    Occupancy,
+    Usage,
+    occupancy,
+    resource_usage,
+    spills,
+)
+from rawnn.device.compiling.signature import find_kernel, parse_kernels
 from rawnn.errors import ConfigError, MissingLibrary
 from rawnn.lab.source import Source
 from rawnn.ptx import SOURCES

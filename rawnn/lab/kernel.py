@@ -10,12 +10,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from rawnn.compiling.c_types import FORMATS, code_of
-from rawnn.compiling.signature import KernelSignature, find_kernel, parse_kernels
-from rawnn.compiling.structs import included, layout_of
-from rawnn.cuda.device import Device, Function
-from rawnn.cuda.errors import check
-from rawnn.cuda.launch import Arguments, Dim, KernelLaunch, Value
+from rawnn.device.compiling.c_types import FORMATS, code_of
+from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
+from rawnn.device.compiling.structs import included, layout_of
+from rawnn.device.cuda.device import Device, Function
+from rawnn.device.cuda.errors import check
+from rawnn.device.cuda.launch import Arguments, Dim, KernelLaunch, Value
 from rawnn.errors import ConfigError, DeviceError
 from rawnn.lab.arguments import Convert, Streams, converter
 from rawnn.lab.arrays import default_device

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rawnn.compiling.cache import CubinCache
-from rawnn.compiling.compile import Compiled, compile_source
-from rawnn.cuda.device import Device
+from rawnn.device.compiling.cache import CubinCache
+from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.device.cuda.device import Device
 from rawnn.errors import ConfigError, MissingLibrary
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
@@ -77,7 +77,7 @@ class Source:
     def compiled(self, expressions: Sequence[str], arch: str, options: Sequence[str] = (),
                  cache: CubinCache | None = None) -> Compiled:
         """By the installed NVRTC, without a GPU. Raises CompileError, MissingLibrary."""
-        from rawnn.cuda.nvrtc import Nvrtc
+        from rawnn.device.cuda.nvrtc import Nvrtc
 
         return compile_source(Nvrtc, self.text, name=self.name, arch=arch, expressions=expressions,
                               options=(*self.flags, *options), include_paths=self.include,

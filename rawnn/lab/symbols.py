@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.compiling.symbols import SymbolType, symbols
-from rawnn.cuda.device import Device, Function
-from rawnn.cuda.errors import CallFailed, check
+from rawnn.device.compiling.symbols import SymbolType, symbols
+from rawnn.device.cuda.device import Device, Function
+from rawnn.device.cuda.errors import CallFailed, check
 from rawnn.errors import ConfigError, nearest
 from rawnn.lab.arguments import ELEMENTS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rawnn.target import Target
+from rawnn.device.target import Target
 
 NEEDED = ("asynchronous copies", "bfloat16", "tf32")
 """Features of a target without which there is no kernel."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rawnn.activations import activation
-from rawnn.dtypes import c_type, itemsize
+from rawnn.common.dtypes import c_type, itemsize
 from rawnn.errors import RawnnError
-from rawnn.losses import LOSSES
+from rawnn.network.activations import activation
+from rawnn.network.losses import LOSSES
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 

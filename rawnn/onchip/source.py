@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rawnn.activations import functor
-from rawnn.dtypes import c_type
+from rawnn.common.dtypes import c_type
+from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
 from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout
 from rawnn.onchip.problem import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
 

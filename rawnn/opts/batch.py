@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from rawnn.common.words import counted
 from rawnn.errors import ConfigError
 from rawnn.opts.registry import Comparison, Parameter, Rewritten, Toggle, positive_count, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
-from rawnn.words import counted
 
 SHARE = 0.9
 """Of the free memory that batch=max may take: libraries need workspaces besides."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rawnn.opts.registry import Comparison, Machine, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.build import training_step
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe

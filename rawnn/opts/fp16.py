@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from rawnn.opts.precision import choice, computing, stored, with_loss_scale
 from rawnn.opts.registry import Comparison, Parameter, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
 GUARDED = ("nt", "nn")

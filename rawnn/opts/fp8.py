@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from rawnn.opts.precision import stored, with_loss_scale
 from rawnn.opts.registry import Comparison, Machine, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
 TENSOR_CORES = (8, 9)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rawnn.activations import activation
-from rawnn.losses import LOSSES
+from rawnn.network.activations import activation
+from rawnn.network.losses import LOSSES
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import (
@@ -25,9 +25,9 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.policy import Policy
 from rawnn.ptx import head, linear, narrow, skinny
 from rawnn.ptx.family import Fusion
+from rawnn.run.policy import Policy
 from rawnn.step.op import OPS, Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Tensor

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rawnn.errors import ConfigError
 from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
 CONDITIONAL_NODES = 12030

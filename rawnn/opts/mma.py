@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.dtypes import itemsize
+from rawnn.common.dtypes import itemsize
+from rawnn.device.target import features_of
 from rawnn.errors import ConfigError
 from rawnn.opts.registry import (
     Comparison,
@@ -16,12 +17,11 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.policy import Policy
 from rawnn.ptx.mma import wgmma_is_faster
 from rawnn.ptx.tiles import product_of
+from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from rawnn.target import features_of
 
 VALUES = ("auto", "sync", "wgmma")
 KINDS = ("sync", "wgmma", "skinny")

@@ -15,7 +15,7 @@ from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.spelling import exactly
 from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor

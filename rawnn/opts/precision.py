@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from rawnn.dtypes import LARGEST
+from rawnn.common.dtypes import LARGEST
 from rawnn.errors import ConfigError
 from rawnn.opts.registry import Machine
 from rawnn.step.build import CLOCK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts.earning import Verdict, judge, usual_form
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.ptx.linear import MAX_FUSED_CLASSES

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from rawnn.device.target import HOST, Target
 from rawnn.errors import ConfigError, nearest
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import presets
 from rawnn.opts.numbers import numbers_of
 from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
-from rawnn.target import HOST, Target
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.opts.precision import computing, needs_capability
 from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rawnn.dtypes import c_type
+from rawnn.common.dtypes import c_type
+from rawnn.network.schedules import functor as schedule_functor
 from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     Geometry,
@@ -16,7 +17,6 @@ from rawnn.ptx.table import (
     typed,
     types,
 )
-from rawnn.schedules import functor as schedule_functor
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 

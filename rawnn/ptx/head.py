@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rawnn.activations import activation, functor
-from rawnn.dtypes import rounded
-from rawnn.losses.cross_entropy import gradient, log_loss, softmax_of
+from rawnn.common.dtypes import rounded
+from rawnn.network.activations import activation, functor
+from rawnn.network.losses.cross_entropy import gradient, log_loss, softmax_of
 from rawnn.ptx.family import Family, Fusion
 from rawnn.ptx.table import KernelImpl, Scalars, ceil, flag, types
 from rawnn.ptx.updates import CONTEXT

@@ -2,7 +2,7 @@
 //
 //   w: [rows, cols], leading dimension ldw (a vector is one row). Element i, counted row by row
 //   without padding, is word i % 4 of draw i / 4 of (seed, stream), the same number on every device
-//   and in rawnn/random.py, rounded to T. Padding is left alone.
+//   and in rawnn/common/random.py, rounded to T. Padding is left alone.
 //
 // Used once, at the start of training.
 // Launch: one dimension, any size (grid-stride over draws): ceil(rows * cols / 4) threads cover it

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from rawnn.losses.cross_entropy import gradient, log_loss, softmax_of
+from rawnn.network.losses.cross_entropy import gradient, log_loss, softmax_of
 from rawnn.ptx.family import Family, Fusion
 from rawnn.ptx.table import KernelImpl, Scalars, Shape, ceil, typed
 from rawnn.step.op import Attributes, Op, define

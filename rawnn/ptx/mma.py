@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cache
 
+from rawnn.device.target import Target
 from rawnn.ptx.family import Family
 from rawnn.ptx.table import Scalars, ceil
 from rawnn.ptx.tiles import (
@@ -19,7 +20,6 @@ from rawnn.ptx.tiles import (
     register_family,
     sums_bytes,
 )
-from rawnn.target import Target
 
 SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
               ("asynchronous copies",))

@@ -19,9 +19,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rawnn.activations import activation, functor
-from rawnn.dtypes import c_type, rounded
-from rawnn.losses.cross_entropy import gradient, softmax_of
+from rawnn.common.dtypes import c_type, rounded
+from rawnn.network.activations import activation, functor
+from rawnn.network.losses.cross_entropy import gradient, softmax_of
 from rawnn.ptx.family import Family, Fusion
 from rawnn.ptx.table import Geometry, KernelImpl, Scalars, Shape, ceil
 from rawnn.step.joining import JOINS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rawnn.activations import functor
+from rawnn.network.activations import functor
 from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     KernelImpl,

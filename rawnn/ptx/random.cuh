@@ -1,5 +1,5 @@
 // Random numbers that depend on nothing but their coordinates: no state, any thread can draw any of
-// them, and rawnn/random.py draws the same bits with NumPy.
+// them, and rawnn/common/random.py draws the same bits with NumPy.
 //
 // The generator is Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"). Its
 // key is the seed; its four counter words are the counter (two words), the stream and the purpose,

@@ -5,7 +5,7 @@
 //   clock: int32[2], epochs and steps done; rates: float32 [steps]
 //
 // RULE is Constant, StepDecay (lr * value^(t / period)) or Cosine (from lr down to value over the
-// `period` steps behind the warm-up). rawnn/schedules has the same functions in NumPy.
+// `period` steps behind the warm-up). rawnn/network/schedules has the same functions in NumPy.
 // Launch: one dimension, any size (grid-stride over the steps), once an epoch; 256 threads a block.
 // Limit: the launch.
 

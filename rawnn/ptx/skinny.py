@@ -14,15 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-from rawnn.activations import activation, functor
-from rawnn.dtypes import itemsize
+from rawnn.common.dtypes import itemsize
+from rawnn.device.target import Target
+from rawnn.network.activations import activation, functor
 from rawnn.ptx.family import Family, Fusion
 from rawnn.ptx.table import Geometry, KernelImpl, Scalars, ceil, flag, types
 from rawnn.ptx.updates import CONTEXT
 from rawnn.step.op import Attributes, Op, define
 from rawnn.step.ops.updates import weight_update
 from rawnn.step.plan import Plan
-from rawnn.target import Target
 
 LARGEST_CLUSTER = 8
 """Blocks that can share the rounds of the inner dimension; one more cluster than the GPU runs at

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rawnn.activations import functor
-from rawnn.dtypes import c_type
+from rawnn.common.dtypes import c_type
 from rawnn.errors import ConfigError
+from rawnn.network.activations import functor
 from rawnn.step.op import Op, OpSpec
 from rawnn.step.plan import Plan
 

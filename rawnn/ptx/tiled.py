@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rawnn.device.target import Target
 from rawnn.ptx.family import Family
 from rawnn.ptx.table import Scalars
 from rawnn.ptx.tiles import (
@@ -13,7 +14,6 @@ from rawnn.ptx.tiles import (
     register_family,
     sums_bytes,
 )
-from rawnn.target import Target
 
 FAMILY = Family("tiled", "matrix products of any shape through tiles in shared memory and "
                 "registers, in float")

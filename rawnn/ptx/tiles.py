@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rawnn.activations import functor
-from rawnn.dtypes import itemsize
+from rawnn.common.dtypes import itemsize
+from rawnn.device.target import Target
 from rawnn.errors import ConfigError
+from rawnn.network.activations import functor
 from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     Geometry,
@@ -25,7 +26,6 @@ from rawnn.ptx.table import (
 from rawnn.ptx.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from rawnn.target import Target
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.compiling.signature import KernelSignature
-from rawnn.compiling.structs import Struct
-from rawnn.cuda.launch import Value
-from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
+from rawnn.device.compiling.signature import KernelSignature
+from rawnn.device.compiling.structs import Struct
+from rawnn.device.cuda.launch import Value
+from rawnn.device.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.errors import ConfigError
 from rawnn.ptx.table import NEUTRAL, kernel_for
 from rawnn.step.op import Op

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.data import Dataset
-from rawnn.network import Network, Parameters
+from rawnn.network.layers import Network, Parameters
 from rawnn.opts import Selection
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.runners.feed import form_of
 from rawnn.step import around
 from rawnn.step.build import evaluation_step, training_step, used_tensors

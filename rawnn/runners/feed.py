@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn import random
+from rawnn.common import random
+from rawnn.common.dtypes import LARGEST, numpy_dtype, rounded
 from rawnn.data import Dataset
-from rawnn.dtypes import LARGEST, numpy_dtype, rounded
 from rawnn.errors import ConfigError
 from rawnn.step.recipe import Form
 from rawnn.step.tensor import ROW_ALIGNMENT, Role, Tensor

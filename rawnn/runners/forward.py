@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.config import check_device
-from rawnn.cuda.device import Device, padded
+from rawnn.common.dtypes import numpy_dtype
 from rawnn.data.base import INPUT_TYPES
 from rawnn.data.normalise import Normalisation
-from rawnn.dtypes import numpy_dtype
+from rawnn.device.cuda.device import Device, padded
 from rawnn.errors import ConfigError
-from rawnn.machine import machine_of, open_device
-from rawnn.network import Network, Parameters
+from rawnn.network.layers import Network, Parameters
 from rawnn.opts import TOGGLES, select
+from rawnn.run.config import check_device
+from rawnn.run.machine import machine_of, open_device
 from rawnn.runners.lowering import Lowering
 from rawnn.runners.programs import StreamProgram
 from rawnn.step.build import Builder, used_tensors

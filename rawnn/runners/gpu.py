@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.cuda.allocators import Allocator, Pool, StreamOrdered
-from rawnn.cuda.device import Device, padded
-from rawnn.cuda.pinned import PinnedMemory
-from rawnn.cuda.stream import Event
-from rawnn.dtypes import numpy_dtype
+from rawnn.common.dtypes import numpy_dtype
+from rawnn.device.cuda.allocators import Allocator, Pool, StreamOrdered
+from rawnn.device.cuda.device import Device, padded
+from rawnn.device.cuda.pinned import PinnedMemory
+from rawnn.device.cuda.stream import Event
 from rawnn.errors import ConfigError
-from rawnn.network import Parameters
+from rawnn.network.layers import Parameters
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
 from rawnn.runners.feed import HostOrder, contents, resident
 from rawnn.runners.graphplan import graph_plans

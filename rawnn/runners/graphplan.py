@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan, advance

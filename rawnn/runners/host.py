@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
+from rawnn.common.dtypes import LOW_PRECISION, numpy_dtype, rounded
 from rawnn.errors import ConfigError
-from rawnn.network import Parameters
+from rawnn.network.layers import Parameters
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
 from rawnn.runners.feed import HostOrder, contents
 from rawnn.step.build import used_tensors

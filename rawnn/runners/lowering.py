@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from rawnn.activations import declarations
-from rawnn.compiling.batch import Batch, Job
-from rawnn.compiling.programmatic import Proof
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import check
-from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
-from rawnn.cuda.stream import Stream
+from rawnn.device.compiling.batch import Batch, Job
+from rawnn.device.compiling.programmatic import Proof
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import check
+from rawnn.device.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
+from rawnn.device.cuda.stream import Stream
 from rawnn.errors import ConfigError
+from rawnn.network.activations import declarations
 from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
@@ -25,8 +25,8 @@ from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
-    from rawnn.libs.matmul import LtContext
-    from rawnn.libs.softmax import CudnnContext
+    from rawnn.device.libs.matmul import LtContext
+    from rawnn.device.libs.softmax import CudnnContext
 
 Addresses = Mapping[str, int]
 HostArrays = Mapping[str, NDArray[Any]]
@@ -124,8 +124,8 @@ class Lowering:
         return commands
 
     def _product(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
-        from rawnn.libs.calls import LibraryCall
-        from rawnn.libs.matmul import LtContext
+        from rawnn.device.libs.calls import LibraryCall
+        from rawnn.device.libs.matmul import LtContext
 
         if op.kind not in ("matmul", "matmul_slices"):
             raise ConfigError(f"cuBLASLt does not compute the op '{op.name}' ({op.kind})")
@@ -158,8 +158,8 @@ class Lowering:
                 "dtype": plan[op.operands["a"]].dtype, "output": output.dtype}
 
     def _softmax(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
-        from rawnn.libs.calls import LibraryCall
-        from rawnn.libs.softmax import CudnnContext
+        from rawnn.device.libs.calls import LibraryCall
+        from rawnn.device.libs.softmax import CudnnContext
 
         if op.kind != "softmax":
             raise ConfigError(f"cuDNN does not compute the op '{op.name}' ({op.kind})")

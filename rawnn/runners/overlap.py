@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
-from rawnn.cuda.launch import Command
-from rawnn.cuda.stream import Mark, Stream
+from rawnn.device.cuda.launch import Command
+from rawnn.device.cuda.stream import Mark, Stream
 from rawnn.runners.lowering import Addresses, HostArrays, Lowering
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

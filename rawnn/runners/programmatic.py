@@ -1,14 +1,14 @@
 """Which edges of a plan may be programmatic: the kernel behind begins before the one ahead ends.
 
-What a kernel does is proved from its PTX (rawnn.compiling.programmatic); what it must not read
-early is known from the plan. Both have to agree, or the edge stays a full one.
+What a kernel does is proved from its PTX (rawnn.device.compiling.programmatic); what it must not
+read early is known from the plan. Both have to agree, or the edge stays a full one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rawnn.compiling.programmatic import Proof
+from rawnn.device.compiling.programmatic import Proof
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
-from rawnn.compiling.programmatic import Proof
-from rawnn.cuda.allocators import Allocator
-from rawnn.cuda.launch import Command, KernelLaunch
-from rawnn.cuda.memory import Allocation
+from rawnn.device.compiling.programmatic import Proof
+from rawnn.device.cuda.allocators import Allocator
+from rawnn.device.cuda.launch import Command, KernelLaunch
+from rawnn.device.cuda.memory import Allocation
 from rawnn.graphs import ExecutableGraph, Graph
 from rawnn.runners.graphplan import GraphPlan
 from rawnn.runners.lowering import Addresses, HostArrays, Lowering

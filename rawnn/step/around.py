@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rawnn.schedules import parse
+from rawnn.network.schedules import parse
 from rawnn.step.build import CLOCK, used_tensors
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -16,7 +16,7 @@ from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role, Tensor
 
 if TYPE_CHECKING:
-    from rawnn.network import Network
+    from rawnn.network.layers import Network
 
 
 def start(train: Plan, network: Network, seed: int) -> Plan:

@@ -12,7 +12,7 @@ from rawnn.step.recipe import Form, Recipe
 from rawnn.step.tensor import Role, Tensor
 
 if TYPE_CHECKING:
-    from rawnn.network import Network
+    from rawnn.network.layers import Network
 
 CLOCK = Tensor("clock", (2,), "int32", Role.STATE)
 """Epochs and steps done since training began."""

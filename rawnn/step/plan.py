@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from rawnn.common.words import counted
+from rawnn.device.target import HOST, Target
 from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.joining import SPANS, joined, spans
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
-from rawnn.target import HOST, Target
-from rawnn.words import counted
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rawnn.optimizers import Optimizer
+from rawnn.network.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Recipe:
     """How a network is trained.
 
     `batch` examples a step; `partial` keeps the last, smaller batch of an epoch; `shuffle` draws a
-    new order for each epoch from `seed`; `schedule` is a text of rawnn.schedules.
+    new order for each epoch from `seed`; `schedule` is a text of rawnn.network.schedules.
     """
 
     batch: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
-from rawnn.dtypes import FLOATS, itemsize
+from rawnn.common.dtypes import FLOATS, itemsize
 
 ROW_ALIGNMENT = 16
 """Bytes that every row of a matrix is padded to: what a 128-bit load and cuBLASLt's fast
@@ -44,7 +44,7 @@ class Role(StrEnum):
 class Tensor:
     """A dense vector, or a row-major matrix whose rows are padded to 16 bytes.
 
-    `dtype` is a name of rawnn.dtypes. `packed` leaves the padding out. `source` names the
+    `dtype` is a name of rawnn.common.dtypes. `packed` leaves the padding out. `source` names the
     parameter that a copy is made from, `scale` what its values are multiplied by before they are
     rounded. `bound` is half the width of the distribution that a parameter is drawn from.
     """

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from rawnn import ptx
-from rawnn.cuda.device import DeviceInfo
+from rawnn.common.files import cache_directory, write_atomically
+from rawnn.device.cuda.device import DeviceInfo
 from rawnn.errors import RawnnError
-from rawnn.files import cache_directory, write_atomically
 from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.base import Work
 from rawnn.step.op import Op

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
-from rawnn.cuda.device import Device
-from rawnn.cuda.stream import Event
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.stream import Event
 from rawnn.errors import RawnnError
 from rawnn.runners.base import Work
 from rawnn.runners.programs import Program

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
 from rawnn.data import Dataset
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
 from rawnn.errors import RawnnError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import TOGGLES, presets, select
 from rawnn.opts.registry import Machine
 from rawnn.runners.base import Work, prepare

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from rawnn.common.files import cache_directory
 from rawnn.errors import ConfigError
-from rawnn.files import cache_directory
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"
@@ -55,7 +55,7 @@ def read(path: Path) -> list[Entry]:
 
 def write(path: Path, entries: Sequence[Entry]) -> None:
     """Write a table whole, atomically, one entry a line."""
-    from rawnn.files import write_atomically
+    from rawnn.common.files import write_atomically
 
     lines = ",\n".join(msgspec.json.encode(e).decode() for e in entries)
     path.parent.mkdir(parents=True, exist_ok=True)

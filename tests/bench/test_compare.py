@@ -19,7 +19,7 @@ from rawnn.bench.sets import Measurement, SetsResult
 from rawnn.bench.statistics import spread
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError
-from rawnn.result import Environment
+from rawnn.run.result import Environment
 from tests.bench.conftest import GPU, make_ladder, make_rung
 
 RESULTS = Path(__file__).parents[2] / "results"

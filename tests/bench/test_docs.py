@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import rawnn.result
+import rawnn.run.result
 from rawnn.bench import records, sets
 from rawnn.bench.peers.records import ContestsResult
 from rawnn.opts import TOGGLES
@@ -34,7 +34,7 @@ def explained(page: str) -> set[str]:
 
 
 def test_every_key_of_a_result_is_explained() -> None:
-    assert keys(rawnn.result.schema()) <= explained("results.md")
+    assert keys(rawnn.run.result.schema()) <= explained("results.md")
 
 
 def test_every_key_of_a_ladder_is_explained() -> None:

@@ -32,8 +32,8 @@ from rawnn.bench.peers.workload_table import table_rows
 from rawnn.bench.series import read_series
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError
-from rawnn.machine import open_device
-from rawnn.result import Environment
+from rawnn.run.machine import open_device
+from rawnn.run.result import Environment
 
 PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "cuda",
                     {"name": "Some GPU", "driver": "580.1", "cuda": "13.0"}, {"numpy": "2"}, {}, "")

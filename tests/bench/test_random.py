@@ -17,12 +17,12 @@ from rawnn.bench import random
 from rawnn.bench.random import Outcome, check_run, run_random
 from rawnn.bench.specification import SMALL, Limits, Specification, draw
 from rawnn.cli.bench import bench
-from rawnn.cuda.errors import CallFailed
+from rawnn.device.cuda.errors import CallFailed
 from rawnn.errors import ConfigError, OutOfMemory, RawnnError
-from rawnn.machine import Opened, open_device
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts.registry import Machine
+from rawnn.run.machine import Opened, open_device
 from rawnn.step.op import OPS, Attributes
 from tests.engine import CAPABLE
 

@@ -21,7 +21,7 @@ from rawnn.bench.records import LadderResult
 from rawnn.cli import report as report_module
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.result import Environment
+from rawnn.run.result import Environment
 from tests.bench.conftest import GPU, make_ladder, make_rung
 
 pytest.importorskip("jinja2", reason="a report needs Jinja2, which is not installed")

@@ -10,7 +10,7 @@ import pytest
 from rawnn.bench import sets
 from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.errors import ConfigError, RawnnError
-from rawnn.training import Session
+from rawnn.run.training import Session
 from tests.engine import random_dataset
 
 DATA = random_dataset(784, 10, 300, 60)

@@ -18,8 +18,8 @@ from rawnn.bench.statistics import spread
 from rawnn.bench.suites import PACKAGED, read_suites
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError
-from rawnn.result import Environment
-from rawnn.workloads import workload
+from rawnn.network.workloads import workload
+from rawnn.run.result import Environment
 from tests.bench.conftest import GPU
 from tests.engine import CAPABLE
 

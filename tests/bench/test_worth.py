@@ -9,12 +9,12 @@ from rawnn.bench.records import GPU_TIMER
 from rawnn.bench.sets import Measurement, SetsResult
 from rawnn.bench.statistics import spread
 from rawnn.bench.worth import comparison_sets, markdown, toggles_named
-from rawnn.config import Config
 from rawnn.errors import ConfigError
+from rawnn.network.workloads import workload
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.presets import PRESETS
-from rawnn.result import Environment
-from rawnn.workloads import workload
+from rawnn.run.config import Config
+from rawnn.run.result import Environment
 from tests.bench.conftest import GPU
 from tests.engine import CAPABLE
 

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from rawnn import machine
 from rawnn.bench import ladder as ladder_module
 from rawnn.bench.records import read_ladder
 from rawnn.bench.sets import SetsResult
 from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError, DeviceError, RawnnError
-from rawnn.training import Session
+from rawnn.run import machine
+from rawnn.run.training import Session
 
 SMALL = ("ladder", "--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2",
          "--batch", "500")

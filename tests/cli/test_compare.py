@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from rawnn.bench.duel import Duel, Side
 from rawnn.cli.compare import compare
-from rawnn.config import Config
 from rawnn.errors import ConfigError
-from rawnn.result import Environment
+from rawnn.run.config import Config
+from rawnn.run.result import Environment
 
 SMALL = ("--device", "host", "--dataset", "synthetic", "--batch", "2000", "--rounds", "2")
 PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "host", None, {}, {}, "")

@@ -12,7 +12,7 @@ import pytest
 import rawnn
 from rawnn import doctor
 from rawnn.cli import run
-from rawnn.machine import Opened, open_device
+from rawnn.run.machine import Opened, open_device
 
 ROOT = Path(rawnn.__file__).parents[1]
 
@@ -50,7 +50,7 @@ class None_:
         if name.split(".")[0] in ("cuda", "nvidia", "nvmath", "pynvml"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, None_())
-from rawnn.compiling import headers
+from rawnn.device.compiling import headers
 headers._toolkits = lambda: iter(())
 from rawnn.cli import run
 sys.exit(run(["doctor"]))

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.checkpoint import Checkpoint, listed, write
 from rawnn.cli.figures import class_figures
-from rawnn.network import Network
+from rawnn.network.layers import Network
+from rawnn.run.checkpoint import Checkpoint, listed, write
 from tests.cli.conftest import Rawnn
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.model import Model
+from rawnn.run.model import Model
 from tests.cli.conftest import Rawnn
 
 pytest.importorskip("onnx")

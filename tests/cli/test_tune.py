@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.cuda.device import DeviceInfo
+from rawnn.device.cuda.device import DeviceInfo
 from rawnn.tuning import choices, search, table
 from rawnn.tuning.choices import Found
 from tests.cli.conftest import Rawnn

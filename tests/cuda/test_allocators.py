@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rawnn.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.stream import Stream
+from rawnn.device.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.stream import Stream
+from rawnn.device.sim import Fault, Race, Simulation
 from rawnn.errors import DeviceError, OutOfMemory
-from rawnn.sim import Fault, Race, Simulation
 from tests.sim.work import relu, vector
 
 MIB = 1 << 20

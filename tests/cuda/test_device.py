@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.backend import Backend
-from rawnn.cuda.device import Device, padded, version_text
+from rawnn.device.cuda.backend import Backend
+from rawnn.device.cuda.device import Device, padded, version_text
+from rawnn.device.sim import Fault, Faults, Simulation
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.machine import machine_of
-from rawnn.sim import Fault, Faults, Simulation
+from rawnn.run.machine import machine_of
 from tests.engine import make_work, random_dataset, run_on
 from tests.sim.work import relu, vector
 

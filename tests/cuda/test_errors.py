@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rawnn.cuda.errors import CallFailed, check, check_memory, require_package
+from rawnn.device.cuda.errors import CallFailed, check, check_memory, require_package
 from rawnn.errors import DeviceError, MissingLibrary, OutOfMemory
 
 

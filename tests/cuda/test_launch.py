@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawnn.compiling.signature import KernelSignature, Parameter, parse_kernels
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.launch import Arguments, HostToDevice
+from rawnn.device.compiling.signature import KernelSignature, Parameter, parse_kernels
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.launch import Arguments, HostToDevice
 from rawnn.errors import ConfigError
 from tests.sim.work import read, relu, vector
 

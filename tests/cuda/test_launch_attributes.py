@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.compiling.signature import parse_kernels
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.compiling.signature import parse_kernels
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.sim import Fault, Race, Simulation, register
 from rawnn.graphs import Graph
-from rawnn.sim import Fault, Race, Simulation, kernels, register
 from tests.sim.work import read, vector
 
 WAIT, TRIGGER = "pdl_wait();", "pdl_trigger();"
@@ -27,11 +27,10 @@ SEEDS = range(6)
 
 
 @pytest.fixture(autouse=True)
-def _references(monkeypatch: pytest.MonkeyPatch) -> None:
+def _references(own_meanings: None) -> None:
     def add_one(t: SimpleNamespace, scalars: object) -> None:
         np.add(t.x, 1, out=t.y)
 
-    monkeypatch.setattr(kernels, "_registered", {})
     for name in KERNELS:
         register(name, add_one, {"x": ("n",), "y": ("n",)}, reads=("x",), writes=("y",))
 

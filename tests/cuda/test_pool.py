@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rawnn.cuda.allocators import Pool
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.memory import Allocation
-from rawnn.cuda.stream import Stream
+from rawnn.device.cuda.allocators import Pool
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.memory import Allocation
+from rawnn.device.cuda.stream import Stream
+from rawnn.device.sim import Fault, Race, Simulation
 from rawnn.errors import OutOfMemory
-from rawnn.sim import Fault, Race, Simulation
 from tests.sim.work import relu, vector
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -4,22 +4,21 @@ made anew."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rawnn.compiling.signature import parse_kernels
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.launch import Arguments, KernelLaunch
-from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
+from rawnn.device.compiling.signature import parse_kernels
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.cuda.tensormap import NO_MAP, MappedMatrix
+from rawnn.device.sim import Fault, Faults, Simulation, SimulationError, register
+from rawnn.device.sim.tensormap import decoded
 from rawnn.errors import ConfigError
 from rawnn.graphs import Graph
-from rawnn.sim import Fault, Faults, Simulation, SimulationError, kernels, register
-from rawnn.sim.tensormap import decoded
 from tests.sim.work import read, vector
 
 SOURCE = """
@@ -32,14 +31,12 @@ ROWS, COLS, LD = 3, 6, 8
 
 
 @pytest.fixture(autouse=True)
-def _reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _reference(own_meanings: None) -> None:
     def add(t: SimpleNamespace, scalars: object) -> None:
         t.y[...] = 1 if not hasattr(t, "x") else t.x + 1
 
-    monkeypatch.setattr(kernels, "_registered", {})
     register("add_boxes", add, {"x": ("rows", "cols"), "y": ("rows", "cols")}, reads=("x",),
              writes=("y",), boxes=lambda s: {"x": 2, "y": 4})
-    return
 
 
 def matrix(driver: Any, box_rows: int = 2, **changed: Any) -> MappedMatrix:

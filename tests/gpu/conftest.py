@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
 from rawnn.errors import DeviceError
-from rawnn.machine import machine_of, open_gpu
 from rawnn.opts.registry import Machine
+from rawnn.run.machine import machine_of, open_gpu
 
 
 @pytest.fixture(scope="module")

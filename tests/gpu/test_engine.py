@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn import random
+from rawnn.common import random
 from rawnn.errors import DeviceError
+from rawnn.network.schedules import functor, parse
 from rawnn.ptx import SOURCES
-from rawnn.schedules import functor, parse
 
 pytestmark = pytest.mark.gpu
 

@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 import rawnn
-from rawnn.activations import activation
-from rawnn.cuda.device import padded
-from rawnn.dtypes import numpy_dtype
+from rawnn.common.dtypes import numpy_dtype
+from rawnn.device.cuda.device import padded
 from rawnn.errors import DeviceError
 from rawnn.lab.arrays import default_device
+from rawnn.network.activations import activation
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
 from rawnn.opts.registry import Machine
 from rawnn.runners.host import HostRunner
 from tests.engine import make_work, random_dataset, run_on, trained

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.dtypes import numpy_dtype
+from rawnn.common.dtypes import numpy_dtype
+from rawnn.device.cuda.device import Device
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.host import HostRunner

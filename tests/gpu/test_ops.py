@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.machine import machine_of
+from rawnn.device.cuda.device import Device
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
+from rawnn.run.machine import machine_of
 from rawnn.runners.lowering import Lowering
 from tests.catalogue import cases
 from tests.ops import outcomes

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.checkpoint import listed
-from rawnn.config import Config
-from rawnn.cuda.device import Device
 from rawnn.data import from_arrays
-from rawnn.machine import Opened
+from rawnn.device.cuda.device import Device
 from rawnn.opts.registry import Machine
-from rawnn.training import Listener, Session, train
+from rawnn.run.checkpoint import listed
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened
+from rawnn.run.training import Listener, Session, train
 from tests.engine import random_dataset
 
 pytestmark = pytest.mark.gpu

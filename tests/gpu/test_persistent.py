@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.device.cuda.device import Device
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner

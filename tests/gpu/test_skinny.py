@@ -12,11 +12,11 @@ import pytest
 
 import rawnn
 from rawnn import ptx
-from rawnn.cuda.launch import Arguments, KernelLaunch
-from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.cuda.tensormap import NO_MAP, MappedMatrix
+from rawnn.device.target import known
 from rawnn.errors import DeviceError
 from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
-from rawnn.target import known
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.tensormap import MappedMatrix
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.tensormap import MappedMatrix
 from rawnn.errors import DeviceError
 from rawnn.lab import Array, TensorMap, tensor_map
 

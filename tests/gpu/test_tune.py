@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.machine import machine_of
+from rawnn.device.cuda.device import Device
+from rawnn.run.machine import machine_of
 from rawnn.tuning import choices
 from tests.engine import make_work, random_dataset, run_on
 from tests.tolerances import of_run

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.sim import Fault, Faults, Simulation
 from rawnn.graphs import ExecutableGraph, Graph
-from rawnn.sim import Fault, Faults, Simulation
 from tests.sim.work import read, relu, sgd, vector
 
 

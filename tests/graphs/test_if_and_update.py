@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
 from rawnn.graphs import ExecutableGraph, Graph
 from tests.sim.work import read, relu, sgd, vector
 

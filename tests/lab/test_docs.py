@@ -10,8 +10,8 @@ import pytest
 
 import rawnn
 from rawnn.cli import run
+from rawnn.device.sim import register
 from rawnn.lab import arrays, simulated
-from rawnn.sim import register
 
 PAGE = (Path(rawnn.__file__).parents[1] / "docs" / "lab.md").read_text()
 SCALE = """

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Fault, Faults, Simulation, SimulationError, register
 from rawnn.errors import CompileError, ConfigError, DeviceError
 from rawnn.lab import tensor_map
-from rawnn.sim import Fault, Faults, Simulation, SimulationError, register
 
 SCALE = """
 // y = factor * x

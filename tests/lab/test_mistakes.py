@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
 from rawnn.errors import RawnnError
 
 SOURCE = """

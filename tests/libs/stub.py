@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.libs.cublaslt import Heuristic
+from rawnn.device.libs.cublaslt import Heuristic
 
 ALGO = bytes(range(64))
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rawnn.cuda.errors import CallFailed, check
+from rawnn.device.cuda.errors import CallFailed, check
+from rawnn.device.libs import cublaslt
+from rawnn.device.libs.cublaslt import CublasLt, Heuristic
 from rawnn.errors import DeviceError, MissingLibrary
-from rawnn.libs import cublaslt
-from rawnn.libs.cublaslt import CublasLt, Heuristic
 
 
 class Status(Exception):

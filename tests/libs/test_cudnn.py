@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.cuda.errors import CallFailed, check
+from rawnn.device.cuda.errors import CallFailed, check
+from rawnn.device.libs import cudnn, locate
+from rawnn.device.libs.cudnn import Cudnn
 from rawnn.errors import MissingLibrary
-from rawnn.libs import cudnn, locate
-from rawnn.libs.cudnn import Cudnn
 
 
 @pytest.fixture

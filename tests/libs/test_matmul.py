@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from rawnn.cuda.errors import CallFailed
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.libs.cublaslt import Heuristic
+from rawnn.device.libs.matmul import LtContext, MatmulPlan
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.libs.cublaslt import Heuristic
-from rawnn.libs.matmul import LtContext, MatmulPlan
 
 from .stub import ALGO, LtStub
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rawnn.network import Network
+from rawnn.device.target import known
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.problem import Problem, problem_of
-from rawnn.optimizers import Optimizer
 from rawnn.opts import TOGGLES
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
-from rawnn.target import known
 from tests.engine import step_plan
 
 FULL = bool(os.environ.get("RAWNN_FULL"))

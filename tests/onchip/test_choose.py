@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.network import Network
+from rawnn.device.target import HOST, known
+from rawnn.network.layers import Network
 from rawnn.onchip import cost
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.report import describe
 from rawnn.opts import sr
-from rawnn.policy import Policy
-from rawnn.target import HOST, known
+from rawnn.run.policy import Policy
 from tests.engine import step_plan
 from tests.onchip.problems import AMPERE, HOPPER, VARIETY, prepared, problem
 

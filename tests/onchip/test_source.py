@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from rawnn.compiling import resources
-from rawnn.compiling.compile import compile_source
-from rawnn.compiling.signature import parse_kernels
-from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.device.compiling import resources
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.compiling.signature import parse_kernels
+from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.device.target import known
 from rawnn.errors import MissingLibrary
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.onchip.choose import choose
 from rawnn.onchip.source import source
 from rawnn.opts.persistent import rewrite
 from rawnn.ptx.kernels import kernel_for
 from rawnn.ptx.persistent import QUICK
 from rawnn.step.op import Op
-from rawnn.target import known
 from tests.onchip.problems import AMPERE, FULL, HOPPER, VARIETY, prepared, problem
 
 MOST_SPILLED = 256

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import padded
-from rawnn.dtypes import numpy_dtype
-from rawnn.network import Network
+from rawnn.common.dtypes import numpy_dtype
+from rawnn.device.cuda.device import padded
+from rawnn.device.target import known
+from rawnn.network.layers import Network
 from rawnn.onchip.choose import Choice
 from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.layout import layout_of
@@ -25,7 +26,6 @@ from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import spanning
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
-from rawnn.target import known
 from tests.onchip.problems import FULL, HOPPER, VARIETY, prepared
 from tests.ptx.twin.twin import Kernels, compiler
 

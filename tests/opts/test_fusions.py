@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rawnn.device.target import known
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.fuse import FUSIONS
 from rawnn.opts.registry import left_out
@@ -17,7 +18,6 @@ from rawnn.ptx.family import FAMILIES
 from rawnn.ptx.kernels import KERNELS
 from rawnn.runners.host import HostRunner
 from rawnn.step.op import OPS
-from rawnn.target import known
 from tests.engine import CAPABLE, make_work, random_dataset, step_plan, trained
 
 DEEP, NARROW, LINEAR = (784, 264, 128, 10), (784, 128, 64, 10), (784, 10)

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.ptx import head
 from rawnn.ptx.head import shared_bytes, splits_of, units_of
 from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.host import HostRunner
-from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

@@ -10,8 +10,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.runners.host import HostRunner
 from rawnn.step.dependencies import dependencies

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Race, Simulation
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.ptx import narrow
 from rawnn.runners import graphplan
 from rawnn.runners.host import HostRunner
-from rawnn.sim import Race, Simulation
 from rawnn.step.dependencies import dependencies
 from rawnn.step.plan import Plan
 from tests.engine import CAPABLE, make_work, random_dataset, run_on, step_plan, trained

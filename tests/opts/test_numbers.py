@@ -12,18 +12,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
+from rawnn.common.dtypes import FLOATS, overflows, rounded
 from rawnn.data import Dataset
-from rawnn.dtypes import FLOATS, overflows, rounded
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
-from rawnn.network import INITIALISERS, Network
-from rawnn.optimizers import RULES, Optimizer, Rule
+from rawnn.network.layers import INITIALISERS, Network
+from rawnn.network.optimizers import RULES, Optimizer, Rule
 from rawnn.opts import batch, select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from rawnn.sim import Simulation
 from rawnn.step import around
 from rawnn.step.op import OPS, define
 from rawnn.step.ops.common import flag_overflow

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import sim_backend
 from rawnn.errors import ConfigError
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import Selection, select
 from rawnn.opts.earning import COMPILATION
 from rawnn.opts.registry import Machine
 from rawnn.runners.host import HostRunner
-from rawnn.sim import sim_backend
 from rawnn.step.recipe import Form, Recipe
 from tests.engine import CAPABLE, dataset_for, make_work, run_on, step_plan, trained
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import TOGGLES, Selection, presets, select
 from rawnn.opts.numbers import NUMBERS, numbers_of
 from rawnn.opts.registry import Machine

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rawnn.errors import ConfigError
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
-from rawnn.policy import Policy
+from rawnn.run.policy import Policy
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step.plan import Plan
 from tests.catalogue import VARIANTS, Variant, sets_of

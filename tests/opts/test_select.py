@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.registry import Machine
 from tests.engine import CAPABLE

@@ -15,16 +15,16 @@ from functools import cache
 import numpy as np
 import pytest
 
-from rawnn.config import Config
-from rawnn.cuda.device import Device
 from rawnn.data import load_dataset
+from rawnn.device.cuda.device import Device
 from rawnn.errors import DeviceError
-from rawnn.machine import open_gpu
+from rawnn.network.workloads import workload
 from rawnn.opts import select
+from rawnn.run.config import Config
+from rawnn.run.machine import open_gpu
 from rawnn.runners.base import Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from rawnn.workloads import workload
 from tests.engine import CAPABLE
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch, which is not installed")
@@ -85,7 +85,7 @@ def torch_losses(name: str) -> np.ndarray:
 
 
 def orders_of(work: Work) -> list[np.ndarray]:
-    from rawnn import random
+    from rawnn.common import random
 
     count = len(work.data.train_images)
     epochs = -(-STEPS // work.steps)

@@ -19,19 +19,19 @@ from unittest import mock
 
 import numpy as np
 
-from rawnn.activations import ACTIVATIONS
-from rawnn.compiling.signature import KernelSignature, Parameter, parse_kernels
-from rawnn.cuda import launch
-from rawnn.cuda.device import Device
-from rawnn.cuda.memory import ALIGNMENT
-from rawnn.cuda.stream import Stream
+from rawnn.device.compiling.signature import KernelSignature, Parameter, parse_kernels
+from rawnn.device.cuda import launch
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.memory import ALIGNMENT
+from rawnn.device.cuda.stream import Stream
+from rawnn.device.sim import Simulation
 from rawnn.errors import RawnnError
+from rawnn.network.activations import ACTIVATIONS
 from rawnn.ptx import source_path
 from rawnn.ptx.kernels import kernel_for
 from rawnn.runners import graphplan, lowering, programs
 from rawnn.runners.base import Work, initial_state
 from rawnn.runners.gpu import GpuRunner
-from rawnn.sim import Simulation
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from rawnn.compiling import compile
-from rawnn.compiling.signature import parse_kernels
-from rawnn.cuda.device import Device
 from rawnn.data import Dataset
+from rawnn.device.compiling import compile
+from rawnn.device.compiling.signature import parse_kernels
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Fault, Faults, Simulation
+from rawnn.device.sim.codes import CODES
 from rawnn.errors import CompileError, OutOfMemory, RawnnError
-from rawnn.optimizers import Optimizer
+from rawnn.network.optimizers import Optimizer
 from rawnn.runners.base import Work
 from rawnn.runners.gpu import GpuRunner
-from rawnn.sim import Fault, Faults, Simulation
-from rawnn.sim.codes import CODES
 from tests.engine import make_work, random_dataset
 
 ONE, TWO, WIDE = (5, 3), (5, 4, 3), (256, 3)
@@ -36,12 +36,12 @@ def cheap_devices() -> Iterator[None]:
     followed = functools.cache(compile.follow_includes)
     with ExitStack() as patches:
         patches.enter_context(mock.patch(
-            "rawnn.compiling.compile._read_includes",
+            "rawnn.device.compiling.compile._read_includes",
             lambda text, name, paths: includes(text, name, tuple(paths))))
         patches.enter_context(mock.patch(
-            "rawnn.sim.nvrtc.follow_includes",
+            "rawnn.device.sim.nvrtc.follow_includes",
             lambda text, paths, quoted: followed(text, tuple(paths), quoted=quoted)))
-        for module in ("rawnn.cuda.device", "rawnn.sim.image"):
+        for module in ("rawnn.device.cuda.device", "rawnn.device.sim.image"):
             patches.enter_context(mock.patch(f"{module}.parse_kernels", remembered))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
         yield
@@ -101,7 +101,7 @@ class Recorder(Faults):
         frame, lines = sys._getframe(1), []
         while frame is not None:
             name = frame.f_globals.get("__name__", "")
-            if name.startswith("rawnn.") and not name.startswith("rawnn.sim"):
+            if name.startswith("rawnn.") and not name.startswith("rawnn.device.sim"):
                 lines.append((name, frame.f_lineno))
             frame = frame.f_back
         self.sites.append((call, *lines))

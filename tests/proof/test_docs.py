@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from rawnn.device.sim import Race, Simulation
 from rawnn.opts.registry import TOGGLES
 from rawnn.runners import graphplan
-from rawnn.sim import Race, Simulation
 from rawnn.step.dependencies import dependencies
 from tests import tolerances
 from tests.proof.runs import planted_work, train

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 from hypothesis import strategies as st
 
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.runners.base import Runner, Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from rawnn.sim import Simulation
 from rawnn.step.recipe import Recipe
 from tests.catalogue import forms, legal
 from tests.engine import CAPABLE, random_dataset

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn import checkpoint
 from rawnn.data.tables import load_table
 from rawnn.errors import CheckpointError, ConfigError, DataError
-from rawnn.network import Network
+from rawnn.network.layers import Network
+from rawnn.run import checkpoint
 from tests.properties.mutation import Rewritten, mutants
 
 NETWORK = Network((5, 4, 3))

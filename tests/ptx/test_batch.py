@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from rawnn.compiling.batch import Batch, Job
-from rawnn.compiling.compile import Compiled, compile_source
+from rawnn.device.compiling.batch import Batch, Job
+from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.errors import CompileError
 from rawnn.ptx import source_path
 
@@ -77,7 +77,7 @@ def test_what_nobody_waits_for_is_not_begun() -> None:
 
 def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from rawnn.cuda.nvrtc import Nvrtc
+    from rawnn.device.cuda.nvrtc import Nvrtc
 
     library = Nvrtc()
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.compiling import headers
-from rawnn.compiling.cache import CubinCache
-from rawnn.compiling.compile import Compiled, compile_source
-from rawnn.cuda.errors import CallFailed
+from rawnn.device.compiling import headers
+from rawnn.device.compiling.cache import CubinCache
+from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.device.cuda.errors import CallFailed
 from rawnn.errors import CompileError, MissingLibrary
 
 SOURCE = """#include "scale.cuh"
@@ -73,7 +73,7 @@ class FakeNvrtc:
 @pytest.fixture(scope="module")
 def nvrtc():
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    from rawnn.cuda.nvrtc import Nvrtc
+    from rawnn.device.cuda.nvrtc import Nvrtc
 
     return Nvrtc()
 

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from rawnn import ptx
-from rawnn.compiling.compile import Compiled, compile_source
-from rawnn.compiling.resources import spills
-from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.device.compiling.resources import spills
+from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx.head import WARPS
 

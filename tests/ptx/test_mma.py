@@ -11,11 +11,12 @@ from functools import cache
 import pytest
 
 from rawnn import ptx
-from rawnn.compiling.compile import Compiled, compile_source
-from rawnn.compiling.resources import spills
-from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.device.compiling.resources import spills
+from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.device.target import KNOWN, known
 from rawnn.errors import CompileError, ConfigError, MissingLibrary
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.opts.mma import settle
 from rawnn.opts.registry import Machine
@@ -25,7 +26,6 @@ from rawnn.ptx.tiled import choose as choose_tiled
 from rawnn.ptx.tiles import Product, Tile
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from rawnn.target import KNOWN, known
 from tests.engine import CAPABLE, step_plan
 
 DEEP = Network((784, 784, 784, 10))

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.compiling.compile import compile_source
-from rawnn.compiling.programmatic import prove
-from rawnn.compiling.resources import spills
-from rawnn.compiling.signature import find_kernel, parse_kernels
-from rawnn.dtypes import rounded
+from rawnn.common.dtypes import rounded
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.compiling.programmatic import prove
+from rawnn.device.compiling.resources import spills
+from rawnn.device.compiling.signature import find_kernel, parse_kernels
 from rawnn.errors import MissingLibrary
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import kernel_for
@@ -139,7 +139,7 @@ def test_compiles_without_a_warning_or_a_spill(arch: str, programmatic: bool) ->
 
 
 def the_nvrtc() -> Any:
-    from rawnn.cuda.nvrtc import Nvrtc
+    from rawnn.device.cuda.nvrtc import Nvrtc
 
     try:
         return Nvrtc()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.compiling.compile import compile_source
-from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.errors import MissingLibrary
 from rawnn.ptx import SOURCES
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rawnn.compiling.programmatic import Proof, prove
-from rawnn.compiling.signature import parse_kernels
+from rawnn.device.compiling.programmatic import Proof, prove
+from rawnn.device.compiling.signature import parse_kernels
 from rawnn.errors import CompileError
 from rawnn.ptx import SOURCES
 
@@ -20,7 +20,7 @@ DECLARED = "(const float* __restrict__ x, const int* __restrict__ cursor, float*
 @cache
 def nvrtc() -> Any:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
-    from rawnn.cuda.nvrtc import Nvrtc
+    from rawnn.device.cuda.nvrtc import Nvrtc
 
     seam = Nvrtc()
     try:

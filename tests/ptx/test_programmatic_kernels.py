@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.compiling.cache import CubinCache
-from rawnn.compiling.compile import Compiled, compile_source
-from rawnn.optimizers import Optimizer
+from rawnn.device.compiling.cache import CubinCache
+from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.network.optimizers import Optimizer
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import kernel_for
 from tests.engine import make_work, random_dataset

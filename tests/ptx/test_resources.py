@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from rawnn.compiling.compile import compile_source
-from rawnn.compiling.resources import SM_LIMITS, Usage, occupancy, resource_usage, spills
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.compiling.resources import SM_LIMITS, Usage, occupancy, resource_usage, spills
 from rawnn.errors import ConfigError, DeviceError
 
 SOURCE = """
@@ -35,7 +35,7 @@ EXPRESSIONS = ("tile<512>", "small", "spilling")
 @pytest.fixture(scope="module")
 def nvrtc():
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    from rawnn.cuda.nvrtc import Nvrtc
+    from rawnn.device.cuda.nvrtc import Nvrtc
 
     return Nvrtc()
 

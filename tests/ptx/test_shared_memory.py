@@ -9,13 +9,13 @@ from itertools import product
 
 import pytest
 
-from rawnn.dtypes import itemsize
+from rawnn.common.dtypes import itemsize
+from rawnn.device.target import known
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
-from rawnn.target import known
 
 Numbers = dict[str, int]
 

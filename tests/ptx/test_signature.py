@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rawnn.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
+from rawnn.device.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
 from rawnn.errors import ConfigError
 from rawnn.ptx import SOURCES, source_path
 

@@ -9,14 +9,14 @@ from functools import cache
 import pytest
 
 from rawnn import ptx
-from rawnn.compiling.compile import Compiled, compile_source
-from rawnn.compiling.resources import spills
-from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.device.compiling.resources import spills
+from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.device.target import known
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
 from rawnn.ptx.table import Key
-from rawnn.target import known
 
 HOPPER = known((9, 0))
 ARCHITECTURES = ("sm_90", "sm_100", "sm_120")

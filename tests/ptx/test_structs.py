@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rawnn.compiling.signature import KernelSignature, parse_kernels
-from rawnn.compiling.structs import Struct
-from rawnn.cuda.device import Device
-from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.compiling.signature import KernelSignature, parse_kernels
+from rawnn.device.compiling.structs import Struct
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.sim import SimulationError, register
 from rawnn.errors import ConfigError
 from rawnn.ptx.kernels import KERNELS, KernelImpl
 from rawnn.ptx.table import Key
 from rawnn.runners.arguments import kernel_arguments
-from rawnn.sim import SimulationError, kernels, register
 from rawnn.step import OPS
 from rawnn.step.op import Op, define
 from rawnn.step.plan import Plan
@@ -141,12 +141,11 @@ SIGNATURES = parse_kernels(SCALE)
 
 
 @pytest.fixture(autouse=True)
-def _references(monkeypatch: pytest.MonkeyPatch) -> None:
+def _references(own_meanings: None) -> None:
     def line(t: SimpleNamespace, scalars: Any) -> None:
         assert scalars["shape"]["slope"] == np.float32(scalars["slope"])
         np.multiply(t.x, scalars["slope"], out=t.y)
 
-    monkeypatch.setattr(kernels, "_registered", {})
     for name in ("line", "bad"):
         register(name, line, {"x": ("count",), "y": ("count",)}, reads=("x",), writes=("y",))
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rawnn import ptx
-from rawnn.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
-from rawnn.cuda.launch import Value
+from rawnn.device.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
+from rawnn.device.cuda.launch import Value
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.table import NEUTRAL, Key

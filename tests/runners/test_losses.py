@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.losses import LOSSES
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
+from rawnn.network.layers import Network
+from rawnn.network.losses import LOSSES
+from rawnn.network.optimizers import Optimizer
 from rawnn.runners.base import Runner, Work
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from rawnn.sim import Simulation
 from tests.engine import GRAPHS, dataset_for, make_work
 from tests.tolerances import RUN
 

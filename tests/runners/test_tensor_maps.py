@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from rawnn.compiling.signature import KernelSignature, parse_kernels
-from rawnn.cuda.device import Device
-from rawnn.cuda.tensormap import NO_MAP
+from rawnn.device.compiling.signature import KernelSignature, parse_kernels
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.tensormap import NO_MAP
+from rawnn.device.sim import Simulation, SimulationError, kernels
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
-from rawnn.sim import Simulation, SimulationError, kernels
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from tests.engine import make_work, random_dataset, run_on, step_plan
@@ -94,7 +94,7 @@ def test_steps_that_get_the_same_memory_again_encode_nothing(boxes: dict[str, in
 
 def test_a_map_that_stays_behind_is_found(boxes: dict[str, int],
                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    from rawnn.cuda import launch
+    from rawnn.device.cuda import launch
 
     def set_alone(self: launch.Arguments, name: str, value: Any) -> None:
         self._pack(name, value)

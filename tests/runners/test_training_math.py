@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn import random
-from rawnn.activations import ACTIVATIONS
-from rawnn.losses import LOSSES
-from rawnn.network import Network
-from rawnn.optimizers import RULES, Optimizer
+from rawnn.common import random
+from rawnn.network.activations import ACTIVATIONS
+from rawnn.network.layers import Network
+from rawnn.network.losses import LOSSES
+from rawnn.network.optimizers import RULES, Optimizer
+from rawnn.network.schedules import RULES as SCHEDULES
 from rawnn.runners.base import Work
 from rawnn.runners.host import HostRunner
-from rawnn.schedules import RULES as SCHEDULES
 from tests.engine import dataset_for, make_work
 from tests.runners import torch_formulas as torch
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.compiling.programmatic import Proof
-from rawnn.cuda.device import Device
-from rawnn.cuda.stream import Mark, Stream
+from rawnn.device.compiling.programmatic import Proof
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.stream import Mark, Stream
+from rawnn.device.sim import Race, Simulation, SimulationError
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.overlap import fetching, turns
 from rawnn.runners.programmatic import follows_anything, programmatic_edges
-from rawnn.sim import Race, Simulation, SimulationError
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op
 from tests.engine import make_work, random_dataset, run_on, step_plan

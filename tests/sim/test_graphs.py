@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
-from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.launch import Arguments, KernelLaunch
-from rawnn.cuda.stream import Event, Stream
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.cuda.stream import Event, Stream
+from rawnn.device.sim import Race, Simulation, SimulationError, graphs
 from rawnn.graphs import Graph
-from rawnn.sim import Race, Simulation, SimulationError, graphs
 
 from .work import read, relu, sgd, vector
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from rawnn import ptx
-from rawnn.compiling.signature import parse_kernels
-from rawnn.cuda.device import Device
-from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.compiling.signature import parse_kernels
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.sim import Simulation, SimulationError, register
+from rawnn.device.sim.image import decode
 from rawnn.errors import CompileError
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
 from rawnn.runners import lowering
-from rawnn.sim import Simulation, SimulationError, meanings, register
-from rawnn.sim.image import decode
 from rawnn.step.op import OPS
 from tests.engine import make_work, random_dataset, run_on
 
@@ -137,13 +137,11 @@ def own_kernel(device: Device, x: int, y: int) -> KernelLaunch:
                         (32, 1, 1), Arguments(function.signature, {"x": x, "y": y, "n": 8}))
 
 
-def test_kernels_of_others_need_a_reference(device: Device,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_others_need_a_reference(device: Device, own_meanings: None) -> None:
     x, y = vector(device, 3.0), vector(device)
     launch = own_kernel(device, x, y)
     with pytest.raises(SimulationError, match=r"twice<float> of own\.cu has no NumPy reference"):
         launch.run(0)
-    monkeypatch.setattr(meanings, "_registered", {})
 
     def twice(t: SimpleNamespace, scalars: object) -> None:
         np.multiply(t.x, 2, out=t.y)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rawnn import ptx
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
+from rawnn.device.sim.programmatic import triggers, waits
 from rawnn.ptx.kernels import KERNELS, kernel_for
-from rawnn.sim import Simulation
-from rawnn.sim.programmatic import triggers, waits
 from tests.catalogue import cases
 
 ASM = 'asm volatile("griddepcontrol.wait;" ::: "memory");'

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from rawnn.cuda import driver as driver_module
-from rawnn.cuda.driver import Driver
-from rawnn.cuda.nvrtc import Nvrtc
-from rawnn.libs.cublaslt import CublasLt
-from rawnn.libs.cudnn import Cudnn
-from rawnn.sim.cublaslt import SimCublasLt
-from rawnn.sim.cudnn import SimCudnn
-from rawnn.sim.driver import SimDriver
-from rawnn.sim.nvrtc import SimNvrtc
+from rawnn.device.cuda import driver as driver_module
+from rawnn.device.cuda.driver import Driver
+from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.device.libs.cublaslt import CublasLt
+from rawnn.device.libs.cudnn import Cudnn
+from rawnn.device.libs.nccl import Nccl
+from rawnn.device.sim.cublaslt import SimCublasLt
+from rawnn.device.sim.cudnn import SimCudnn
+from rawnn.device.sim.driver import SimDriver
+from rawnn.device.sim.nccl import SimNccl
+from rawnn.device.sim.nvrtc import SimNvrtc
 
-CALL = re.compile(r"(cu|nvrtc|cublasLt|cudnn)[A-Z]\w+|error_text")
+CALL = re.compile(r"(cu|nvrtc|cublasLt|cudnn|nccl)[A-Z]\w+|error_text")
 
 
 def passed_through() -> set[str]:
@@ -40,6 +42,7 @@ def parameters(call: Any) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("real", "simulated"), [
     (Driver, SimDriver), (Nvrtc, SimNvrtc), (CublasLt, SimCublasLt), (Cudnn, SimCudnn),
+    (Nccl, SimNccl),
 ])
 def test_methods_and_their_parameters_are_the_same(real: type, simulated: type) -> None:
     wanted, found = calls(real), calls(simulated)

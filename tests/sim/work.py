@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.cuda.device import Device
-from rawnn.cuda.launch import Arguments, KernelLaunch
-from rawnn.cuda.stream import Stream
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.device.cuda.stream import Stream
 
 
 def vector(device: Device, values: Any = None, count: int = 8) -> int:

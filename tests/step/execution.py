@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from rawnn.data import Dataset
-from rawnn.network import Parameters
+from rawnn.network.layers import Parameters
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step import OPS

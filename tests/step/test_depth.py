@@ -7,7 +7,7 @@ from time import process_time
 
 import pytest
 
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.runners.graphplan import GraphPlan, graph_plans
 from rawnn.step import around

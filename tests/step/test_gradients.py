@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawnn.activations import ACTIVATIONS
-from rawnn.losses import LOSSES
-from rawnn.network import Network
+from rawnn.network.activations import ACTIVATIONS
+from rawnn.network.layers import Network
+from rawnn.network.losses import LOSSES
 from rawnn.opts import select
 from rawnn.step.plan import Plan
 from tests.engine import CAPABLE, dataset_for, step_plan

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.dtypes import rounded
-from rawnn.losses import LOSSES
+from rawnn.common.dtypes import rounded
+from rawnn.network.losses import LOSSES
 from rawnn.step import OPS
 from tests.step.calculus import DIFFERENCE, numeric
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.step import Op, Plan, Role, Tensor
 from rawnn.step.build import used_tensors
 from rawnn.step.op import OPS
@@ -116,12 +116,12 @@ def test_without_metrics_drops_what_only_measures(plan: Plan) -> None:
     assert kinds(quiet.without_metrics()) == kinds(quiet)
 
 
-@pytest.mark.parametrize("first", ["rawnn.losses", "rawnn.training", "rawnn.step.plan"])
+@pytest.mark.parametrize("first", ["rawnn.network.losses", "rawnn.run.training", "rawnn.step.plan"])
 def test_quiet_plans_measure_nothing_whatever_is_imported_first(first: str) -> None:
     """In a process of its own: what is known of an op must not hang on the order of imports."""
     code = f"""
 import {first}
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.step.build import training_step

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.activations import ACTIVATIONS
+from rawnn.network.activations import ACTIVATIONS
 from rawnn.step import OPS
 from tests.step.calculus import DIFFERENCE, numeric
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import role_of, spanning, train_steps
 from rawnn.step.plan import Plan

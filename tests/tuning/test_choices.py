@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device, DeviceInfo
-from rawnn.cuda.launch import KernelLaunch
-from rawnn.network import Network
+from rawnn.device.cuda.device import Device, DeviceInfo
+from rawnn.device.cuda.launch import KernelLaunch
+from rawnn.device.sim import SimulationError
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.table import Forms, Key, elements
-from rawnn.sim import SimulationError
 from rawnn.step.plan import Plan
 from rawnn.tuning import choices
 from rawnn.tuning.choices import Found, chosen, key_of, variants, with_choices

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
 from rawnn.errors import DeviceError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.runners.base import Work
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.programs import Program
-from rawnn.sim import Simulation
 from rawnn.step.plan import Plan
 from rawnn.tuning import choices, launches
 from rawnn.tuning.choices import chosen, key_of, with_choices

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rawnn.cuda.device import Device
+from rawnn.device.cuda.device import Device
 from rawnn.errors import MissingLibrary
-from rawnn.machine import machine_of
-from rawnn.network import Network
-from rawnn.optimizers import Optimizer
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Machine
+from rawnn.run.machine import machine_of
 from rawnn.runners.base import Work
 from rawnn.step.recipe import Recipe
 from rawnn.tuning import search

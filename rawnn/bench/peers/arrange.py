@@ -14,11 +14,11 @@ from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
 from rawnn.bench.suites import SweepSuite
-from rawnn.config import parse_layers
 from rawnn.errors import ConfigError, RawnnError, nearest
-from rawnn.machine import open_device
-from rawnn.result import Environment
-from rawnn.workloads import WORKLOADS, workload
+from rawnn.network.workloads import WORKLOADS, workload
+from rawnn.run.config import parse_layers
+from rawnn.run.machine import open_device
+from rawnn.run.result import Environment
 
 TIMER = {
     "us": (

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.config import Config
+from rawnn.common.random import permutation
 from rawnn.data import Dataset, load_dataset
-from rawnn.random import permutation
+from rawnn.run.config import Config
 
 DRAW_VERSION = 1
 """Of `draw`: another version draws other networks from the same seeds, which cannot be compared."""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from rawnn.bench.footprint import footprint
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.worker import Offer
-from rawnn.config import Config
 from rawnn.data import Dataset, from_arrays
-from rawnn.machine import Opened, open_device
-from rawnn.training import Listener, Session
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened, open_device
+from rawnn.run.training import Listener, Session
 
 SETS = {"float32": "best", "tf32": "best,tf32", "bf16": "best,bf16"}
 TESTS = 256

@@ -15,9 +15,9 @@ import msgspec
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.problem import Problem
+from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
-from rawnn.files import write_atomically
-from rawnn.result import Environment
+from rawnn.run.result import Environment
 
 SCHEMA_VERSION = 1
 OURS = "rawnn"

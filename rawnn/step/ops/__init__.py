@@ -2,8 +2,8 @@
 
 Operands are views without padding, of float32 (or float64, for the oracle): what an op wrote is
 rounded to its tensor's storage type behind it. Shapes: B rows of a batch, F features, C outputs.
-`s = cursor + offset` is the step in the epoch. Losses define their ops in rawnn/losses; ops that
-one family of kernels has made up stand with it in rawnn/ptx.
+`s = cursor + offset` is the step in the epoch. Losses define their ops in rawnn/network/losses;
+ops that one family of kernels has made up stand with it in rawnn/ptx.
 """
 
 from rawnn.step.ops import activations as _activations

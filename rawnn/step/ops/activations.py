@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rawnn.activations import activation
+from rawnn.network.activations import activation
 from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import flag_overflow
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rawnn.dtypes import overflows
+from rawnn.common.dtypes import overflows
 from rawnn.step.op import Attributes
 
 Array = NDArray[Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from rawnn import random
+from rawnn.common import random
 from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import matrix_view
 
@@ -32,7 +32,7 @@ def shuffle(t: SimpleNamespace, a: Attributes) -> None:
 @define("schedule", reads=("clock",), writes=("rates",))
 def schedule(t: SimpleNamespace, a: Attributes) -> None:
     """rates[s] = the learning rate of each step of the epoch that begins."""
-    from rawnn.schedules import Schedule
+    from rawnn.network.schedules import Schedule
 
     plan = Schedule.from_attributes(a)
     first = int(t.clock[1])

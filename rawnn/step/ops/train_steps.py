@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rawnn.dtypes import LOW_PRECISION, rounded
+from rawnn.common.dtypes import LOW_PRECISION, rounded
 from rawnn.step.op import OPS, Attributes, Op, OpSpec
 from rawnn.step.ops.common import Array
 from rawnn.step.tensor import Role, Tensor

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rawnn import random
+from rawnn.common import random
 from rawnn.step.op import Attributes, Reference, define
 from rawnn.step.ops.common import Array, matrix_view, step_of
 

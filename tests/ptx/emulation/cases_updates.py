@@ -11,7 +11,7 @@ from cases_products import template
 from emulated_arrays import DTYPES, EPS, close, f64, filled, padding_untouched, pitched
 from emulated_kernels import SOURCES_AND_EXPRESSIONS, Emulator
 
-from rawnn.random import rounding_bits
+from rawnn.common.random import rounding_bits
 
 Step = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], dict[str, float]], np.ndarray]
 CLOCK, CURSOR, OFFSET = 40, 1, 2  # t = 43 counts from 0
@@ -113,7 +113,7 @@ def check_adam(emulator: Emulator, rng: np.random.Generator) -> None:
 
 
 def stochastic(values: np.ndarray, seed: int, stream: int, step: int) -> np.ndarray:
-    """float32 values rounded to bfloat16 by the bits that rawnn.random gives each element."""
+    """float32 values rounded to bfloat16 by the bits of rawnn.common.random for each element."""
     elements = np.arange(values.size).reshape(values.shape)
     drawn = rounding_bits(seed, stream, step, elements)
     bits = (values.view(np.uint32) + drawn.astype(np.uint32)) >> np.uint32(16)

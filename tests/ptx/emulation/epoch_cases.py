@@ -15,8 +15,8 @@ from emulated_arrays import DTYPES, EPS, STEP, UNTOUCHED, metrics
 from emulated_kernels import Emulator
 from linear_cases import threads_for
 
-from rawnn import random
-from rawnn.schedules import RULES, functor, parse
+from rawnn.common import random
+from rawnn.network.schedules import RULES, functor, parse
 
 GATHERS = (
     *(("unsigned char", x, "unsigned char") for x in DTYPES if "float" in x),

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from rawnn.optimizers import Optimizer
+from rawnn.network.optimizers import Optimizer
 from rawnn.opts import mma
 from rawnn.step.plan import Plan
 from tests.ptx.twin.plans import Case

@@ -25,7 +25,7 @@ void advance(Barrier& barrier) {
 
 void fly(Flight&& flight) { machine.flights.push_back(std::move(flight)); }
 
-// A matrix as the simulated driver encodes it (rawnn/sim/tensormap.py).
+// A matrix as the simulated driver encodes it (rawnn/device/sim/tensormap.py).
 struct Map {
   unsigned long long address, rows, columns, pitch;  // columns in elements, the pitch in bytes
   unsigned long long element, box_rows, box_columns;

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.compiling.signature import find_kernel, parse_kernels
-from rawnn.cuda.launch import Arguments
-from rawnn.dtypes import LOW_PRECISION, numpy_dtype, rounded
+from rawnn.common.dtypes import LOW_PRECISION, numpy_dtype, rounded
+from rawnn.device.compiling.signature import find_kernel, parse_kernels
+from rawnn.device.cuda.launch import Arguments
+from rawnn.device.sim.tensormap import SimMap
 from rawnn.errors import ConfigError
-from rawnn.network import Network
+from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
-from rawnn.sim.tensormap import SimMap
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor

@@ -1,0 +1,1 @@
+"""What everything uses: storage types, numbers by counter, wording, files."""

@@ -1,0 +1,102 @@
+"""The data set of a run: the one that its Config names, or the one that the caller brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rawnn.data import Dataset, from_arrays, load_dataset
+from rawnn.data.arrays import check_fractions
+from rawnn.data.base import Kind
+from rawnn.data.catalog import is_table
+from rawnn.errors import ConfigError
+from rawnn.run.config import DEFAULT_BATCH, Config
+from rawnn.step.recipe import Recipe
+
+ROWS = 4096  # of inputs that are normalised at a time, to be checked
+LEAST_STEPS = 8
+"""A small set is cut into at least so many batches: with fewer steps an epoch learns little."""
+
+
+def named(config: Config, notify: Callable[[str], None], stand_in: bool = False) -> Dataset:
+    """Load what the Config names; `stand_in` is explained at `load_dataset`. Raises ConfigError and
+    DataError."""
+    return load_dataset(
+        config.dataset, config.data, target=config.target, fraction=config.validation,
+        normalise=config.normalise, kind=_kind(config) if is_table(config.data) else None,
+        seed=config.seed, notify=notify, stand_in=stand_in)
+
+
+def given(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset:
+    """A Dataset as it is, or one of arrays (X, y) as `from_arrays` takes them; what is None is
+    taken from the Config. Raises ConfigError and DataError."""
+    if isinstance(data, Dataset):
+        if validation is not None or normalise is not None:
+            raise ConfigError("a Dataset brings its own validation data and normalisation")
+        return data
+    return from_arrays(
+        data, config.validation if validation is None else validation, seed=config.seed,
+        normalise=config.normalise if normalise is None else normalise, kind=_kind(config))
+
+
+def _check_bce(data: Dataset) -> None:
+    for part, targets, inputs in (("training", data.train_targets, data.train_images),
+                                  ("test", data.test_targets, data.test_images)):
+        if targets is not None:
+            check_fractions(targets, f"the {part} targets")
+            continue
+        for start in range(0, len(inputs), ROWS):  # of an autoencoder
+            check_fractions(data.normalisation.apply(inputs[start : start + ROWS]),
+                            f"the normalised {part} inputs")
+
+
+def _kind(config: Config) -> Kind:
+    """What the loss compares with."""
+    return "labels" if config.network().answers.answers == "labels" else "values"
+
+
+def settled(config: Config, data: Dataset) -> tuple[Config, str]:
+    """The Config with the batch that is not given, and whether a partial one is kept, decided by
+    the data; and a sentence on the batch, if there is something to be said."""
+    examples, batch, said = len(data.train_images), config.batch or DEFAULT_BATCH, ""
+    if config.batch is None and data.own and examples < LEAST_STEPS * batch:
+        batch = 1 << max(examples // LEAST_STEPS, 1).bit_length() - 1
+        said = f"batch {batch}, since the training set has {examples:,} examples; --batch sets " \
+               f"another"
+    partial = data.own if config.partial is None else config.partial
+    return replace(config, batch=batch, partial=partial), said
+
+
+def left_out(recipe: Recipe, examples: int) -> str:
+    """What an epoch leaves out because it fills no batch, and the cure; an empty text for
+    nothing."""
+    count = 0 if recipe.partial else examples % recipe.batch
+    if not count:
+        return ""
+    which = f"{count:,} an epoch" if recipe.shuffle else f"the last {count:,}"
+    return f"{which} fill no batch and are left out; --partial keeps them"
+
+
+def check_fit(config: Config, data: Dataset) -> None:
+    """Raise ConfigError unless network, batch and data fit each other."""
+    features, outputs = config.layers[0], config.layers[-1]
+    if features != data.features:
+        raise ConfigError(f"the network takes {features} features, but {data.name} has "
+                          f"{data.features}: use --layers {data.features}-...-{data.outputs}")
+    labelled = config.network().answers.answers == "labels"
+    if labelled and data.train_labels is None:
+        raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
+                          f"target values: use --loss mse or --loss bce")
+    if not labelled and data.train_targets is None and not data.autoencoder:
+        raise ConfigError(f"the loss {config.loss} compares with target values, but {data.name} "
+                          f"has class labels: use --loss cross_entropy, or give targets")
+    if config.loss == "bce":
+        _check_bce(data)
+    if outputs < data.outputs or (not labelled and outputs != data.outputs):
+        raise ConfigError(f"the network ends in {outputs} outputs, but {data.name} has "
+                          f"{data.outputs}: use --layers {features}-...-{data.outputs}")
+    examples = len(data.train_images)
+    if config.batch is not None and config.batch > examples:
+        raise ConfigError(f"batch = {config.batch} is larger than the training set ({examples} "
+                          f"examples): use --batch {examples} or less")

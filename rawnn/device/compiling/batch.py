@@ -1,0 +1,75 @@
+"""Several kernels compiled beside each other, and beside whatever else the caller has to do.
+
+NVRTC gives up Python's lock while it compiles and may be called from several threads, so that a
+first run takes as long as its slowest kernel and not as all of them (784-10 with
+graphs,cublas,cudnn: 1.9 s one after another).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rawnn.device.compiling.compile import Compiled
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+
+@dataclass(frozen=True)
+class Job:
+    """Kernels of one of rawnn's .cu files: instances `expressions`, as `compile_source` takes
+    them. A `specific` source has instructions that one architecture alone has. What is no file of
+    rawnn's brings its `text`, and NVRTC's `options`, folders to `include` from, an architecture
+    (`arch`, in place of the GPU's) and a `preamble` for it."""
+
+    file: str
+    expressions: tuple[str, ...]
+    relocatable: bool = False
+    programmatic: bool = False
+    specific: bool = False
+    text: str = ""
+    options: tuple[str, ...] = ()
+    include: tuple[Path, ...] = ()
+    arch: str = ""
+    preamble: str = ""
+
+    def apart(self) -> list[Job]:
+        """A job for each instance."""
+        return [replace(self, expressions=(expression,)) for expression in self.expressions]
+
+
+class Batch:
+    """Jobs being compiled. With `parallel` each instance is compiled by itself and threads work
+    beside the caller; else each job when its result is asked for, in this thread.
+
+    Iterate over it once for each job with its result; a job that failed raises there. `close` lets
+    go of what nobody asked for any more.
+    """
+
+    def __init__(self, jobs: Sequence[Job], compiled: Callable[[Job], Compiled],
+                 parallel: bool) -> None:
+        self._compiled = compiled
+        self._jobs = [each for job in jobs for each in job.apart()] if parallel else list(jobs)
+        self._pool: Executor | None = None
+        self._futures: list[Future[Compiled]] = []
+        if parallel and len(self._jobs) > 1:
+            from concurrent.futures import ThreadPoolExecutor
+
+            workers = min(len(self._jobs), os.cpu_count() or 1)
+            self._pool = ThreadPoolExecutor(workers, "rawnn compiler")
+            self._futures = [self._pool.submit(compiled, job) for job in self._jobs]
+
+    def __iter__(self) -> Iterator[tuple[Job, Compiled]]:
+        for place, job in enumerate(self._jobs):
+            yield job, self._futures[place].result() if self._futures else self._compiled(job)
+        self.close()
+
+    def close(self) -> None:
+        """Compile nothing that has not begun, and wait for what has; a second call is harmless."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None

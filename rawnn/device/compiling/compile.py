@@ -1,0 +1,363 @@
+"""CUDA C to cubin by NVRTC, through the on-disk cache.
+
+A cache hit never loads NVRTC: the library is handed over as an object or as a factory called at
+the first compilation, and for the key its identity is read from its files (headers.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rawnn.device.compiling import headers
+from rawnn.device.compiling.cache import CubinCache
+from rawnn.device.compiling.programmatic import Proof, prove
+from rawnn.device.compiling.signature import find_kernel, parse_kernels
+from rawnn.device.cuda.errors import check
+from rawnn.errors import CompileError, MissingLibrary
+from rawnn.ptx import SOURCES
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+_LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
+_ERRORS_SHOWN = 5
+_CONTEXT = 3
+NOWHERE = "/no-such-folder/"
+"""Where a source that is no file seems to lie: NVRTC looks for what it includes in quotes in the
+source's own folder first, for a name without one in the working directory. Its option against that,
+--no-source-include, also keeps headers from what lies beside them (cooperative_groups.h does)."""
+_FORMAT = "3"  # of the key and the entry: raise it when either changes
+
+
+class NvrtcLibrary(Protocol):
+    """The calls of rawnn.device.cuda.nvrtc.Nvrtc that compilation makes.
+
+    An implementation that is not the real NVRTC carries `identity`, a str that takes the
+    library's place in the cache key, so that its output never answers for the real one's.
+    """
+
+    def error_text(self, code: Any) -> tuple[str, str]: ...
+    def nvrtcVersion(self) -> tuple[Any, int, int]: ...
+    def nvrtcGetSupportedArchs(self) -> tuple[Any, list[int]]: ...
+    def nvrtcCreateProgram(self, source: str, name: str) -> tuple[Any, Any]: ...
+    def nvrtcAddNameExpression(self, program: Any, expression: str) -> tuple[Any, ...]: ...
+    def nvrtcCompileProgram(self, program: Any, options: Sequence[str]) -> tuple[Any, ...]: ...
+    def nvrtcGetProgramLog(self, program: Any) -> tuple[Any, str]: ...
+    def nvrtcGetLoweredName(self, program: Any, expression: str) -> tuple[Any, str]: ...
+    def nvrtcGetCUBIN(self, program: Any) -> tuple[Any, bytes]: ...
+    def nvrtcGetPTX(self, program: Any) -> tuple[Any, bytes]: ...
+    def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]: ...
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled source: `lowered` maps each name expression ("softmax<float>") to the mangled
+    name that cuModuleGetFunction takes; `cached` says that it came from the cache; `seconds` is
+    the wall time of the call; `log` is what NVRTC wrote (warnings, and ptxas's report where an
+    option asks for it), empty where it came from the cache; `proofs` says of each kernel compiled
+    for programmatic launches what its PTX proves."""
+
+    cubin: bytes
+    lowered: dict[str, str]
+    cached: bool
+    seconds: float
+    log: str = ""
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Includes:
+    """What a source includes: `digest` covers the text of every file found in the include paths
+    and the size and time of every CUDA header; `cuda` are the CUDA include directories, empty
+    where none is needed."""
+
+    digest: str
+    cuda: tuple[Path, ...]
+
+
+def compile_source(
+    nvrtc: NvrtcLibrary | Callable[[], NvrtcLibrary],
+    text: str,
+    *,
+    name: str,
+    arch: str,
+    expressions: Sequence[str],
+    options: Sequence[str] = (),
+    relocatable: bool = False,
+    programmatic: bool = False,
+    cache: CubinCache | None = None,
+    include_paths: Sequence[Path] = (),
+    preamble: str = "",
+) -> Compiled:
+    """Compile CUDA C `text` for `arch` ("sm_90") and give the cubin and the kernels' names; for a
+    virtual architecture ("compute_75") PTX takes the place of the cubin.
+
+    `nvrtc` is the seam or a function that makes it, called only where nothing is cached. `name`
+    names the source in messages; where it is the path of a file, quoted includes are looked up
+    beside it, then in `include_paths`, then in rawnn's own kernel folder (never in the working
+    directory). `expressions` name the kernels wanted; a template must be instantiated by one, a
+    plain kernel has to be listed as well. `options` are further NVRTC options. `relocatable`
+    makes a cubin that needs linking (cuLink) before it can be loaded. `programmatic` defines
+    RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and proves from the PTX that they do.
+    `preamble` is text ahead of the source's, which keeps its line numbers: macros of names as short
+    as T, which as options would reach into NVRTC's own templates.
+    A source that asks for RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each wanted:
+    NVRTC would compile every kernel that is no template, whether it is wanted or not.
+
+    Raises CompileError, with numbered source lines, where NVRTC refuses the source or an option;
+    CallFailed where another NVRTC call fails; MissingLibrary where NVRTC or a CUDA header that
+    the source includes is not installed.
+    """
+    begin = time.perf_counter()
+    paths = _search_paths(name, include_paths, options)
+    includes = _read_includes(text, name, paths)
+    flags = [
+        f"--gpu-architecture={arch}",
+        "-std=c++17",
+        *(["--relocatable-device-code=true"] if relocatable else []),
+        *(["-DRAWNN_PDL"] if programmatic else []),
+        *_chosen(text, expressions),
+        *options,
+    ]
+    key = None
+    if cache is not None:
+        identity = _identity(nvrtc)
+        if identity is None:
+            nvrtc = _library(nvrtc)
+            identity = "NVRTC {}.{}".format(*check(
+                nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion(), f"the cache key of {name}"))
+        parts = [_FORMAT, identity, Path(name).name, preamble, text, includes.digest, *flags,
+                 *expressions]
+        key = _digest(parts)
+        stored = cache.get(key)
+        entry = _decode(stored) if stored is not None else None
+        if entry is not None and set(entry[1]) == set(expressions):
+            found, known, proved = entry
+            return Compiled(found, known, True, time.perf_counter() - begin, proofs=proved)
+    library = _library(nvrtc)
+    flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
+    cubin, lowered, log, assembly = _compile(library, text, name, arch, expressions, flags, paths,
+                                             programmatic, preamble)
+    proofs = _proofs(assembly, lowered, text, paths) if programmatic else {}
+    if cache is not None and key is not None:
+        cache.put(key, _encode(cubin, lowered, proofs))
+    return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs)
+
+
+def _chosen(text: str, expressions: Sequence[str]) -> list[str]:
+    if "RAWNN_CHOSEN" not in text:
+        return []
+    kernels = dict.fromkeys(expression.partition("<")[0].strip() for expression in expressions)
+    return ["-DRAWNN_CHOSEN", *(f"-DRAWNN_CHOSEN_{kernel}" for kernel in kernels)]
+
+
+def _proofs(assembly: str, lowered: Mapping[str, str], text: str,
+            paths: Sequence[Path]) -> dict[str, Proof]:
+    kernels = parse_kernels(text, paths)
+    return {expression: prove(assembly, name, find_kernel(kernels, expression))
+            for expression, name in lowered.items()}
+
+
+def _library(nvrtc: NvrtcLibrary | Callable[[], NvrtcLibrary]) -> NvrtcLibrary:
+    return nvrtc() if callable(nvrtc) else nvrtc
+
+
+def _identity(nvrtc: NvrtcLibrary | Callable[[], NvrtcLibrary]) -> str | None:
+    stated = getattr(nvrtc, "identity", None)
+    return stated if isinstance(stated, str) else headers.nvrtc_identity()
+
+
+def _search_paths(
+    name: str, include_paths: Sequence[Path], options: Sequence[str]
+) -> list[Path]:
+    """Where includes are looked up, in order; folders given as options count too, so that what
+    lies in them goes into the key."""
+    source = Path(name)
+    beside = [source.resolve().parent] if source.is_file() else []
+    given = [
+        Path(option.removeprefix(prefix))
+        for option in options
+        for prefix in ("-I", "--include-path=")
+        if option.startswith(prefix)
+    ]
+    return list(dict.fromkeys([*beside, *given, *include_paths, SOURCES]))
+
+
+def follow_includes(text: str, paths: Sequence[Path], *,
+                    quoted: bool = False) -> tuple[list[tuple[str, str]], list[str]]:
+    """(name and content of every file that `text` includes, directly or not, and that is found in
+    `paths`; names of those that are not). With `quoted` those in angle brackets, CUDA's, are left
+    out."""
+    parts: list[tuple[str, str]] = []
+    missing: list[str] = []
+    seen: set[Path] = set()
+    pending: list[tuple[str, Path | None]] = [(text, None)]
+    while pending:
+        current, folder = pending.pop()
+        for match in _INCLUDE.finditer(current):
+            if quoted and not match[1]:
+                continue
+            header = match[1] or match[2]
+            # A quoted include is looked for beside the file that has it before the -I folders.
+            beside = [folder] if match[1] and folder is not None else []
+            found = next((p / header for p in (*beside, *paths) if (p / header).is_file()), None)
+            if found is None:
+                missing.append(header)
+            elif found.resolve() not in seen:
+                seen.add(found.resolve())
+                content = found.read_text(errors="replace")
+                parts.append((header, content))
+                pending.append((content, found.parent))
+    return parts, missing
+
+
+def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
+    """Follow the includes of `text` through `paths`. Those not found there are CUDA's, whose
+    directories are looked up only then: most kernels include none, and start up faster."""
+    found_here, missing = follow_includes(text, paths)
+    parts = [word for pair in found_here for word in pair]
+    if not missing:
+        return _Includes(_digest(parts), ())
+    try:
+        cuda = headers.include_directories()
+    except MissingLibrary as error:
+        raise MissingLibrary(f"{name} includes '{missing[0]}', but {error}") from None
+    for header in sorted(set(missing)):
+        found = next((p / header for p in cuda if (p / header).is_file()), None)
+        status = found.stat() if found else None
+        parts += [header, f"{status.st_size}:{status.st_mtime_ns}" if status else "missing"]
+    return _Includes(_digest(parts), cuda)
+
+
+def _digest(parts: Iterable[str]) -> str:
+    """SHA-256 over `parts`, each with its length, so that no two lists give the same bytes."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode(errors="surrogateescape")
+        total.update(f"{len(data)}:".encode() + data)
+    return total.hexdigest()
+
+
+def _encode(cubin: bytes, lowered: dict[str, str], proofs: Mapping[str, Proof]) -> bytes:
+    stated = {expression: asdict(proof) for expression, proof in proofs.items()}
+    head = json.dumps({"lowered": lowered, "proofs": stated}).encode()
+    return len(head).to_bytes(4, "little") + head + cubin
+
+
+def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof]] | None:
+    end = 4 + int.from_bytes(payload[:4], "little")
+    try:
+        head = json.loads(payload[4:end])
+        proofs = {expression: Proof(**{**proof, "early": tuple(proof["early"])})
+                  for expression, proof in head["proofs"].items()}
+        return payload[end:], dict(head["lowered"]), proofs
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _compile(
+    nvrtc: NvrtcLibrary, text: str, name: str, arch: str, expressions: Sequence[str],
+    flags: Sequence[str], paths: Sequence[Path], assembly: bool, preamble: str,
+) -> tuple[bytes, dict[str, str], str, str]:
+    """(cubin, lowered names, log, PTX); the PTX only if `assembly` is asked for, else ""."""
+    context = f"kernel source {name}, {arch}"
+    placed = str(Path(name).resolve()) if Path(name).is_file() else NOWHERE + name.lstrip("/")
+    whole = f"{preamble}#line 1\n{text}" if preamble else text
+    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(whole, placed), context)
+    with ExitStack() as made:
+        made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
+                                    nvrtc.nvrtcDestroyProgram(program), context))
+        for expression in expressions:
+            check(
+                nvrtc, "nvrtcAddNameExpression",
+                nvrtc.nvrtcAddNameExpression(program, expression), f"{expression} in {context}",
+            )
+        result = nvrtc.nvrtcCompileProgram(program, flags)
+        log = check(nvrtc, "nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLog(program), context)
+        log = log.strip().replace(placed, name)
+        if result[0]:
+            error, _ = nvrtc.error_text(result[0])
+            if error in ("NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"):
+                failure = f"nvrtcCompileProgram failed with {error} [{int(result[0])}]"
+                raise CompileError(
+                    _explain(nvrtc, failure, log, text, name, arch, expressions, flags, paths)
+                )
+            check(nvrtc, "nvrtcCompileProgram", result, f"{context}; {log}")
+        lowered = {
+            expression: check(
+                nvrtc, "nvrtcGetLoweredName",
+                nvrtc.nvrtcGetLoweredName(program, expression), f"{expression} in {context}",
+            )
+            for expression in expressions
+        }
+        if arch.startswith("compute_"):  # a virtual architecture has PTX alone
+            cubin = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context)
+        else:
+            cubin = check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context)
+        ptx = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context) if assembly else b""
+        return cubin, lowered, log, ptx.decode(errors="replace")
+
+
+def _explain(
+    nvrtc: NvrtcLibrary, failure: str, log: str, text: str, name: str, arch: str,
+    expressions: Sequence[str], flags: Sequence[str], paths: Sequence[Path],
+) -> str:
+    """The message of a CompileError: one sentence, the source lines in error, what was asked of
+    which library and which call failed, and NVRTC's whole log."""
+    code, major, minor = nvrtc.nvrtcVersion()
+    version = "NVRTC of unknown version" if code else f"NVRTC {major}.{minor}"
+    located = list(_LOCATED.finditer(log))
+    lines = [f"{version} cannot compile {name} for {arch}"]
+    code, archs = nvrtc.nvrtcGetSupportedArchs()
+    number = re.match(r"(?:sm|compute)_(\d+)", arch)
+    if not code and number and int(number[1]) not in archs:
+        known = ", ".join(f"sm_{entry}" for entry in archs)
+        lines[0] += f": it compiles only for {known}"
+    elif located:
+        lines[0] += f": {len(located)} error{'s' * (len(located) > 1)}"
+    sources = {name: text}
+    for match in located[:_ERRORS_SHOWN]:
+        message = log[match.start() :].partition("\n")[0]
+        lines += ["", message, *_numbered(match["file"], int(match["line"]), sources, paths)]
+    if len(located) > _ERRORS_SHOWN:
+        lines += ["", f"(and {len(located) - _ERRORS_SHOWN} more: see the log below)"]
+    lines += [
+        *_cures(log),
+        "",
+        f"kernels: {', '.join(expressions) or 'none named'}",
+        f"options: {' '.join(flags)}",
+        f"library: {headers.nvrtc_library_path() or 'path unknown'} ({version})",
+        f"call: {failure}",
+        "log:",
+        log,
+    ]
+    return "\n".join(lines)
+
+
+def _cures(log: str) -> list[str]:
+    """What to do about the headers that the log says cannot be opened."""
+    return ["", *found] if (found := [headers.cure(name) for name in dict.fromkeys(
+        re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]) else []
+
+
+def _numbered(file: str, line: int, sources: dict[str, str], paths: Sequence[Path]) -> list[str]:
+    """The lines around `line` of `file`, numbered, the one in error marked; none where the file
+    cannot be read (NVRTC gives headers by the path it found them at)."""
+    text = sources.get(file)
+    if text is None:
+        found = next((p / file for p in (Path(), *paths) if (p / file).is_file()), None)
+        if found is None:
+            return []
+        text = found.read_text(errors="replace")
+    source = text.splitlines()
+    first, last = max(1, line - _CONTEXT), min(len(source), line + _CONTEXT)
+    return [
+        f"{'>' if number == line else ' '} {number:>{len(str(last))}} | {source[number - 1]}"
+        for number in range(first, last + 1)
+    ]

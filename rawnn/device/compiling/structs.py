@@ -1,0 +1,209 @@
+"""Structs that kernels take by value, read from CUDA C text: their members and where these lie.
+
+A struct is data and nothing else: numbers, pointers, arrays of them, and such structs, laid out as
+C lays them out. One with functions, bases, bit fields or an alignment of its own is not read; a
+kernel that takes it by value cannot be launched.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rawnn.device.compiling.c_types import FORMATS, canonical, type_words
+from rawnn.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SIZES = {code: struct.calcsize(f"={code}") for code in "?bBhHiIfdqQ"}
+_STRUCT = re.compile(r"\bstruct\s+(\w+)\s*\{([^{}]*)\}\s*;")
+_TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*$")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_DECLARATOR = re.compile(r"(\*?)\s*(\w+)\s*((?:\[\s*\w+\s*\]\s*)*)")
+_FIRST = re.compile(rf"((?:[\w\s]|::)+?(?=[\s*]))\s*({_DECLARATOR.pattern})")
+_CONSTANT = r"\bconstexpr\s+(?:unsigned\s+)?int\s+{}\s*=\s*(\d+)\s*;"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member: `code` of its elements ("Q" for a pointer), or the `struct` that they are;
+    `shape` of an array, () of one that is none; `offset` in bytes from the struct's beginning."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    offset: int
+    struct: Struct | None = None
+    pointer: bool = False
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A struct's name and members, its bytes and what its address is a multiple of."""
+
+    name: str
+    members: tuple[Member, ...]
+    size: int
+    align: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy type of the same layout: pointers are addresses, in uint64."""
+        import numpy as np  # here, as most kernels take no struct
+
+        formats = [(m.struct.dtype if m.struct else np.dtype(m.code), m.shape)
+                   for m in self.members]
+        return np.dtype({"names": [m.name for m in self.members], "formats": formats,
+                         "offsets": [m.offset for m in self.members], "itemsize": self.size})
+
+    @property
+    def pointers(self) -> bool:
+        """Whether any member, of it or of structs in it, is a pointer."""
+        return any(m.pointer or (m.struct is not None and m.struct.pointers)
+                   for m in self.members)
+
+    def packed(self, value: object) -> bytes:
+        """The bytes of a value: a structured scalar of `dtype`, or bytes of that size. Raises
+        ConfigError, naming the first member that lies or is otherwise, for one that does not fit.
+        """
+        if isinstance(value, bytes):
+            if len(value) != self.size:
+                raise ConfigError(f"the struct '{self.name}' has {self.size} bytes, not "
+                                  f"{len(value)}")
+            return value
+        import numpy as np
+
+        if not isinstance(value, np.void | np.ndarray) or value.shape or not value.dtype.names:
+            raise ConfigError(f"the struct '{self.name}' takes a NumPy structured scalar or its "
+                              f"{self.size} bytes, not {value!r}")
+        self.check(value.dtype)
+        packed: bytes = value.tobytes()
+        return packed
+
+    def check(self, given: np.dtype[Any]) -> None:
+        """Raises ConfigError, naming the first member that lies or is otherwise, where a NumPy type
+        is not laid out like this."""
+        wanted: Mapping[str, Any] = self.dtype.fields or {}
+        found: Mapping[str, Any] = given.fields or {}
+        for name, (here, offset, *_) in wanted.items():
+            if name not in found:
+                raise ConfigError(f"the struct '{self.name}' has the member '{name}', and the "
+                                  f"value has not")
+            there, place = found[name][:2]
+            if (here, offset) != (there, place):
+                raise ConfigError(f"member '{name}' of the struct '{self.name}' is {here} at byte "
+                                  f"{offset}, and the value's is {there} at byte {place}")
+        extra = [name for name in found if name not in wanted]
+        if extra:
+            raise ConfigError(f"the struct '{self.name}' has no member '{extra[0]}'")
+        if given.itemsize != self.size:
+            raise ConfigError(f"the struct '{self.name}' has {self.size} bytes, and the value "
+                              f"{given.itemsize}")
+
+
+_VECTOR = re.compile(r"((?:u?(?:char|short|int)|u?longlong|float|double))([1-4])")
+_WIDEST = 16
+"""Bytes: the most that a built-in vector's address is a multiple of."""
+
+
+def vector(name: str) -> Struct | None:
+    """The layout of a built-in vector type such as float4; None of any other type."""
+    found = _VECTOR.fullmatch(name)
+    if not found:
+        return None
+    base = found[1].replace("longlong", "long long")
+    base = "unsigned " + base[1:] if base.startswith("u") else base
+    code, count = FORMATS[base], int(found[2])
+    size = _SIZES[code]
+    members = tuple(Member(letter, code, (), size * i) for i, letter in enumerate("xyzw"[:count]))
+    align = size if count == 3 else min(size * count, _WIDEST)
+    return Struct(name, members, size * count, align)
+
+
+def layout_of(ctype: str, texts: Sequence[str]) -> Struct | None:
+    """The layout of a type that a pointer points at or a variable has: of a number, a struct with
+    one member without a name. None where it is not known."""
+    if ctype in FORMATS and FORMATS[ctype] in _SIZES:
+        code = FORMATS[ctype]
+        return Struct(ctype, (Member("", code, (), 0),), _SIZES[code], _SIZES[code])
+    return read_struct(ctype, texts)
+
+
+def read_struct(name: str, texts: Sequence[str]) -> Struct | None:
+    """The struct `name` as the first of `texts` that has it declares it; None where none does.
+
+    `texts` are free of comments and preprocessor lines (code_of). Raises ConfigError for a member
+    that is no number, pointer, such a struct, or array of them.
+    """
+    if (built_in := vector(name)) is not None:
+        return built_in
+    for text in texts:
+        for found in _STRUCT.finditer(text):
+            if found[1] == name and not _TEMPLATE.search(text[: found.start()]):
+                return _laid_out(name, found[2], texts)
+    return None
+
+
+def included(text: str, folders: Sequence[Path]) -> list[str]:
+    """`text`, and those of the headers that it includes in quotes, and these in turn, where one of
+    `folders` has them."""
+    texts, seen = [text], set[str]()
+    for each in texts:  # which grows
+        for name in _INCLUDE.findall(each):
+            path = next((f / name for f in folders if (f / name).is_file()), None)
+            if name not in seen and path is not None:
+                texts.append(path.read_text(errors="replace"))
+            seen.add(name)
+    return texts
+
+
+def _laid_out(name: str, body: str, texts: Sequence[str]) -> Struct:
+    members: list[Member] = []
+    end, widest = 0, 1
+    for kind, pointer, member, extents in _declared(name, body):
+        inner = None if pointer or kind in FORMATS else read_struct(kind, texts)
+        code = "Q" if pointer else FORMATS.get(kind, "")
+        if inner is None and code not in _SIZES:
+            raise ConfigError(f"member '{member}' of the struct '{name}' has type '{kind}', which "
+                              f"cannot be passed by value")
+        shape = tuple(_extent(extent, name, texts) for extent in extents)
+        size, align = (inner.size, inner.align) if inner else (_SIZES[code], _SIZES[code])
+        end = -(-end // align) * align
+        members.append(Member(member, code, shape, end, inner, pointer))
+        end += size * prod(shape)
+        widest = max(widest, align)
+    if not members:
+        raise ConfigError(f"the struct '{name}' has no members")
+    return Struct(name, tuple(members), -(-end // widest) * widest, widest)
+
+
+def _declared(struct: str, body: str) -> Iterator[tuple[str, bool, str, list[str]]]:
+    """(type, whether it is a pointer to that, name, extents) of each member."""
+    for statement in filter(None, (part.strip() for part in body.split(";"))):
+        first, *others = statement.split(",")
+        found = _FIRST.fullmatch(first)
+        kind = canonical(type_words(found[1])) if found else ""
+        declarators = [found[2], *(part.strip() for part in others)] if found else []
+        for declarator in declarators or [""]:
+            one = _DECLARATOR.fullmatch(declarator)
+            if one is None or not kind:
+                raise ConfigError(f"cannot read the member '{' '.join(statement.split())}' of the "
+                                  f"struct '{struct}'")
+            yield kind, bool(one[1]), one[2], re.findall(r"\w+", one[3])
+
+
+def _extent(text: str, struct: str, texts: Sequence[str]) -> int:
+    """Of "6", or of the name of a `constexpr int`."""
+    if text.isdigit():
+        return int(text)
+    for each in texts:
+        if found := re.search(_CONSTANT.format(text), each):
+            return int(found[1])
+    raise ConfigError(f"the struct '{struct}' has an array of '{text}' elements, a number that "
+                      f"cannot be read")

@@ -1,0 +1,106 @@
+"""What ranks do together on their devices: a communicator, and reductions made ready once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rawnn.device.cuda.errors import check
+from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM
+
+
+class Meeting(Protocol):
+    """What a communicator asks of those who run it."""
+
+    rank: int
+    size: int
+
+    def broadcast(self, value: bytes | None) -> bytes:
+        """Rank 0's value, on every rank."""
+
+    def on_failure(self, act: Callable[[], None]) -> None:
+        """Have `act` called, in another thread, when some rank is lost."""
+
+
+class NcclContext:
+    """A communicator of all ranks on the current device, which all of them make at once.
+
+    Raises CallFailed with NCCL's name, code and last error text.
+    """
+
+    def __init__(self, api: Any, team: Meeting) -> None:
+        self.api, self._team = api, team
+        self._reductions: dict[tuple[str, float], int] = {}
+        self._lock = threading.Lock()
+        self.communicator: Any = None
+        what = f"rank {team.rank} of {team.size}"
+        made = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
+            if team.rank == 0 else None
+        self.communicator = check(api, "ncclCommInitRank", api.ncclCommInitRank(
+            team.size, team.broadcast(made), team.rank), what)
+        team.on_failure(self.abort)
+
+    def sum_of(self, dtype: str, weight: float) -> int:
+        """The reduction in which this rank's values count `weight` times."""
+        if weight == 1.0:
+            return SUM
+        if (dtype, weight) not in self._reductions:
+            self._reductions[dtype, weight] = check(
+                self.api, "ncclRedOpCreatePreMulSum", self.api.ncclRedOpCreatePreMulSum(
+                    weight, DATA_TYPE[dtype], self.communicator), f"a sum with weight {weight:g}")
+        return self._reductions[dtype, weight]
+
+    def all_reduce(self, label: str, parts: Sequence[tuple[str, int]], weight: float,
+                   largest: bool = False) -> AllReduce:
+        """A reduction in place of tensors, given as (type, elements): the sum over ranks of their
+        values times the `weight` of each, or the largest of them."""
+        made = [(count, DATA_TYPE[dtype], MAX if largest else self.sum_of(dtype, weight))
+                for dtype, count in parts]
+        return AllReduce(self, label, made)
+
+    def abort(self) -> None:
+        """End what is under way, from any thread; a second call is harmless."""
+        with self._lock:
+            communicator, self.communicator = self.communicator, None
+        if communicator is not None:
+            self.api.ncclCommAbort(communicator)
+
+    def close(self) -> None:
+        """Destroy reductions and communicator; a second call is harmless."""
+        with self._lock:
+            communicator, self.communicator = self.communicator, None
+        if communicator is None:
+            return
+        for op in self._reductions.values():
+            self.api.ncclRedOpDestroy(op, communicator)
+        check(self.api, "ncclCommDestroy", self.api.ncclCommDestroy(communicator),
+              f"rank {self._team.rank} of {self._team.size}")
+
+
+class AllReduce:
+    """One reduction of several tensors, which NCCL does as one: calls within a group."""
+
+    def __init__(self, context: NcclContext, label: str,
+                 parts: Sequence[tuple[int, int, int]]) -> None:
+        self._context, self._label, self._parts = context, label, tuple(parts)
+        self._api, self._communicator = context.api, context.communicator
+
+    def run(self, stream: int, *addresses: int) -> None:
+        """Enqueue on `stream`; `addresses` are those of the tensors, in order."""
+        api = self._api
+        result = api.ncclGroupStart()
+        if result[0]:
+            check(api, "ncclGroupStart", result, self._label)
+        failed = None
+        for address, (count, datatype, op) in zip(addresses, self._parts, strict=True):
+            result = api.ncclAllReduce(address, address, count, datatype, op, self._communicator,
+                                       stream)
+            if result[0]:
+                failed = result
+                break
+        ended = api.ncclGroupEnd()  # a group is ended whatever went wrong inside
+        if failed is not None:
+            check(api, "ncclAllReduce", failed, self._label)
+        if ended[0]:
+            check(api, "ncclGroupEnd", ended, self._label)

@@ -1,0 +1,299 @@
+"""The simulated NCCL: joins the simulated GPUs of one process, each driven by a thread of its own.
+
+A collective is a task of every rank. It runs where all ranks have come to it: whoever comes first
+waits. What NCCL would answer with a hang or with wrong numbers is reported with both ops named:
+ranks that come to different collectives, a rank that has left or never comes, two collectives of a
+rank that nothing orders. Buffers are accessed as by any task, so that one reused too early is a
+race like any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count as counter
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.device.libs.nccl import DATA_TYPE, MAX, RESULTS, SUM, UNIQUE_ID_BYTES
+from rawnn.device.sim.codes import describe
+from rawnn.device.sim.cublaslt import load, quiet, store
+from rawnn.device.sim.errors import Race, Refused, SimulationError
+from rawnn.device.sim.faults import seam
+from rawnn.device.sim.graphs import Node
+from rawnn.device.sim.order import Task
+from rawnn.device.sim.simulation import Simulation
+
+PATIENCE = 20.0
+"""Seconds that a rank waits for the others before they are said to be missing."""
+
+_INVALID, _USAGE = "ncclInvalidArgument", "ncclInvalidUsage"
+_NAMES = {number: name for name, number in DATA_TYPE.items()}
+_STORED = {"float32": ("R_32F", 4), "float16": ("R_16F", 2), "bfloat16": ("R_16BF", 2)}
+_FIRST_CUSTOM = 16
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One call of a group: `weight` is what this rank's values count for."""
+
+    send: int
+    receive: int
+    count: int
+    dtype: str
+    reduction: str
+    weight: float
+
+    @property
+    def words(self) -> str:
+        """What all ranks must have in common."""
+        return f"{self.reduction} of {self.count:,} {self.dtype}"
+
+
+@dataclass(eq=False)
+class _Round:
+    """One collective of all ranks: what each brought, and what came out."""
+
+    words: dict[int, str] = field(default_factory=dict)
+    labels: dict[int, str] = field(default_factory=dict)
+    brought: dict[int, list[NDArray[Any]]] = field(default_factory=dict)
+    result: list[NDArray[Any]] | None = None
+
+
+class Meeting:
+    """The ranks of one unique id. All state is guarded by `changed`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changed = threading.Condition()
+        self.present: set[int] = set()
+        self.gone: dict[int, str] = {}
+        self.last: dict[int, str] = {}
+        self.rounds: dict[int, _Round] = {}
+        self.error = ""
+
+    def join(self, rank: int) -> None:
+        """Come together. Raises SimulationError where some rank never comes."""
+        with self.changed:
+            self.present.add(rank)
+            self.changed.notify_all()
+            self._wait(lambda: len(self.present) == self.size, rank, "ncclCommInitRank",
+                       lambda: set(range(self.size)) - self.present)
+
+    def leave(self, rank: int, how: str) -> None:
+        with self.changed:
+            self.gone[rank] = how
+            self.changed.notify_all()
+
+    def reduce(self, rank: int, number: int, label: str, parts: list[_Part],
+               brought: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """The result of collective `number` of this rank, once all ranks have come to it."""
+        with self.changed:
+            here = self.rounds.setdefault(number, _Round())
+            here.words[rank] = "; ".join(part.words for part in parts)
+            here.labels[rank] = self.last[rank] = label
+            here.brought[rank] = brought
+            self.changed.notify_all()
+            for other, words in here.words.items():
+                if words != here.words[rank] and not self.error:
+                    self.error = (f"collective {number} differs between ranks: rank {rank} is in "
+                                  f"{label} ({here.words[rank]}), rank {other} in "
+                                  f"{here.labels[other]} ({words})")
+                    self.changed.notify_all()
+            if len(here.brought) == self.size and here.result is None and not self.error:
+                here.result = [_combined(part, [here.brought[r][i] for r in range(self.size)])
+                               for i, part in enumerate(parts)]
+            self._wait(lambda: here.result is not None, rank, label,
+                       lambda: set(range(self.size)) - here.brought.keys())
+            assert here.result is not None
+            return here.result
+
+    def _wait(self, done: Callable[[], bool], rank: int, label: str,
+              missing: Callable[[], set[int]]) -> None:
+        until = monotonic() + PATIENCE
+        while not done():
+            if self.error:
+                raise SimulationError(self.error)
+            lost = sorted(missing() & self.gone.keys())
+            if lost or monotonic() > until:
+                other = lost[0] if lost else min(missing())
+                did = f"its last collective was {self.last[other]}" if other in self.last \
+                    else "it came to no collective"
+                how = self.gone.get(other, f"has not come within {PATIENCE:g} s")
+                raise SimulationError(f"rank {rank} waits in {label} for rank {other}, which "
+                                      f"{how}; {did}")
+            self.changed.wait(0.05)
+
+
+def _combined(part: _Part, values: list[NDArray[Any]]) -> NDArray[Any]:
+    """In the order of the ranks, in float32."""
+    total = values[0]
+    for value in values[1:]:
+        total = np.maximum(total, value) if part.reduction == "max" else total + value
+    return total
+
+
+_MEETINGS: dict[bytes, Meeting] = {}
+_NUMBERS = counter(1)
+
+
+@dataclass(eq=False)
+class _Communicator:
+    meeting: Meeting
+    rank: int
+    collectives: int = 0
+    latest: Task | None = None
+    sums: dict[int, float] = field(default_factory=dict)
+
+
+class SimNccl:
+    """`rawnn.device.libs.nccl.Nccl` for a simulated GPU."""
+
+    library = "nccl"
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.path = "simulated NCCL"
+        self._group: list[tuple[_Communicator, int, _Part]] | None = None
+
+    def error_text(self, code: Any) -> tuple[str, str]:
+        return describe("nccl", int(code))
+
+    def _communicator(self, comm: Any) -> _Communicator:
+        found: _Communicator = self.simulation.find(comm, "NCCL communicator", _INVALID)
+        return found
+
+    @seam(0)
+    def ncclGetVersion(self) -> tuple[int, int]:
+        return 0, 22703
+
+    @seam(b"")
+    def ncclGetUniqueId(self) -> tuple[int, bytes]:
+        return 0, next(_NUMBERS).to_bytes(UNIQUE_ID_BYTES, "little")
+
+    @seam(None)
+    def ncclCommInitRank(self, nranks: int, commId: bytes, rank: int) -> tuple[int, Any]:
+        if not self.simulation.current or not 0 <= rank < nranks:
+            raise Refused(_INVALID)
+        meeting = _MEETINGS.setdefault(bytes(commId), Meeting(nranks))
+        if meeting.size != nranks or rank in meeting.present:
+            raise Refused(_USAGE)
+        meeting.join(rank)
+        _MEETINGS.pop(bytes(commId), None)
+        made = _Communicator(meeting, rank)
+        return 0, self.simulation.create("NCCL communicator", lambda handle: made)[0]
+
+    @seam()
+    def ncclCommDestroy(self, comm: Any) -> tuple[int]:
+        return self._end(comm, "has destroyed its communicator")
+
+    @seam()
+    def ncclCommAbort(self, comm: Any) -> tuple[int]:
+        return self._end(comm, "has aborted")
+
+    def _end(self, comm: Any, how: str) -> tuple[int]:
+        found = self._communicator(comm)
+        for op in found.sums:
+            self.simulation.destroy(op, "NCCL reduction", _INVALID)
+        self.simulation.destroy(comm, "NCCL communicator", _INVALID)
+        found.meeting.leave(found.rank, how)
+        return (0,)
+
+    @seam(0)
+    def ncclCommGetAsyncError(self, comm: Any) -> tuple[int, int]:
+        meeting = self._communicator(comm).meeting
+        return 0, RESULTS.index("ncclRemoteError") if meeting.gone else 0
+
+    @seam(0)
+    def ncclRedOpCreatePreMulSum(self, scalar: float, datatype: int,
+                                 comm: Any) -> tuple[int, int]:
+        found = self._communicator(comm)
+        if _NAMES.get(datatype) not in _STORED:
+            raise Refused(_INVALID)
+        handle, _ = self.simulation.create("NCCL reduction", lambda handle: scalar)
+        found.sums[handle] = float(scalar)
+        return 0, handle
+
+    @seam()
+    def ncclRedOpDestroy(self, op: int, comm: Any) -> tuple[int]:
+        found = self._communicator(comm)
+        self.simulation.destroy(op, "NCCL reduction", _INVALID)
+        found.sums.pop(op, None)
+        return (0,)
+
+    @seam()
+    def ncclGroupStart(self) -> tuple[int]:
+        if self._group is not None:
+            raise Refused(_USAGE)
+        self._group = []
+        return (0,)
+
+    @seam()
+    def ncclAllReduce(self, sendbuff: int, recvbuff: int, count: int, datatype: int, op: int,
+                      comm: Any, stream: int) -> tuple[int]:
+        found = self._communicator(comm)
+        if datatype not in _NAMES or count < 1 or not sendbuff or not recvbuff \
+                or op not in (SUM, MAX, *found.sums):
+            raise Refused(_INVALID)
+        part = _Part(sendbuff, recvbuff, count, _NAMES[datatype], "max" if op == MAX else "sum",
+                     found.sums.get(op, 1.0))
+        if self._group is None:
+            self._enqueue(found, stream, [part])
+        else:
+            self._group.append((found, stream, part))
+        return (0,)
+
+    @seam()
+    def ncclGroupEnd(self) -> tuple[int]:
+        group, self._group = self._group, None
+        if group is None:
+            raise Refused(_USAGE)
+        if len({(id(found), stream) for found, stream, _ in group}) > 1:
+            raise SimulationError("a group of collectives on several communicators or streams is "
+                                  "not simulated")
+        if group:
+            self._enqueue(group[0][0], group[0][1], [part for _, _, part in group])
+        return (0,)
+
+    def _enqueue(self, found: _Communicator, stream: int, parts: list[_Part]) -> None:
+        label = f"ncclAllReduce of {' + '.join(str(p.count) for p in parts)} elements"
+        memory = self.simulation.memory
+
+        def run(task: Task) -> None:
+            _in_order(found, task)
+            brought = []
+            for i, part in enumerate(parts):
+                kind, item = _STORED.get(part.dtype, ("", 4))
+                region = memory.region(part.send, part.count * item, part.count * item, 1,
+                                       f"send buffer {i} of {task}")
+                memory.read(task, region, f"send buffer {i}")
+                raw = region.bytes()
+                brought.append(np.float32(part.weight) * load(raw, kind).reshape(-1) if kind
+                               else raw.reshape(-1).view(part.dtype).copy())
+            found.collectives += 1
+            results = found.meeting.reduce(found.rank, found.collectives, str(task), parts,
+                                           brought)
+            for i, (part, result) in enumerate(zip(parts, results, strict=True)):
+                kind, item = _STORED.get(part.dtype, ("", 4))
+                region = memory.region(part.receive, part.count * item, part.count * item, 1,
+                                       f"receive buffer {i} of {task}")
+                memory.write(task, region, f"receive buffer {i}")
+                raw = region.bytes()
+                raw[...] = (store(result, kind) if kind else result).view(np.uint8).reshape(
+                    raw.shape)
+                memory.mark_written(region)
+
+        self.simulation.enqueue(stream, Node("kernel", label, (), quiet(run)))
+
+
+def _in_order(found: _Communicator, task: Task) -> None:
+    """Collectives of a communicator run in the same order on every rank only where something
+    orders them. Raises Race naming both."""
+    before, found.latest = found.latest, task
+    if before is not None and not task.after(before.lane, before.index):
+        raise Race(f"nothing orders {task} and {before} on rank {found.rank}: another rank may "
+                   f"run these collectives the other way round")

@@ -1,0 +1,91 @@
+"""What a `.cu` file says of itself: TOML in its first comment that begins with `rawnn`.
+
+    /* rawnn
+    op = "bias_relu"
+    grid = "cdiv(rows * cols, 256)"
+    block = 256
+    */
+
+Whoever compiles, checks, times or plugs a kernel in reads the same header (docs/lab.md says what
+each key means).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rawnn.errors import ConfigError, nearest
+
+Table = dict[str, Any]
+
+COMPILED: dict[str, type | tuple[type, ...]] = {
+    "kernel": str, "defines": dict, "options": list, "include": (str, list), "arch": str,
+}
+"""Which kernel, and how it is compiled."""
+LAUNCHED: dict[str, type | tuple[type, ...]] = {
+    "grid": (int, str, list), "block": (int, str, list), "shared": (int, str),
+    "cluster": (int, str, list), "cooperative": bool, "values": dict,
+}
+"""How it is launched: numbers, or expressions of sizes."""
+PLUGGED: dict[str, type | tuple[type, ...]] = {
+    "op": str, "name": str, "where": str, "require": (str, list),
+}
+"""What it takes the place of in a training step."""
+CHECKED: dict[str, type | tuple[type, ...]] = {
+    "shapes": dict, "sizes": dict, "inputs": dict, "reference": (str, dict), "length": (int, str),
+    "bytes": (int, float, str), "flops": (int, float, str),
+}
+"""What it is to compute, and on what it is tried."""
+KNOWN = {**COMPILED, **LAUNCHED, **PLUGGED, **CHECKED}
+
+_BLOCK = re.compile(r"/\*\s*rawnn\b[^\S\n]*\n(.*?)\*/", re.DOTALL)
+
+
+def header(text: str, path: str | Path = "kernel.cu") -> Table:
+    """The header of a source; {} where it has none. `include` and text for `reference` keep what
+    they say: paths in them count from the file's folder.
+
+    Raises ConfigError, with the file's line, for what is no TOML, and for a key that is unknown or
+    has a value of another type.
+    """
+    found = _BLOCK.search(text)
+    if found is None:
+        return {}
+    first = text.count("\n", 0, found.start(1)) + 1
+    # The lines may be set off by stars, as is usual in comments.
+    lines = [re.sub(r"^[ \t]*\*[ \t]?", "", line) for line in found[1].split("\n")]
+    try:
+        table = tomllib.loads("\n".join(lines))
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line = first + int(at[1]) - 1 if at else first
+        what = str(error).partition(" (at ")[0]
+        raise ConfigError(f"{path}, line {line}: the header is TOML, and this is none: {what}; "
+                          f"write key = value, with text in quotes") from None
+    for key, value in table.items():
+        _check(key, value, f"{path}, line {_line(lines, key) + first}")
+    return table
+
+
+def _check(key: str, value: object, where: str) -> None:
+    if key not in KNOWN:
+        raise ConfigError(f"{where}: the header knows no '{key}'" + (
+            nearest(key, KNOWN) or f"; it knows {', '.join(KNOWN)}"))
+    wanted = KNOWN[key]
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        kinds = wanted if isinstance(wanted, tuple) else (wanted,)
+        raise ConfigError(f"{where}: {key} = {value!r} should be "
+                          f"{' or '.join(_IN_WORDS[kind] for kind in kinds)}")
+
+
+_IN_WORDS = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false",
+             list: "a list in [ ]", dict: "a table in { }"}
+
+
+def _line(lines: list[str], key: str) -> int:
+    """Where a key stands, counted from the header's first line."""
+    pattern = re.compile(rf"\s*(\[\s*)?[\"']?{re.escape(key)}\b")
+    return next((n for n, line in enumerate(lines) if pattern.match(line)), 0)

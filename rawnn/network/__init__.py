@@ -1,0 +1,1 @@
+"""What is trained: layers, activations, losses, optimizers, schedules."""

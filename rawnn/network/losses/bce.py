@@ -1,0 +1,67 @@
+"""Binary cross-entropy on logits, the mean over all elements, as torch.nn.BCEWithLogitsLoss."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rawnn.network.losses import Loss, register
+from rawnn.step.op import Attributes, define
+from rawnn.step.ops.common import Array, step_of, write_gradient
+
+if TYPE_CHECKING:
+    from rawnn.step.build import Builder
+
+_SCALING = ("loss_scale", "overflow")
+
+
+def _sigmoid(z: Array) -> Array:
+    e = np.exp(-np.abs(z))  # at most 1: no overflow on either side
+    return np.where(z >= 0, 1 / (1 + e), e / (1 + e))
+
+
+@define("bce", reads=("z", "t", "cursor", "workspace"), writes=("loss", "workspace"),
+        slotted=("loss",), optional=("workspace",))
+def bce(t: SimpleNamespace, a: Attributes) -> None:
+    """loss[s] = mean of max(z, 0) - z t + log(1 + exp(-|z|)) over all elements."""
+    terms = np.maximum(t.z, 0) - t.z * t.t + np.log1p(np.exp(-np.abs(t.z)))
+    t.loss[step_of(t, a)] = terms.mean()
+
+
+@define("bce_accuracy", reads=("z", "t", "cursor", "workspace"), writes=("correct", "workspace"),
+        slotted=("correct",), optional=("workspace",))
+def bce_accuracy(t: SimpleNamespace, a: Attributes) -> None:
+    """correct[s] = how many elements have z > 0 where t > 0.5, and z <= 0 elsewhere."""
+    t.correct[step_of(t, a)] = np.count_nonzero((t.z > 0) == (t.t > 0.5))
+
+
+@define("bce_backward", reads=("z", "t", *_SCALING), writes=("dz", "overflow"), optional=_SCALING)
+def bce_backward(t: SimpleNamespace, a: Attributes) -> None:
+    """dz = (sigmoid(z) - t) / number of elements."""
+    write_gradient(t, a, (_sigmoid(t.z) - t.t) * t.z.dtype.type(1.0 / t.z.size))
+
+
+@define("bce_gradient", reads=("z", "t", "cursor", "workspace", *_SCALING),
+        writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
+        optional=(*_SCALING, "workspace"), unmeasured="bce_backward")
+def bce_gradient(t: SimpleNamespace, a: Attributes) -> None:
+    """bce, bce_accuracy and bce_backward in one pass."""
+    bce(t, a)
+    bce_accuracy(t, a)
+    bce_backward(t, a)
+
+
+def _measure(b: Builder) -> None:
+    common = {"z": b.logits, "t": b.targets}
+    b.measure("bce", {**common, "loss": "loss"})
+    b.measure("bce_accuracy", {**common, "correct": "correct"})
+
+
+def _backward(b: Builder) -> None:
+    b.op("bce_backward", "bce_backward", {"z": b.logits, "t": b.targets, "dz": b.last_gradient})
+
+
+register(Loss("bce", "targets", _measure, _backward, ("bce", "bce_accuracy", "bce_backward"),
+              "bce_gradient", lambda outputs: outputs, "LogitCrossEntropy"))

@@ -1,0 +1,51 @@
+"""Mean squared error, the mean over all elements, as torch.nn.MSELoss."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rawnn.network.losses import Loss, register
+from rawnn.step.op import Attributes, define
+from rawnn.step.ops.common import step_of, write_gradient
+
+if TYPE_CHECKING:
+    from rawnn.step.build import Builder
+
+_SCALING = ("loss_scale", "overflow")
+
+
+@define("mse", reads=("z", "t", "cursor", "workspace"), writes=("loss", "workspace"),
+        slotted=("loss",), optional=("workspace",))
+def mse(t: SimpleNamespace, a: Attributes) -> None:
+    """loss[s] = mean of (z - t)^2 over all elements."""
+    t.loss[step_of(t, a)] = np.square(t.z - t.t).mean()
+
+
+@define("mse_backward", reads=("z", "t", *_SCALING), writes=("dz", "overflow"), optional=_SCALING)
+def mse_backward(t: SimpleNamespace, a: Attributes) -> None:
+    """dz = 2 (z - t) / number of elements."""
+    write_gradient(t, a, (t.z - t.t) * t.z.dtype.type(2.0 / t.z.size))
+
+
+@define("mse_gradient", reads=("z", "t", "cursor", "workspace", *_SCALING),
+        writes=("dz", "loss", "overflow", "workspace"), slotted=("loss",),
+        optional=(*_SCALING, "workspace"), unmeasured="mse_backward")
+def mse_gradient(t: SimpleNamespace, a: Attributes) -> None:
+    """mse and mse_backward in one pass."""
+    mse(t, a)
+    mse_backward(t, a)
+
+
+def _measure(b: Builder) -> None:
+    b.measure("mse", {"z": b.logits, "t": b.targets, "loss": "loss"})
+
+
+def _backward(b: Builder) -> None:
+    b.op("mse_backward", "mse_backward", {"z": b.logits, "t": b.targets, "dz": b.last_gradient})
+
+
+register(Loss("mse", "targets", _measure, _backward, ("mse", "mse_backward"), "mse_gradient",
+              lambda outputs: 0, "SquaredError"))

@@ -1,0 +1,226 @@
+"""Listeners that come with rawnn: checkpoints, early stopping, a log as CSV."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import logging
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rawnn.common.files import SideOutput, check_output
+from rawnn.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.run.checkpoint import Store, read, write
+from rawnn.run.listener import Listener
+from rawnn.run.result import Report
+
+if TYPE_CHECKING:
+    from rawnn.run.config import Config
+    from rawnn.run.training import Session
+
+
+class Listeners(Listener):
+    """Several listeners as one: each hears everything, in order. Messages go to the logger "rawnn",
+    too, as information."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = list(listeners)
+
+    def notify(self, message: str) -> None:
+        logging.getLogger("rawnn").info(message)
+        for listener in self._listeners:
+            listener.notify(message)
+
+    def started(self, session: Session) -> None:
+        for listener in self._listeners:
+            listener.started(session)
+
+    def reported(self, report: Report) -> None:
+        for listener in self._listeners:
+            listener.reported(report)
+
+    def epoch_done(self, epoch: int) -> None:
+        for listener in self._listeners:
+            listener.epoch_done(epoch)
+
+    def settled(self, epoch: int) -> None:
+        for listener in self._listeners:
+            listener.settled(epoch)
+
+    def ended(self, epoch: int) -> None:
+        for listener in self._listeners:
+            listener.ended(epoch)
+
+
+def asked_for(config: Config) -> list[Listener]:
+    """The listeners that a configuration asks for. Checkpoints go first: they hold what training
+    reached, not the best parameters that early stopping brings back at the end. Raises ConfigError
+    for a directory to save in that holds another run's, before anything is fetched for this one."""
+    made: list[Listener] = []
+    if config.save is not None:
+        kept = Checkpoints(config.save, config.save_every, config.keep)
+        if config.resume is None:
+            kept.expect(0)
+        made.append(kept)
+    if config.patience is not None:
+        made.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
+                                  directory=config.save))
+    return made
+
+
+class Checkpoints(Listener):
+    """Writes a checkpoint after every `every` epochs and at the end, and keeps the newest `keep`.
+
+    Raises CheckpointError for a directory that cannot be used, ConfigError (when training starts)
+    for one that holds checkpoints of later epochs.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], every: int = 1,
+                 keep: int | None = None) -> None:
+        if every < 1:
+            raise ConfigError(f"save_every = {every}: it must be at least 1")
+        self._store, self._every = Store(directory, keep), every
+        self._last = -1
+
+    def expect(self, epoch: int) -> None:
+        """Refuse a directory that holds checkpoints of later epochs. Raises ConfigError."""
+        self._store.expect(epoch)
+
+    def started(self, session: Session) -> None:
+        self._session, self._last = session, session.resumed
+        self.expect(session.resumed)
+
+    def settled(self, epoch: int) -> None:
+        if epoch % self._every == 0:
+            with self._session.paused():
+                self._save(epoch)
+
+    def ended(self, epoch: int) -> None:
+        if epoch != self._last:
+            self._save(epoch)
+
+    def _save(self, epoch: int) -> None:
+        self._store.save(self._session.checkpoint(epoch))
+        self._last = epoch
+
+
+BEST = "best.safetensors"
+_FACTS = "early_stopping"
+_HIGHER_IS_BETTER = ("test_accuracy", "train_accuracy")
+
+
+class EarlyStopping(Listener):
+    """Ends training after `patience` reports in a row whose figure `monitor` is not better than the
+    best so far by more than `min_delta`; with `restore_best` the parameters of the best report
+    come back at the end, however training ends. With a `directory` they are kept there, too, as
+    `best.safetensors`, so that a resumed run still has them."""
+
+    def __init__(self, patience: int = 5, min_delta: float = 0.0, monitor: str = "test_loss",
+                 restore_best: bool = True, directory: str | os.PathLike[str] | None = None
+                 ) -> None:
+        names = [field.name for field in fields(Report) if field.name not in ("epoch", "epoch_ms")]
+        if monitor not in names:
+            raise ConfigError(f"monitor = '{monitor}': use one of {', '.join(names)}")
+        if patience < 1:
+            raise ConfigError(f"patience = {patience}: it must be at least 1")
+        if not 0 <= min_delta < math.inf:
+            raise ConfigError(f"min_delta = {min_delta}: it must be a finite number >= 0")
+        self._patience, self._min_delta = patience, min_delta
+        self._monitor, self._restore = monitor, restore_best
+        self._file = None if directory is None else Path(directory) / BEST
+
+    def started(self, session: Session) -> None:
+        self._session = session
+        self.best, self.best_epoch, self._waited = math.nan, 0, 0
+        self._state: dict[str, Any] | None = None
+        before = session.facts.get(_FACTS)
+        if before and before["monitor"] == self._monitor:
+            self.best, self.best_epoch = float(before["best"]), int(before["epoch"])
+            self._waited = int(before["waited"])
+            self._state = self._kept_best()
+
+    def _kept_best(self) -> dict[str, Any] | None:
+        """The best state of the run that is continued."""
+        if not self._restore:
+            return None
+        reason = "it kept none"
+        if self._file is not None:
+            try:
+                kept = read(self._file)
+                if kept.epoch == self.best_epoch:
+                    return {**kept.parameters, **kept.state}
+                reason = f"{self._file} is of epoch {kept.epoch}"
+            except CheckpointError as error:
+                reason = str(error)
+        self._session.listener.notify(f"the best parameters of the run before, of epoch "
+                                      f"{self.best_epoch}, are lost: {reason}")
+        return None
+
+    def reported(self, report: Report) -> None:
+        self._judge(report)
+        self._session.facts[_FACTS] = {"monitor": self._monitor, "best": self.best,
+                                       "epoch": self.best_epoch, "waited": self._waited}
+
+    def _judge(self, report: Report) -> None:
+        value = float(getattr(report, self._monitor))
+        if math.isnan(value):
+            raise ConfigError(f"monitor = '{self._monitor}': the loss "
+                              f"{self._session.config.loss} gives no such figure")
+        gain = value - self.best if self._monitor in _HIGHER_IS_BETTER else self.best - value
+        if math.isnan(self.best) or gain > self._min_delta:
+            self.best, self.best_epoch, self._waited = value, report.epoch, 0
+            if self._restore:
+                self._state = self._session.runner.state()
+                if self._file is not None:
+                    write(self._file, self._session.checkpoint(report.epoch))
+            return
+        self._waited += 1
+        if self._waited >= self._patience:
+            self._session.stop(
+                f"{self._monitor} has not been better than {self.best:.4g} of epoch "
+                f"{self.best_epoch} for {self._waited} reports")
+
+    def ended(self, epoch: int) -> None:
+        if self._state is not None and self.best_epoch != epoch:
+            self._session.restore(self._state)
+            self._session.listener.notify(f"the parameters of epoch {self.best_epoch}, the best by "
+                                          f"{self._monitor} ({self.best:.4g}), are back")
+
+
+class CsvLog(Listener):
+    """Writes every report as a row of a CSV file, as soon as it is there. Continues a file where a
+    resumed run continues training."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+
+    def started(self, session: Session) -> None:
+        names = [field.name for field in fields(Report)]
+        check_output("CsvLog", self._path)
+        try:
+            kept = self._kept(session.resumed) if session.resumed else []
+        except OSError as error:
+            raise RawnnError(f"cannot read {self._path}: {error.strerror or error}") from None
+        self._file = SideOutput(self._path, session.listener.notify)
+        self._rows = csv.writer(self._file)
+        self._rows.writerows([names, *kept])
+        self._file.flush()
+
+    def _kept(self, epochs: int) -> list[list[str]]:
+        """The rows of the run that is continued, up to where it is taken up."""
+        with contextlib.suppress(FileNotFoundError), \
+                open(self._path, newline="", encoding="utf-8") as file:
+            return [row for row in csv.reader(file)
+                    if row and row[0].isdecimal() and int(row[0]) <= epochs]
+        return []
+
+    def reported(self, report: Report) -> None:
+        self._rows.writerow([getattr(report, field.name) for field in fields(Report)])
+        self._file.flush()
+
+    def ended(self, epoch: int) -> None:
+        self._file.close()

@@ -1,0 +1,179 @@
+"""The epochs of a run: trained one by one, measured where a report falls due, broken off by a
+signal, and timed without what is not training."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.errors import TrainingDiverged
+from rawnn.run.interrupts import LONG_SECONDS, BrokenOff, Signals
+from rawnn.run.result import Report
+from rawnn.runners.base import Evaluation, State
+
+if TYPE_CHECKING:
+    from rawnn.run.training import Session
+
+
+class _Stopwatch:
+    """Milliseconds of training: `total`, and since the last `lap`."""
+
+    def __init__(self) -> None:
+        self.total = self._lap = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        self._since = perf_counter()
+
+    def stop(self) -> None:
+        if self._since is not None:
+            elapsed = (perf_counter() - self._since) * 1e3
+            self.total += elapsed
+            self._lap += elapsed
+            self._since = None
+
+    def lap(self) -> float:
+        elapsed, self._lap = self._lap, 0.0
+        return elapsed
+
+
+class Loop:
+    """The epochs of a run, and the reports that fall due."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._runner = session, session.runner
+        self._config, self._listener = session.config, session.listener
+        self._interval = session.work.policy.report
+        self.history: list[Report] = []
+        self.reached = Evaluation(math.nan, math.nan)
+        self.evaluation_ms = 0.0
+        self._watch = _Stopwatch()
+        self._whole = True  # whether no epoch was broken off
+        self._kept: tuple[int, State] = (0, {})  # an epoch, and the state behind it
+        self.stale = False  # whether parameters were replaced since they were last measured
+
+    @property
+    def training_ms(self) -> float:
+        return self._watch.total
+
+    def run(self) -> int:
+        """Train; returns the number of the signal that cut it short, 0 for none."""
+        with Signals(self._listener.notify) as self._signals:
+            broken = self._epochs()
+            with self.paused():
+                if broken and not self._whole:
+                    self._go_back()
+                if self._whole:
+                    self._listener.ended(self._epoch)
+                if self._reported < self._epoch or self.stale or math.isnan(self.reached.loss):
+                    self.reached = self._runner.evaluate()
+            return self._signals.number or (signal.SIGINT if broken else 0)
+
+    def _epochs(self) -> bool:
+        """Train epoch by epoch; returns whether one was broken off."""
+        session, signals, total = self._session, self._signals, self._config.epochs
+        self._epoch = self._reported = session.resumed
+        if session.resumed and signals.installed:
+            self._keep()
+        self._watch.start()
+        try:
+            while self._epoch < total and not session.stopped and not signals.number:
+                due = (self._epoch + 1) % self._interval == 0 or self._epoch + 1 == total
+                self._whole = False
+                signals.inside = True
+                self._runner.epoch(measured=due)
+                signals.inside = False
+                self._epoch += 1
+                self._whole = True
+                self._listener.epoch_done(self._epoch)
+                if due:
+                    self._report(self._epoch, self._epoch - self._reported)
+                    self._reported = self._epoch
+                self._listener.settled(self._epoch)
+                if signals.kept or self._epoch == session.resumed + 1:
+                    self._keep_if_long()
+        except (BrokenOff, KeyboardInterrupt):
+            return True
+        finally:
+            signals.inside = False
+        return False
+
+    def _keep_if_long(self) -> None:
+        """Keep the state behind an epoch if epochs are long, and so may have to be given up.
+
+        This waits for the first epoch, which costs some 20 us once, and for all long ones: where
+        reports are rare, a GPU would be given ten of them at a time.
+        """
+        if not self._signals.installed or self._epoch == self._config.epochs:
+            return
+        with self.paused():
+            self._signals.kept = self._runner.epoch_milliseconds()[-1] > LONG_SECONDS * 1e3
+            if self._signals.kept:
+                self._keep()
+
+    def _keep(self) -> None:
+        self._kept = self._epoch, self._runner.state()
+        self._signals.kept = True
+
+    def _go_back(self) -> None:
+        """To the end of the last epoch, if it is kept; the first epoch of a run is left as it was
+        broken off."""
+        if self._signals.kept:
+            self._epoch, state = self._kept
+            self._runner.load(state)
+            self._whole = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out of the training time what is done within."""
+        self._runner.epoch_milliseconds()  # waits for what was enqueued
+        self._watch.stop()
+        try:
+            yield
+        finally:
+            self._watch.start()
+
+    def _report(self, epoch: int, epochs: int) -> None:
+        losses, correct = self._runner.metrics()
+        self._watch.stop()
+        elapsed = self._watch.lap()
+        self._check_losses(losses, epoch)
+        begun = perf_counter()
+        self.reached = test = self._runner.evaluate()
+        self.evaluation_ms += (perf_counter() - begun) * 1e3
+        work = self._session.work
+        examples = np.array([work.examples_of(s) for s in range(work.updates)])
+        answers = int(examples.sum()) * work.answers
+        report = Report(
+            epoch=epoch,
+            train_loss=float(np.average(losses.astype(np.float64), weights=examples)),
+            train_accuracy=float(correct.sum() / answers) if answers else math.nan,
+            test_loss=test.loss,
+            test_accuracy=test.accuracy,
+            epoch_ms=elapsed / epochs,
+        )
+        self.history.append(report)
+        self._listener.reported(report)
+        self._watch.start()
+
+    def _check_losses(self, losses: NDArray[np.float32], epoch: int) -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if not bad.size:
+            return
+        step = int(bad[0])
+        last = self.history[-1] if self.history else None
+        kept = f"the last good report is of epoch {last.epoch} (test accuracy " \
+               f"{last.test_accuracy:.4f})" if last else "no report was reached before"
+        earlier = "" if self._interval == 1 or epoch == 1 else \
+            " or in an epoch before it that was not measured"
+        raise TrainingDiverged(
+            f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}: use a "
+            f"smaller learning rate than {self._config.lr:g}; {kept}"
+        )

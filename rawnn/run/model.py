@@ -1,0 +1,294 @@
+"""A trained network without its training: predict, score, save, load.
+
+Forward passes run with NumPy in float32, a batch at a time, so that memory stays small and no
+device is opened; `device` runs them on the engine instead.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.data.arrays import check_finite, check_fractions, check_labels, label_indices
+from rawnn.data.dlpack import DeviceArray, read
+from rawnn.data.normalise import Normalisation
+from rawnn.errors import CheckpointError, ConfigError, DataError
+from rawnn.network.activations import activation
+from rawnn.network.layers import Network, Parameters
+from rawnn.run import checkpoint
+from rawnn.run.state_dict import from_torch, layers_of, to_torch
+
+BATCH = 4096
+"""Rows at a time: 13 MB of inputs for MNIST."""
+
+Output = Literal["classes", "labels", "probabilities", "logits", "values"]
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "cross_entropy": ("classes", "labels", "probabilities", "logits"),
+    "bce": ("classes", "probabilities", "logits"),
+    "mse": ("values",),
+}
+"""What `predict` gives for networks trained with each loss; the first is the default."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss over a data set, as in training, and the fraction that is right (NaN for mse)."""
+
+    loss: float
+    accuracy: float
+
+
+@dataclass(eq=False)
+class Model:
+    """A network with its parameters (float32, by name), the normalisation of its inputs, and the
+    names of its classes where they have any. Raises CheckpointError where shapes do not fit."""
+
+    network: Network
+    parameters: Parameters
+    normalisation: Normalisation = field(default_factory=Normalisation)
+    label_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        wanted = {t.name: t.shape for t in self.network.parameters()}
+        found = {name: array.shape for name, array in self.parameters.items()}
+        if wanted != found:
+            raise CheckpointError(f"the parameters do not fit the network {self.network}: their "
+                                  f"shapes are {found}")
+        self.parameters = {name: np.asarray(self.parameters[name], np.float32) for name in wanted}
+
+    # -- predictions -------------------------------------------------------------------------------
+    def predict(self, inputs: Any, output: Output | None = None, *, batch: int = BATCH,
+                device: str = "host") -> NDArray[Any]:
+        """What the network says of `inputs` [N, ...], given as the training data were (bytes stay
+        bytes: the normalisation is applied here).
+
+        After cross-entropy: "classes" (int32 [N], the default), "labels" (their names),
+        "probabilities" or "logits" (float32 [N, C]). After binary cross-entropy: "classes" (uint8
+        [N, C], 0 or 1), "probabilities" or "logits". After mean squared error: "values".
+
+        Raises ConfigError, DataError.
+        """
+        wanted = self._output(output)
+        parts: list[NDArray[Any]] = []
+        rows = 0
+        for z in self._logits(self._inputs(inputs), batch, device):
+            bad = np.isnan(z).any(axis=1)
+            if bad.any():
+                raise DataError(f"the outputs of the network for row {rows + int(bad.argmax())} "
+                                f"are NaN: its inputs, or the parameters, are too large for "
+                                f"float32")
+            rows += len(z)
+            parts.append(self.shaped(z, wanted))
+        return np.concatenate(parts)
+
+    def _output(self, output: str | None) -> str:
+        known = OUTPUTS[self.network.loss]
+        wanted = output or known[0]
+        if wanted not in known:
+            raise ConfigError(f"output = '{wanted}': a network trained with {self.network.loss} "
+                              f"gives {', '.join(known)}")
+        return wanted
+
+    def _inputs(self, inputs: Any) -> NDArray[Any]:
+        found = read(inputs, "the inputs")
+        host = found.numpy() if isinstance(found, DeviceArray) else found
+        if host.ndim < 2 or not host.size:
+            raise DataError(f"the inputs are of shape {list(host.shape)}, but must be [examples, "
+                            f"features], or [examples, ...] to be flattened")
+        flat = host.reshape(len(host), -1)
+        features = self.network.layers[0]
+        if flat.shape[1] != features:
+            raise DataError(f"the inputs have {flat.shape[1]} features, but the network takes "
+                            f"{features}")
+        if flat.dtype.kind not in "biuf" and flat.dtype.name != "bfloat16":
+            raise DataError(f"the inputs are of type {flat.dtype}: only numbers can be predicted "
+                            f"from")
+        if flat.dtype.kind not in "biu":
+            check_finite(flat, "the inputs")
+        return flat
+
+    def _logits(self, inputs: NDArray[Any], batch: int, device: str
+                ) -> Iterator[NDArray[np.float32]]:
+        """z of the last layer, float32 [<= batch, C], batch by batch."""
+        if batch < 1:
+            raise ConfigError(f"batch = {batch}: it must be at least 1")
+        if device != "host":
+            from rawnn.runners.forward import forward
+
+            yield from forward(self.network, self.parameters, self.normalisation, inputs, device)
+            return
+        between = _FAST.get(self.network.activation, activation(self.network.activation).function)
+        for start in range(0, len(inputs), batch):
+            a = self.normalisation.apply(inputs[start : start + batch])
+            for layer in range(1, self.network.depth + 1):
+                a = a @ self.parameters[f"fc{layer}.weight"].T
+                if self.network.bias:
+                    a += self.parameters[f"fc{layer}.bias"]
+                if layer < self.network.depth:
+                    a = between(a)
+            yield a
+
+    def shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
+        """Logits [N, C] as another output of `predict`."""
+        several = self.network.loss == "cross_entropy"
+        if output in ("logits", "values"):
+            return z
+        if output == "probabilities":
+            return softmax(z) if several else sigmoid(z)
+        if not several:
+            return (z > 0).astype(np.uint8)
+        classes: NDArray[Any] = z.argmax(axis=1).astype(np.int32)
+        return np.asarray(self.names)[classes] if output == "labels" else classes
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each output: the class's own, or its index."""
+        known = len(self.label_names)
+        return [*self.label_names, *map(str, range(known, self.network.outputs))]
+
+    # -- how good they are -------------------------------------------------------------------------
+    def score(self, inputs: Any, answers: Any = None, *, batch: int = BATCH,
+              device: str = "host") -> Score:
+        """Loss and accuracy on `inputs` with `answers`: labels [N] (indices or names), or values
+        [N, C]; None compares with the normalised inputs, as an autoencoder is trained.
+
+        Raises DataError.
+        """
+        flat = self._inputs(inputs)
+        wanted = None if answers is None else self._answers(answers, len(flat))
+        total = right = 0.0
+        done = 0
+        for z in self._logits(flat, batch, device):
+            part = slice(done, done + len(z))
+            done += len(z)
+            t = self.normalisation.apply(flat[part]) if wanted is None else wanted[part]
+            loss, correct = self._measure(z, t)
+            total, right = total + loss, right + correct
+        counts = len(flat) * self.network.answers.counts(self.network.outputs)
+        per_example = 1 if self.network.loss == "cross_entropy" else self.network.outputs
+        return Score(total / (len(flat) * per_example), right / counts if counts else math.nan)
+
+    def _answers(self, answers: Any, count: int) -> NDArray[Any]:
+        found = read(answers, "the answers")
+        host = found.numpy() if isinstance(found, DeviceArray) else found
+        if not host.shape or len(host) != count:
+            raise DataError(f"there are {count:,} inputs, but the answers are of shape "
+                            f"{list(host.shape)}")
+        outputs = self.network.outputs
+        if self.network.loss != "cross_entropy":
+            values = host.reshape(count, -1)
+            if values.shape[1] != outputs:
+                raise DataError(f"the answers have {values.shape[1]} columns, but the network has "
+                                f"{outputs} outputs")
+            if self.network.loss == "bce":
+                check_fractions(values, "the answers")
+            return values.astype(np.float32)
+        labels = host.reshape(-1)
+        if len(labels) != count:
+            raise DataError(f"the answers are of shape {list(host.shape)}, but must be one label "
+                            f"for each example")
+        if labels.dtype.kind in "USO":
+            labels = label_indices(labels, self.names, "answers")
+        check_labels(labels, outputs, "answers")
+        return labels
+
+    def _measure(self, z: NDArray[np.float32], t: NDArray[Any]) -> tuple[float, float]:
+        """Sum of losses, and how many are right, of one batch; summed in float64."""
+        if self.network.loss == "cross_entropy":
+            return (float(-log_softmax(z)[np.arange(len(z)), t].sum(dtype=np.float64)),
+                    float(np.count_nonzero(z.argmax(axis=1) == t)))
+        if self.network.loss == "mse":
+            return float(np.square(z - t).sum(dtype=np.float64)), 0.0
+        terms = np.maximum(z, 0) - z * t + np.log1p(np.exp(-np.abs(z)))
+        return (float(terms.sum(dtype=np.float64)), float(np.count_nonzero((z > 0) == (t > 0.5))))
+
+    def confusion(self, inputs: Any, labels: Any, *, device: str = "host") -> NDArray[np.int64]:
+        """How often class i (rows) was taken for class j (columns): int64 [C, C]."""
+        if self.network.loss != "cross_entropy":
+            raise ConfigError(f"a network trained with {self.network.loss} has no classes to "
+                              f"confuse")
+        flat = self._inputs(inputs)
+        truth = self._answers(labels, len(flat)).astype(np.int64)
+        said = self.predict(flat, "classes", device=device)
+        count = self.network.outputs
+        return np.bincount(truth * count + said, minlength=count * count).reshape(count, count)
+
+    # -- keeping -----------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint file with no training state, atomically. Raises CheckpointError."""
+        checkpoint.write(path, checkpoint.Checkpoint(
+            self.network, self.parameters, normalisation=self.normalisation,
+            label_names=self.label_names))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Model:
+        """Read a checkpoint, or the newest good one of a directory. Raises CheckpointError."""
+        return cls.of(checkpoint.find(path, lambda message: None)[1])
+
+    @classmethod
+    def of(cls, found: checkpoint.Checkpoint) -> Model:
+        """The model in a checkpoint."""
+        return cls(found.network, found.parameters, found.normalisation, found.label_names)
+
+    # -- PyTorch -----------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The parameters as torch.nn.Sequential names them (rawnn.run.state_dict)."""
+        return to_torch(self.parameters)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the parameters of a state dict of the same layers. Raises CheckpointError."""
+        self.parameters = from_torch(state, self.network)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any], *, activation: str = "relu",
+                        loss: str = "cross_entropy",
+                        normalisation: Normalisation | None = None) -> Model:
+        """A model of a state dict; its shapes say the layers. Raises CheckpointError."""
+        layers, bias = layers_of(state)
+        network = Network(layers, bias, activation, loss)
+        return cls(network, from_torch(state, network), normalisation or Normalisation())
+
+
+def softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    """exp(z - max z) / sum, along each row."""
+    e: NDArray[np.float32] = np.exp(z - z.max(axis=1, keepdims=True))
+    e /= e.sum(axis=1, keepdims=True)
+    return e
+
+
+def log_softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The logarithm of `softmax`, without the detour."""
+    shifted: NDArray[np.float32] = z - z.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def sigmoid(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    """1 / (1 + exp(-z)), without overflow."""
+    e = np.exp(-np.abs(z))
+    return np.where(z >= 0, 1 / (1 + e), e / (1 + e)).astype(np.float32)
+
+
+def _gelu(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    """GELU with the error function of Abramowitz and Stegun, 7.1.26, at most 1.5e-7 off: NumPy has
+    none, and Python's takes 100 ns a value."""
+    x = np.abs(z) * np.float32(1 / math.sqrt(2))
+    t = 1 / (1 + np.float32(0.3275911) * x)
+    polynomial = np.full_like(t, 1.061405429)
+    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        polynomial *= t
+        polynomial += np.float32(factor)
+    tail = np.float32(0.5) * polynomial * t * np.exp(-x * x)  # 1 - the distribution at |z|
+    result: NDArray[np.float32] = z * np.where(z >= 0, 1 - tail, tail)
+    return result
+
+
+_FAST: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+    "gelu": _gelu, "relu": lambda z: np.maximum(z, 0, out=z), "tanh": np.tanh,
+}

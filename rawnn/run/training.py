@@ -1,0 +1,361 @@
+"""Training: from a Config to a Result."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.files import TextSink
+from rawnn.data import Dataset
+from rawnn.data.source import check_fit, given, left_out, named, settled
+from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
+from rawnn.network.layers import Network
+from rawnn.opts import Selection, batch, select
+from rawnn.run.callbacks import Listeners, asked_for
+from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find
+from rawnn.run.config import Config
+from rawnn.run.listener import Listener as Listener
+from rawnn.run.loop import Loop
+from rawnn.run.machine import Opened, open_device, since_import
+from rawnn.run.result import Result, Times, environment
+from rawnn.run.taken import Taken, kept_in, name_of, taken_of
+from rawnn.runners.base import Runner, State, Work, prepare
+from rawnn.runners.feed import form_of
+from rawnn.runners.host import HostRunner
+from rawnn.step.recipe import Recipe
+from rawnn.tuning.choices import applied
+
+
+def train(config: Config | None = None, *, listener: Listener | Sequence[Listener] = (),
+          data: Any = None, validation: Any = None, normalise: Any = None,
+          **options: Any) -> Result:
+    """Train the network of `config` (or of Config(**options)) and return what was found.
+
+    `data` is a directory or file, as Config's, or a Dataset, or arrays (X, y) as `from_arrays`
+    takes them, with `validation` and `normalise`. With `resume` the options of the run that wrote
+    the checkpoint hold unless others are given. `listener` is one or several.
+
+    A data set that cannot be had is an error: generated digits are trained on where they are asked
+    for, `dataset="synthetic"`. Where `device` is "auto" and there is no GPU, a RuntimeWarning says
+    that the host trains. Other messages go to the listener, and to the logger "rawnn".
+
+    Raises ConfigError, DataError, DeviceError and their kin with one clear sentence;
+    TrainingDiverged carries the reports reached so far as `history`.
+
+    In the main thread, Ctrl-C ends the run after the epoch in hand (a second one, or 20 s, at once,
+    with the parameters that the last epoch left) and returns what was reached, marked
+    `interrupted`. SIGTERM and SIGHUP do the same, keep a checkpoint if there is a `save`, and then
+    end the process as they would have. Signals that the process ignores or handles itself are left
+    alone, and afterwards all handlers are as before.
+    """
+    arrays = data is not None and not isinstance(data, str | os.PathLike)
+    own = {"data": data, "validation": validation, "normalise": normalise}
+    of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
+    if config is not None and (options or of_config):
+        raise ConfigError("give either a Config or its options, not both")
+    if config is None:
+        config = Config(**continued({**options, **of_config}))
+    dataset = given(data, config, validation, normalise) if arrays else None
+    listeners = [listener] if isinstance(listener, Listener) else listener
+    with Session(config, *listeners, data=dataset) as session:
+        if session.device is None and config.device == "auto":
+            warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,
+                          stacklevel=2)
+        result = session.run()
+    if session.signal not in (0, signal.SIGINT):
+        with suppress(OSError):
+            sys.stdout.flush()
+        signal.raise_signal(session.signal)
+    return result
+
+
+class Session:
+    """One run, from opening the device to the result. Use as a context manager."""
+
+    def __init__(self, config: Config, *listeners: Listener, imports_ms: float = 0.0,
+                 data: Dataset | None = None, opened: Opened | None = None,
+                 log_allocations: TextSink | None = None, stand_in: bool = False) -> None:
+        """`imports_ms` is what the process took to get here. `data` and `opened` may be given
+        where several runs share them; an opened device is then left open. `log_allocations` gets
+        a line for each call that takes device memory from the driver or gives it back. `stand_in`
+        lets generated digits take the place of a data set that cannot be had."""
+        self.config, self.listener = config, Listeners([*listeners, *asked_for(config)])
+        self._imports_ms = imports_ms
+        self._closing = ExitStack()
+        try:
+            self._prepare(data, opened, log_allocations, stand_in)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closing.close()
+
+    def _prepare(self, data: Dataset | None, opened: Opened | None,
+                 log_allocations: TextSink | None, stand_in: bool) -> None:
+        config, notify = self.config, self.listener.notify
+        self.stopped = ""
+        self.signal = 0
+        if opened is None:  # ahead of the data: a GPU that is not there is found before a download
+            opened = open_device(config.device, notify)
+            if opened.device:
+                self._closing.callback(opened.device.close)
+        self.device, self._driver_ms = opened.device, opened.milliseconds
+        self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
+        started = perf_counter()
+        self._brought = data is not None
+        self.data = data or named(config, notify, stand_in)
+        for note in data.notes if data else ():
+            notify(note)
+        if config.autoencoder:
+            self.data = self.data.reconstructing()
+        check_fit(config, self.data)
+        self.config, said = settled(config, self.data)
+        config = self.config
+        if said:
+            notify(said)
+        spare = config.layers[-1] - self.data.outputs
+        if spare > 0:
+            notify(f"the network has {spare} more output{'s' if spare > 1 else ''} than "
+                   f"{self.data.name} has classes ({self.data.outputs}): nothing is learned there "
+                   f"but to stay low")
+        self._data_ms = (perf_counter() - started) * 1e3
+        if log_allocations is not None:
+            self._log_allocations(log_allocations)
+        started = perf_counter()
+        before = find(config.resume, notify) if config.resume is not None else None
+        self.selection, self.work = self._decided(opened, before)
+        self.left_out = left_out(self.work.recipe, len(self.data.train_images))
+        if self.left_out:
+            logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
+        if opened.device is None:
+            if config.device == "auto":
+                notify(f"running on the host: {opened.machine.gpu}")
+            self.runner: Runner = HostRunner(self.work)
+        else:
+            from rawnn.runners.gpu import GpuRunner
+
+            self.runner = runner = GpuRunner(opened.device, self.work)
+            self.work = runner.work
+        self._closing.callback(self.runner.close)
+        self._taken = taken_of(config.opt, self.selection, self.work, opened.machine)
+        self.resumed = 0
+        self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
+        if before is not None:
+            self._resume(*before)
+        self._setup_ms = (perf_counter() - started) * 1e3
+
+    def _decided(self, opened: Opened, before: tuple[Path, Checkpoint] | None
+                 ) -> tuple[Selection, Work]:
+        """The toggles of the run, and its plans: those of the run `before`, which is continued,
+        unless other toggles are asked for or they cannot run here."""
+        asked, here, notify = self.config.opt, name_of(opened.machine), self.listener.notify
+        kept = kept_in(before[1].taken, str(before[0])) if before else None
+        if before is None or kept is None:
+            return self._made(asked, opened)
+        if asked != kept.asked:
+            notify(f"--opt {asked} decides, in place of what the run before took: "
+                   f"{kept.toggles or 'nothing'}")
+            return self._made(asked, opened)
+        words = kept.toggles.replace(",", ", ") or "no toggles"
+        reason = "its toggles are those of another kind of machine"
+        if kept.machine == here or "the host" not in (kept.machine, here):
+            try:
+                made = self._made(kept.opt, opened, kept)
+            except ConfigError as error:
+                reason = str(error)
+            else:
+                notify(f"it takes what the run before took, as {before[0]} keeps it: {words}" + (
+                    "" if kept.machine == here else
+                    f"; that was on {kept.machine}, this is {here}, on which the last bits may "
+                    f"differ"))
+                return made
+        made = self._made(asked, opened)
+        notify(f"what the run before took on {kept.machine} ({words}) is not taken on {here}: "
+               f"{reason}; --opt {asked} decides anew ({made[0]}), and the run goes on from the "
+               f"same state, though not bit for bit as it would have there")
+        return made
+
+    def _made(self, opt: str, opened: Opened, kept: Taken | None = None
+              ) -> tuple[Selection, Work]:
+        """The toggles that `opt` comes to here, and the run with them; its launches as `kept`."""
+        network, recipe = self.config.network(), self.config.recipe()
+        selection = select(
+            opt, network, recipe.steps(len(self.data.train_images)), opened.machine,
+            batch=recipe.batch, lenient=self.config.device == "auto", recipe=recipe,
+            form=form_of(self.data, "train"))
+        recipe = self._batched(network, recipe, selection, opened)
+        work = prepare(network, self.data, selection, recipe)
+        if kept is not None and kept.choices is not None:
+            work = applied(replace(work, policy=replace(work.policy, tune=False)), kept.choices)
+        return selection, work
+
+    def _log_allocations(self, sink: TextSink) -> None:
+        if self.device is None:
+            self.listener.notify("no allocations are logged: the host has no device memory")
+            return
+        from rawnn.device.cuda.allocators import AllocationLog
+
+        memory, log = self.device.memory, AllocationLog(sink)
+        memory.log = log
+
+        def end() -> None:
+            memory.log = None
+            log.close()
+
+        self._closing.callback(end)
+
+    def _resume(self, file: Path, found: Checkpoint) -> None:
+        self.load(found, os.fspath(file))
+        self.resumed, self.facts = found.epoch, dict(found.facts)
+        if found.epoch >= self.config.epochs:
+            raise ConfigError(f"{file} has {found.epoch} epochs behind it: to go on, ask for more "
+                              f"than --epochs {self.config.epochs}")
+        self.listener.notify(f"continuing from {file}, epoch {found.epoch}")
+        before = found.facts.get("dataset", self.data.name)
+        if before != self.data.name:
+            self.listener.notify(f"it was trained on the data set '{before}', and goes on with "
+                                 f"'{self.data.name}'")
+
+    # -- what listeners may ask for ---------------------------------------------------------------
+    def stop(self, reason: str) -> None:
+        """End the run after this epoch; `reason` goes into the result."""
+        self.stopped = reason
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Wait for the device, and leave out of the training time what is done within."""
+        with self._loop.paused():
+            yield
+
+    def checkpoint(self, epoch: int) -> Checkpoint:
+        """All that is needed to go on from here; `epoch` epochs are done."""
+        state, network = self.runner.state(), self.work.network
+        names = [tensor.name for tensor in network.parameters()]
+        config = msgspec.to_builtins(replace(self.config, resume=None))
+        if self._brought:  # nobody could load it by these
+            config = {k: v for k, v in config.items() if k not in ("dataset", "data", "target")}
+        return Checkpoint(
+            network, {name: state.pop(name) for name in names}, epoch, state, config,
+            self.data.normalisation, self.data.label_names,
+            {**self.facts, "dataset": self.data.name, "features": self.data.feature_names},
+            self._taken.plain())
+
+    def restore(self, state: State) -> None:
+        """Replace parameters and state by what `runner.state()` gave before."""
+        self.runner.load(state)
+        self._loop.stale = True
+
+    def load(self, checkpoint: Checkpoint, where: str) -> None:
+        """Take parameters and state from a checkpoint. Raises CheckpointError if it is of another
+        network or optimizer."""
+        check_fits(checkpoint, self.work.network, where)
+        state: dict[str, NDArray[Any]] = {**checkpoint.parameters}
+        now = self.runner.state()
+        for name in now.keys() - state.keys():
+            if name in checkpoint.state:
+                state[name] = checkpoint.state[name]
+            elif name == "clock":  # the run before had no use for it
+                steps = checkpoint.epoch * self.work.updates
+                state[name] = np.array([checkpoint.epoch, steps], np.int32)
+            elif name not in ("loss_scale", "overflow"):
+                raise CheckpointError(f"{where} holds no '{name}': it is of another optimizer than "
+                                      f"{self.config.optimizer} with these settings")
+        for name, array in state.items():
+            if array.shape != now[name].shape:
+                raise CheckpointError(f"{where}: {name} is of shape {list(array.shape)}, but must "
+                                      f"be {list(now[name].shape)}")
+        self.runner.load(state)
+
+    # -- running ----------------------------------------------------------------------------------
+    def _batched(self, network: Network, recipe: Recipe, selection: Selection,
+                 opened: Opened) -> Recipe:
+        """The recipe with the batch that the toggle `batch` asks for."""
+        if "batch" not in selection.values:
+            return recipe
+        free = opened.device.free_memory() if opened.device else 0
+        recipe, note = batch.chosen(
+            selection.values["batch"], recipe, len(self.data.train_images), free,
+            lambda tried: prepare(network, self.data, selection, tried).device_bytes())
+        self.listener.notify(note)
+        return recipe
+
+    def run(self) -> Result:
+        """Train all epochs and return the result.
+
+        In the main thread SIGINT (Ctrl-C), SIGTERM and SIGHUP, unless the process handles them
+        itself, end the run after the epoch in hand; a second one, or 20 s, at once, with the
+        parameters that the last epoch left. `signal` then holds its number, and the result is
+        marked `interrupted`. What a GPU has been given already is waited for.
+        """
+        self._loop = loop = Loop(self)
+        self.listener.started(self)
+        try:
+            self.signal = loop.run()
+        except TrainingDiverged as error:
+            error.history = loop.history  # type: ignore[attr-defined]
+            raise
+        return self._result(loop)
+
+    def _result(self, loop: Loop) -> Result:
+        facts = self.runner.describe()
+        if self.left_out:
+            recipe = self.work.recipe
+            facts["examples_left_out"] = len(self.data.train_images) % recipe.batch
+        epochs = self.runner.epoch_milliseconds()
+        later = epochs[len(epochs) // 2 :]
+        half = self.resumed + len(epochs) / 2
+        wall = [r.epoch_ms for r in loop.history if r.epoch > half]
+        compile_ms = float(facts.pop("compile_ms", 0.0))
+        reached = loop.reached
+        return Result(
+            config=self.config,
+            toggles=self.selection.values,
+            implied=sorted(self.selection.implied),
+            notes=list(self.selection.notes),
+            dataset=self.data.name,
+            data_source=self.data.source,
+            synthetic=self.data.synthetic,
+            history=loop.history,
+            epoch_ms=epochs,
+            average_epoch_ms=float(np.mean(later)) if later else math.nan,
+            average_epoch_wall_ms=float(np.mean(wall)) if wall else math.nan,
+            times=Times(
+                imports=self._imports_ms, data=self._data_ms, driver=self._driver_ms,
+                compile=compile_ms, setup=self._setup_ms - compile_ms, training=loop.training_ms,
+                training_device=float(sum(epochs)), evaluation=loop.evaluation_ms,
+                process=since_import() * 1e3,
+            ),
+            peak_memory_bytes=self.runner.peak_memory(),
+            environment=environment(
+                self.device.backend.name if self.device else "host",
+                asdict(self.device.info) if self.device else None,
+                facts.pop("libraries", {}),
+            ),
+            facts=facts,
+            interrupted=bool(self.signal),
+            test_accuracy=reached.accuracy,
+            test_loss=reached.loss,
+            stopped=self.stopped,
+            resumed_epochs=self.resumed,
+            label_names=self.data.label_names,
+            normalisation=self.data.normalisation,
+            parameters=self.runner.parameters(),
+        )

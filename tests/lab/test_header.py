@@ -1,0 +1,41 @@
+"""What a `.cu` file says of itself, and what is wrong with it said by its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from rawnn.errors import ConfigError
+from rawnn.lab.header import header
+
+SOURCE = """// A kernel.
+/* rawnn
+ * op = "bias_relu"
+ * grid = ["cdiv(cols, 32)", "rows"]
+ * block = 256
+ * values = {n = "rows * cols"}
+ */
+__global__ void relu(float* x, int n) {}
+"""
+
+
+def test_a_header_is_toml_in_the_comment_that_begins_with_rawnn() -> None:
+    assert header(SOURCE) == {"op": "bias_relu", "grid": ["cdiv(cols, 32)", "rows"], "block": 256,
+                              "values": {"n": "rows * cols"}}
+    assert header("/* rawnn\nblock = 32\n*/") == {"block": 32}
+
+
+def test_what_has_none_has_none() -> None:
+    assert header("/* about rawnn\nblock = 32 */ __global__ void f() {}") == {}
+    assert header("// rawnn\n__global__ void f() {}") == {}
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("grid = cdiv(n, 32)", r"mine.cu, line 3: the header is TOML, and this is none: .*in quotes"),
+    ('gird = "n"', "mine.cu, line 3: the header knows no 'gird'; did you mean 'grid'"),
+    ("block = true", "mine.cu, line 3: block = True should be a whole number or text in quotes"),
+    ("cooperative = 1", "cooperative = 1 should be true or false"),
+    ("[shape]\nx = 1", "mine.cu, line 3: the header knows no 'shape'; did you mean 'shapes'"),
+])
+def test_what_is_wrong_is_said_with_its_line(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        header(f"// A kernel.\n/* rawnn\n{line}\n*/", "mine.cu")

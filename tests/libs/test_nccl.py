@@ -1,0 +1,125 @@
+"""The NCCL seam: the library itself where installed (errors need no GPU), stand-ins of its bindings
+elsewhere, and what is said where there are none."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rawnn.device.cuda.errors import CallFailed, check
+from rawnn.device.libs.nccl import DATA_TYPE, Nccl
+from rawnn.errors import MissingLibrary
+
+
+class Bindings(ModuleType):
+    """nccl.bindings.nccl, whose calls are noted and fail with `status`."""
+
+    class NCCLError(Exception):
+        def __init__(self, status: int) -> None:
+            self.status = status
+
+    def __init__(self) -> None:
+        super().__init__("nccl.bindings.nccl")
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.status = 0
+        self.ScalarResidence = SimpleNamespace(HostImmediate=1)
+        self.UniqueId = SimpleNamespace(from_buffer=lambda data: ("id", bytes(data)))
+        self.Comm = lambda handle: f"communicator {handle}"
+
+    def get_version(self) -> int:
+        return 23203
+
+    def get_library_path(self) -> str:
+        return "/lib/libnccl.so.2"
+
+    def get_error_string(self, number: int) -> str:
+        return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+
+    def get_last_error(self, comm: Any) -> str:
+        return "the cable is out"
+
+    def red_op_create_pre_mul_sum(self, address: int, datatype: int, residence: int,
+                                  comm: Any) -> int:
+        self.calls.append(("premul", (ctypes.string_at(address, 4), datatype, residence, comm)))
+        return 17
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, arguments))
+            if self.status:
+                raise self.NCCLError(self.status)
+            return 7
+
+        return call
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    found = Bindings()
+    package, inner = ModuleType("nccl"), ModuleType("nccl.bindings")
+    inner.nccl = found  # type: ignore[attr-defined]
+    for name, module in (("nccl", package), ("nccl.bindings", inner), (found.__name__, found)):
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+def test_calls_reach_the_bindings_as_they_are(bindings: Bindings) -> None:
+    library = Nccl()
+    assert library.ncclGetVersion() == (0, 23203)
+    assert library.ncclCommInitRank(2, b"x" * 128, 1) == (0, 7)
+    assert library.ncclAllReduce(16, 16, 4, 7, 0, "comm", 5) == (0,)
+    assert library.ncclRedOpCreatePreMulSum(0.5, DATA_TYPE["bfloat16"], "comm") == (0, 17)
+    assert bindings.calls == [
+        ("comm_init_rank", (2, ("id", b"x" * 128), 1)),
+        ("all_reduce", (16, 16, 4, 7, 0, "comm", 5)),
+        ("premul", (b"\0\x3f\0\0", 9, 1, "comm")),
+    ]
+
+
+@pytest.mark.parametrize("call", [
+    lambda n: n.ncclGetUniqueId(), lambda n: n.ncclCommInitRank(1, b"", 0),
+    lambda n: n.ncclCommDestroy("c"), lambda n: n.ncclCommAbort("c"),
+    lambda n: n.ncclCommGetAsyncError("c"), lambda n: n.ncclRedOpDestroy(1, "c"),
+    lambda n: n.ncclGroupStart(), lambda n: n.ncclGroupEnd(),
+    lambda n: n.ncclAllReduce(0, 0, 1, 7, 0, "c", 0),
+])
+def test_a_failure_is_a_code_with_its_name_and_the_last_error(bindings: Bindings,
+                                                              call: Any) -> None:
+    library = Nccl()
+    bindings.status = 1
+    with pytest.raises(CallFailed, match=r"ncclUnhandledCudaError \[1\]: unhandled cuda error; "
+                                         r"last error: the cable is out \(rank 1\)"):
+        check(library, "call", call(library), "rank 1")
+
+
+def test_without_the_bindings_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nccl", None)
+    with pytest.raises(MissingLibrary, match=r"NCCL cannot be loaded.*rawnn\[nccl12\]"):
+        Nccl()
+
+
+def test_the_library_itself_says_what_it_refuses() -> None:
+    pytest.importorskip("nccl.bindings.nccl")
+    library = Nccl()
+    assert library.ncclGetVersion()[1] >= 22000
+    assert len(library.ncclGetUniqueId()[1]) == 128
+    from nccl.bindings import nccl
+
+    result = library.ncclAllReduce(0, 0, 4, DATA_TYPE["float32"], 0, nccl.Comm(0), 0)
+    with pytest.raises(CallFailed, match=r"ncclInvalidArgument \[4\]: .*comm argument is NULL"):
+        check(library, "ncclAllReduce", result)
+
+
+def test_the_bindings_are_imported_only_when_used() -> None:
+    code = "import sys, rawnn.device.libs.nccl, rawnn.device.libs.collectives\n" \
+           "import rawnn.device.sim.nccl\n" \
+           "assert not [m for m in sys.modules if m.partition('.')[0] in ('nccl', 'mpi4py')]"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,226 @@
+"""The simulated NCCL: what it computes, and the mistakes that it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.stream import Stream
+from rawnn.device.libs.collectives import NcclContext
+from rawnn.device.sim import Fault, Faults, Race, Simulation, SimulationError
+from rawnn.device.sim.codes import CODES
+from rawnn.graphs import Graph
+from tests.together import Waiting, all_fine, together
+
+
+class Rank:
+    """A simulated GPU with a communicator, and buffers of float32."""
+
+    def __init__(self, waiting: Waiting, rank: int, faults: Faults | None = None) -> None:
+        self.simulation = Simulation(seed=rank, faults=faults)
+        self.device = Device(self.simulation.backend())
+        self.stream = self.device.stream
+        self.context = NcclContext(self.device.backend.nccl(), waiting.of(rank))
+        self._held: list[Any] = []
+
+    def buffer(self, values: Any) -> int:
+        array = np.asarray(values, np.float32)
+        block, placed = self.device.memory.arena([("buffer", array.nbytes)], "a test")
+        self._held.append(block)
+        self.device.to_device(placed["buffer"], array, "buffer")
+        return int(placed["buffer"])
+
+    def read(self, address: int, count: int) -> Any:
+        found = np.zeros(count, np.float32)
+        self.device.to_host(found, address, "buffer")
+        return found
+
+    def reduce(self, address: int, count: int, stream: Any = None, weight: float = 1.0) -> None:
+        call = self.context.all_reduce("gradients", [("float32", count)], weight)
+        call.run(int((stream or self.stream).handle), address)
+
+    def close(self) -> None:
+        self.context.close()
+        for block in self._held:
+            self.device.memory.free(block)
+        self.device.close()
+
+
+def ranks(size: int, act: Callable[[Rank, int], Any]) -> list[Any]:
+    waiting = Waiting(size)
+
+    def run(number: int) -> Any:
+        rank = Rank(waiting, number)
+        try:
+            return act(rank, number)
+        finally:
+            rank.close()
+            if not rank.simulation.errors:
+                rank.simulation.assert_clean()
+
+    return together(size, run)
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.device.sim.nccl.PATIENCE", 2.0)
+
+
+def test_the_weighted_sum_is_on_every_rank_and_the_same_bits() -> None:
+    def act(rank: Rank, number: int) -> Any:
+        buffer = rank.buffer([number + 1, 10 * number, -1])
+        rank.reduce(buffer, 3, weight=(number + 1) / 6)
+        return rank.read(buffer, 3)
+
+    found = all_fine(ranks(3, act))
+    np.testing.assert_allclose(found[0], [(1 + 4 + 9) / 6, (20 + 60) / 6, -1], rtol=1e-6)
+    assert all(np.array_equal(each, found[0]) for each in found)
+
+
+def test_collectives_are_captured_into_a_graph() -> None:
+    def act(rank: Rank, number: int) -> Any:
+        buffer = rank.buffer([1.0 + number])
+        graph = Graph(rank.device.driver, rank.device.context)
+        call = rank.context.all_reduce("gradients", [("float32", 1)], 1.0)
+        after: list[Any] = []
+        for _ in range(2):
+            after = graph.capture(after, rank.stream,
+                                  lambda: call.run(int(rank.stream.handle), buffer), "gradients")
+        executable = graph.instantiate("two")
+        graph.close()
+        executable.launch(rank.stream)
+        executable.launch(rank.stream)
+        found = rank.read(buffer, 1)
+        executable.close()
+        return found
+
+    assert [each.item() for each in all_fine(ranks(2, act))] == [24.0, 24.0]
+
+
+def test_different_sizes_are_reported_with_both_ops_on_both_ranks() -> None:
+    def act(rank: Rank, number: int) -> None:
+        buffer = rank.buffer(np.zeros(8))
+        rank.reduce(buffer, 4 + number)
+        rank.stream.synchronize()
+
+    for error in ranks(2, act):
+        assert isinstance(error, SimulationError)
+        assert "collective 1 differs between ranks" in str(error)
+        assert "sum of 4 float32" in str(error)
+        assert "sum of 5 float32" in str(error)
+
+
+def test_a_different_order_is_reported() -> None:
+    def act(rank: Rank, number: int) -> None:
+        small, large = rank.buffer(np.zeros(2)), rank.buffer(np.zeros(8))
+        for buffer, count in ((small, 2), (large, 8))[:: 1 - 2 * number]:
+            rank.reduce(buffer, count)
+        rank.stream.synchronize()
+
+    assert all("differs between ranks" in str(error) for error in ranks(2, act))
+
+
+def test_different_types_are_reported() -> None:
+    def act(rank: Rank, number: int) -> None:
+        buffer = rank.buffer(np.zeros(8))
+        kind = ("float32", "bfloat16")[number]
+        rank.context.all_reduce("gradients", [(kind, 4)], 1.0).run(int(rank.stream.handle), buffer)
+        rank.stream.synchronize()
+
+    assert all("sum of 4 bfloat16" in str(error) for error in ranks(2, act))
+
+
+def test_a_rank_that_has_left_is_reported_with_what_it_did_last() -> None:
+    def act(rank: Rank, number: int) -> None:
+        buffer = rank.buffer(np.zeros(8))
+        for count in (4, 8)[: 2 - number]:
+            rank.reduce(buffer, count)
+        rank.stream.synchronize()
+
+    first, second = ranks(2, act)
+    assert second is None
+    assert "for rank 1, which has destroyed its communicator" in str(first)
+    assert "ncclAllReduce of 8" in str(first)
+    assert "ncclAllReduce of 4" in str(first)
+
+
+def test_a_rank_that_never_comes_is_reported() -> None:
+    waiting = Waiting(2)
+    found, = together(1, lambda rank: Rank(waiting, rank))
+    assert "rank 0 waits in ncclCommInitRank for rank 1, which has not come within 2 s" \
+        in str(found)
+
+
+def test_two_collectives_that_nothing_orders_are_reported() -> None:
+    def act(rank: Rank, number: int) -> None:
+        one, two = rank.buffer(np.zeros(4)), rank.buffer(np.zeros(4))
+        other = Stream(rank.device.driver)
+        try:
+            rank.stream.synchronize()
+            rank.reduce(one, 4)
+            rank.reduce(two, 4, other)
+            other.synchronize()
+            rank.stream.synchronize()
+        finally:
+            other.close()
+
+    found = ranks(2, act)
+    assert any(isinstance(error, Race) and "nothing orders" in str(error) for error in found)
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_buffer_reused_too_early_is_a_race(when: str) -> None:
+    """Filled on another stream, without an event between."""
+
+    def act(rank: Rank, number: int) -> None:
+        buffer = rank.buffer(np.zeros(4))
+        rank.stream.synchronize()
+        other, driver = Stream(rank.device.driver), rank.device.driver
+        try:
+            if when == "behind":
+                rank.reduce(buffer, 4)
+            assert driver.cuMemsetD8Async(buffer, 0, 16, other.handle)[0] == 0
+            if when == "before":
+                rank.reduce(buffer, 4)
+            rank.stream.synchronize()
+            other.synchronize()
+        finally:
+            other.close()
+
+    found = ranks(2, act)
+    assert any(isinstance(error, Race) and "buffer 0" in str(error) for error in found), found
+
+
+def test_a_rank_outside_the_communicator_is_refused() -> None:
+    with pytest.raises(CallFailed, match=r"ncclInvalidArgument \[4\]"):
+        Rank(Waiting(0), 0)
+
+
+CALLS = ("ncclGetUniqueId", "ncclCommInitRank", "ncclRedOpCreatePreMulSum", "ncclGroupStart",
+         "ncclAllReduce", "ncclGroupEnd", "ncclCommDestroy")
+
+
+def _whole_life(made: list[Rank], faults: Faults) -> None:
+    made.append(Rank(Waiting(1), 0, faults))
+    made[0].reduce(made[0].buffer([1.0]), 1, weight=0.5)
+    made[0].close()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_code_of_every_call_is_said_and_nothing_is_left(call: str) -> None:
+    """One rank: what others do about it is the launcher's business."""
+    for code, (value, text) in CODES["nccl"].items():
+        if not value:
+            continue
+        made: list[Rank] = []
+        with pytest.raises(CallFailed) as caught:
+            _whole_life(made, Faults(Fault(code, call=call)))
+        assert f"{call} failed with {code} [{value}]: {text}" in str(caught.value)
+        for rank in made if call != "ncclCommDestroy" else ():
+            rank.close()
+            rank.simulation.assert_clean()
