@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.dtypes import numpy_dtype
-from rawnn.network import Network
+from rawnn.common.dtypes import numpy_dtype
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
 from rawnn.onchip.choose import Choice, choose
 from rawnn.onchip.problem import problem_of
-from rawnn.optimizers import Optimizer
 from rawnn.step.plan import Plan
 from tests.onchip.arithmetic import Arithmetic
 from tests.onchip.problems import HOPPER, prepared

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.dtypes import numpy_dtype
+from rawnn.common.dtypes import numpy_dtype
 from rawnn.step.ops.train_steps import role_of
 from tests.onchip import arithmetic, errors
 from tests.onchip.arithmetic import Arithmetic
