@@ -17,8 +17,8 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.network import activations, optimizers
 from rawnn.network.activations import ACTIVATIONS, Activation
-from rawnn.network.layers import activations, optimizers
 from rawnn.network.optimizers import RULES, Optimizer, Rule
 from rawnn.ptx import source_path
 from rawnn.ptx.family import FAMILIES, Family

@@ -104,11 +104,11 @@ def test_no_circle_but_that_of_a_registry_and_what_registers_in_it() -> None:
     reached = {module: reach(module) for module in graph}
     circles = {frozenset(b for b in reached[a] if a in reached[b]) for a in graph
                if a in reached[a]}
-    registries = {f"rawnn.network.layers.{name}"
+    registries = {f"rawnn.network.{name}"
                   for name in ("activations", "optimizers", "schedules", "losses")}
     assert {min(circle) for circle in circles} == registries
     for circle in circles:
-        assert all(name.rpartition(".")[0] in (min(circle), "rawnn.network.layers") for name in circle)
+        assert all(name.rpartition(".")[0] in (min(circle), "rawnn.network") for name in circle)
 
 
 @pytest.mark.parametrize(("module", "unloaded"), [

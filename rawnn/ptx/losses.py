@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rawnn.network.layers import losses as _ops  # noqa: F401  (defines the ops)
+from rawnn.network import losses as _ops  # noqa: F401  (defines the ops)
 from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
     Geometry,
