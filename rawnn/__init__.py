@@ -17,7 +17,8 @@ process itself may be older by any amount: a shell that ended in `exec`, a noteb
 
 if TYPE_CHECKING:
     from rawnn.data import Dataset, from_arrays, load_dataset
-    from rawnn.lab import Kernel, array, empty
+    from rawnn.lab import Kernel, array, check, empty
+    from rawnn.lab.plug import impl
     from rawnn.network.layers import Network
     from rawnn.opts import TOGGLES
     from rawnn.run.callbacks import Checkpoints, CsvLog, EarlyStopping
@@ -42,15 +43,17 @@ _HOMES = {
     "Result": "rawnn.run.result",
     "TOGGLES": "rawnn.opts",
     "array": "rawnn.lab",
+    "check": "rawnn.lab",
     "empty": "rawnn.lab",
     "from_arrays": "rawnn.data",
+    "impl": "rawnn.lab.plug",
     "load_dataset": "rawnn.data",
     "train": "rawnn.run.training",
 }
 
 __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Kernel",
-           "Listener", "Model", "Network", "Plan", "Result", "__version__", "array", "empty",
-           "from_arrays", "load_dataset", "train"]
+           "Listener", "Model", "Network", "Plan", "Result", "__version__", "array", "check",
+           "empty", "from_arrays", "impl", "load_dataset", "train"]
 
 
 _MODULES = {"export": "rawnn.run.export", "lab": "rawnn.lab", "sim": "rawnn.device.sim"}

@@ -27,7 +27,7 @@ from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE, VALUES, form_for
 
-OPEN = ("max", "auto", "RxG")
+OPEN = ("max", "auto", "RxG[:THREADS:TYPES]")
 """Words for what a run finds out, and for the blocks of `persistent`."""
 LIBRARIES = ("cublas", "cudnn")
 

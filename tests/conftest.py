@@ -1,10 +1,12 @@
-"""A simulated GPU for a test: it must be left clean, unless the test provoked an error on it."""
+"""How tests are shared among processes, and a simulated GPU for a test, which must leave it clean,
+unless it provoked an error on it."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where `-n` is given and no `--dist`: a worker that has nothing left takes tests from another.
+    Long tests stand together in a file, and with the default one of two workers was idle for a
+    quarter of the time."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Plant every fault of tests/proof in every plan, and write the table in docs/testing.md.
 
-Run from anywhere: python tools/fault_table.py. Takes about a minute; exits with 1 where a fault
+Run from anywhere: python tools/fault_table.py. Takes minutes; exits with 1 where a fault
 was not caught.
 """
 

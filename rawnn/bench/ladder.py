@@ -29,6 +29,7 @@ from rawnn.data import Dataset, load_dataset
 from rawnn.data.source import check_fit, settled
 from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
 from rawnn.opts import TOGGLES
+from rawnn.opts.own import is_op, toggle
 from rawnn.opts.presets import PRESETS
 from rawnn.run.config import Config
 from rawnn.run.machine import Opened, open_device
@@ -110,12 +111,12 @@ def check_words(words: Sequence[str], where: str) -> None:
         name, _, value = word.strip().removeprefix("-").partition("=")
         if not name or (name in PRESETS and not value):
             continue
-        if name not in TOGGLES:
+        if name not in TOGGLES and not is_op(name):
             known = (*TOGGLES, *PRESETS)
             raise ConfigError(f"{where}: no toggle is called '{name}'" + (
                 nearest(name, known) or f"; the toggles are {', '.join(known)}"))
         if not word.startswith("-"):
-            TOGGLES[name].parse(value if "=" in word else None)
+            toggle(name).parse(value if "=" in word else None)
 
 
 def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ from rawnn.bench.figures import (
     random_figure,
     sweep_figure,
 )
+from rawnn.bench.floors import HEADINGS as FLOORS_HEADINGS
+from rawnn.bench.floors import read_floors
 from rawnn.bench.peers.records import Contest, read_contests
 from rawnn.bench.peers.summary import HEADINGS as SUMMARY_HEADINGS
 from rawnn.bench.peers.summary import (
@@ -188,6 +190,16 @@ def _curves(file: str) -> Section:
                  for c in found.curves if c.reason])
 
 
+def _floors(file: str) -> Section:
+    found = read_floors(file)
+    return Section(
+        "floors", "What limits this GPU", found.provenance(),
+        "Launches, barriers, memory and arithmetic by themselves, as fast as they go: what the "
+        "columns 'x floor' are counted from.", (),
+        [Grid(FLOORS_HEADINGS, [f.cells() for f in found.floors]),
+         *_conditions([("all of it", found.conditions)])])
+
+
 def _conditions(seen: Sequence[tuple[str, Conditions | None]]) -> list[Grid]:
     """What the GPU was like during each measurement; nothing where nobody looked."""
     made = []
@@ -210,5 +222,6 @@ SECTIONS: dict[str, Callable[[str], Section]] = {
     "curves": _curves,
     "workloads": _sets("Workloads", ""),
     "toggles": _sets("Toggles", "Each toggle without it and with it."),
+    "floors": _floors,
 }
 """Kind of a results file -> its section, in the page's order."""

@@ -86,6 +86,12 @@ class RandomSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seed: Annotated[int, Meta(ge=0)]
 
 
+class FloorsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`bench floors`: samples of each constant."""
+
+    samples: Count
+
+
 class AllSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`bench all`: which suites, in which order."""
 
@@ -103,6 +109,7 @@ class Suites(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     peers: PeersSuite
     curves: CurvesSuite
     random: RandomSuite
+    floors: FloorsSuite
     all: AllSuite
 
 

@@ -21,7 +21,10 @@ def toggles_named(names: Sequence[str]) -> list[Toggle]:
         if name not in TOGGLES:
             raise ConfigError(f"unknown toggle '{name}'" + (
                 nearest(name, TOGGLES) or f"; the toggles are {', '.join(TOGGLES)}"))
-    return [TOGGLES[name] for name in names or TOGGLES]
+        if not TOGGLES[name].comparisons:
+            raise ConfigError(f"'{name}' is worth something with several GPUs only: rawnn bench "
+                              f"scaling measures it")
+    return [TOGGLES[name] for name in names or TOGGLES if TOGGLES[name].comparisons]
 
 
 def comparison_sets(toggles: Sequence[Toggle]) -> list[WorkloadSet]:
@@ -57,7 +60,7 @@ def _found(result: SetsResult) -> dict[WorkloadSet, Measurement]:
 def has_all(result: SetsResult, toggle: Toggle) -> bool:
     """Whether everything was measured that the toggle is compared by, its parts aside."""
     wanted = {_key(c.workload, opt) for c in toggle.comparisons for opt in _opts(toggle, c)}
-    return wanted <= _found(result).keys()
+    return bool(wanted) and wanted <= _found(result).keys()
 
 
 def _shown(toggle: Toggle, results: Sequence[Mapping[WorkloadSet, Measurement]]

@@ -18,12 +18,14 @@ from rawnn.bench.accuracy import (
     host_accuracy,
     keep_oracle,
 )
+from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult, read_measured
 from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
+from rawnn.cli.floors import floors, show_floors
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import bench_option, peers, random_contests
 from rawnn.cli.report import everything, report
@@ -209,6 +211,7 @@ bench.add_command(peers)
 bench.add_command(ablation)
 bench.add_command(sweep)
 bench.add_command(curves)
+bench.add_command(floors)
 bench.add_command(report)
 bench.add_command(everything)
 
@@ -218,14 +221,18 @@ bench.add_command(everything)
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
 def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
-    """Print the table of what --json kept of a ladder, of workloads or of toggles."""
-    result: LadderResult | SetsResult = read_measured(file, {**LADDERS, **SETS})
+    """Print the table of what --json kept of a ladder, of workloads, toggles or floors."""
+    result: LadderResult | SetsResult | FloorsResult = read_measured(
+        file, {**LADDERS, **SETS, **FLOORS})
     if isinstance(result, LadderResult):
         _show(result)
         _export(result, markdown_file, plot_file)
         return
     if plot_file:
         raise ConfigError(f"--plot draws a ladder, and {file} holds {result.kind}")
+    if isinstance(result, FloorsResult):
+        show_floors(result, markdown_file)
+        return
     show_sets(result, markdown_file)
 
 

@@ -66,13 +66,15 @@ def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: 
         click.echo(_dot(graphs))
         return
     sentences(table_console(), [f"toggles: {selection}", f"policy:  {policy}",
-                                f"for:     {selection.target}"])
+                                f"for:     {selection.target}",
+                                *(f"note:    {note}" for note in selection.notes)])
     click.echo()
     for name, outcomes in selection.outcomes(baseline).items():
         click.echo(f"parts of {name}")
         for outcome in outcomes:
+            taken = f"taken, but {outcome.but}" if outcome.but else "taken"
             click.echo(f"  {outcome.part:<10} " + (f"not taken: {outcome.reason}" if outcome.reason
-                                                  else "taken"))
+                                                  else taken))
         click.echo()
     click.echo(step)
     for op in step.find(kind="train_steps"):

@@ -15,7 +15,8 @@ from rawnn.cli.screen import say
 from rawnn.common.files import check_output
 from rawnn.errors import ConfigError, RawnnError, nearest
 
-SUITES = ("ladder", "workloads", "toggles", "ablation", "sweep", "peers", "curves", "random")
+SUITES = ("floors", "ladder", "workloads", "toggles", "ablation", "sweep", "peers", "curves",
+          "random")
 RESUMABLE = ("sweep", "peers", "random")
 """Suites whose files are gone on with where they end; the others are measured anew."""
 

@@ -1,6 +1,9 @@
 """Try a CUDA kernel of your own on rawnn's arrays, with the objects that the engine launches."""
 
 from rawnn.lab.arrays import Array, TensorMap, array, empty, simulated, tensor_map
+from rawnn.lab.checking import Checked, CheckFailed, check
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.work import Work
 
-__all__ = ["Array", "Kernel", "TensorMap", "array", "empty", "simulated", "tensor_map"]
+__all__ = ["Array", "CheckFailed", "Checked", "Kernel", "TensorMap", "Work", "array", "check",
+           "empty", "simulated", "tensor_map"]

@@ -17,7 +17,7 @@ from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.launch import Arguments, Dim, KernelLaunch, Value
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.lab.arguments import Convert, Streams, converter
+from rawnn.lab.arguments import Convert, Elements, Streams, converter, elements_of
 from rawnn.lab.arrays import default_device
 from rawnn.lab.exchange import Handle, order, stream_of
 from rawnn.lab.source import Source
@@ -27,6 +27,18 @@ from rawnn.ptx import SOURCES
 Extent = int | tuple[int, ...]
 _KEPT = 64
 """Launches that a kernel keeps prepared."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a kernel was made of, to make it again: of other macros, or in another process."""
+
+    source: str | os.PathLike[str]
+    expression: str
+    defines: Mapping[str, object]
+    options: tuple[str, ...]
+    include: tuple[Path, ...]
+    arch: str | None
 
 
 class Kernel:
@@ -68,15 +80,45 @@ class Kernel:
         find_kernel(self._signatures, expression)
         made.check_arch(self.device.capability)
         self._source, self._expression = made, expression
+        self.recipe = Recipe(source, expression, dict(defines or {}), tuple(options),
+                             made.include, arch)
         self._function = self._load(programmatic=False)
         self._overlapping: Function | None = None
         texts = [code_of(text) for text in included(made.declarations, folders)]
         self._converters: list[Convert] = []
+        self.elements: dict[str, Elements] = {}
         for parameter in self.signature.parameters:
             known = not parameter.pointer or parameter.ctype in FORMATS
             layout = None if known else layout_of(parameter.ctype, texts)
             self._converters.append(converter(parameter, layout, self.device))
+            if parameter.pointer:
+                self.elements[parameter.name] = elements_of(parameter, layout)
         self._launchers: dict[Any, Launcher] = {}
+
+    @property
+    def expression(self) -> str:
+        """Its name with template arguments, as it was asked for."""
+        return self._expression
+
+    @property
+    def source(self) -> Source:
+        """The text that it was compiled from, with what was given to the compiler."""
+        return self._source
+
+    def redefined(self, defines: Mapping[str, object]) -> Kernel:
+        """The same kernel compiled with further macros, or other values of its own."""
+        return Kernel.made(replace(self.recipe, defines={**self.defines, **defines}), self.device)
+
+    @classmethod
+    def made(cls, recipe: Recipe, device: Device) -> Kernel:
+        """Of what another kernel was made of."""
+        return cls(recipe.source, recipe.expression, defines=recipe.defines,
+                   options=recipe.options, include=recipe.include, arch=recipe.arch, device=device)
+
+    @property
+    def defines(self) -> Mapping[str, object]:
+        """Its macros."""
+        return self.recipe.defines
 
     def _load(self, programmatic: bool) -> Function:
         made, device = self._source, self.device

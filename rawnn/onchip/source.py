@@ -7,11 +7,10 @@ from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
 from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout
 from rawnn.onchip.problem import Problem
-from rawnn.onchip.steps import StepWriter, literal
+from rawnn.onchip.steps import StepWriter
+from rawnn.onchip.writer import literal
 
-NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16"}
-
-
+NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "float16": "kFloat16"}
 
 
 def source(layout: Layout, name: str) -> str:
@@ -30,6 +29,7 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
     found += [("const float*", "rates")] if p.scheduled else []
     found += [("const int*", "clock")] if p.timed else []
+    found += [("float*", "loss_scale"), ("int*", "overflow")] if p.scaled else []
     found.append(("const int*", "cursor"))
     for layer in range(1, p.depth + 1):
         for role in (f"w{layer}", *(f"w{layer}_{s}" for s in p.states)):
@@ -64,7 +64,7 @@ class _Kernel(StepWriter):
             w(f"static constexpr int k{constant} = {value};")
         w("};")
         w(f"using Between = {functor(p.activation)};")
-        w(f"using Rule = {p.rule};")
+        w(f"using Rule = {f'Unscaled<{p.rule}>' if p.scaled else p.rule};")
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
@@ -104,6 +104,9 @@ class _Kernel(StepWriter):
             w("}")
         w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
         w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        if p.scaled:
+            w(f"LossScale* const scaling = reinterpret_cast<LossScale*>({self.at('scaling')});")
+            w("if (thread == 0) *scaling = {loss_scale[0], loss_scale[1], {overflow[0], 0}};")
         w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
         w("if (kBulk && thread == 0) {")
         w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
@@ -195,6 +198,11 @@ class _Kernel(StepWriter):
                 w(f"if ({' && '.join(conditions) or 'true'}) {{")
                 self.move_states(layer, "store")
                 w("}")
+        if p.scaled:
+            w("if (blockIdx.x == 0 && thread == 0) {")
+            w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
+            w("overflow[0] = 0;")
+            w("}")
         w("cluster_arrive<Shape>();")
         w("cluster_wait<Shape>();")
         terms = p.batch if p.labelled else p.batch * p.outputs

@@ -27,6 +27,7 @@ from rawnn.opts.registry import (
 )
 from rawnn.ptx import head, linear, narrow, skinny
 from rawnn.ptx.family import Fusion
+from rawnn.ptx.own import claimed, kept_out, restored
 from rawnn.run.policy import Policy
 from rawnn.step.op import OPS, Op
 from rawnn.step.plan import Plan
@@ -265,12 +266,20 @@ def rewritten(plan: Plan, value: str | int | None) -> tuple[Plan, list[Outcome]]
     """The plan with every fusion that is not left out and finds a place, and what became of each.
     """
     outcomes = []
+    without = replace(restored(plan), own=()) if plan.own else plan
     for name, fusion in FUSIONS.items():
-        found = f"{name} is left out by fuse={value}" if name in left_out(value) \
-            else fusion.apply(plan)
+        if name in left_out(value):
+            outcomes.append(Outcome(name, f"{name} is left out by fuse={value}"))
+            continue
+        found, but = fusion.apply(plan), ""
+        if plan.own and isinstance(alone := fusion.apply(without), Plan):
+            but = kept_out(plan, without, alone)
+            without = alone
+            if isinstance(found, str):
+                found = f"{but or ', '.join(plan.own)}; it would find a place without"
         if isinstance(found, Plan):
-            plan, found = found, ""
-        outcomes.append(Outcome(name, found))
+            plan, found = claimed(found), ""
+        outcomes.append(Outcome(name, found, but))
     return plan, outcomes
 
 

@@ -91,7 +91,7 @@ register(Toggle(
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|RxG[:THREADS:TYPES]", parse, "auto"), came_to=came_to,
-    implies=("preload", "arena", "nosync"), conflicts=("fp16", "fp8", "sr"),
+    implies=("preload", "arena", "nosync"), conflicts=("fp8", "sr"),
     comparisons=tuple(Comparison(workload, "preload,arena,nosync,graphs=epoch,fuse",
                                  ("persistent",))
                       for workload in ("linear", "wide128")),

@@ -27,10 +27,11 @@ class Parameter:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a part of a toggle in a plan: `reason` says why it was not taken, "" that it
-    was."""
+    was; `but` what it was kept out of."""
 
     part: str
     reason: str
+    but: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Toggle:
     `apply(plan, policy, value)` returns the plan and the policy rewritten. `needs(machine)`
     returns why it cannot run on a machine, or None, and
     `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
+    It excludes those of `conflicts`; `conflict` says why.
     A list of toggles that has this one does not start from those of `instead`.
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
     value that a machine gives to one that leaves it open, `came_to(value, plan)` the one that says
@@ -70,6 +72,7 @@ class Toggle:
     needs_text: str = ""
     implies: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    conflict: str = ""
     instead: tuple[str, ...] = ()
     beside: Callable[[Collection[str], Machine], str | None] = lambda names, machine: None
     host: bool = False

@@ -30,6 +30,11 @@ struct Mailboxes {
     const unsigned int there = ptx::shared_address(box() + place);
     ptx::send4(ptx::in_block(there, to), values, ptx::in_block(barrier(), to));
   }
+  // One float; what is sent must be read.
+  __device__ __forceinline__ void send_one(int to, int place, float value) const {
+    const unsigned int there = ptx::shared_address(box() + place);
+    ptx::send(ptx::in_block(there, to), value, ptx::in_block(barrier(), to));
+  }
   __device__ __forceinline__ void send_to_all(int place, float4 values) const {
 #pragma unroll
     for (int i = 0; i < SHAPE::kRanks; ++i) send((rank + i) % SHAPE::kRanks, place, values);

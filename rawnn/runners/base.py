@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rawnn.data import Dataset
 from rawnn.network.layers import Network, Parameters
 from rawnn.opts import Selection
+from rawnn.ptx.own import claimed
 from rawnn.run.policy import Policy
 from rawnn.runners.feed import form_of
 from rawnn.step import around
@@ -87,8 +88,10 @@ class Work:
         return sum(t.nbytes for t in (*placed, *tests, *doubled) if t.role is not Role.HOST)
 
     def examples_of(self, step: int) -> int:
-        """Examples in a step of the epoch."""
-        return self.train.batch if step < self.steps or self.rest is None else self.rest.batch
+        """Examples in a step of the epoch, of all ranks together."""
+        if step < self.steps or self.rest is None:
+            return self.recipe.batch
+        return self.recipe.rest(len(self.data.train_images))
 
     @property
     def shuffles_host(self) -> bool:
@@ -119,10 +122,12 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     )
     quiet = train.without_metrics() if policy.report > 1 else train
     updates = recipe.updates(form.examples)
-    return Work(network, data, recipe, policy, train, quiet, rest,
-                around.start(train, network, recipe.seed), around.refresh(train),
-                around.begin(train, recipe, form.examples), around.end(train, updates), evaluate,
-                recipe.steps(form.examples), updates)
+    start, refresh, begin, end = (
+        claimed(replace(plan, own=train.own)) for plan in (
+            around.start(train, network, recipe.seed), around.refresh(train),
+            around.begin(train, recipe, form.examples), around.end(train, updates)))
+    return Work(network, data, recipe, policy, train, quiet, rest, start, refresh, begin, end,
+                evaluate, recipe.steps(form.examples), updates)
 
 
 class Runner(Protocol):

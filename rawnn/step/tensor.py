@@ -25,6 +25,7 @@ class Role(StrEnum):
     BATCH = "batch"  # one batch of inputs and labels; double-buffered when steps are unrolled
     ACTIVATION = "activation"
     GRADIENT = "gradient"
+    REDUCED = "reduced"  # a parameter's gradient that ranks sum: in place, its padding zero
     SCRATCH = "scratch"  # counters of a kernel's blocks: zero at first, and left at zero
     METRIC = "metric"  # one value per step of the epoch
     CURSOR = "cursor"  # the index of the current step

@@ -35,7 +35,7 @@ def test_the_packaged_suites_mean_something() -> None:
     for suite in suites.ablation:
         assert ablated(suite, CAPABLE)
     assert sum(len(swept(s)) for s in suites.sweep) == 14
-    known = {"ladder", "workloads", "toggles", "ablation", "sweep", "peers", "curves"}
+    known = {"floors", "ladder", "workloads", "toggles", "ablation", "sweep", "peers", "curves"}
     assert set(suites.all.suites) <= known
 
 

@@ -44,6 +44,51 @@ def test_it_trains_as_the_host(device: Device, machine: Machine, blocks: str,
     np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), Optimizer("adam", 1e-3)],
+                         ids=["SGD", "Adam"])
+@pytest.mark.parametrize("blocks", ["1x1", "1x3", "2x1", "4x2", "8x1"])
+@pytest.mark.parametrize(("numbers", "stored"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_16_bit_formats_train_as_the_host(device: Device, machine: Machine, numbers: str,
+                                          stored: str, blocks: str, optimizer: Optimizer) -> None:
+    if blocks not in ("1x1", "1x3") and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    layers, options = (40, 18, 64, 33, 9), {"optimizer": optimizer, "shuffle": True}
+    data = dataset_for(Network(layers), 300, 23)
+    wanted = trained(HostRunner(make_work(f"preload,{numbers}", layers, data, **options)))
+    work = make_work(f"persistent={blocks},{numbers},graphs=epoch", layers, data, machine=machine,
+                     **options)
+    found = [run_on(device, work) for _ in range(2)]
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
+                                   atol=4 * of_run({stored}))
+        np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
+    np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=4 * of_run({stored}))
+
+
+@pytest.mark.parametrize("blocks", ["1x1", "1x3", "2x1", "4x2", "8x1"])
+def test_the_loss_scale_goes_as_on_the_host(device: Device, machine: Machine, blocks: str) -> None:
+    if blocks not in ("1x1", "1x3") and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    layers = (40, 18, 64, 33, 9)
+    data = dataset_for(Network(layers), 300, 23)
+
+    def run(runner: HostRunner | GpuRunner) -> dict[str, np.ndarray]:
+        try:
+            runner.load({"loss_scale": np.array([2.0**24, 0], np.float32)})
+            trained(runner)
+            return runner.state()
+        finally:
+            runner.close()
+
+    wanted = run(HostRunner(make_work("preload,fp16", layers, data)))
+    found = run(GpuRunner(device, make_work(f"persistent={blocks},fp16,graphs=epoch", layers, data,
+                                            machine=machine)))
+    assert 1 < wanted["loss_scale"][0] < 2.0**24
+    np.testing.assert_array_equal(found["loss_scale"], wanted["loss_scale"])
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=4 * of_run({"float16"}))
+
+
 @pytest.mark.parametrize("graphs", ["", ",graphs=7", ",graphs=while"])
 def test_launches_of_any_length_give_the_same_bits(device: Device, machine: Machine,
                                                    graphs: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from rawnn.device.target import known
@@ -13,10 +12,8 @@ from rawnn.onchip.problem import Problem, problem_of
 from rawnn.opts import TOGGLES
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
+from tests.engine import FULL as FULL
 from tests.engine import step_plan
-
-FULL = bool(os.environ.get("RAWNN_FULL"))
-"""Whether tests take all cases (minutes), and not the few that a change breaks first."""
 
 HOPPER = chip_of(known((9, 0)))
 AMPERE = chip_of(known((8, 0)))
@@ -27,8 +24,9 @@ def prepared(network: Network, batch: int = 32, numbers: str = "", **options: An
     """A step's plan with its data on the device, as `persistent` gets it; `options` go to
     step_plan."""
     plan = step_plan(network, batch, STEPS * batch, **options)
-    for name in filter(None, ("preload", numbers)):
-        plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(None))
+    for word in filter(None, ("preload", numbers)):
+        name, _, value = word.partition("=")
+        plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(value or None))
     return plan
 
 
@@ -53,6 +51,11 @@ VARIETY: dict[str, dict[str, Any]] = {
     "an autoencoder": {"layers": (33, 8, 33), "network": {"loss": "mse"},
                        "form": {"labels": "", "targets": 0, "reconstruct": True}},
     "bfloat16": {"numbers": "bf16"},
+    "float16": {"numbers": "fp16"},
+    "float16, Adam, tanh": {"numbers": "fp16", "optimizer": Optimizer("adam", 1e-3),
+                            "network": {"activation": "tanh"}, "shuffle": True},
+    "float16, mean squares": {"numbers": "fp16", "network": {"loss": "mse", "activation": "gelu"},
+                              "optimizer": Optimizer("sgd", 0.1, {"momentum": 0.9})},
     "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
     "a wide middle": {"layers": (21, 90, 40, 7)},
     "a wide middle, mean squares": {"layers": (21, 90, 40, 7), "network": {"loss": "mse"}},

@@ -35,6 +35,8 @@ STEPS = 5
 CHOSEN = [
     ("softmax, SGD", 1, 1), ("softmax, SGD", 1, 3), ("Adam in an order", 1, 1),
     ("Adam in an order", 4, 2), ("float16 inputs, normalised", 2, 3), ("bfloat16", 2, 1),
+    ("float16", 1, 1), ("float16", 2, 2), ("float16, Adam, tanh", 8, 1),
+    ("float16, mean squares", 1, 3),
     ("tf32, one layer", 4, 1), ("long rows", 2, 2), ("more outputs than a register file", 4, 1),
 ]
 """Kinds of problems, and the blocks and clusters that share them as the cost model says."""
@@ -57,7 +59,8 @@ SHARED = [
 class Launch:
     """An op with arrays for all its operands, on which its kernel and its reference can run."""
 
-    def __init__(self, name: str, ranks: int, groups: int, types: str = "") -> None:
+    def __init__(self, name: str, ranks: int, groups: int, types: str = "",
+                 scale: tuple[float, float] = (64.0, 0.0)) -> None:
         keywords = dict(VARIETY[name.removesuffix(FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
@@ -70,10 +73,11 @@ class Launch:
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         self.impl: KernelImpl = kernel_for(self.op)
         self.decomposition: Decomposition = self.op.attributes["chosen"].decomposition
-        self.arrays = self._arrays(np.random.default_rng(0))
+        self.arrays = self._arrays(np.random.default_rng(0), scale)
         self.twin: Twin | None = None
 
-    def _arrays(self, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def _arrays(self, generator: np.random.Generator,
+                scale: tuple[float, float]) -> dict[str, np.ndarray]:
         found: dict[str, Any] = {}
         for role, name in self.op.operands.items():
             tensor = self.plan[name]
@@ -94,13 +98,17 @@ class Launch:
                 values = np.zeros(tensor.shape)
             elif role == "clock":
                 values = np.array([1, 5])
+            elif role == "loss_scale":
+                values = np.array(scale)
+            elif role == "overflow":
+                values = np.zeros(1)
             else:
-                scale = 1.0 if role in ("images", "mean") else 0.3
-                values = generator.uniform(-scale, scale, tensor.shape)
+                most = 1.0 if role in ("images", "mean") else 0.3
+                values = generator.uniform(-most, most, tensor.shape)
                 values = np.abs(values) if role.endswith("_v") else values
             found[role] = values.astype(dtype)
         for role in found:
-            if role[0] == "c" and role[1:].isdigit():  # a copy of the weights in fewer bits
+            if self.plan[self.op.operands[role]].role is Role.COPY:
                 found[role] = found[f"w{role[1:]}"].astype(found[role].dtype)
         return found
 
@@ -134,10 +142,13 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
     """The kernel leaves what NumPy does, and counters as it found them."""
     found, wanted = launch.on_twin(folder, run, sources), launch.by_reference()
     numbers = launch.decomposition.problem.numbers
-    unit = {"float32": 1e-5, "tf32": 4e-3, "bfloat16": 4e-2}[numbers]
-    of_change = {"float32": 2e-4, "tf32": 1e-3, "bfloat16": 2e-2}[numbers]
+    unit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 4e-2}[numbers]
+    of_change = {"float32": 2e-4, "tf32": 1e-3, "float16": 4e-3, "bfloat16": 2e-2}[numbers]
     for role in launch.op.spec.writes:
         if launch.plan[launch.op.operands[role]].role is Role.SCRATCH:
+            continue
+        if role in ("loss_scale", "overflow"):
+            assert np.array_equal(found[role], wanted[role]), role
             continue
         if role == "correct":
             assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
@@ -161,3 +172,30 @@ def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ra
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)
+
+
+SCALES = [
+    ("float16", 1, 1, "", (64.0, 1998.0)),  # doubles behind the second step
+    ("float16", 1, 1, "", (2.0**20, 0.0)),  # the first steps overflow
+    ("float16", 2, 1, "FSFG", (2.0**20, 5.0)),
+    ("float16", 4, 1, "FGFF", (2.0**24, 0.0)),
+    ("float16", 1, 2, "", (2.0**20, 5.0)),
+    ("float16", 2, 3, "SFGF", (2.0**20, 5.0)),
+    ("float16", 8, 1, "FSFF", (2.0**20, 1999.0)),
+    ("float16, Adam, tanh", 2, 2, "FSFF", (2.0**20, 0.0)),
+    ("float16, Adam, tanh", 1, 1, "", (2.0**20, 0.0)),
+    ("float16, mean squares", 2, 1, "SFSF", (2.0**21, 0.0)),
+    ("float16, mean squares", 4, 3, "FGFS", (2.0**21, 0.0)),
+]
+"""Loss scales that overflow, or grow, and how the work is shared then."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"),
+                         SCALES if FULL else [SCALES[2], SCALES[5]])
+def test_steps_that_overflow_are_left_out_everywhere(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str,
+        scale: tuple[float, float]) -> None:
+    launch = Launch(name, ranks, groups, types, scale)
+    check(launch, tmp_path, 2)
+    wanted = launch.by_reference()
+    assert wanted["loss_scale"][0] != scale[0]

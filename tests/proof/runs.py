@@ -12,7 +12,6 @@ from unittest import mock
 
 from rawnn.data import Dataset
 from rawnn.device.compiling import compile
-from rawnn.device.compiling.signature import parse_kernels
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Fault, Faults, Simulation
 from rawnn.device.sim.codes import CODES
@@ -29,9 +28,7 @@ SEED = 11
 
 @contextmanager
 def cheap_devices() -> Iterator[None]:
-    """Remember what a kernel's source declares and includes, and let products ask for less scratch
-    memory."""
-    remembered = functools.cache(parse_kernels)
+    """Remember what a kernel's source includes, and let products ask for less scratch memory."""
     includes = functools.cache(compile._read_includes)
     followed = functools.cache(compile.follow_includes)
     with ExitStack() as patches:
@@ -41,8 +38,6 @@ def cheap_devices() -> Iterator[None]:
         patches.enter_context(mock.patch(
             "rawnn.device.sim.nvrtc.follow_includes",
             lambda text, paths, quoted: followed(text, tuple(paths), quoted=quoted)))
-        for module in ("rawnn.device.cuda.device", "rawnn.device.sim.image"):
-            patches.enter_context(mock.patch(f"{module}.parse_kernels", remembered))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
         yield
 

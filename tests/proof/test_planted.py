@@ -1,5 +1,6 @@
 """The simulated device's checks work: every fault planted in a run that is otherwise right is
-caught, and the table in docs/testing.md says so."""
+caught, and the table in docs/testing.md says so. Here one in ONE_IN is planted;
+tools/fault_table.py plants all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import re
 
 import pytest
 
+from tests.engine import FULL
 from tests.proof.plants import CLASSES, PLANS, tally
 from tests.proof.table import committed, row
 
@@ -14,9 +16,12 @@ pytestmark = [pytest.mark.timeout(120),
               pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # nonsense in, nonsense out
 
 
+ONE_IN = 1 if FULL else 3
+
+
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_planted_fault_is_caught_and_in_the_table(plan: str) -> None:
-    found = tally(plan)
+def test_planted_faults_are_caught_and_in_the_table(plan: str) -> None:
+    found = tally(plan, ONE_IN)
     for name, counted in found.items():
         assert not counted.missed, f"{name}: nothing noticed {', '.join(counted.missed)}"
     assert row(plan, found) in committed().splitlines(), \

@@ -13,7 +13,7 @@ import pytest
 from rawnn.device.compiling.signature import KernelSignature, parse_kernels
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.tensormap import NO_MAP
-from rawnn.device.sim import Simulation, SimulationError, kernels
+from rawnn.device.sim import Simulation, SimulationError, meanings
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Network
 from rawnn.ptx import source_path
@@ -54,9 +54,9 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         entry = replace(KERNELS[key], boxes=lambda s: {o: min(int(s["m"]), n)
                                                        for o, n in given.items()})
         monkeypatch.setitem(KERNELS, key, entry)
-    kernels._by_name.cache_clear()
+    meanings._by_name.cache_clear()
     yield given
-    kernels._by_name.cache_clear()
+    meanings._by_name.cache_clear()
 
 
 def opened(seed: int = 0) -> Device:

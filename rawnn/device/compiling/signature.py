@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from rawnn.common.words import counted
@@ -132,6 +133,16 @@ class KernelSignature:
         Raises ConfigError where the expression names another kernel, gives too few or too many
         arguments, or leaves a parameter that cannot be passed by value.
         """
+        found = self._instances.get(expression)
+        if found is None:
+            found = self._instances[expression] = self._instantiated(expression)
+        return found
+
+    @cached_property
+    def _instances(self) -> dict[str, KernelSignature]:
+        return {}
+
+    def _instantiated(self, expression: str) -> KernelSignature:
         name, arguments = _split_expression(expression)
         if name != self.name:
             raise ConfigError(f"'{expression}' does not name the kernel '{self.name}'")
@@ -164,6 +175,10 @@ class KernelSignature:
 
         Raises ConfigError naming a parameter that cannot be passed by value.
         """
+        return self._layout
+
+    @cached_property
+    def _layout(self) -> tuple[tuple[int, ...], int]:
         offsets, end = [], 0
         for parameter in self.parameters:
             try:
@@ -185,6 +200,12 @@ def parse_kernels(text: str, folders: Sequence[Path] = (SOURCES,)) -> dict[str, 
     parameter passed by reference, and a declaration that cannot be read.
     """
     structs = _Structs(text, folders)
+    return {name: structs.filled(kernel) for name, kernel in _declared(text).items()}
+
+
+@lru_cache(256)  # a run reads a source when it loads it and again when it proves what it compiled
+def _declared(text: str) -> dict[str, KernelSignature]:
+    """The kernels, with structs by value not looked up."""
     text = code_of(text)
     kernels: dict[str, KernelSignature] = {}
     defined: set[str] = set()
@@ -197,10 +218,7 @@ def parse_kernels(text: str, folders: Sequence[Path] = (SOURCES,)) -> dict[str, 
         template = _template(prefix, name)
         if template is None:
             continue
-        types = {p.name for p in template}
-        parameters = tuple(structs.given(p) if p.ctype not in types else p
-                           for p in _parameters(text[start:end], name))
-        signature = KernelSignature(name, parameters, template)
+        signature = KernelSignature(name, tuple(_parameters(text[start:end], name)), template)
         definition = text[end + 1 :].lstrip().startswith("{")
         if name in defined and definition and kernels[name] != signature:
             raise ConfigError(
@@ -221,10 +239,16 @@ class _Structs:
         self._text, self._folders = text, folders
         self._texts: list[str] | None = None
 
-    def given(self, parameter: Parameter) -> Parameter:
-        """The parameter, with its struct where it is one by value."""
-        if parameter.pointer or parameter.ctype in FORMATS:
-            return parameter
+    def filled(self, kernel: KernelSignature) -> KernelSignature:
+        """The kernel, with the structs that it takes by value; itself where it takes none."""
+        types = {p.name for p in kernel.template_parameters}
+        if all(p.pointer or p.ctype in FORMATS or p.ctype in types for p in kernel.parameters):
+            return kernel
+        return replace(kernel, parameters=tuple(
+            p if p.pointer or p.ctype in FORMATS or p.ctype in types else self._given(p)
+            for p in kernel.parameters))
+
+    def _given(self, parameter: Parameter) -> Parameter:
         if self._texts is None:
             self._texts = [code_of(text) for text in included(self._text, self._folders)]
         try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
@@ -18,7 +19,7 @@ from rawnn.errors import ConfigError
 from rawnn.ptx import SOURCES
 
 MAGIC = b"rawnn simulated cubin\n"
-_DEVICE_RUNTIME = re.compile(r"\bcudaGraphSetConditional\b")
+_DEVICE_RUNTIME = "cudaGraphSetConditional"
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,14 @@ class Image:
     programmatic: bool = False
     headers: str = ""
 
-    @property
+    @cached_property
     def text(self) -> str:
         """All that was compiled: the headers and the source."""
         return self.headers + self.source
 
     @property
     def needs_device_runtime(self) -> bool:
-        return _DEVICE_RUNTIME.search(self.source) is not None
+        return _DEVICE_RUNTIME in self.source
 
     @property
     def loadable(self) -> bool:
@@ -49,7 +50,7 @@ class Image:
         return self.linked or not self.needs_device_runtime
 
     def encode(self) -> bytes:
-        return MAGIC + json.dumps(asdict(self)).encode()
+        return MAGIC + json.dumps({f.name: getattr(self, f.name) for f in fields(self)}).encode()
 
     def link(self) -> Image:
         return replace(self, linked=True)
@@ -60,6 +61,7 @@ def signatures(name: str, source: str) -> dict[str, KernelSignature]:
     return parse_kernels(source, (Path(name).parent, SOURCES))
 
 
+@lru_cache(64)  # runs with one call failing load the same kernels again and again
 def decode(image: bytes) -> Image | None:
     """The image, or None where the bytes are none."""
     if not image.startswith(MAGIC):
@@ -84,7 +86,7 @@ def build(name: str, source: str, arch: str, expressions: list[str],
                   headers=headers)
     if image.needs_device_runtime and not relocatable:
         line = next(n for n, text in enumerate(source.splitlines(), 1)
-                    if _DEVICE_RUNTIME.search(text))
+                    if _DEVICE_RUNTIME in text)
         return None, (f"{name}({line}): error: cudaGraphSetConditional needs "
                       f"--relocatable-device-code=true\n")
     return image, ""
@@ -92,13 +94,19 @@ def build(name: str, source: str, arch: str, expressions: list[str],
 
 def _mangled(expression: str, kernels: Mapping[str, object], source: str) -> str:
     name = expression.split("<")[0].strip()
-    plain = re.search(rf'extern\s+"C"\s+__global__[^;{{]*\b{name}\s*\(', source)
-    if plain and name in kernels:
+    if name in kernels and _plain(name, source):
         return name
     arguments = re.sub(r"\W", "_", expression[len(name):])
     return f"_Z{len(name)}{name}{arguments}"
 
 
+@cache
+def _plain(name: str, source: str) -> bool:
+    """Whether the kernel's name is that of C."""
+    return re.search(rf'extern\s+"C"\s+__global__[^;{{]*\b{name}\s*\(', source) is not None
+
+
+@cache
 def launch_bounds(source: str, kernel: str) -> int:
     """Most threads a block of the kernel may have: its __launch_bounds__ where that is a plain
     number, else 1,024."""

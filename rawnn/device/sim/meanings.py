@@ -3,7 +3,7 @@ kernel written for an op, or what a user registered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
+from rawnn.ptx.own import IMPL, own_kernel
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.op import OPS
 
@@ -21,7 +22,9 @@ Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 class Meaning:
     """What a kernel computes. `layout` is that of a product; `geometry`, where given, is the only
     grid and block allowed, in any of its `variants`, `shared` the only bytes of dynamic shared
-    memory, `cluster` the only blocks of a cluster; `boxes` the only rows of boxes."""
+    memory, `cluster` the only blocks of a cluster; `boxes` the only rows of boxes. `sites` are the
+    instances that plans ask for with all numbers of their ops, where the kernel does not take what
+    its meaning needs."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -34,6 +37,7 @@ class Meaning:
     boxes: Callable[[Scalars], Mapping[str, int]] | None = None
     shared: Callable[[Scalars], int] | None = None
     cluster: Callable[[Scalars], int] | None = None
+    sites: Sequence[tuple[str, Scalars]] | None = None
 
 
 _registered: dict[str, Meaning] = {}
@@ -53,9 +57,13 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
 def meaning_of(source: str, name: str) -> Meaning | None:
     """Of the kernel `name` in a file called `source`: rawnn's own before a user's of that name.
     None for one that nobody gave a meaning."""
-    if len(_by_name()) < len({(impl.source, impl.name) for impl in KERNELS.values()}):
-        _by_name.cache_clear()  # a family was registered since
-    found = _by_name().get((Path(source).name, name)) or _registered.get(name)
+    own = own_kernel(source, name)
+    if own is not None:
+        spec = OPS[own.word]
+        return Meaning(spec.reads, spec.writes, own.kernel.shapes, spec.reference, spec.optional,
+                       geometry=own.kernel.geometry, shared=own.kernel.shared,
+                       cluster=own.kernel.cluster, sites=tuple(own.sites.values()))
+    found = _by_name(len(KERNELS)).get((Path(source).name, name)) or _registered.get(name)
     if found is None and name in WRITTEN:
         spec, impl = WRITTEN[name]
         found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
@@ -64,10 +72,13 @@ def meaning_of(source: str, name: str) -> Meaning | None:
 
 
 @cache
-def _by_name() -> dict[tuple[str, str], Meaning]:
-    """(source file, kernel) -> meaning, for every kernel of the table."""
+def _by_name(registered: int) -> dict[tuple[str, str], Meaning]:
+    """(source file, kernel) -> meaning, for every kernel of the table, which has so many entries:
+    one that is registered later is found, too."""
     found: dict[tuple[str, str], Meaning] = {}
     for key, impl in KERNELS.items():
+        if key.impl == IMPL:
+            continue
         spec = OPS[key.kind]
         found[Path(impl.source).name, impl.name] = Meaning(
             spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,

@@ -118,6 +118,8 @@ class Meeting:
         while not done():
             if self.error:
                 raise SimulationError(self.error)
+            if rank in self.gone:
+                raise SimulationError(f"rank {rank} {self.gone[rank]} while it waited in {label}")
             lost = sorted(missing() & self.gone.keys())
             if lost or monotonic() > until:
                 other = lost[0] if lost else min(missing())

@@ -30,6 +30,7 @@ import numpy as np
 from rawnn.ptx import SOURCES
 from tests.onchip.test_twin import Launch
 from tests.onchip.test_twin import check as check_written
+from tests.ptx.twin import floors
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.plans import Memory, check, has_kernel, instances, kernel_for, runs
 from tests.ptx.twin.twin import Kernels, Twin
@@ -47,16 +48,20 @@ PATIENCE = 900
 
 GENERATED = "train_steps"
 """Stands for the kernels that are written for a network."""
-WRITTEN = (
+WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("softmax, SGD", 2, 2, "SFGF"), ("Adam in an order", 4, 1, "FSFF"),
     ("binary cross-entropy, tanh", 4, 2, "FGFS"), ("a wide middle", 4, 1, "SFGF"),
     ("float16 inputs, normalised", 2, 3, ""), ("long rows", 2, 1, "SF"),
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("bfloat16", 2, 1, ""),
     ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
+    ("float16", 1, 1, "", (64.0, 1998.0)), ("float16", 2, 3, "SFGF", (2.0**20, 5.0)),
+    ("float16, Adam, tanh", 2, 2, "FSFF", (2.0**20, 0.0)),
+    ("float16, mean squares", 4, 3, "FGFS", (2.0**21, 0.0)),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
-cost model takes them. Between them they take every template of onchip_*.cuh."""
+cost model takes them; of float16 the loss scale and its count of good steps. Between them they take
+every template of onchip_*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
@@ -66,6 +71,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|ptx::cluster_barrier\(\);"
                 r"|sums\.(?:ready|done)\(\);|mailbox\.(?:opened|open)\([^;]*\);"
                 r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);", ";"),
+    ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("generation", r"(ptx::grid_barrier\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
     ("exchange", r"mail\.(?:expect|send|send_to_all)\([^;]*\);|(?<!void )send\([^;{]*\);"
@@ -139,10 +145,10 @@ class Fault:
         return text[: self.start] + self.new + text[self.start + len(self.old):]
 
 
-def written_files() -> dict[str, tuple[str, int, int, str]]:
+@cache
+def written_files() -> dict[str, tuple[Any, ...]]:
     """The kernels of WRITTEN by the names that their faults give as the file."""
-    return {f"{GENERATED} {name}, {ranks}x{groups} {types}".rstrip(): (name, ranks, groups, types)
-            for name, ranks, groups, types in WRITTEN}
+    return {f"{GENERATED} {how[0]}, {how[1]}x{how[2]} {how[3]}".rstrip(): how for how in WRITTEN}
 
 
 @cache
@@ -338,6 +344,8 @@ def _probe(source: str, sources: Path) -> None:
     if source == GENERATED:
         _probe_written(sources)
         return
+    if source in floors.FILES:
+        floors.check_source(source, sources)
     checks = kernel_cases.CHECKS | epoch_cases.CHECKS
     if source in _portable() and source != "epoch_probe.cu":
         for arch, seed in ((900, 3), (750, 0)):

@@ -1,0 +1,34 @@
+"""The process that a kernel under check runs in: `python -m rawnn.lab.worker FD`.
+
+What a kernel prints goes to the standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing.connection import Connection
+
+from rawnn.errors import RawnnError
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.process import Ended, serve
+from rawnn.lab.running import Here
+from rawnn.run.machine import open_gpu
+
+
+def main(number: int) -> None:
+    connection: Connection = Connection(number)
+    os.dup2(2, 1)
+    recipe, ordinal, parameters = connection.recv()
+    try:
+        device = open_gpu(ordinal, lambda message: print(message, file=sys.stderr))
+        kernel = Kernel.made(recipe, device)
+    except RawnnError as error:
+        connection.send(("error", Ended(str(error))))
+        return
+    connection.send(("ready", None))
+    serve(connection, Here(kernel, parameters))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
