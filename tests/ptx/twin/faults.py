@@ -328,8 +328,9 @@ def _plan(name: str) -> Any:
     return plan_of(name)
 
 
-def _probe(source: str, sources: Path) -> None:
-    """Everything that is known to show a fault in a source; raises what it raises."""
+def _probe(source: str, sources: Path, changed: str) -> None:
+    """Everything that is known to show a fault of the file `changed` in a source; raises what it
+    raises."""
     for name in _plans_with(source):
         plan = _plan(name)
         kernels = tuple({kernel_for(op).name for op in plan.ops
@@ -342,7 +343,7 @@ def _probe(source: str, sources: Path) -> None:
         finally:
             twin.path.unlink(missing_ok=True)
     if source == GENERATED:
-        _probe_written(sources)
+        _probe_written(sources, changed)
         return
     if source in floors.FILES:
         floors.check_source(source, sources)
@@ -369,9 +370,16 @@ class Outcome:
     seconds: float
 
 
-def _probe_written(sources: Path) -> None:
-    for number, how in enumerate(WRITTEN):
-        _check_written(Launch(*how), number, sources)
+def _probe_written(sources: Path, changed: str) -> None:
+    """Those first that name what the changed header has."""
+    text = (SOURCES / changed).read_text()
+    named = re.compile("|".join(rf"\b{name}\b" for pair in re.findall(
+        r"^struct (\w+)|^__device__[^(]*?(\w+)\(", text, re.MULTILINE) for name in pair if name)
+        or "$^")
+    launches = [Launch(*how) for how in WRITTEN]
+    launches.sort(key=lambda launch: named.search(launch.impl.text) is None)
+    for number, launch in enumerate(launches):
+        _check_written(launch, number, sources)
 
 
 def _check_written(launch: Launch, run: int, sources: Path = SOURCES) -> None:
@@ -400,7 +408,7 @@ def _attempt(fault: Fault) -> tuple[str, str]:
         (tree / fault.file).write_text(fault.planted(text_of(fault.file)))
         sources = dependents(fault.file)
         for source in sources:
-            if found := _judged(source, partial(_probe, source, tree)):
+            if found := _judged(source, partial(_probe, source, tree, fault.file)):
                 return found
         return "survived", ", ".join(sources)
 
