@@ -3,7 +3,8 @@
 from rawnn.lab.arrays import Array, TensorMap, array, empty, simulated, tensor_map
 from rawnn.lab.checking import Checked, CheckFailed, check
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.timing import Refused, Timed, time
 from rawnn.lab.work import Work
 
-__all__ = ["Array", "CheckFailed", "Checked", "Kernel", "TensorMap", "Work", "array", "check",
-           "empty", "simulated", "tensor_map"]
+__all__ = ["Array", "CheckFailed", "Checked", "Kernel", "Refused", "TensorMap", "Timed", "Work",
+           "array", "check", "empty", "simulated", "tensor_map", "time"]

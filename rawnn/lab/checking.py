@@ -17,6 +17,7 @@ from rawnn.lab.guarded import Contents, Image, place
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.problem import Launching, Operand, Problem, Trial, problem_of
 from rawnn.lab.process import runner_for
+from rawnn.lab.rehearsal import NOTE, Rehearsal
 from rawnn.lab.running import Runner
 from rawnn.lab.work import Work
 
@@ -150,6 +151,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     first = problem.trial(every[0], np.random.default_rng(seed), special)
     first.expected()  # what does not fit is said before anything is launched
     runner = runner_for(problem, limit, device)
+    notes = (NOTE,) if isinstance(runner, Rehearsal) else ()
     tried: list[Tried] = []
     try:
         for sizes in every:
@@ -159,7 +161,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
                 break
     finally:
         runner.close()
-    return Checked(problem.label, tuple(tried), len(every))
+    return Checked(problem.label, tuple(tried), len(every), notes)
 
 
 def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.random.Generator,
@@ -176,9 +178,7 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
         return Tried(sizes, trial.launching, (), (_failure(error),)), runner_lives(runner)
     expected = trial.expected()
     outputs = [o for o in problem.outputs if expected.get(o.name) is not None]
-    kept = [o for o in problem.operands if not o.written or o.name not in expected]
-    findings = [*_trespasses(problem, images, contents[0]),
-                *_changed(kept, images, contents[0])]
+    findings = misdeeds(trial, images, contents[0], expected)
     comparisons = judged(trial, expected, _results(outputs, images, contents[0]), generator)
     for each in comparisons:
         if not each.passed:
@@ -248,6 +248,16 @@ def _failure(error: RawnnError) -> Finding:
     return Finding("failed", "", f"the launch failed: {error}",
                    "run it under compute-sanitizer to see the line: rawnn.sanitize(script)"
                    if "ILLEGAL" in str(error) or "MISALIGNED" in str(error) else "")
+
+
+def misdeeds(trial: Trial, images: Mapping[str, Image], contents: Contents,
+             expected: Mapping[str, Values | None] | None) -> list[Finding]:
+    """What was written that may not be: outside of arrays, into inputs, into arrays that the
+    reference leaves alone (None: it is not known which)."""
+    problem = trial.problem
+    kept = [o for o in problem.operands
+            if not o.written or (expected is not None and o.name not in expected)]
+    return [*_trespasses(problem, images, contents), *_changed(kept, images, contents)]
 
 
 def _trespasses(problem: Problem, images: Mapping[str, Image], contents: Contents

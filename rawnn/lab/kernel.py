@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rawnn.device.compiling.c_types import FORMATS, code_of
 from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
@@ -23,6 +23,9 @@ from rawnn.lab.exchange import Handle, order, stream_of
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import SOURCES
+
+if TYPE_CHECKING:
+    from rawnn.graphs import Graph
 
 Extent = int | tuple[int, ...]
 _KEPT = 64
@@ -305,6 +308,12 @@ class Bound:
                  keep: tuple[Any, ...]) -> None:
         self._launcher, self._prepared, self._streams = launcher, prepared, streams
         self._launch, self._keep = prepared.launch, keep
+
+    def add_to(self, graph: Graph, after: Sequence[Any]) -> Any:
+        """Add the launch to a graph, behind the nodes `after`; returns its node."""
+        prepared = self._prepared
+        return graph.add_kernel(after, *prepared._geometry, prepared.arguments.address,
+                                prepared.context, (), prepared._cluster, prepared.cooperative)
 
     def __call__(self) -> None:
         if self._streams:

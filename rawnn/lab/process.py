@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 from rawnn.errors import ConfigError, DeviceError, RawnnError
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.problem import Launching, Problem
-from rawnn.lab.running import Here, Runner
+from rawnn.lab.rehearsal import Rehearsal, needed
 
 _START = 120.0
 """Seconds for a process to open the GPU and compile its kernel."""
@@ -25,11 +26,14 @@ class Ended(DeviceError):
     """A kernel's process did not answer in time, or died."""
 
 
-def runner_for(problem: Problem, limit: float | None, device: Any = None) -> Runner:
+def runner_for(problem: Problem, limit: float | None, device: Any = None
+               ) -> Stopwatch | Apart:
     """What launches the candidate: in this process, or with a `limit` in seconds in one of its own.
     Raises ConfigError for a function with a limit, which cannot be handed to another process."""
+    if needed(problem):
+        return Rehearsal(problem)
     if limit is None:
-        return Here(problem.candidate, problem.parameters, device)
+        return Stopwatch(problem.candidate, problem.parameters, device)
     if not isinstance(problem.candidate, Kernel):
         raise ConfigError(f"limit: {problem.label} is a function, and only a rawnn.Kernel can run "
                           f"in a process of its own")
@@ -78,6 +82,21 @@ class Apart:
             raise value
         return value
 
+    def measure(self, launching: Launching | None, samples: Sequence[Sample], warm: bool
+                ) -> tuple[list[float], list[Contents]]:
+        """As Stopwatch.measure, there."""
+        found: tuple[list[float], list[Contents]] = self.call("measure", launching, samples, warm)
+        return found
+
+    def empty(self, samples: int) -> list[float]:
+        """As Stopwatch.empty, there."""
+        found: list[float] = self.call("empty", samples)
+        return found
+
+    def free(self) -> int:
+        """As Stopwatch.free, there."""
+        return int(self.call("free"))
+
     def _start(self) -> None:
         ours, theirs = multiprocessing.Pipe()
         kernel = self._kernel
@@ -121,10 +140,10 @@ class Apart:
 
 def _serve_copy(connection: Connection[Any, Any], kernel: Kernel,
                 parameters: tuple[str, ...]) -> None:
-    serve(connection, Here(kernel, parameters))
+    serve(connection, Stopwatch(kernel, parameters))
 
 
-def serve(connection: Connection[Any, Any], here: Here) -> None:
+def serve(connection: Connection[Any, Any], here: Stopwatch) -> None:
     """Answer calls of `here`'s methods till the other side is gone."""
     while True:
         try:

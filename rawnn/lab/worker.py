@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 
 from rawnn.errors import RawnnError
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.measuring import Stopwatch
 from rawnn.lab.process import Ended, serve
-from rawnn.lab.running import Here
 from rawnn.run.machine import open_gpu
 
 
@@ -27,7 +27,7 @@ def main(number: int) -> None:
         connection.send(("error", Ended(str(error))))
         return
     connection.send(("ready", None))
-    serve(connection, Here(kernel, parameters))
+    serve(connection, Stopwatch(kernel, parameters))
 
 
 if __name__ == "__main__":

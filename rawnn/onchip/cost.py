@@ -31,7 +31,9 @@ class Costs:
     of which those beside other work are seen in part (`overlapped`). A tile whose state comes
     from the L2 cache takes `far_tile` more. Whether a step of float16 counts takes a block
     `decision`, and `decision_between` more where clusters tell each other: both as long as the
-    barriers and reads that they are, not measured. `clock` is in cycles a microsecond."""
+    barriers and reads that they are, not measured. Rounding a tile's weights by chance takes
+    `draws`, four draws of each lane, on one of four sub-cores: counted, not measured. `clock` is in
+    cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -52,6 +54,7 @@ class Costs:
     far_tile: float = 35.0
     decision: float = 100.0
     decision_between: float = 500.0
+    draws: float = 200.0
     clock: float = 1750.0
 
 
@@ -98,6 +101,9 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     alone = layer == 0 or (p.scaled and d.groups == 1)
     seen = costs.gradient * (1.0 if alone else costs.overlapped)
     found.append(Phase(f"gradient {n}", gradient.cycles * seen))
+    if p.streams:
+        tiles = ceil(ceil(ins, 16) * ceil(outs, 8), d.groups)
+        found.append(Phase(f"rounding {n}", costs.draws * ceil(tiles, 4)))
     return found
 
 

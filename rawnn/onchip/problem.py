@@ -35,7 +35,9 @@ class Problem:
     all elements, "" for softmax cross-entropy with labels. `rule` is the optimizer's functor,
     `settings` its arguments, `states` what it keeps. `numbers` are "float32", "tf32", "bfloat16" or
     "float16". `inputs` and `labels` are storage types. So many steps as `growth` without an
-    overflow double the loss scale; it is 0 where the loss is not scaled.
+    overflow double the loss scale; it is 0 where the loss is not scaled. `streams` are those that
+    the weights of each layer draw from where they are kept in bfloat16 alone, rounded by chance;
+    nothing where float32 is kept.
     """
 
     layers: tuple[int, ...]
@@ -60,6 +62,7 @@ class Problem:
     measured: bool
     copies: str
     growth: int = 0
+    streams: tuple[int, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -77,6 +80,11 @@ class Problem:
     def scaled(self) -> bool:
         """Whether the loss has a scale, and steps whose gradients overflow are left out."""
         return self.growth > 0
+
+    @property
+    def weights(self) -> str:
+        """What weights are stored in."""
+        return "bfloat16" if self.streams else "float32"
 
     @property
     def saves_input(self) -> bool:
@@ -108,7 +116,7 @@ def problem_of(plan: Plan) -> Problem:
     gathers = plan.find(kind="gather")
     if not gathers:
         raise Unsupported("takes its batches from the host", "add preload")
-    _check_numbers(plan, updates)
+    _check_numbers(plan)
     gather, first = gathers[0], updates[0]
     depth, bias = len(forward), bool(plan.find(kind="bias_add"))
     loss = next((entry for entry in LOSSES.values() if plan.find(kind=entry.parts[-1])), None)
@@ -136,7 +144,8 @@ def problem_of(plan: Plan) -> Problem:
         measured="correct" in plan.tensors
         and any("correct" in op.operands for op in plan.ops),
         copies=plan[copy].dtype if copy else "",
-        growth=scales[0].attributes["growth"] if scales else 0)
+        growth=scales[0].attributes["growth"] if scales else 0,
+        streams=tuple(op.attributes["stream"] for op in updates if op.attributes["stochastic"]))
 
 
 def _kinds(depth: int, bias: bool, parts: tuple[str, ...], updates: list[Op]) -> list[str]:
@@ -151,14 +160,11 @@ def _kinds(depth: int, bias: bool, parts: tuple[str, ...], updates: list[Op]) ->
     return found + [op.kind for op in updates]
 
 
-def _check_numbers(plan: Plan, updates: list[Op]) -> None:
+def _check_numbers(plan: Plan) -> None:
     types = {t.dtype for t in plan.tensors.values() if t.role.temporary}
     if any(op.attributes["compute"] == "float16" for op in plan.find(kind="matmul")):
         raise Unsupported("sums products in float16", "use fp16 in place of fp16=acc16, or leave "
                                                       "persistent out")
-    if any(op.attributes["stochastic"] for op in updates):
-        raise Unsupported("rounds its weights by chance", "use bf16 in place of sr, or leave "
-                                                          "persistent out")
     if not types <= {"float32", "bfloat16", "float16", "int32"}:
         raise Unsupported("stores 8-bit numbers", "use bf16 or fp16 in place of fp8, or leave "
                                                   "persistent out")

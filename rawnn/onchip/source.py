@@ -33,7 +33,8 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     found.append(("const int*", "cursor"))
     for layer in range(1, p.depth + 1):
         for role in (f"w{layer}", *(f"w{layer}_{s}" for s in p.states)):
-            found += [("float*", role), ("int", f"ld{role}")]
+            kind = c_type(p.weights) if role == f"w{layer}" else "float"
+            found += [(f"{kind}*", role), ("int", f"ld{role}")]
         if p.copies:
             found += [(f"{c_type(p.copies)}*", f"c{layer}"), ("int", f"ldc{layer}")]
         if p.bias:
@@ -44,6 +45,7 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     found.append(("float*", "loss"))
     if p.measured:
         found.append(("int*", "correct"))
+    found += [("unsigned long long", "seed")] if p.streams else []
     return [*found, ("int", "offset"), ("int", "span")]
 
 

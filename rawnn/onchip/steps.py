@@ -97,6 +97,10 @@ class StepWriter(UpdateWriter):
             w("__syncthreads();")
         else:
             w(f"float* const x = {self.at('x')} + (u & 1) * {found.input_floats};")
+        for layer, stream in enumerate(p.streams):
+            n = layer + 1
+            w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
+              f"cursor_now + u, part{n}.out, part{n}.in}};")
         if p.scaled:
             w("int* const found = scaling->found + (u & 1);")
         for layer in range(p.depth):
@@ -217,10 +221,19 @@ class StepWriter(UpdateWriter):
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
         elif kind == BY_OUTPUTS:
-            w(f"mail.expect({n * d.columns * 4});")
+            idle, sent = d.idle(above), n * d.columns
+            w(f"mail.expect({(sent + idle) * 4});")
+            if idle:
+                w(f"if (n{above} == 0 && thread < {d.ranks}) mail.send_one(thread, {sent} + rank - "
+                  f"{d.ranks - idle}, 0.0f);")
             self.product("forward", layer,
                          self.sender(count, self.keep_and_send(above, layer)), count, sent=True)
-            w(f"add_parts<Shape, 1, {n}, {d.columns}>(mail.receive(), {n}, "
+            received = "mail.receive()"
+            if idle:
+                w(f"const float* const gathered{above} = mail.receive();")
+                received = f"gathered{above}"
+                w(f"hear({received} + {sent}, {idle});")
+            w(f"add_parts<Shape, 1, {n}, {d.columns}>({received}, {n}, "
               f"by_pairs({self.body(str(n), self.store(home))}));")
         else:
             self.all_reduce("forward", layer, n, self.keep(above, layer, home), [])
@@ -252,10 +265,14 @@ class StepWriter(UpdateWriter):
         w("}")
         w(f"add_parts<Shape, 1, {n}, {d.columns}>(mail.receive(), {n}, {finish});")
 
-    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str) -> None:
-        """A product whose partial sums go to the block whose share of `size` rows they are."""
+    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str, idle: int = 0) -> None:
+        """A product whose partial sums go to the block whose share of `size` rows they are; the
+        last `idle` blocks, which have none, hear from all others that they are as far."""
         d = self.d
-        self.w(f"mail.expect({mine} * {d.columns * 4 * d.ranks});")
+        least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
+        self.w(f"mail.expect({least}{mine} * {d.columns * 4 * d.ranks});")
+        if idle:
+            self.w(f"if (thread < {idle}) mail.send_one({d.ranks - idle} + thread, rank, 0.0f);")
         send = f"const int owner = m / {size};\n" \
                f"mail.send(owner, (rank * {size} + m - owner * {size}) * {d.columns} + e, v);"
         self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
@@ -329,10 +346,15 @@ class StepWriter(UpdateWriter):
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
         elif type_ == GATHERED:
-            self.reduce("backward", layer, n, size, f"n{layer}")
+            idle, received = d.idle(layer), "mail.receive()"
+            self.reduce("backward", layer, n, size, f"n{layer}", idle)
             self.gradients(waiting)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
-            w(f"add_parts<Shape, {d.ranks}, {size}, {d.columns}>(mail.receive(), n{layer}, "
+            if idle:
+                w(f"const float* const sums{layer} = mail.receive();")
+                received = f"sums{layer}"
+                w(f"if (n{layer} == 0) hear({received}, {d.ranks});")
+            w(f"add_parts<Shape, {d.ranks}, {size}, {d.columns}>({received}, n{layer}, "
               f"by_pairs({body}));")
         else:
             self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting)

@@ -29,9 +29,11 @@ class UpdateWriter(KernelWriter):
             else:
                 far = literal(part.near is None and bool(p.states))
                 w("const Rule rule = *rule_of_step;")
+                chance = bool(self.p.streams)
+                how = f", ByChance<{self.p.layers[layer]}>" if chance else ""
                 w(f"const UpdateTiles<Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
-                  f"{part.tiles}> finish = {{rule, weights{n}, biases{n}, "
-                  f"{self.states_at(layer)}}};")
+                  f"{part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
+                  f"{self.states_at(layer)}{f', chance{n}' if chance else ''}}};")
             w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
               f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "
               f"{pitch}, {d.pitch}, {literal(p.bias)}>::run({self.a(layer)}, {self.z(layer + 1)}, "
@@ -79,6 +81,16 @@ class UpdateWriter(KernelWriter):
                    f"tile - {part.base}, weights{n}, biases{n});"
             w(f"if (tile >= {part.base}) {text}" if layer else text)
         w("};")
+        how = ""
+        if self.p.streams:
+            how = ", how"
+            w("const auto how = [=](int tile) {")
+            for layer in range(self.p.depth - 1, -1, -1):
+                part = found.layers[layer]
+                text = f"return chance{layer + 1}.numbered<{part.across}, {part.tiles}>(" \
+                       f"tile - {part.base});"
+                w(f"if (tile >= {part.base}) {text}" if layer else text)
+            w("};")
         w(f"float4* const states = {self.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * quads}; }};")
@@ -91,7 +103,8 @@ class UpdateWriter(KernelWriter):
             self.hear_clusters()
             w(f"{unless}update_all<Shape, Rule, {far}, {many}>("
               "reinterpret_cast<const float4*>(gradients) "
-              f"+ ((u & 1) * {d.blocks}ll + rank) * {many * quads}, {stride}, rule, place, state);")
+              f"+ ((u & 1) * {d.blocks}ll + rank) * {many * quads}, {stride}, rule, place, state"
+              f"{how});")
         else:
             w(f"ptx::grid_barrier(met, (2u * u + 1u) * {d.groups}u, 1);")
             w("float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * "
@@ -100,7 +113,7 @@ class UpdateWriter(KernelWriter):
             w(f"{unless}update_share<Shape, Rule, {far}, {many}, {found.shares}>("
               "reinterpret_cast<const float4*>(gradients) + rank * "
               f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
-              f"state);")
+              f"state{how});")
             w(f"ptx::grid_barrier(met, (2u * u + 2u) * {d.groups}u, 2);")
             w(f"{unless}copy_fresh<Shape, {many}>(new_weights, place);")
         w("}")

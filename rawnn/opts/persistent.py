@@ -37,8 +37,14 @@ def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     """`plan`, a step that trains, as one op whose kernel shares the work as chosen."""
     workspaces = _workspaces(plan, chosen)
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
-        chosen.decomposition), expected=f"{chosen.us:.1f} us")
+        chosen.decomposition), expected=f"{chosen.us:.1f} us", **_seed(plan))
     return plan.with_tensors(*workspaces).substitute(plan.ops, [op])
+
+
+def _seed(plan: Plan) -> dict[str, int]:
+    """Of the bits by which weights are rounded, where they are rounded by chance."""
+    seeds = [op.attributes["seed"] for op in plan.ops if op.attributes.get("stochastic")]
+    return {"seed": seeds[0]} if seeds else {}
 
 
 def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
@@ -91,7 +97,7 @@ register(Toggle(
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|RxG[:THREADS:TYPES]", parse, "auto"), came_to=came_to,
-    implies=("preload", "arena", "nosync"), conflicts=("fp8", "sr"),
+    implies=("preload", "arena", "nosync"), conflicts=("fp8",),
     comparisons=tuple(Comparison(workload, "preload,arena,nosync,graphs=epoch,fuse",
                                  ("persistent",))
                       for workload in ("linear", "wide128")),

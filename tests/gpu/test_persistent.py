@@ -47,7 +47,8 @@ def test_it_trains_as_the_host(device: Device, machine: Machine, blocks: str,
 @pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), Optimizer("adam", 1e-3)],
                          ids=["SGD", "Adam"])
 @pytest.mark.parametrize("blocks", ["1x1", "1x3", "2x1", "4x2", "8x1"])
-@pytest.mark.parametrize(("numbers", "stored"), [("bf16", "bfloat16"), ("fp16", "float16")])
+@pytest.mark.parametrize(("numbers", "stored"), [("bf16", "bfloat16"), ("fp16", "float16"),
+                                                 ("sr", "bfloat16")])
 def test_16_bit_formats_train_as_the_host(device: Device, machine: Machine, numbers: str,
                                           stored: str, blocks: str, optimizer: Optimizer) -> None:
     if blocks not in ("1x1", "1x3") and machine.target.largest_cluster < 8:

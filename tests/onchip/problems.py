@@ -24,7 +24,7 @@ def prepared(network: Network, batch: int = 32, numbers: str = "", **options: An
     """A step's plan with its data on the device, as `persistent` gets it; `options` go to
     step_plan."""
     plan = step_plan(network, batch, STEPS * batch, **options)
-    for word in filter(None, ("preload", numbers)):
+    for word in filter(None, ("preload", *numbers.split(","))):
         name, _, value = word.partition("=")
         plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(value or None))
     return plan
@@ -51,6 +51,12 @@ VARIETY: dict[str, dict[str, Any]] = {
     "an autoencoder": {"layers": (33, 8, 33), "network": {"loss": "mse"},
                        "form": {"labels": "", "targets": 0, "reconstruct": True}},
     "bfloat16": {"numbers": "bf16"},
+    "rounded by chance": {"numbers": "bf16,sr"},
+    "rounded by chance, Adam": {"numbers": "bf16,sr", "optimizer": Optimizer("adam", 1e-3),
+                                "shuffle": True},
+    "rounded by chance, decay alone": {
+        "numbers": "bf16,sr", "network": {"bias": False}, "seed": 12_345_678_901,
+        "optimizer": Optimizer("sgd", 0.1, {"decay": 0.02, "momentum": 0.9})},
     "float16": {"numbers": "fp16"},
     "float16, Adam, tanh": {"numbers": "fp16", "optimizer": Optimizer("adam", 1e-3),
                             "network": {"activation": "tanh"}, "shuffle": True},

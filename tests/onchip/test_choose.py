@@ -13,10 +13,8 @@ from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.report import describe
-from rawnn.opts import sr
-from rawnn.run.policy import Policy
 from tests.engine import step_plan
-from tests.onchip.problems import AMPERE, HOPPER, VARIETY, prepared, problem
+from tests.onchip.problems import AMPERE, HOPPER, VARIETY, problem
 
 
 @pytest.mark.parametrize("name", VARIETY)
@@ -77,10 +75,9 @@ def test_a_loss_scale_costs_its_decision(ranks: int, groups: int) -> None:
     assert "overflow" in [phase.name for phase in cost.phases(d)]
 
 
-def test_weights_rounded_by_chance_are_refused() -> None:
-    plan, _ = sr.apply(prepared(Network((20, 10)), numbers="bf16"), Policy(), None)
-    with pytest.raises(Unsupported, match="rounds its weights by chance"):
-        problem_of(plan)
+def test_rounding_by_chance_costs_its_draws() -> None:
+    d = choose(problem((64, 120, 10), numbers="bf16,sr"), HOPPER).decomposition
+    assert cost.cycles(d) > cost.cycles(replace(d, problem=replace(d.problem, streams=())))
 
 
 def test_batches_from_the_host_are_refused() -> None:

@@ -28,7 +28,8 @@ warps."""
 
 SHARED = [("softmax, SGD", 4, 1), ("Adam in an order", 16, 1), ("Adam in an order", 2, 3),
           ("binary cross-entropy, tanh", 8, 2), ("bfloat16", 2, 2), ("an autoencoder", 2, 2),
-          ("float16, Adam, tanh", 1, 1), ("float16", 4, 1), ("float16", 2, 3)]
+          ("float16, Adam, tanh", 1, 1), ("float16", 4, 1), ("float16", 2, 3),
+          ("rounded by chance, Adam", 1, 1), ("rounded by chance", 4, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,8 @@ def test_the_kernel_takes_what_the_op_has(name: str) -> None:
     assert sorted(pointers) == sorted(op.operands)
     scalars = {p.name for p in signature.parameters if not p.pointer}
     assert {"offset", "span"} <= scalars
-    assert scalars - {"offset", "span"} <= {f"ld{name}" for name in pointers}
+    assert scalars - {k for k, v in op.attributes.items() if isinstance(v, int)} <= {
+        f"ld{name}" for name in pointers}
     assert set(impl.shapes) == set(op.operands)
 
 

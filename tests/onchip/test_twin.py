@@ -35,8 +35,9 @@ STEPS = 5
 CHOSEN = [
     ("softmax, SGD", 1, 1), ("softmax, SGD", 1, 3), ("Adam in an order", 1, 1),
     ("Adam in an order", 4, 2), ("float16 inputs, normalised", 2, 3), ("bfloat16", 2, 1),
-    ("float16", 1, 1), ("float16", 2, 2), ("float16, Adam, tanh", 8, 1),
-    ("float16, mean squares", 1, 3),
+    ("rounded by chance", 2, 1), ("rounded by chance, Adam", 1, 1),
+    ("rounded by chance, Adam", 4, 3), ("float16", 1, 1), ("float16", 2, 2),
+    ("float16, Adam, tanh", 8, 1), ("float16, mean squares", 1, 3),
     ("tf32, one layer", 4, 1), ("long rows", 2, 2), ("more outputs than a register file", 4, 1),
 ]
 """Kinds of problems, and the blocks and clusters that share them as the cost model says."""
@@ -50,6 +51,8 @@ SHARED = [
     ("a wide middle", 2, 2, "FGFG"), ("binary cross-entropy, tanh", 4, 2, "FGFS"),
     ("mean squares, gelu, no bias", 2, 3, "SFSF"), ("an autoencoder", 2, 1, "SFS"),
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("long rows", 2, 1, "SF"),
+    ("softmax, SGD", 8, 1, "FSFG"), ("softmax, SGD", 8, 2, "FGFG"), ("softmax, SGD", 4, 1, "SFGF"),
+    ("softmax, SGD", 16, 1, "SFGF"),  # blocks that have nothing of a boundary
     ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
 ]
@@ -126,13 +129,16 @@ class Launch:
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
                   cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative, run=run,
-                  offset=1, span=STEPS, **laid)
+                  offset=1, span=STEPS, **self._seed(), **laid)
         return {role: array[tuple(slice(n) for n in self.plan[self.op.operands[role]].shape)]
                 for role, array in laid.items()}
 
-    def by_reference(self) -> dict[str, np.ndarray]:
-        """What NumPy leaves, in float64."""
-        wide = {r: a.astype(np.float64) if self.plan[self.op.operands[r]].floating
+    def _seed(self) -> dict[str, int]:
+        return {k: v for k, v in self.op.attributes.items() if k == "seed"}
+
+    def by_reference(self, number: type = np.float64) -> dict[str, np.ndarray]:
+        """What NumPy leaves, in float64 (where nothing is rounded) or float32."""
+        wide = {r: a.astype(number) if self.plan[self.op.operands[r]].floating
                 and r not in ("images",) else a.copy() for r, a in self.arrays.items()}
         self.op.spec.reference(SimpleNamespace(**wide), {"offset": 1, "span": STEPS})
         return wide
@@ -168,7 +174,8 @@ def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ra
 
 
 @pytest.mark.parametrize("run", [0, 1, 2] if FULL else [2])
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), SHARED if FULL else SHARED[2:5])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"),
+                         SHARED if FULL else [*SHARED[2:5], SHARED[11]])
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)
@@ -199,3 +206,22 @@ def test_steps_that_overflow_are_left_out_everywhere(
     check(launch, tmp_path, 2)
     wanted = launch.by_reference()
     assert wanted["loss_scale"][0] != scale[0]
+
+
+CHANCE = [("", 1, 1), ("", 1, 3), ("FSFG", 2, 1), ("SFGF", 4, 1), ("FGSF", 8, 1), ("SFGF", 2, 3),
+          ("FSFF", 4, 2)]
+"""Types of the boundaries, blocks and clusters that share weights which are rounded by chance."""
+
+
+@pytest.mark.parametrize(("types", "ranks", "groups"), CHANCE if FULL else [CHANCE[2], CHANCE[5]])
+def test_weights_are_rounded_with_the_bits_that_numpy_draws(
+        tmp_path: Path, types: str, ranks: int, groups: int) -> None:
+    """Inputs of 0 and no biases make all gradients 0: what is left is the decay, which is the same
+    arithmetic everywhere, so that a weight differs only where another bit was drawn."""
+    launch = Launch("rounded by chance, decay alone", ranks, groups, types)
+    launch.arrays["images"][:] = 0
+    found, wanted = launch.on_twin(tmp_path, 2), launch.by_reference(np.float32)
+    for layer in (1, 2, 3):
+        weights = found[f"w{layer}"].astype(np.float32)
+        assert np.array_equal(weights, wanted[f"w{layer}"])
+        assert not np.array_equal(weights, launch.arrays[f"w{layer}"].astype(np.float32))

@@ -73,6 +73,21 @@ def test_float16_scales_its_loss_as_the_plain_plan_does(scale: float) -> None:
             np.testing.assert_array_equal({**found.parameters, **found.state}[name], array)
 
 
+@pytest.mark.parametrize("seed", [0, 2**40 + 7])
+def test_weights_rounded_by_chance_are_those_of_the_plain_plan(seed: int) -> None:
+    data = dataset_for(Network(LAYERS), 70, 23)
+    wanted = trained(HostRunner(make_work("preload,sr", LAYERS, data, seed=seed)))
+    work = make_work("persistent,sr,graphs=epoch", LAYERS, data, seed=seed)
+    device = Device(sim_backend(), 0)
+    try:
+        found = run_on(device, work)
+    finally:
+        device.close()
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], array)
+
+
 def test_bfloat16_copies_are_kept_for_evaluations() -> None:
     data = dataset_for(Network(LAYERS), 70, 23)
     wanted = trained(HostRunner(make_work("preload,bf16", LAYERS, data)))
@@ -81,7 +96,7 @@ def test_bfloat16_copies_are_kept_for_evaluations() -> None:
 
 
 @pytest.mark.parametrize(("opt", "message"), [
-    ("persistent,fp8", "exclude each other"), ("persistent,sr", "exclude each other"),
+    ("persistent,fp8", "exclude each other"),
     ("persistent=3", "give auto, or blocks of a cluster by clusters"),
 ])
 def test_what_does_not_go_together_is_refused(opt: str, message: str) -> None:

@@ -33,7 +33,7 @@ APART = {frozenset(pair) for group in (
     ("tf32", "fp16", "bf16", "fp8"), ("tf32", "fp16", "sr", "fp8"),  # what numbers are stored in
     ("tiled", "cublas"), ("mma", "cublas"), ("fp8", "cublas"),  # who computes a product
     ("graphs", "pool"), ("graphs", "async"),  # graphs imply arena
-    *(("persistent", other) for other in ("fp8", "sr")),  # what its kernel stores
+    ("persistent", "fp8"),  # what its kernel stores
     ("nccl", "persistent"), ("nccl", "tune"),  # what cannot be the same on all ranks
     ("persistent", "pool"), ("persistent", "async"),  # it implies arena
 ) for pair in combinations(group, 2)}

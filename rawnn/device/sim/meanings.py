@@ -54,6 +54,11 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
 
 
+def forget(name: str) -> None:
+    """A user's kernel has no meaning any more."""
+    _registered.pop(name, None)
+
+
 def meaning_of(source: str, name: str) -> Meaning | None:
     """Of the kernel `name` in a file called `source`: rawnn's own before a user's of that name.
     None for one that nobody gave a meaning."""
