@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from rawnn.bench.conditions import Conditions
-from rawnn.bench.records import read_measured
+from rawnn.bench.measured import read_measured
 from rawnn.bench.statistics import Spread
 from rawnn.common.files import cache_directory, write_atomically
 from rawnn.errors import ConfigError
@@ -52,13 +52,15 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FloorsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All constants of one GPU, and where and how they were measured. `multiprocessors` are those
-    of the GPU; `interrupted` says that Ctrl-C ended it early."""
+    """All constants of one GPU, and where and how they were measured. `multiprocessors` and
+    `l2_bytes`, of its L2 cache, are those of the GPU; `interrupted` says that Ctrl-C ended it
+    early."""
 
     kind: Literal["floors"] = "floors"
     schema_version: int = SCHEMA_VERSION
     environment: Environment
     multiprocessors: int
+    l2_bytes: int = 0
     timer: dict[str, str]
     floors: list[Floor]
     conditions: Conditions | None = None

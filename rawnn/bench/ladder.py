@@ -218,7 +218,7 @@ class _Ladder:
             with Session(config, self._listener, data=self._data, opened=self._opened) as session:
                 with self._watch.during() as seen:
                     result = session.run()
-                traces = seen.conditions, footprint(session.work, result.facts)
+                traces = seen.conditions, footprint(session.work, result.facts, self._opened)
         except RawnnError:
             with suppress(RawnnError):  # the first failure is the one to tell of
                 self._release()

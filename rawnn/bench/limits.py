@@ -76,7 +76,9 @@ def measure(opened: Opened, effort: Effort | None = None,
         except KeyboardInterrupt:
             interrupted = True
         multiprocessors = bed.target.multiprocessors
-    return FloorsResult(environment=environment, multiprocessors=multiprocessors, timer=TIMER,
+        cache = bed.device.attribute("L2_CACHE_SIZE")
+    return FloorsResult(environment=environment, multiprocessors=multiprocessors,
+                        l2_bytes=cache, timer=TIMER,
                         floors=_best(found), conditions=seen.conditions, interrupted=interrupted)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from rawnn.bench.columns import filled
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.curves import read_curves
 from rawnn.bench.figures import (
@@ -129,7 +130,7 @@ def _with_own_anchors(sections: Sequence[Section]) -> list[Section]:
 
 def _ladder(file: str) -> Section:
     found = read_ladder(file)
-    grid = Grid(LADDER_HEADINGS, [row.cells() for row in rows(found)])
+    grid = Grid(*filled(LADDER_HEADINGS, [row.cells() for row in rows(found)]))
     seen = [(r.name, r.conditions) for r in found.rungs]
     return Section("ladder", "The ladder", "; ".join([*ladder_provenance(found)]),
                    "The same training with one optimization more at every rung.",
@@ -142,7 +143,7 @@ def _sets(title: str, text: str) -> Callable[[str], Section]:
             found = msgspec.json.decode(Path(file).read_bytes(), type=SetsResult)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{file} is no results file of rawnn bench: {error}") from None
-        grid = Grid(SETS_HEADINGS, [m.cells() for m in found.measurements])
+        grid = Grid(*filled(SETS_HEADINGS, [m.cells() for m in found.measurements]))
         seen = [(f"{m.workload} {m.opt}", m.conditions) for m in found.measurements]
         return Section(found.kind, title, found.provenance(), text, (),
                        [grid, *_conditions(seen)])
@@ -164,7 +165,7 @@ def _random(file: str) -> Section:
 def _peers(file: str) -> Section:
     found = read_contests(file)
     return Section("peers", "Built-in workloads beside the peers", provenance(found), "", (),
-                   [Grid(WORKLOAD_HEADINGS, table_rows(found))], contest_remarks(found))
+                   [Grid(*filled(WORKLOAD_HEADINGS, table_rows(found)))], contest_remarks(found))
 
 
 def _sweep(file: str) -> Section:
@@ -175,7 +176,7 @@ def _sweep(file: str) -> Section:
     return Section("sweep", "Width and batch", provenance(found),
                    "The fastest form of each system and number class.",
                    [sweep_figure(name, contests) for name, contests in groups.items()],
-                   [Grid(WORKLOAD_HEADINGS, table_rows(found))], contest_remarks(found))
+                   [Grid(*filled(WORKLOAD_HEADINGS, table_rows(found)))], contest_remarks(found))
 
 
 def _curves(file: str) -> Section:

@@ -20,8 +20,10 @@ from rawnn.bench.accuracy import (
 )
 from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
+from rawnn.bench.measured import read_measured
 from rawnn.bench.plot import plot_ladder, require_matplotlib
-from rawnn.bench.records import LADDERS, LadderResult, read_measured
+from rawnn.bench.records import LADDERS, LadderResult
+from rawnn.bench.scaling import SCALINGS, ScalingResult
 from rawnn.bench.sets import SETS, SetsResult
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
@@ -29,6 +31,7 @@ from rawnn.cli.floors import floors, show_floors
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import bench_option, peers, random_contests
 from rawnn.cli.report import everything, report
+from rawnn.cli.scaling import scaling, show_scaling
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.cli.suites import ablation, curves, sweep
@@ -212,6 +215,7 @@ bench.add_command(ablation)
 bench.add_command(sweep)
 bench.add_command(curves)
 bench.add_command(floors)
+bench.add_command(scaling)
 bench.add_command(report)
 bench.add_command(everything)
 
@@ -221,9 +225,9 @@ bench.add_command(everything)
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
 def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
-    """Print the table of what --json kept of a ladder, of workloads, toggles or floors."""
-    result: LadderResult | SetsResult | FloorsResult = read_measured(
-        file, {**LADDERS, **SETS, **FLOORS})
+    """Print the table of what --json kept of a ladder, of workloads, toggles, floors or scaling."""
+    result: LadderResult | SetsResult | FloorsResult | ScalingResult = read_measured(
+        file, {**LADDERS, **SETS, **FLOORS, **SCALINGS})
     if isinstance(result, LadderResult):
         _show(result)
         _export(result, markdown_file, plot_file)
@@ -232,6 +236,9 @@ def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
         raise ConfigError(f"--plot draws a ladder, and {file} holds {result.kind}")
     if isinstance(result, FloorsResult):
         show_floors(result, markdown_file)
+        return
+    if isinstance(result, ScalingResult):
+        show_scaling(result, markdown_file)
         return
     show_sets(result, markdown_file)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from rawnn.bench.columns import filled
 from rawnn.bench.peers.arrange import (
     Arrangement,
     chosen,
@@ -141,6 +142,7 @@ def hold(arranged: Arrangement, budget: float | None, json_file: str | None,
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on the screen, however wide."""
+    headings, rows = filled(headings, rows)
     table = Table()
     for heading in headings:
         table.add_column(heading, no_wrap=True)

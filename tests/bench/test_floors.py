@@ -28,8 +28,8 @@ from tests.bench.conftest import GPU
 
 TIMES = {"launch": 2.0, "node": 1.0, "node_whole": 1.25, "node_whole_early": 0.75,
          "grid_barrier": 1.5, "cluster_barrier_8": 0.25, "exchange_8": 0.5}
-RATES = {"read": 4000.0, "write": 4000.0, "copy": 4000.0, "l2_read": 8000.0, "fma": 50.0,
-         "tensor_tf32": 300.0, "tensor_bf16": 600.0}
+RATES = {"host_to_device": 50.0, "read": 4000.0, "write": 4000.0, "copy": 4000.0,
+         "l2_read": 8000.0, "fma": 50.0, "tensor_tf32": 300.0, "tensor_bf16": 600.0}
 
 
 def made(gpu: str = "Some GPU", date: str = "2026-01-01", **more: float) -> FloorsResult:
@@ -40,7 +40,8 @@ def made(gpu: str = "Some GPU", date: str = "2026-01-01", **more: float) -> Floo
     rows += [Floor(name=name, what=name,
                    unit="TFLOP/s" if name in ("fma", "tensor_tf32", "tensor_bf16") else "GB/s",
                    value=spread([rate])) for name, rate in RATES.items()]
-    return FloorsResult(environment=place, multiprocessors=100, timer={}, floors=rows)
+    return FloorsResult(environment=place, multiprocessors=100, l2_bytes=50 << 20, timer={},
+                        floors=rows)
 
 
 @pytest.fixture(autouse=True)
