@@ -55,8 +55,8 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """The partial batch that ends an epoch, and evaluations, are other plans: they stay as they
-    are."""
+    """Evaluations are other plans, and stay as they are. So does the partial batch that ends an
+    epoch, which the op takes in where there are whole ones (rawnn/step/joining.py)."""
     if plan.name != "train":
         return plan, policy
     found = _FORM.fullmatch(str(value))
