@@ -18,6 +18,7 @@ process itself may be older by any amount: a shell that ended in `exec`, a noteb
 if TYPE_CHECKING:
     from rawnn.data import Dataset, from_arrays, load_dataset
     from rawnn.lab import Kernel, array, check, empty, sanitize, sweep, time
+    from rawnn.lab.graph import Graph
     from rawnn.lab.plug import impl
     from rawnn.network.layers import Network
     from rawnn.opts import TOGGLES
@@ -35,6 +36,7 @@ _HOMES = {
     "CsvLog": "rawnn.run.callbacks",
     "Dataset": "rawnn.data",
     "EarlyStopping": "rawnn.run.callbacks",
+    "Graph": "rawnn.lab.graph",
     "Kernel": "rawnn.lab",
     "Listener": "rawnn.run.listener",
     "Model": "rawnn.run.model",
@@ -54,9 +56,9 @@ _HOMES = {
     "train": "rawnn.run.training",
 }
 
-__all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Kernel",
-           "Listener", "Model", "Network", "Plan", "Result", "__version__", "array", "check",
-           "empty", "from_arrays", "impl", "load_dataset", "sanitize", "sweep", "time",
+__all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Graph",
+           "Kernel", "Listener", "Model", "Network", "Plan", "Result", "__version__", "array",
+           "check", "empty", "from_arrays", "impl", "load_dataset", "sanitize", "sweep", "time",
            "train"]
 
 

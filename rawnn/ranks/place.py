@@ -30,7 +30,7 @@ class Place:
     seconds: float = 10.0
 
 
-_VARIABLES = (
+VARIABLES = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -49,7 +49,7 @@ def place_of(environ: Mapping[str, str], parent: int = 0) -> Place | None:
     """
     if environ.get(OFF) == "off":
         return None
-    for launcher, rank, size, local_rank, local_size in _VARIABLES:
+    for launcher, rank, size, local_rank, local_size in VARIABLES:
         if rank not in environ or size not in environ:
             continue
         number, count = _number(environ, rank), _number(environ, size)

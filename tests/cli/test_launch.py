@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from rawnn.cli import launch
+from rawnn.ranks import launcher
 from tests.cli.conftest import Rawnn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def test_ranks_get_what_torchrun_sets(tmp_path: Path) -> None:
     text = f"open(os.path.join({str(tmp_path)!r}, os.environ['RANK']), 'w').write(' '.join(" \
            "os.environ[n] for n in ('WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'," \
            " 'MASTER_ADDR', 'MASTER_PORT')))"
-    assert launch.run(script(text), 3) == 0
+    assert launcher.run(script(text), 3, print) == 0
     found = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
     assert {rank: words[:4] for rank, words in found.items()} == {
         str(rank): ["3", str(rank), "3", "127.0.0.1"] for rank in range(3)}
@@ -34,24 +34,24 @@ def test_ranks_get_what_torchrun_sets(tmp_path: Path) -> None:
 
 
 def test_the_status_is_that_of_the_rank_that_failed() -> None:
-    assert launch.run(script("sys.exit(7 if os.environ['RANK'] == '1' else 0)"), 2) == 7
+    assert launcher.run(script("sys.exit(7 if os.environ['RANK'] == '1' else 0)"), 2, print) == 7
 
 
 def test_a_rank_that_is_killed_is_named_and_the_others_are_ended(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "PATIENCE", 0.3)
+    monkeypatch.setattr(launcher, "PATIENCE", 0.3)
     text = "os.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '2' else time.sleep(60)"
     begun = monotonic()
-    assert launch.run(script(text), 3) == 128 + 9
+    assert launcher.run(script(text), 3, print) == 128 + 9
     assert monotonic() - begun < 20
-    assert capsys.readouterr().err.splitlines() == [
-        "rawnn: rank 2 was ended by SIGKILL",
-        "rawnn: 2 ranks did not end within 0.3 s of it: ended"]
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 2 was ended by SIGKILL",
+        "2 ranks did not end within 0.3 s of it: ended"]
 
 
 def test_signals_reach_the_ranks(tmp_path: Path) -> None:
-    code = "import sys; from rawnn.cli.launch import run; sys.exit(run(sys.argv[1:], 2))"
+    code = "import sys; from rawnn.ranks.launcher import run; sys.exit(run(sys.argv[1:], 2, print))"
     text = f"signal.signal(signal.SIGTERM, lambda *a: sys.exit(5))\n" \
            f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w')\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code, *script(text)],
