@@ -30,7 +30,7 @@ COMMANDS = {
     "bench": "Measure what each optimization is worth on this machine.",
     "compare": "Time sets of toggles beside each other on one network: which is faster?",
     "tune": "Measure which toggles are fastest for a network here, for `best`.",
-    "kernel": "Compile kernels of your own and look at what the compiler made of them.",
+    "kernel": "Compile kernels of your own, see what became of them, check and time them.",
     "doctor": "Say what of CUDA is found, where, and what each toggle lacks; needs no GPU.",
     "launch": "Start several ranks of a command on this host, one for each GPU.",
     "cache": "Show or clear the compiled kernels kept on disk.",

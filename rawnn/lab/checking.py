@@ -17,6 +17,7 @@ from rawnn.lab.guarded import Contents, Image, place
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.problem import Launching, Operand, Problem, Trial, problem_of
 from rawnn.lab.process import runner_for
+from rawnn.lab.rehearsal import NOTE, Rehearsal
 from rawnn.lab.running import Runner
 from rawnn.lab.work import Work
 
@@ -150,6 +151,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     first = problem.trial(every[0], np.random.default_rng(seed), special)
     first.expected()  # what does not fit is said before anything is launched
     runner = runner_for(problem, limit, device)
+    notes = (NOTE,) if isinstance(runner, Rehearsal) else ()
     tried: list[Tried] = []
     try:
         for sizes in every:
@@ -159,7 +161,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
                 break
     finally:
         runner.close()
-    return Checked(problem.label, tuple(tried), len(every))
+    return Checked(problem.label, tuple(tried), len(every), notes)
 
 
 def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.random.Generator,

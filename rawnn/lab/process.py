@@ -16,7 +16,7 @@ from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.problem import Launching, Problem
-from rawnn.lab.running import Here
+from rawnn.lab.rehearsal import Rehearsal, needed
 
 _START = 120.0
 """Seconds for a process to open the GPU and compile its kernel."""
@@ -30,6 +30,8 @@ def runner_for(problem: Problem, limit: float | None, device: Any = None
                ) -> Stopwatch | Apart:
     """What launches the candidate: in this process, or with a `limit` in seconds in one of its own.
     Raises ConfigError for a function with a limit, which cannot be handed to another process."""
+    if needed(problem):
+        return Rehearsal(problem)
     if limit is None:
         return Stopwatch(problem.candidate, problem.parameters, device)
     if not isinstance(problem.candidate, Kernel):
@@ -141,7 +143,7 @@ def _serve_copy(connection: Connection[Any, Any], kernel: Kernel,
     serve(connection, Stopwatch(kernel, parameters))
 
 
-def serve(connection: Connection[Any, Any], here: Here) -> None:
+def serve(connection: Connection[Any, Any], here: Stopwatch) -> None:
     """Answer calls of `here`'s methods till the other side is gone."""
     while True:
         try:

@@ -30,7 +30,7 @@ class Work:
     (floats of whatever type as float64), numbers and sizes. It returns what the kernel writes: one
     array, or {parameter: array} (None for an array that may hold anything). An array that it asks
     for has input in it; one that it does not ask for is poisoned before the launch. As text it is
-    an expression ("a * x + y"), or "file.py:function".
+    an expression ("a * x + y"), a table of them by what is written, or "file.py:function".
 
     `grid`, `block`, `cluster`, `shared` (bytes of dynamic shared memory) are numbers or expressions
     of sizes, values and macros ("cdiv(n, TILE)"; a list for two or three extents), or functions of
@@ -51,7 +51,7 @@ class Work:
     read once and every output written once, and nothing is said of operations.
     """
 
-    reference: Callable[..., Any] | str | None = None
+    reference: Callable[..., Any] | str | Mapping[str, str] | None = None
     grid: Geometry | None = None
     block: Geometry | None = None
     shared: Geometry = 0
@@ -115,11 +115,18 @@ class Reference:
         return self.wants is None or name in self.wants
 
 
-def reference_of(given: Callable[..., Any] | str | None, folder: Path = Path()) -> Reference:
+def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,
+                 folder: Path = Path()) -> Reference:
     """Of a function or of text. Raises ConfigError for one that cannot be called by names."""
     if given is None:
         raise ConfigError("a check needs a reference: a NumPy function of the kernel's parameters "
                           "that returns what it writes, such as lambda x, y, a: a * x + y")
+    if isinstance(given, Mapping):
+        parts = {name: _expression(text) for name, text in given.items()}
+        asked = frozenset().union(*(p.wants or () for p in parts.values()))
+        return Reference(lambda **known: {
+            name: part.call(**{n: known[n] for n in part.wants or ()})
+            for name, part in parts.items()}, asked)
     if isinstance(given, str):
         file, colon, name = given.rpartition(":")
         if colon and file.endswith(".py"):

@@ -46,8 +46,12 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.chdir(tmp_path)
     Path("scale.cu").write_text(SCALE)
-    Path("mine.cu").write_text(blocks("cuda")[0])
+    for block in blocks("cuda"):
+        Path("mine.cu" if "op =" in block else "axpy.cu").write_text(block)
+    arrays.default_device.cache_clear()
+    monkeypatch.setattr(arrays, "open_gpu", lambda ordinal, notify: simulated())
     for line in "".join(blocks("sh")).splitlines():
         words = shlex.split(line)
         assert words[:3] == ["python", "-m", "rawnn"]
         assert run(words[3:]) == 0, capsys.readouterr().err
+    arrays.default_device.cache_clear()

@@ -40,7 +40,12 @@ class Meaning:
     sites: Sequence[tuple[str, Scalars]] | None = None
 
 
-_registered: dict[str, Meaning] = {}
+SET_CONDITION = "rawnn_set_condition"
+"""The kernel by which a user's graph (rawnn.lab.graph) decides on a conditional node: whether
+flag[0] is not 0."""
+
+_registered: dict[str, Meaning] = {
+    SET_CONDITION: Meaning(("flag",), (), {"flag": ("1",)}, lambda t, a: None)}
 
 
 def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
@@ -52,6 +57,11 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     `boxes` are as in rawnn.ptx.table.KernelImpl, None leaves boxes unchecked.
     """
     _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
+
+
+def forget(name: str) -> None:
+    """A user's kernel has no meaning any more."""
+    _registered.pop(name, None)
 
 
 def meaning_of(source: str, name: str) -> Meaning | None:
