@@ -142,6 +142,18 @@ def test_sharded_updates_equal_whole_ones(opt: str, optimizer: Optimizer) -> Non
         assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("more", ["", ",fuse,mma", ",fuse,bf16,mma", ",cublas,fuse"])
+def test_sharded_in_several_buckets(more: str) -> None:
+    """Layers are updated while those below are still passed back."""
+    layers, data = (20, 600, 520, 6), random_dataset(20, 6, train=16, test=4)
+    opt = f"preload,graphs=epoch,streams{more}"
+    found = on_simulated(f"{opt},nccl=sharded:1", layers, data, BATCH, 2)
+    assert len(found[0].work.train.find(kind="reduce_scatter")) == 2
+    whole = on_simulated(f"{opt},nccl=1", layers, data, BATCH, 2)[0]
+    for name, array in whole.state.items():
+        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+
+
 def test_what_sharded_ranks_left_others_go_on_with() -> None:
     opt, options = "preload,graphs=epoch,fuse", {
         "shuffle": True, "partial": True, "optimizer": Optimizer("adam", 1e-2)}

@@ -55,6 +55,11 @@ def test_there_are_edges_of_every_sort(opt: str) -> None:
     assert kinds == {(True, True), (True, False), (False, True)}
 
 
+@pytest.mark.parametrize("opt", OPTS)
+def test_with_every_edge_they_train(opt: str) -> None:
+    assert not [each for each in tried(opt, LAYERS, DATA, 4, 2) if isinstance(each, Exception)]
+
+
 @pytest.mark.parametrize(("opt", "edge"), EDGES if FULL else EDGES[::4])
 def test_an_edge_of_a_collective_that_is_left_out_is_noticed(
         opt: str, edge: tuple[int, int]) -> None:
