@@ -130,6 +130,17 @@ struct Product {
     }
   }
 
+  // to += x y in float32: a tensor core cuts its sums off, and so drifts where it goes on with one
+  // for many steps (up to nine times float32's error in tests/onchip/arithmetic.py's model of it);
+  // here it adds up one step, and the sum of the steps is rounded.
+  static __device__ __forceinline__ void add_rounded(float (&to)[4], const unsigned int (&x)[4],
+                                                     const unsigned int (&y)[2]) {
+    float fresh[4];
+    ptx::multiply_from_zero(fresh, x, y[0], y[1]);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) to[q] += fresh[q];
+  }
+
   static __device__ __forceinline__ unsigned int pack(float low, float high) {
     if constexpr (SHAPE::kNumbers == kFloat16) return ptx::pack_f16(low, high);
     return ptx::pack_bf16(low, high);
@@ -179,7 +190,13 @@ struct Product {
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
-      for (int j = 0; j < NT; ++j) mma(sum[chain][i][j], high_a[i], high_b[j]);
+      for (int j = 0; j < NT; ++j) {
+        if constexpr (SHAPE::kNumbers == kFloat32) {
+          add_rounded(sum[chain][i][j], high_a[i], high_b[j]);
+        } else {
+          mma(sum[chain][i][j], high_a[i], high_b[j]);
+        }
+      }
     }
   }
 
@@ -309,7 +326,7 @@ struct Product {
           unsigned int high[2], low[2];
           ptx::split_tf32(both.x, high[0], low[0]);
           ptx::split_tf32(both.y, high[1], low[1]);
-          mma(high_sum[j], ones, high);
+          add_rounded(high_sum[j], ones, high);
           mma(low_sum[j], ones, low);
         }
       }
