@@ -47,7 +47,8 @@ def main() -> None:
         rawnn.check(kernel, work, trials=3).require()
         # The simulated GPU computes the reference in the kernel's place.
         right = "right" if asked.device == "gpu" else "its description fits"
-        print(f"{path.stem}: {right}; {uses.registers} registers, {uses.shared:,} B of shared memory")
+        print(f"{path.stem}: {right}; {uses.registers} registers, {uses.shared:,} B of shared "
+              f"memory")
         if asked.device == "gpu":
             timed = rawnn.time(kernel, work, at={**LARGE[asked.topic], **given})
             took = timed.cold.us.median
