@@ -1,6 +1,6 @@
 """results/kernels.json says what every kernel uses: it has them all, and what it says is so.
 Compiling needs NVRTC, no GPU; of sources that are as recorded each instance is compiled for one
-architecture (tools/kernel_table.py)."""
+architecture by the tool's check (tools/kernel_table.py), and a third of them here."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 from rawnn import ptx
 from rawnn.errors import MissingLibrary
+from tests.engine import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,8 +74,13 @@ def test_every_kernel_in_the_sources_is_an_instance() -> None:
 def test_kernels_use_what_the_table_says(archs: list[str], arch: str) -> None:
     if arch not in archs:
         pytest.skip(f"this NVRTC does not know {arch}")
-    found = tool.measure_all(tool.to_check(RECORD, [arch]), processes=1)
-    assert len(found) > 20
+    wanted = tool.to_check(RECORD, [arch])
+    if not FULL:  # the tool's check, which CI runs, takes them all
+        version = tool.compiler()
+        wanted = [pair for n, pair in enumerate(wanted)
+                  if n % 3 == 0 or not tool.is_current(RECORD, pair[0].source, *version)]
+    found = tool.measure_all(wanted, processes=1)
+    assert len(found) > (20 if FULL else 6)
     assert tool.complaints(found, RECORD, *tool.compiler()) == []
 
 
