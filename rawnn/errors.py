@@ -11,6 +11,8 @@ class RawnnError(Exception):
     """Base of every error that rawnn raises on purpose."""
 
     exit_code = 1
+    speaks = True
+    """Whether the command line says it: of several ranks one does."""
 
 
 class ConfigError(RawnnError):
@@ -41,6 +43,14 @@ class OutOfMemory(DeviceError):
 
 class CompileError(DeviceError):
     """NVRTC refused a kernel; carries the numbered source lines, options and version."""
+
+
+class RanksError(RawnnError):
+    """Another rank of the run is lost, differs, or never came; says which."""
+
+    def __init__(self, said: str, speaks: bool = True) -> None:
+        super().__init__(said)
+        self.speaks = speaks
 
 
 class TrainingDiverged(RawnnError):

@@ -19,6 +19,7 @@ ROOT = Path(rawnn.__file__).parent
 ROOMS = (
     # What knows of nothing, or of errors.
     "version", "errors", "common", "device.target", "run.listener", "run.interrupts", "run.policy",
+    "ranks",
     # What is trained, as data; "network" itself is but a docstring.
     "network", "network.workloads", "network.activations", "network.optimizers",
     "network.schedules", "step", "network.losses", "network.layers", "run.config",
@@ -29,8 +30,8 @@ ROOMS = (
     "device.sim",
     # A run.
     "data", "run.machine", "data.source", "runners", "tuning", "run.result", "run.checkpoint",
-    "run.taken", "run.state_dict", "run.model", "run.export", "run.callbacks", "run.loop",
-    "run.training", "run",
+    "run.taken", "run.state_dict", "run.model", "run.export", "run.callbacks", "run.parallel",
+    "run.loop", "run.training", "run",
     # What people use.
     "doctor", "lab", "bench", "cli",
 )  # fmt: skip

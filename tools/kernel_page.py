@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rawnn.opts import TOGGLES
 from rawnn.ptx.family import FAMILIES, Family
+from rawnn.ptx.floors import Probe
 from rawnn.ptx.table import Key, key_of
 from tests.catalogue import Case
 
@@ -51,6 +52,9 @@ family, with their measured worth on their pages; kernels of "every run" need no
 are float32, tensor cores round them to tf32, unless they multiply by 3 x tf32.
 """
 
+FLOORS = "What a GPU's limits are measured with"
+FLOORS_SUMMARY = "one thing each, as fast as the GPU can: what times are compared with"
+
 PERSISTENT = """\
 ## Written for a network: `persistent`
 
@@ -73,8 +77,10 @@ written anew: [testing](../../docs/testing.md#what-ci-runs).
 """
 
 
-def render(record: Mapping[str, Any], launched: Mapping[Any, Iterable[Case]]) -> str:
-    """The page; `launched` are the instances that the engine can ask for, with the ops they run."""
+def render(record: Mapping[str, Any], launched: Mapping[Any, Iterable[Case]],
+           probes: Sequence[Probe]) -> str:
+    """The page; `launched` are the instances that the engine can ask for, with the ops they run,
+    `probes` those that no op runs."""
     needed = _needed(launched)
     known = [name for names in PARTS.values() for name in names]
     parts = {**PARTS, OTHERS: sorted(FAMILIES.keys() - known)}
@@ -83,6 +89,7 @@ def render(record: Mapping[str, Any], launched: Mapping[Any, Iterable[Case]]) ->
     for title, names in parts.items():
         lines = [_line(FAMILIES[name], record, needed[name]) for name in names if name in needed]
         blocks += [f"## {title}", "\n".join([*COLUMNS, *lines])]
+    blocks += [f"## {FLOORS}", "\n".join([*COLUMNS, _probes_line(probes, record)])]
     blocks += [PERSISTENT.format(pages=TOGGLE_PAGES), TAIL.format(
         count=sum(map(len, record["kernels"].values())), versions=versions,
         architectures=", ".join(record["architectures"]))]
@@ -110,7 +117,22 @@ def _needed(launched: Mapping[Any, Iterable[Case]]) -> dict[str, set[str]]:
 
 def _line(family: Family, record: Mapping[str, Any], toggles: set[str]) -> str:
     names = {kernel.name for kernel in family.kernels.values()}
-    entries = {expression: entry for source in family.sources
+    worth = ", ".join(f"[{t}]({TOGGLE_PAGES}/{t}.md#measured-worth)" for t in sorted(toggles))
+    ops = ", ".join(f"`{kind}`" for kind in dict.fromkeys(key.kind for key in family.kernels))
+    return _row(family.name, _module(family), family.summary, ops, family.sources, names, record,
+                worth or "every run")
+
+
+def _probes_line(probes: Sequence[Probe], record: Mapping[str, Any]) -> str:
+    return _row("floors", "floors.py", FLOORS_SUMMARY, "none",
+                tuple(dict.fromkeys(p.source for p in probes)), {p.name for p in probes}, record,
+                "none: `rawnn bench floors`")
+
+
+def _row(name: str, module: str, summary: str, ops: str, sources: Sequence[str], names: set[str],
+         record: Mapping[str, Any], toggles: str) -> str:
+    """A line of a table: the kernels `names` in some sources."""
+    entries = {expression: entry for source in sources
                for expression, entry in record["kernels"].get(source, {}).items()
                if expression.partition("<")[0] in names}
     cells = [(expression, cell) for expression, entry in entries.items()
@@ -120,17 +142,14 @@ def _line(family: Family, record: Mapping[str, Any], toggles: set[str]) -> str:
     worst = max((cell[2:] for _, cell in cells if cell[2:]), default=None)
     arguments = {argument for expression in entries
                  for argument in re.split(r"[<>,]", expression)[1:]}
-    numbers = list(dict.fromkeys(said for name, said in TYPES.items() if name in arguments))
-    worth = ", ".join(f"[{t}]({TOGGLE_PAGES}/{t}.md#measured-worth)" for t in sorted(toggles))
-    sources = ", ".join(f"[{source}]({source})" for source in family.sources)
-    module = _module(family)
+    numbers = list(dict.fromkeys(said for word, said in TYPES.items() if word in arguments))
+    listed = ", ".join(f"[{source}]({source})" for source in sources)
     return " | ".join((
-        f"| [{family.name}]({module}) ({sources})", family.summary,
-        ", ".join(f"`{kind}`" for kind in dict.fromkeys(key.kind for key in family.kernels)),
+        f"| [{name}]({module}) ({listed})", summary, ops,
         ", ".join(numbers) or "float32", _gpus(list(entries.values()), record), str(len(entries)),
         "-".join(str(n) for n in sorted({min(registers), max(registers)})),
         f"{len(spilled)}, at most {worst[0]} + {worst[1]} B" if worst else "0",
-        worth or "every run")) + " |"
+        toggles)) + " |"
 
 
 def _module(family: Family) -> str:

@@ -15,8 +15,8 @@ NVRTC than the recorded one everything is compiled, and only spills must not be 
 
 Needs NVRTC and no GPU. Which template instances there are is asked of the engine:
 tests/catalogue.py applies the toggles to networks, and each kernel that an op of the resulting
-plans is lowered to is an instance. Kernels that `persistent` writes for a network are not among
-them.
+plans is lowered to is an instance; those that limits are measured with are added. Kernels that
+`persistent` writes for a network are not among them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ from rawnn.device.compiling.compile import compile_source  # noqa: E402
 from rawnn.device.compiling.resources import SM_LIMITS, resource_usage, spills  # noqa: E402
 from rawnn.device.cuda.errors import check  # noqa: E402
 from rawnn.device.cuda.nvrtc import Nvrtc  # noqa: E402
+from rawnn.device.target import known  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
+from rawnn.ptx.floors import PROBES, Probe  # noqa: E402
 from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
 from rawnn.ptx.linear import MAX_FUSED_CLASSES  # noqa: E402
 from rawnn.ptx.table import key_of  # noqa: E402
@@ -105,6 +107,12 @@ def launched() -> dict[Instance, tuple[Case, ...]]:
     return {_instance(*key, group): tuple(group) for key, group in found.items()}
 
 
+@cache
+def probed() -> dict[Instance, Probe]:
+    """The instances that no op runs: what `rawnn bench floors` measures a GPU's limits with."""
+    return {Instance(p.source, p.expression, p.threads, p.shared): p for p in PROBES}
+
+
 def _instance(source: str, expression: str, group: list[Case]) -> Instance:
     threads = dynamic = 0
     for case in group:
@@ -116,14 +124,16 @@ def _instance(source: str, expression: str, group: list[Case]) -> Instance:
 
 
 def instances() -> list[Instance]:
-    """Every template instance the engine can ask for, in the order of the record."""
-    return sorted(launched(), key=lambda i: (
+    """Every template instance that can be asked for, in the order of the record."""
+    return sorted([*launched(), *probed()], key=lambda i: (
         i.source, [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", i.expression)]))
 
 
 def runs_on(instance: Instance, arch: str) -> bool:
     """Whether a GPU of the architecture can be asked for the instance."""
     machine = Machine(None, (int(arch[3:-1]), int(arch[-1])), 13000, lambda package: True)
+    if instance in probed():
+        return not probed()[instance].lacks(known(machine.compute_capability))
     return any(_legal(case.opt, machine.compute_capability) for case in launched()[instance])
 
 
@@ -151,7 +161,8 @@ def digest(source: str) -> str:
 def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
     """Compile the instances of one source for `arch`; what each uses, by expression."""
     impls = [impl for impl in KERNELS.values() if impl.source == source]
-    target = arch + "a" if any(impl.specific for impl in impls) else arch
+    probes = [probe for probe in PROBES if probe.source == source]
+    target = arch + "a" if any(k.specific for k in (*impls, *probes)) else arch
     built = compile_source(
         Nvrtc, ptx.source_path(source).read_text(), name=source, arch=target,
         expressions=[i.expression for i in wanted],
@@ -343,7 +354,7 @@ def main() -> int:
         # Other architectures than the tests take (tests/ptx/test_kernel_table.py).
         found = measure_all(to_check(record, archs, turn=1))
         said = differences(record) + complaints(found, record, major, version)
-        if kernel_page.PAGE.read_text() != kernel_page.render(record, launched()):
+        if kernel_page.PAGE.read_text() != kernel_page.render(record, launched(), PROBES):
             said.append(f"{kernel_page.PAGE.relative_to(ROOT)} is not the summary of the record")
         for sentence in said:
             print(f"{sentence}; look at the kernel, or write the record anew with "
@@ -363,7 +374,7 @@ def main() -> int:
                  if runs_on(i, arch)} for i in instances()}
     record = joined(instances(), every, record, major, version)
     RECORD.write_text(text_of(record))
-    kernel_page.PAGE.write_text(kernel_page.render(record, launched()))
+    kernel_page.PAGE.write_text(kernel_page.render(record, launched(), PROBES))
     print(f"{RECORD.relative_to(ROOT)}: {len(instances())} kernels, "
           f"{sum(map(len, found.values()))} compiled with NVRTC {version}")
     return 0

@@ -11,6 +11,7 @@ each GPU, all of it from one run of `rawnn bench toggles --json results/toggles-
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,10 +24,11 @@ sys.path.insert(0, str(ROOT))
 from rawnn.bench.figures import random_figure, standalone  # noqa: E402
 from rawnn.bench.peers import summary, workload_table  # noqa: E402
 from rawnn.bench.peers.records import OURS, read_contests  # noqa: E402
-from rawnn.bench.plot import plot_ladder  # noqa: E402
+from rawnn.bench.plot import plot_ladder, plot_scaling  # noqa: E402
 from rawnn.bench.records import read_ladder  # noqa: E402
+from rawnn.bench.scaling import read_scaling  # noqa: E402
 from rawnn.bench.sets import SetsResult, read_sets  # noqa: E402
-from rawnn.bench.table import HEADINGS, provenance, rows  # noqa: E402
+from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
 from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
@@ -34,6 +36,7 @@ from rawnn.opts.registry import Toggle  # noqa: E402
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
 NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
+NOT_YET = "Not measured by `bench scaling` yet.\n"
 PICTURED = ("float32 against tf32", "fastest against fastest")
 """The classes in the picture of the random draw: what the other systems take for float32 unless
 told otherwise, and whatever is fastest on both sides."""
@@ -43,13 +46,7 @@ SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
 def ladder() -> str:
     """The ladder, less the comparison with the reference, and where it was measured."""
     found = read_ladder(RESULTS / "ladder-h200.json")
-    shown = [n for n, heading in enumerate(HEADINGS) if heading != "reference"]
-    lines = ["| " + " | ".join(HEADINGS[n] for n in shown) + " |",
-             "|" + "|".join("---:" if 0 < n < 6 else "---" for n in shown) + "|"]
-    for row in rows(found):
-        cells = row.cells()
-        lines.append("| " + " | ".join(
-            [f"`{cells[0]}`", *(cells[n] for n in shown[1:])]) + " |")
+    lines = markdown_rows(found, ("reference",))
     machine, clocks, _, runs = provenance(found)
     return "\n".join([*lines, "", f"{machine}; {clocks}; {runs}.", ""])
 
@@ -113,11 +110,31 @@ def worth(toggle: Toggle, measured: Sequence[SetsResult]) -> str:
             f"{markdown(toggle, [newest[machine] for machine in sorted(newest)])}")
 
 
+def float32_error() -> str:
+    """How far float32 on the chip is from float64, beside NumPy's."""
+    kept = json.loads((RESULTS / "float32-error.json").read_text(encoding="utf-8"))
+    worst, median, draws = kept["worst"], kept["median"], kept["draws"]
+    far = max(draws, key=lambda row: float(row["gradient"]))
+    return (f"Of {len(draws)} networks drawn at random, one step's change of the weights, as "
+            f"stored in float32, is\nat most **{worst['update']:.2f} times** as far from float64 "
+            f"as NumPy's in float32 is; the gradients that it is made of,\nin which storing hides "
+            f"nothing, at most **{worst['gradient']:.2f} times**, in the median "
+            f"{median['gradient']:.2f} times. The worst:\n{far['what']}.\n")
+
+
+def scaling() -> str:
+    """How training scales over ranks, once somebody has measured it."""
+    path = RESULTS / "scaling-h200.json"
+    return read_scaling(path).markdown() if path.exists() else NOT_YET
+
+
 BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"random": random_headline, "ladder": ladder},
     "docs/peers.md": {"random": random_whole, "workloads": peers_of_workloads},
     "docs/workloads.md": {"h200": workloads("workloads-h200.json"),
                           "h100": workloads("workloads-h100.json")},
+    "docs/toggles/persistent.md": {"float32": float32_error},
+    "docs/scaling.md": {"scaling": scaling},
 }
 """Page -> name of a block in it -> what makes its text."""
 
@@ -140,6 +157,11 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
 """File -> what draws it."""
 
 
+if (RESULTS / "scaling-h200.json").exists():
+    PICTURES = {**PICTURES, "results/scaling.svg": lambda path: plot_scaling(
+        read_scaling(RESULTS / "scaling-h200.json"), path)}
+
+
 def filled(text: str, blocks: Mapping[str, str]) -> str:
     """A page with new text in its blocks. Raises ValueError for a block that it does not have, or
     has more than once."""
@@ -160,8 +182,9 @@ def pages() -> dict[str, str]:
     measured = measured_toggles()
     blocks = {page: {name: make() for name, make in made.items()}
               for page, made in BLOCKS.items()}
-    blocks |= {f"{TOGGLE_PAGES}/{toggle.name}.md": {"worth": worth(toggle, measured)}
-               for toggle in TOGGLES.values()}
+    for toggle in TOGGLES.values():
+        page = blocks.setdefault(f"{TOGGLE_PAGES}/{toggle.name}.md", {})
+        page["worth"] = worth(toggle, measured)
     return {page: filled((ROOT / page).read_text(encoding="utf-8"), made)
             for page, made in blocks.items()}
 

@@ -1,4 +1,5 @@
-"""Why a step takes as long as it does: its launches and the bytes that they move."""
+"""Why a step takes as long as it does: its launches, the bytes that they move, and what no program
+could do without."""
 
 from __future__ import annotations
 
@@ -6,54 +7,49 @@ from typing import Any
 
 import msgspec
 
+from rawnn.bench.costing import Bound, least_time
+from rawnn.bench.floors import kept
+from rawnn.bench.moved import least, moved
+from rawnn.run.machine import Opened
 from rawnn.runners.base import Work
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
+
+NO_FLOORS = "x floor: left out, as no limits of this GPU with this driver are kept; `python -m " \
+            "rawnn bench floors` measures them"
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """`launches` of kernels, library calls and copies a step; `bytes` that they read and write by
     the plan, a tensor counted as often as an op touches it (what a library keeps for itself is not
-    known); `least_bytes` that any program must
-    move: each example and its answer once, parameters and optimizer state read and written once.
-    `nodes` of the graph, None without one."""
+    known); `least_bytes` that any program must move: each example and its answer once, parameters
+    and optimizer state read and written once. `nodes` of the graph, None without one; `steps` of an
+    epoch. `floor` is the least time of a step by this GPU's limits, None where they are not kept.
+    """
 
     launches: float
     bytes: int
     least_bytes: int
     nodes: int | None = None
+    steps: int = 0
+    floor: Bound | None = None
 
 
-def footprint(work: Work, facts: dict[str, Any]) -> Footprint:
+def footprint(work: Work, facts: dict[str, Any], opened: Opened) -> Footprint:
     """Of a run's measured step; `facts` are what its runner describes."""
     plan = work.train
     return Footprint(launches=len(plan.ops) / plan.steps, bytes=moved(plan) // plan.steps,
-                     least_bytes=least(plan) // plan.steps, nodes=facts.get("graph_nodes"))
+                     least_bytes=least(plan) // plan.steps, nodes=facts.get("graph_nodes"),
+                     steps=work.updates, floor=_floor(work, opened))
 
 
-def moved(plan: Plan) -> int:
-    """Bytes that all ops of a plan read and write."""
-    return sum(_touched(plan, name) for op in plan.ops for name, _ in (*op.reads, *op.writes)
-               if name != op.operands.get("workspace"))
+def _floor(work: Work, opened: Opened) -> Bound | None:
+    device = opened.device
+    found = kept(device.info.name, device.info.driver) if device else None
+    return least_time(work.train, found.result) if found else None
 
 
-def least(plan: Plan) -> int:
-    """Bytes that no order of the same work could do without: what each step brings anew, and what
-    it changes, read and written."""
-    names = {name for op in plan.ops for name, _ in (*op.reads, *op.writes)}
-    data = sum(_touched(plan, name) * plan.steps for name in names
-               if plan[name].role in (Role.DATA, Role.HOST))
-    kept = sum(plan[name].nbytes for name in names
-               if plan[name].role in (Role.PARAMETER, Role.STATE))
-    return data + 2 * kept
-
-
-def _touched(plan: Plan, name: str) -> int:
-    """Bytes of a tensor that one op touches: of the data set the rows of a batch, of metrics and
-    of the order of examples as many elements as it works on."""
-    tensor = plan[name]
-    if tensor.role in (Role.DATA, Role.HOST):
-        return tensor.nbytes // max(tensor.shape[0], 1) * plan.batch
-    if tensor.role is Role.METRIC:
-        return tensor.nbytes // max(tensor.shape[0], 1)
-    return min(tensor.nbytes, 4 * plan.batch) if name == "order" else tensor.nbytes
+def x_floor(us: float | None, print_: Footprint | None) -> str:
+    """How many times the least time a step took; "" where that is not known."""
+    if us is None or print_ is None or print_.floor is None or print_.floor.us <= 0:
+        return ""
+    factor = us / print_.floor.us
+    return f"{factor:.2f}" if factor < 10 else f"{factor:.0f}"

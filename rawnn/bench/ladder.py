@@ -29,6 +29,7 @@ from rawnn.data import Dataset, load_dataset
 from rawnn.data.source import check_fit, settled
 from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
 from rawnn.opts import TOGGLES
+from rawnn.opts.own import is_op, toggle
 from rawnn.opts.presets import PRESETS
 from rawnn.run.config import Config
 from rawnn.run.machine import Opened, open_device
@@ -68,13 +69,14 @@ class _Step:
 def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_RUNGS,
                on_progress: Callable[[Progress], None] = lambda progress: None, *,
                notify: Callable[[str], None] = lambda message: None,
-               data: Dataset | None = None, oracle: Oracle | None = None) -> LadderResult:
+               data: Dataset | None = None, oracle: Oracle | None = None,
+               base: Sequence[str] = BASE) -> LadderResult:
     """Measure every rung `repeats` times, interleaved, on one opened device.
 
     Repeat r trains every rung with seed `config.seed` + r. `rungs` are toggles as after --opt, each
     added to those of the rungs before; one rung may add several ("fuse+cublas"); a preset ("best")
-    replaces them. The baseline (BASE) is always run first; `config.opt` plays no part. What a rung
-    adds is not carried on to later rungs where this rung cannot run.
+    replaces them. The baseline, of the toggles `base`, is always run first; `config.opt` plays no
+    part. What a rung adds is not carried on to later rungs where this rung cannot run.
 
     A rung that fails or cannot run is recorded with the reason and the others go on; Ctrl-C ends
     the ladder, which is returned as far as it got. Raises ConfigError for rungs that do not exist,
@@ -88,7 +90,7 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
     config, _ = settled(config, data)
     opened = open_device(config.device, notify)
     try:
-        ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify)
+        ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify, base)
         ladder.run(on_progress)
         return ladder.result()
     finally:
@@ -110,12 +112,12 @@ def check_words(words: Sequence[str], where: str) -> None:
         name, _, value = word.strip().removeprefix("-").partition("=")
         if not name or (name in PRESETS and not value):
             continue
-        if name not in TOGGLES:
+        if name not in TOGGLES and not is_op(name):
             known = (*TOGGLES, *PRESETS)
             raise ConfigError(f"{where}: no toggle is called '{name}'" + (
                 nearest(name, known) or f"; the toggles are {', '.join(known)}"))
         if not word.startswith("-"):
-            TOGGLES[name].parse(value if "=" in word else None)
+            toggle(name).parse(value if "=" in word else None)
 
 
 def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
@@ -140,13 +142,14 @@ def _opt(words: Sequence[str]) -> str:
 
 class _Ladder:
     def __init__(self, config: Config, repeats: int, rungs: Sequence[str], data: Dataset,
-                 opened: Opened, oracle: Oracle | None, notify: Callable[[str], None]) -> None:
+                 opened: Opened, oracle: Oracle | None, notify: Callable[[str], None],
+                 on: Sequence[str]) -> None:
         self._repeats, self._data, self._opened, self._oracle = repeats, data, opened, oracle
         self._listener = _Quiet(notify)
         self._notes: list[str] = []
         self._interrupted = False
         self._libraries: dict[str, str] = {}
-        base: tuple[str, ...] = BASE
+        base = tuple(on)
         steps = [(name, tuple(name.split("+"))) for name in rungs]
         self._clocks, self._watch = sampler_of(opened), Watch.of(opened)
         if opened.device is None:
@@ -217,7 +220,7 @@ class _Ladder:
             with Session(config, self._listener, data=self._data, opened=self._opened) as session:
                 with self._watch.during() as seen:
                     result = session.run()
-                traces = seen.conditions, footprint(session.work, result.facts)
+                traces = seen.conditions, footprint(session.work, result.facts, self._opened)
         except RawnnError:
             with suppress(RawnnError):  # the first failure is the one to tell of
                 self._release()

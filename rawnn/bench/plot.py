@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rawnn.bench.records import LadderResult
+from rawnn.bench.scaling import SYSTEMS, ScalingResult
 from rawnn.bench.table import Row, milliseconds, rows, times_text
 from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError, MissingLibrary
 
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "rawnn", "font.family": "sans-serif"}
 BAR, BASE_BAR, INK = "#3b6ea5", "#9aa5b1", "#333333"
 
 
@@ -40,17 +42,56 @@ def plot_ladder(ladder: LadderResult, path: str | os.PathLike[str]) -> None:
     measured = [row for row in rows(ladder) if row.rung.average_epoch_ms]
     if not measured:
         raise ConfigError("no rung was measured, so there is nothing to plot")
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rawnn",
-                                "font.family": "sans-serif"}):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 1.4 + 0.38 * len(measured)), layout="constrained")
         _draw(figure.add_subplot(), measured, ladder)
-        content = io.BytesIO()
-        ending = Path(path).suffix.lstrip(".").lower() or "svg"
-        try:
-            figure.savefig(content, format=ending, dpi=150,
-                           metadata={"Date": None} if ending == "svg" else None)
-        except ValueError as error:
-            raise ConfigError(f"cannot plot to {path}: {error}") from None
+        _write(figure, path)
+
+
+def plot_scaling(result: ScalingResult, path: str | os.PathLike[str]) -> None:
+    """Write speed-ups (examples a second over those of one rank) against ranks, strong scaling on
+    the left and weak on the right, a line for each workload and system; perfect scaling is dotted.
+
+    The same result gives the same bytes of SVG. Raises ConfigError if nothing was measured on
+    several ranks, MissingLibrary, RawnnError.
+    """
+    matplotlib = require_matplotlib()
+    from matplotlib.figure import Figure
+
+    lines: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
+    for point in result.points:
+        if (ratio := result.speed_up(point)) is not None:
+            key = point.scaling, point.workload, SYSTEMS[point.system]
+            lines.setdefault(key, []).append((point.ranks, ratio))
+    most = max((n for line in lines.values() for n, _ in line), default=1)
+    if most == 1:
+        raise ConfigError("nothing was measured on several ranks, so there is nothing to plot")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.0, 3.6), layout="constrained")
+        for axes, scaling in zip(figure.subplots(1, 2, sharey=True), ("strong", "weak"),
+                                 strict=True):
+            axes.plot([1, most], [1, most], ":", color=BASE_BAR)
+            for (kind, workload, system), line in lines.items():
+                if kind == scaling:
+                    axes.plot(*zip(*line, strict=True), marker="o", label=f"{workload}, {system}",
+                              linestyle="-" if system == SYSTEMS["rawnn"] else "--")
+            axes.set_xticks(sorted({n for line in lines.values() for n, _ in line}))
+            axes.set_xlabel("ranks")
+            axes.set_title(f"{scaling} scaling", loc="left", fontsize=11)
+            axes.grid(color="#dddddd")
+        figure.axes[0].set_ylabel("speed-up")
+        figure.axes[0].legend(fontsize=8)
+        _write(figure, path)
+
+
+def _write(figure: Any, path: str | os.PathLike[str]) -> None:
+    content = io.BytesIO()
+    ending = Path(path).suffix.lstrip(".").lower() or "svg"
+    try:
+        figure.savefig(content, format=ending, dpi=150,
+                       metadata={"Date": None} if ending == "svg" else None)
+    except ValueError as error:
+        raise ConfigError(f"cannot plot to {path}: {error}") from None
     write_atomically(path, content.getvalue())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -17,9 +16,9 @@ from rawnn.bench.accuracy import Oracle
 from rawnn.bench.clocks import ClockSample, summarize
 from rawnn.bench.conditions import Conditions, merged
 from rawnn.bench.footprint import Footprint
+from rawnn.bench.measured import read_measured
 from rawnn.bench.statistics import Spread, mean_std, spread
 from rawnn.common.files import write_atomically
-from rawnn.errors import ConfigError
 from rawnn.run.config import Config
 from rawnn.run.machine import Opened
 from rawnn.run.result import Environment, Result, environment
@@ -188,33 +187,6 @@ def read_ladder(path: str | os.PathLike[str]) -> LadderResult:
     """Read what `write_json` wrote. Raises ConfigError for anything else."""
     ladder: LadderResult = read_measured(path, LADDERS)
     return ladder
-
-
-def read_measured(path: str | os.PathLike[str],
-                  kinds: Mapping[str, tuple[type[Any], int]]) -> Any:
-    """Read a measurement that `rawnn bench` kept. `kinds` gives the type and the schema version of
-    each kind that is read. Raises ConfigError for anything else."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        head = msgspec.json.decode(content, type=_Head)
-        if head.kind not in kinds:
-            raise ConfigError(f"{path} holds a measurement of the kind '{head.kind}'; what can be "
-                              f"read here: {', '.join(kinds)}")
-        type_, version = kinds[head.kind]
-        if head.schema_version != version:
-            raise ConfigError(f"{path} holds '{head.kind}' of schema version "
-                              f"{head.schema_version}, and this rawnn reads {version}")
-        return msgspec.json.decode(content, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a measurement that rawnn wrote: {error}") from None
-
-
-class _Head(msgspec.Struct):
-    kind: str
-    schema_version: int
 
 
 def schema() -> dict[str, Any]:

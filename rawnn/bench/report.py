@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from rawnn.bench.columns import filled
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.curves import read_curves
 from rawnn.bench.figures import (
@@ -21,6 +22,8 @@ from rawnn.bench.figures import (
     random_figure,
     sweep_figure,
 )
+from rawnn.bench.floors import HEADINGS as FLOORS_HEADINGS
+from rawnn.bench.floors import read_floors
 from rawnn.bench.peers.records import Contest, read_contests
 from rawnn.bench.peers.summary import HEADINGS as SUMMARY_HEADINGS
 from rawnn.bench.peers.summary import (
@@ -127,7 +130,7 @@ def _with_own_anchors(sections: Sequence[Section]) -> list[Section]:
 
 def _ladder(file: str) -> Section:
     found = read_ladder(file)
-    grid = Grid(LADDER_HEADINGS, [row.cells() for row in rows(found)])
+    grid = Grid(*filled(LADDER_HEADINGS, [row.cells() for row in rows(found)]))
     seen = [(r.name, r.conditions) for r in found.rungs]
     return Section("ladder", "The ladder", "; ".join([*ladder_provenance(found)]),
                    "The same training with one optimization more at every rung.",
@@ -140,7 +143,7 @@ def _sets(title: str, text: str) -> Callable[[str], Section]:
             found = msgspec.json.decode(Path(file).read_bytes(), type=SetsResult)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{file} is no results file of rawnn bench: {error}") from None
-        grid = Grid(SETS_HEADINGS, [m.cells() for m in found.measurements])
+        grid = Grid(*filled(SETS_HEADINGS, [m.cells() for m in found.measurements]))
         seen = [(f"{m.workload} {m.opt}", m.conditions) for m in found.measurements]
         return Section(found.kind, title, found.provenance(), text, (),
                        [grid, *_conditions(seen)])
@@ -162,7 +165,7 @@ def _random(file: str) -> Section:
 def _peers(file: str) -> Section:
     found = read_contests(file)
     return Section("peers", "Built-in workloads beside the peers", provenance(found), "", (),
-                   [Grid(WORKLOAD_HEADINGS, table_rows(found))], contest_remarks(found))
+                   [Grid(*filled(WORKLOAD_HEADINGS, table_rows(found)))], contest_remarks(found))
 
 
 def _sweep(file: str) -> Section:
@@ -173,7 +176,7 @@ def _sweep(file: str) -> Section:
     return Section("sweep", "Width and batch", provenance(found),
                    "The fastest form of each system and number class.",
                    [sweep_figure(name, contests) for name, contests in groups.items()],
-                   [Grid(WORKLOAD_HEADINGS, table_rows(found))], contest_remarks(found))
+                   [Grid(*filled(WORKLOAD_HEADINGS, table_rows(found)))], contest_remarks(found))
 
 
 def _curves(file: str) -> Section:
@@ -186,6 +189,16 @@ def _curves(file: str) -> Section:
         "same work.", [curves_figure(name, found) for name in found.steps],
         remarks=[f"{c.workload}: {c.system} {c.numbers} {c.form}: {c.reason}"
                  for c in found.curves if c.reason])
+
+
+def _floors(file: str) -> Section:
+    found = read_floors(file)
+    return Section(
+        "floors", "What limits this GPU", found.provenance(),
+        "Launches, barriers, memory and arithmetic by themselves, as fast as they go: what the "
+        "columns 'x floor' are counted from.", (),
+        [Grid(FLOORS_HEADINGS, [f.cells() for f in found.floors]),
+         *_conditions([("all of it", found.conditions)])])
 
 
 def _conditions(seen: Sequence[tuple[str, Conditions | None]]) -> list[Grid]:
@@ -210,5 +223,6 @@ SECTIONS: dict[str, Callable[[str], Section]] = {
     "curves": _curves,
     "workloads": _sets("Workloads", ""),
     "toggles": _sets("Toggles", "Each toggle without it and with it."),
+    "floors": _floors,
 }
 """Kind of a results file -> its section, in the page's order."""

@@ -15,10 +15,12 @@ from typing import Literal
 import msgspec
 
 from rawnn.bench.clocks import ClockSample, sampler_of, summarize
+from rawnn.bench.columns import markdown_table
 from rawnn.bench.conditions import Conditions, Watch, merged
-from rawnn.bench.footprint import Footprint, footprint
+from rawnn.bench.footprint import Footprint, footprint, x_floor
 from rawnn.bench.ladder import check_words
-from rawnn.bench.records import place_of, read_measured, timer_of, toggle_words
+from rawnn.bench.measured import read_measured
+from rawnn.bench.records import place_of, timer_of, toggle_words
 from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
 from rawnn.common.files import write_atomically
 from rawnn.data import Dataset, load_dataset
@@ -32,7 +34,8 @@ from rawnn.run.machine import Opened, open_device
 from rawnn.run.result import Environment, Result
 from rawnn.run.training import Listener, Session
 
-HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "test accuracy", "device memory")
+HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "x floor", "test accuracy",
+            "device memory")
 
 EMULATED = frozenset(word.partition("=")[0] for word in NUMBERS)
 """Number formats, whose rounding NumPy carries out beside the arithmetic of float32."""
@@ -71,10 +74,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> list[str]:
         """Its row of the table."""
         if self.reason or self.us is None or self.epoch_ms is None:
-            return [self.workload, self.opt, "-", "-", self.reason or "not measured", "-"]
+            return [self.workload, self.opt, "-", "-", "", self.reason or "not measured", "-"]
         return [self.workload, self.opt,
                 with_deviation(self.us.median, self.us.mad, self.us.n, digits=2),
-                f"{self.epoch_ms.median:.2f}", self.accuracy(), self.memory()]
+                f"{self.epoch_ms.median:.2f}", x_floor(self.us.median, self.footprint),
+                self.accuracy(), self.memory()]
 
     def accuracy(self) -> str:
         """Mean and standard deviation of the test accuracy."""
@@ -109,10 +113,9 @@ class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""
-        lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|"]
-        for m in self.measurements:
-            name, opt, *figures = m.cells()
-            lines.append(f"| `{name}` | `{opt}` | " + " | ".join(figures) + " |")
+        rows = [[f"`{name}`", f"`{opt}`", *figures]
+                for name, opt, *figures in (m.cells() for m in self.measurements)]
+        lines = markdown_table(HEADINGS, rows, ("workload", "toggles"))
         return "\n".join([*lines, "", self.provenance(), ""])
 
     def machine(self) -> str:
@@ -275,7 +278,7 @@ class _Sets:
                 with self._watch.during() as seen:
                     run = session.run()
                 series.steps = session.work.updates
-                series.footprint = footprint(session.work, run.facts)
+                series.footprint = footprint(session.work, run.facts, self._opened)
         except RawnnError as error:
             series.reason = str(error)
             return

@@ -51,6 +51,15 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def median_interval(values: Sequence[float], resamples: int = 2000,
+                    seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of the median, by a bootstrap of the measurements."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.choice(np.asarray(values, np.float64), (resamples, len(values)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
 def ratio_interval(a: Sequence[float], b: Sequence[float], resamples: int = 2000,
                    seed: int = 0) -> tuple[float, float]:
     """The 95 % interval of median(a) / median(b), by a bootstrap of the measurements of each."""

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from rawnn.bench.columns import markdown_table
+from rawnn.bench.footprint import NO_FLOORS, x_floor
 from rawnn.bench.records import LadderResult, Rung
 from rawnn.bench.statistics import Spread, runs_text, with_deviation
 from rawnn.common.words import counted
 
-HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "x baseline", "accuracy",
-            "reference")
+HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "x baseline", "x floor",
+            "accuracy", "reference")
+NUMBERS = range(1, 7)
+"""Columns that are set right."""
 CLOCK_WORDS = {"sm_mhz": ("SM", "MHz"), "mem_mhz": ("memory", "MHz"),
                "temperature_c": ("temperature", "C"), "power_w": ("power", "W")}
 
@@ -42,6 +46,14 @@ class Row:
         return bool(mine and other and min(mine.n, other.n) > 1
                     and (mine.min > other.max or mine.max < other.min))
 
+    @property
+    def x_floor(self) -> str:
+        """How many times the least time of a step; "" where this GPU's limits were not known."""
+        epoch, print_ = self.rung.average_epoch_ms, self.rung.footprint
+        if epoch is None or print_ is None or not print_.steps:
+            return ""
+        return x_floor(epoch.median * 1e3 / print_.steps, print_)
+
     def cells(self) -> tuple[str, ...]:
         """The texts under HEADINGS."""
         rung, epoch = self.rung, self.rung.average_epoch_ms
@@ -51,6 +63,7 @@ class Row:
             rung.name, milliseconds(epoch.median),
             f"{milliseconds(epoch.min)}-{milliseconds(epoch.max)}",
             milliseconds(rung.total_ms.median), times_text(self.factor), times_text(self.overall),
+            self.x_floor,
             with_deviation(rung.accuracy_mean or 0.0, rung.accuracy_std or 0.0, len(rung.runs)),
             _agreement(rung),
         )
@@ -114,6 +127,8 @@ def remarks(ladder: LadderResult) -> list[str]:
                 "not tell them apart, so this may be noise"
             found.append(f"{row.rung.name} is slower than {row.before.name} "
                          f"({times_text(row.factor)}x), {how}")
+    if ladder.environment.device == "cuda" and not any(row.x_floor for row in rows(ladder)):
+        found.append(NO_FLOORS)
     return [*found, _reference(ladder)]
 
 
@@ -162,7 +177,7 @@ def _range(spreads: Sequence[Spread]) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f}-{high:.0f}"
 
 
-DISPENSABLE = ("reference", "min-max", "total (ms)", "x baseline")
+DISPENSABLE = ("reference", "min-max", "total (ms)", "x baseline", "x floor")
 """Columns that a narrow terminal does without, in the order in which they go: what `reference`
 says is repeated below the table, the rest follows from other columns."""
 
@@ -183,20 +198,25 @@ def _table(cells: Sequence[Sequence[str]], shown: Sequence[str]) -> Table:
     table = Table(title="ladder", title_justify="left")
     places = [HEADINGS.index(heading) for heading in shown]
     for place in places:
-        table.add_column(HEADINGS[place], justify="right" if 0 < place < 6 else "left",
+        table.add_column(HEADINGS[place], justify="right" if place in NUMBERS else "left",
                          no_wrap=True)
     for row in cells:
         table.add_row(*(row[place] for place in places))
     return table
 
 
+def markdown_rows(ladder: LadderResult, left_out: Sequence[str] = ()) -> list[str]:
+    """The table alone, without the columns `left_out`, or what nothing is known of."""
+    shown = [n for n, heading in enumerate(HEADINGS) if heading not in left_out]
+    cells = [row.cells() for row in rows(ladder)]
+    return markdown_table([HEADINGS[n] for n in shown],
+                          [[f"`{row[0]}`", *(row[n] for n in shown[1:])] for row in cells],
+                          ("rung", "accuracy", "reference"))
+
+
 def markdown(ladder: LadderResult) -> str:
     """The table in Markdown, with remarks and provenance below it."""
-    lines = ["| " + " | ".join(HEADINGS) + " |",
-             "|" + "|".join("---:" if 0 < n < 6 else "---" for n in range(len(HEADINGS))) + "|"]
-    for row in rows(ladder):
-        name, *figures = row.cells()
-        lines.append("| " + " | ".join([f"`{name}`", *figures]) + " |")
+    lines = markdown_rows(ladder)
     lines += ["", *(f"- {remark}" for remark in remarks(ladder)), ""]
     lines += [f"{text}  " for text in provenance(ladder)[:-1]]
     return "\n".join([*lines, provenance(ladder)[-1], ""])

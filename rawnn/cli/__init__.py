@@ -30,8 +30,9 @@ COMMANDS = {
     "bench": "Measure what each optimization is worth on this machine.",
     "compare": "Time sets of toggles beside each other on one network: which is faster?",
     "tune": "Measure which toggles are fastest for a network here, for `best`.",
-    "kernel": "Compile kernels of your own and look at what the compiler made of them.",
+    "kernel": "Compile kernels of your own, see what became of them, check and time them.",
     "doctor": "Say what of CUDA is found, where, and what each toggle lacks; needs no GPU.",
+    "launch": "Start several ranks of a command on this host, one for each GPU.",
     "cache": "Show or clear the compiled kernels kept on disk.",
 }
 
@@ -122,7 +123,8 @@ def run(arguments: Sequence[str]) -> int:
         _say("interrupted")
         return 130
     except RawnnError as error:
-        _say(f"error: {error}")
+        if error.speaks:
+            _say(f"error: {error}")
         return error.exit_code
     except MemoryError as error:
         _say(f"error: the memory of the host does not suffice ({error or 'out of memory'})")

@@ -18,15 +18,21 @@ from rawnn.bench.accuracy import (
     host_accuracy,
     keep_oracle,
 )
-from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
+from rawnn.bench.floors import FLOORS, FloorsResult
+from rawnn.bench.ladder import Progress, check_rungs, run_ladder
+from rawnn.bench.measured import read_measured
 from rawnn.bench.plot import plot_ladder, require_matplotlib
-from rawnn.bench.records import LADDERS, LadderResult, read_measured
+from rawnn.bench.records import LADDERS, LadderResult
+from rawnn.bench.scaling import SCALINGS, ScalingResult
 from rawnn.bench.sets import SETS, SetsResult
+from rawnn.bench.suites import read_suites
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
+from rawnn.cli.floors import floors, show_floors
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import bench_option, peers, random_contests
 from rawnn.cli.report import everything, report
+from rawnn.cli.scaling import scaling, show_scaling
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.cli.suites import ablation, curves, sweep
@@ -65,11 +71,12 @@ def bench(context: click.Context) -> None:
 
 
 @bench.command()
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True,
-              help="How often every rung is run, with a seed of its own each time.")
-@click.option("--rungs", metavar="TOGGLES", default=",".join(DEFAULT_RUNGS), show_default=True,
-              help="What each rung adds to the one before; a+b adds two at once, a preset replaces "
-                   "all. The baseline is always run.")
+@bench_option
+@click.option("--repeats", type=click.IntRange(1),
+              help="How often every rung is run, with a seed of its own each time (5).")
+@click.option("--rungs", metavar="TOGGLES",
+              help="What each rung adds to the one before (as bench.toml says); a+b adds two at "
+                   "once, a preset replaces all. The baseline is always run.")
 @click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes.")
 @click.option("--epochs", type=int, help="Passes over the training set (20).")
 @click.option("--batch", type=int, help="Examples per step (128).")
@@ -89,15 +96,18 @@ def bench(context: click.Context) -> None:
                    "computed now and kept, or not at all.")
 @click.option("--oracle-file", type=click.Path(path_type=Path), metavar="FILE",
               help="Where the reference accuracies are kept.")
-def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str | None,
-           plot_file: str | None, oracle: str, oracle_file: Path | None, **options: Any) -> None:
+def ladder(bench_file: str | None, repeats: int | None, rungs: str | None,
+           json_file: str | None, markdown_file: str | None, plot_file: str | None, oracle: str,
+           oracle_file: Path | None, **options: Any) -> None:
     """Run the ladder: the same training with one optimization more at every rung, interleaved.
 
     Exits with 1 if a rung failed; a rung that cannot run on this machine is a row that says why.
     """
     config = make_config(None, options)
-    names = [name.strip() for name in rungs.split(",") if name.strip()]
-    check_rungs(names)
+    suite = read_suites(bench_file).ladder
+    repeats = repeats or suite.repeats
+    names = suite.rungs if rungs is None else [r.strip() for r in rungs.split(",") if r.strip()]
+    check_rungs([*names, *suite.base])
     _check_outputs(json_file, markdown_file, plot_file)
     data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
     config, _ = settled(config, data)
@@ -110,7 +120,7 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
             screen.advance(progress.done, progress.total, progress.rung)
 
         result = run_ladder(config, repeats, names, advance, notify=say, data=data,
-                            oracle=reference)
+                            oracle=reference, base=suite.base)
     if json_file:
         result.write_json(json_file)
     _show(result)
@@ -209,6 +219,8 @@ bench.add_command(peers)
 bench.add_command(ablation)
 bench.add_command(sweep)
 bench.add_command(curves)
+bench.add_command(floors)
+bench.add_command(scaling)
 bench.add_command(report)
 bench.add_command(everything)
 
@@ -217,16 +229,25 @@ bench.add_command(everything)
 @click.argument("file", metavar="FILE.json")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
-def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
-    """Print the table of what --json kept of a ladder, of workloads or of toggles."""
-    result: LadderResult | SetsResult = read_measured(file, {**LADDERS, **SETS})
+@bench_option
+def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
+         ) -> None:
+    """Print the table of what --json kept of a ladder, of workloads, toggles, floors or scaling."""
+    result: LadderResult | SetsResult | FloorsResult | ScalingResult = read_measured(
+        file, {**LADDERS, **SETS, **FLOORS, **SCALINGS})
     if isinstance(result, LadderResult):
         _show(result)
         _export(result, markdown_file, plot_file)
         return
     if plot_file:
         raise ConfigError(f"--plot draws a ladder, and {file} holds {result.kind}")
-    show_sets(result, markdown_file)
+    if isinstance(result, FloorsResult):
+        show_floors(result, markdown_file)
+        return
+    if isinstance(result, ScalingResult):
+        show_scaling(result, markdown_file)
+        return
+    show_sets(result, markdown_file, bench_file)
 
 
 def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:

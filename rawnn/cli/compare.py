@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from rawnn.bench.duel import ROUNDS, Duel, duel
+from rawnn.bench.footprint import x_floor
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import (
     OUTPUT,
@@ -26,7 +27,8 @@ from rawnn.data.source import check_fit, named, settled
 from rawnn.errors import RawnnError
 from rawnn.run.machine import open_device
 
-HEADINGS = ("toggles", "us/step", "min-max", "x first", "launches", "MB moved", "loss of epoch 1")
+HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", "launches", "MB moved",
+            "loss of epoch 1")
 
 
 @click.command(cls=Command)
@@ -62,10 +64,10 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
                 opened.device.close()
     if json_file:
         found.write_json(json_file)
-    _show(found)
+    show(found)
 
 
-def _show(found: Duel) -> None:
+def show(found: Duel) -> None:
     console = table_console()
     table = Table()
     for heading in HEADINGS:
@@ -75,6 +77,7 @@ def _show(found: Duel) -> None:
         us, print_ = side.us, side.footprint
         table.add_row(
             side.opt, f"{us.median:.2f}", f"{us.min:.2f}-{us.max:.2f}", f"{first / us.median:.2f}",
+            x_floor(us.median, print_),
             f"{print_.launches:.1f}" if print_ else "",
             f"{print_.bytes / 1e6:.2f}" if print_ else "", f"{side.loss:.5f}")
     console.print(table)

@@ -1,4 +1,4 @@
-"""`rawnn kernel`: what the compiler makes of a kernel of one's own; needs no GPU."""
+"""`rawnn kernel`: what the compiler makes of a kernel of one's own, and what it is worth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import click
 from rich.table import Table
 
+from rawnn.cli.attempt import try_
 from rawnn.cli.screen import table_console
+from rawnn.cli.trials import check, sweep, time
 from rawnn.errors import ConfigError, DeviceError
 
 _ASSUMED = "sm_90"
@@ -17,7 +19,7 @@ _ASSUMED = "sm_90"
 
 @click.group()
 def kernel() -> None:
-    """Compile kernels of your own and look at what the compiler made of them."""
+    """Compile kernels of your own, see what became of them, check and time them."""
 
 
 def _of_a_source(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,3 +108,7 @@ def show(file: Path, names: tuple[str, ...], arch: str | None, defines: tuple[st
     if not text:
         raise ConfigError(f"there is no {what} of {file}")
     click.echo(text)
+
+
+for _command in (check, time, sweep, try_):
+    kernel.add_command(_command)

@@ -6,12 +6,14 @@ from typing import Any
 
 import click
 
+from rawnn.cli.costs import show_costs
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.cli.screen import sentences, table_console
 from rawnn.common.words import counted
 from rawnn.device.compiling.programmatic import Proof
 from rawnn.device.target import KNOWN
+from rawnn.errors import ConfigError
 from rawnn.onchip.report import describe
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
@@ -43,14 +45,25 @@ ASSUMED = assumed(EVERYTHING_RUNS)
               default=EVERYTHING_RUNS, show_default=True, help="The GPU that the plan is for.")
 @click.option("--examples", type=click.IntRange(1), default=60_000, show_default=True,
               help="Training examples, which fix the steps of an epoch.")
+@click.option("--cost", is_flag=True,
+              help="Print what each op costs by the GPU's limits, and what no program could do "
+                   "without.")
+@click.option("--floors", "floors_file", metavar="FILE.json",
+              help="With --cost: limits that `bench floors --json` wrote (those kept here).")
 @click.option("--dot", is_flag=True, help="Print the graph for Graphviz.")
 @click.option("--all", "show_all", is_flag=True,
               help=f"Show every node of a graph, not the first {SHOWN_NODES}.")
-def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: bool,
-         **options: Any) -> None:
+def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_file: str | None,
+         dot: bool, show_all: bool, **options: Any) -> None:
     """Print the plan that a set of toggles makes: what became of each part of a toggle, each op
     with its shapes, types, implementation, reads and writes, and the nodes of the graph that it
-    becomes with the reason of every edge."""
+    becomes with the reason of every edge.
+
+    With --cost the table of what each op costs, in place of the rest."""
+    if floors_file and not cost:
+        raise ConfigError("--floors goes with --cost only")
+    if cost and dot:
+        raise ConfigError("--cost and --dot print different things: give one")
     config = make_config(config_file, options)
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(examples), 1)
@@ -65,14 +78,19 @@ def plan(config_file: str | None, examples: int, gpu: str, dot: bool, show_all: 
     if dot:
         click.echo(_dot(graphs))
         return
+    if cost:
+        show_costs(step, policy, selection.target.name, floors_file)
+        return
     sentences(table_console(), [f"toggles: {selection}", f"policy:  {policy}",
-                                f"for:     {selection.target}"])
+                                f"for:     {selection.target}",
+                                *(f"note:    {note}" for note in selection.notes)])
     click.echo()
     for name, outcomes in selection.outcomes(baseline).items():
         click.echo(f"parts of {name}")
         for outcome in outcomes:
+            taken = f"taken, but {outcome.but}" if outcome.but else "taken"
             click.echo(f"  {outcome.part:<10} " + (f"not taken: {outcome.reason}" if outcome.reason
-                                                  else "taken"))
+                                                  else taken))
         click.echo()
     click.echo(step)
     for op in step.find(kind="train_steps"):

@@ -27,6 +27,7 @@ from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.common.files import SideOutput, TextSink, check_output
 from rawnn.run.checkpoint import listed
 from rawnn.run.machine import since_import
+from rawnn.run.parallel import join
 from rawnn.run.training import Listener, Session
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
     config = make_config(config_file, options)
     check_output("--json", json_file)
     check_output("--log-allocations", None if log_file == "-" else log_file)
-    screen = _Screen(quiet, config.epochs)
+    team = join(config)
+    mute = team is not None and team.rank > 0
+    if mute:
+        quiet, json_file, log_file = True, None, None
+    screen = _Screen(quiet, config.epochs, mute)
     with ExitStack() as closing:
         log: TextSink | None = None
         if log_file is not None:
@@ -63,7 +68,8 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
                 closing.enter_context(SideOutput(log_file, screen.notify))
         closing.enter_context(screen)
         session = closing.enter_context(Session(
-            config, screen, imports_ms=imports_ms, log_allocations=log, stand_in=True))
+            config, screen, imports_ms=imports_ms, log_allocations=log, stand_in=True,
+            team=team))
         result = session.run()
     try:
         if json_file:
@@ -81,9 +87,9 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
 class _Screen(Listener):
     """Rows of the table as reports come in; a progress bar below them on a terminal."""
 
-    def __init__(self, quiet: bool, epochs: int) -> None:
+    def __init__(self, quiet: bool, epochs: int, mute: bool = False) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
-        self._quiet = quiet
+        self._quiet, self._mute = quiet, mute
         self._bar = Progress(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             console=self.console, transient=True, auto_refresh=False,
@@ -116,6 +122,8 @@ class _Screen(Listener):
             self._bar.refresh()
 
     def notify(self, message: str) -> None:
+        if self._mute:  # rank 0 says it
+            return
         with _terminal():
             click.echo(f"rawnn: {message}", err=True)
 
@@ -135,6 +143,8 @@ class _Screen(Listener):
             self._line(f"versions  {', '.join(versions)}")
         else:
             self._line("device    host (NumPy)")
+        if session.team is not None:
+            self._line(f"ranks     {session.team.size}, started by {session.team.place.launcher}")
         self._line(f"data      {data.name}, {len(data.train_images):,} + "
                    f"{len(data.test_images):,} examples, from {data.source}")
         if session.left_out:

@@ -20,6 +20,11 @@ _NUMPY: dict[str, Any] = {
 }
 _C_TYPES = {"float32": "float", "int32": "int", "uint8": "unsigned char"}
 
+CUDA_TYPES = {"half": "float16", "__half": "float16", "nv_bfloat16": "bfloat16",
+              "__nv_bfloat16": "bfloat16", "__nv_fp8_e4m3": "float8_e4m3",
+              "__nv_fp8_e5m2": "float8_e5m2"}
+"""What the types of CUDA's own headers store."""
+
 LARGEST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
 """The largest number of each type that saturates."""
 

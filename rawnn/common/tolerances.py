@@ -13,7 +13,8 @@ types first, so that what is left are these parts, which add up:
 - *factors*: tensor cores round float32 factors to tf32, 10 bits of mantissa, some by cutting off
   the rest: 2^-10 of each factor at most. 16-bit and 8-bit factors are taken as they are.
 - *functions*: exp, log, tanh, erf and pow of the GPU are off by some units of the last place of
-  float32, and some are taken of values that are off themselves: `FUNCTIONS`.
+  float32, and some are taken of values that are off themselves: `FUNCTIONS`. In float64 they and
+  the sums are as many units of its own.
 
 The table of docs/testing.md shows what this gives.
 """
@@ -37,7 +38,7 @@ TENSOR_CORE_8_BIT = 2.0**-13
 """Unit of the sums of 8-bit products: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3
 technical report, 2024, section 3.3.2)."""
 
-FACTOR = {"float32": 0.0, "float16": 0.0, "tf32": 2.0**-10}
+FACTOR = {"float32": 0.0, "float16": 0.0, "bfloat16": 0.0, "tf32": 2.0**-10}
 """Largest relative error of a factor, by what a product computes in."""
 
 FUNCTIONS = 16 * 2.0**-24
@@ -48,7 +49,10 @@ def of_op(stored: str, length: int = 1, compute: str = "float32", sums: str | fl
     """Of one op whose result is stored in the type `stored`, each element from a sum of `length`
     products; `sums` is the type (or the unit) that they are added in."""
     unit = UNIT[sums] if isinstance(sums, str) else sums
-    return (UNIT[stored] * (2 if stochastic else 1) + FUNCTIONS + 2 * FACTOR[compute]
+    functions = FUNCTIONS
+    if stored == "float64":  # whatever it is made of is, too
+        unit, functions = UNIT[stored], FUNCTIONS / UNIT["float32"] * UNIT[stored]
+    return (UNIT[stored] * (2 if stochastic else 1) + functions + 2 * FACTOR[compute]
             + math.sqrt(length) * unit)
 
 

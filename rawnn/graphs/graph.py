@@ -12,7 +12,7 @@ from typing import Any
 
 from rawnn.device.cuda.driver import Dim
 from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.stream import Stream
+from rawnn.device.cuda.stream import Event, Stream
 
 Nodes = Sequence[Any]
 
@@ -76,6 +76,13 @@ class Graph:
         self.kept.append(keep)
         return check(self._driver, "cuGraphAddMemcpyNode", self._driver.cuGraphAddMemcpyNode(
             self.handle, after, kind, destination, source, nbytes, self._context), label)
+
+    def add_event(self, after: Nodes, event: Event, label: str) -> Any:
+        """A node that records `event`, which the graph keeps: two of them time what is between."""
+        self.kept.append(event)
+        return check(self._driver, "cuGraphAddEventRecordNode",
+                     self._driver.cuGraphAddEventRecordNode(self.handle, after, event.handle),
+                     label)
 
     def add_child(self, after: Nodes, child: Graph, label: str) -> Any:
         """A node that runs a copy of `child` as it is now."""

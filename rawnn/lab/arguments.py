@@ -4,6 +4,7 @@ contiguity and device. What is wrong is said in one sentence with the cure."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -113,6 +114,25 @@ def _accepted(parameter: Parameter, layout: Struct | None) -> tuple[np.dtype[Any
     if vector(layout.name) is None:
         return (layout.dtype,)
     return (layout.dtype, np.dtype(members.pop()))  # float4 by floats
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What a pointer points at, as NumPy has it: `dtype` None where that is not known, and `width`
+    numbers to an element: 4 of float4."""
+
+    dtype: np.dtype[Any] | None
+    width: int = 1
+
+
+def elements_of(parameter: Parameter, layout: Struct | None) -> Elements:
+    """Of a pointer parameter; `layout` as `converter` takes it."""
+    accepted = _accepted(parameter, layout)
+    if accepted is None:
+        return Elements(None)
+    if len(accepted) == 2 and layout is not None:
+        return Elements(accepted[1], len(layout.members))
+    return Elements(accepted[0])
 
 
 def _refuse(parameter: Parameter, layout: Struct | None, given: np.dtype[Any]) -> None:

@@ -54,6 +54,14 @@ class Array:
         self._free = weakref.finalize(self, memory.free, allocation)
         self._free.atexit = False  # the process's end frees all memory anyway
 
+    @classmethod
+    def at(cls, address: int, shape: tuple[int, ...], dtype: Any, device: Device) -> Array:
+        """An array in memory that somebody else owns, and keeps as long as it is used."""
+        made = cls.__new__(cls)
+        made.shape, made.dtype, made.device = shape, np.dtype(dtype), device
+        made.address = address
+        return made
+
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * int(self.dtype.itemsize)

@@ -85,7 +85,7 @@ def _value(node: ast.expr, names: Mapping[str, Any], what: str, text: str) -> An
     def of(inner: ast.expr) -> Any:
         return _value(inner, names, what, text)
 
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str):
         return node.value
     if isinstance(node, ast.Name):
         if node.id not in names:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rawnn.device.compiling.c_types import FORMATS, code_of
 from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
@@ -17,16 +17,33 @@ from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.launch import Arguments, Dim, KernelLaunch, Value
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.lab.arguments import Convert, Streams, converter
+from rawnn.lab.arguments import Convert, Elements, Streams, converter, elements_of
 from rawnn.lab.arrays import default_device
 from rawnn.lab.exchange import Handle, order, stream_of
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import SOURCES
 
+if TYPE_CHECKING:
+    from rawnn.graphs import Graph
+
 Extent = int | tuple[int, ...]
+RECORDING: list[Any] = []
+"""Graphs that are being written (rawnn.lab.graph): launches of their threads become nodes."""
 _KEPT = 64
 """Launches that a kernel keeps prepared."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a kernel was made of, to make it again: of other macros, or in another process."""
+
+    source: str | os.PathLike[str]
+    expression: str
+    defines: Mapping[str, object]
+    options: tuple[str, ...]
+    include: tuple[Path, ...]
+    arch: str | None
 
 
 class Kernel:
@@ -68,15 +85,45 @@ class Kernel:
         find_kernel(self._signatures, expression)
         made.check_arch(self.device.capability)
         self._source, self._expression = made, expression
+        self.recipe = Recipe(source, expression, dict(defines or {}), tuple(options),
+                             made.include, arch)
         self._function = self._load(programmatic=False)
         self._overlapping: Function | None = None
         texts = [code_of(text) for text in included(made.declarations, folders)]
         self._converters: list[Convert] = []
+        self.elements: dict[str, Elements] = {}
         for parameter in self.signature.parameters:
             known = not parameter.pointer or parameter.ctype in FORMATS
             layout = None if known else layout_of(parameter.ctype, texts)
             self._converters.append(converter(parameter, layout, self.device))
+            if parameter.pointer:
+                self.elements[parameter.name] = elements_of(parameter, layout)
         self._launchers: dict[Any, Launcher] = {}
+
+    @property
+    def expression(self) -> str:
+        """Its name with template arguments, as it was asked for."""
+        return self._expression
+
+    @property
+    def source(self) -> Source:
+        """The text that it was compiled from, with what was given to the compiler."""
+        return self._source
+
+    def redefined(self, defines: Mapping[str, object]) -> Kernel:
+        """The same kernel compiled with further macros, or other values of its own."""
+        return Kernel.made(replace(self.recipe, defines={**self.defines, **defines}), self.device)
+
+    @classmethod
+    def made(cls, recipe: Recipe, device: Device) -> Kernel:
+        """Of what another kernel was made of."""
+        return cls(recipe.source, recipe.expression, defines=recipe.defines,
+                   options=recipe.options, include=recipe.include, arch=recipe.arch, device=device)
+
+    @property
+    def defines(self) -> Mapping[str, object]:
+        """Its macros."""
+        return self.recipe.defines
 
     def _load(self, programmatic: bool) -> Function:
         made, device = self._source, self.device
@@ -175,8 +222,9 @@ class Launch:
                               f"{device.info.name} has {'.'.join(map(str, device.capability))}")
         if self.programmatic and not function.proof.waits:
             raise ConfigError(f"{function.expression} cannot be launched programmatically: "
-                              f"{function.proof.reason}; call cudaGridDependencySynchronize() in "
-                              f"it before it reads what the kernel before it writes")
+                              f"{function.proof.reason}; call cudaGridDependencySynchronize() "
+                              f"(#include <cuda_device_runtime_api.h>) in it before it reads what "
+                              f"the kernel before it writes")
 
 
 class Launcher:
@@ -207,7 +255,10 @@ class Launcher:
             programmatic=now.programmatic if programmatic is None else programmatic,
             stream=now.stream if stream is None else stream_of(stream)))
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: Any) -> Any:
+        """Enqueue it; within a graph (rawnn.Graph) add a node, which is returned."""
+        if RECORDING and RECORDING[-1].here():
+            return RECORDING[-1].launch_of(self, arguments)
         streams: Streams = []
         values = self._values(arguments, streams)
         with self._lock:  # the arguments' buffer is this launcher's
@@ -219,6 +270,7 @@ class Launcher:
                 self._ordered(self._prepared, streams)
             else:
                 self._prepared.launch()
+        return None
 
     def bind(self, *arguments: Any) -> Bound:
         """This launch with its arguments, checked and packed once."""
@@ -264,11 +316,20 @@ class Bound:
         self._launcher, self._prepared, self._streams = launcher, prepared, streams
         self._launch, self._keep = prepared.launch, keep
 
-    def __call__(self) -> None:
+    def add_to(self, graph: Graph, after: Sequence[Any]) -> Any:
+        """Add the launch to a graph, behind the nodes `after`; returns its node."""
+        prepared = self._prepared
+        return graph.add_kernel(after, *prepared._geometry, prepared.arguments.address,
+                                prepared.context, (), prepared._cluster, prepared.cooperative)
+
+    def __call__(self) -> Any:
+        if RECORDING and RECORDING[-1].here():
+            return RECORDING[-1].launch_of(self._launcher, self._keep)
         if self._streams:
             self._launcher._ordered(self._prepared, self._streams)
         else:
             self._launch()
+        return None
 
 
 def _dim(extent: Extent, what: str) -> Dim:

@@ -2,6 +2,6 @@
 
 problem.py reads from a plan what is trained, decompose.py says how blocks share the layers,
 tiles.py and cost.py what that takes in cycles, layout.py where everything lies in shared memory,
-choose.py which decomposition is best on a chip, source.py and steps.py write the kernel (a list of
-calls of the templates in ptx/onchip_*.cuh), and report.py says all that in words.
+choose.py which decomposition is best on a chip, source.py, steps.py and updates.py write the kernel
+(a list of calls of the templates in ptx/onchip_*.cuh), and report.py says all that in words.
 """

@@ -29,7 +29,11 @@ class Costs:
     by all or each its share; of what every step begins and ends with. What the products are
     expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
     of which those beside other work are seen in part (`overlapped`). A tile whose state comes
-    from the L2 cache takes `far_tile` more. `clock` is in cycles a microsecond."""
+    from the L2 cache takes `far_tile` more. Whether a step of float16 counts takes a block
+    `decision`, and `decision_between` more where clusters tell each other: both as long as the
+    barriers and reads that they are, not measured. Rounding a tile's weights by chance takes
+    `draws`, four draws of each lane, on one of four sub-cores: counted, not measured. `clock` is in
+    cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -48,6 +52,9 @@ class Costs:
     shared_bytes: float = 22.0
     step: float = 900.0
     far_tile: float = 35.0
+    decision: float = 100.0
+    decision_between: float = 500.0
+    draws: float = 200.0
     clock: float = 1750.0
 
 
@@ -90,8 +97,13 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
             found.append(Phase(f"sum of gradient {layer}", exchange(p.layers[layer]) if gathered
                                else summed(p.layers[layer])))
     gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
-    seen = costs.gradient * (1.0 if layer == 0 else costs.overlapped)
+    # With a loss scale and one cluster all weight gradients wait for the first layer's gradient.
+    alone = layer == 0 or (p.scaled and d.groups == 1)
+    seen = costs.gradient * (1.0 if alone else costs.overlapped)
     found.append(Phase(f"gradient {n}", gradient.cycles * seen))
+    if p.streams:
+        tiles = ceil(ceil(ins, 16) * ceil(outs, 8), d.groups)
+        found.append(Phase(f"rounding {n}", costs.draws * ceil(tiles, 4)))
     return found
 
 
@@ -154,6 +166,10 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
         elements = d.columns * d.outs(p.depth - 1)
         found.append(Phase("loss", costs.elementwise
                            + costs.elementwise_round * ceil(elements, d.threads)))
+    if p.scaled:
+        told = costs.exchange if d.ranks > 1 else 0.0
+        between = costs.decision_between if d.groups > 1 else 0.0
+        found.append(Phase("overflow", costs.decision + told + between))
     return found
 
 

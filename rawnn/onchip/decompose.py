@@ -96,6 +96,10 @@ class Decomposition:
             sizes[-1] = up(sizes[-1], 4)
         return tuple(sizes)
 
+    def idle(self, boundary: int) -> int:
+        """Blocks, the last ones, that have no features of a gathered boundary."""
+        return self.ranks - ceil(self.problem.layers[boundary], self.slices[boundary])
+
     def ins(self, layer: int) -> int:
         """Inputs of the layer (0 .. depth - 1) in a block, at most."""
         return self.slices[layer] if self.kinds[layer] == BY_INPUTS else self.problem.layers[layer]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rawnn.onchip.decompose import (
     GATHERED,
@@ -87,6 +87,11 @@ class Layout:
         """Dynamic shared memory of a block."""
         return self.nbytes - FIXED_BYTES
 
+    def with_partial_batch(self) -> Layout:
+        """The same for epochs that end with a smaller batch."""
+        d = self.decomposition
+        return replace(self, decomposition=replace(d, problem=replace(d.problem, partial=True)))
+
     @property
     def tiles(self) -> int:
         last = self.layers[-1]
@@ -112,6 +117,8 @@ class Layout:
             found["gradients"] = copies * d.blocks * self.tiles * TILE
         if self.sync == SHARE:
             found["fresh"] = d.ranks * self.tiles * TILE
+        if self.sync and d.problem.scaled:
+            found["overflows"] = 2 * d.blocks
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         return found
@@ -125,6 +132,11 @@ class Layout:
 def tallies(d: Decomposition) -> int:
     """Tallies of a step: of an example, or of a thread where the loss is a mean over elements."""
     return d.columns if d.problem.labelled else d.threads
+
+
+def flags(d: Decomposition) -> int:
+    """Floats by which the blocks of a cluster tell each other that gradients overflowed."""
+    return up(d.ranks, 4) if d.problem.scaled and d.ranks > 1 else 0
 
 
 def beyond(features: int, step: int) -> int:
@@ -186,7 +198,11 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     take("rules", RULE_BYTES // 4)
     take("barriers", 8)
     take("tallies", 2 * tallies(d))
-    exchange = d.exchanged() * d.columns
+    if p.scaled:
+        take("scaling", 4)
+    exchange = max(d.exchanged() * d.columns, flags(d), *(
+        p.layers[n] * d.columns + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
+        if type_ == GATHERED and d.idle(n)))
     if exchange:
         take("exchange", 2 * exchange)
     scratch, tilings = 0, []

@@ -33,8 +33,11 @@ class Problem:
     `layers` are its sizes; `batch` examples a step begin `stride` examples behind the last step's.
     `activation` is a name, "" where there is one layer. `loss` is the CUDA functor of a loss over
     all elements, "" for softmax cross-entropy with labels. `rule` is the optimizer's functor,
-    `settings` its arguments, `states` what it keeps. `numbers` are "float32", "tf32" or "bfloat16".
-    `inputs` and `labels` are storage types.
+    `settings` its arguments, `states` what it keeps. `numbers` are "float32", "tf32", "bfloat16" or
+    "float16". `inputs` and `labels` are storage types. So many steps as `growth` without an
+    overflow double the loss scale; it is 0 where the loss is not scaled. `streams` are those that
+    the weights of each layer draw from where they are kept in bfloat16 alone, rounded by chance;
+    nothing where float32 is kept. `partial` says that an epoch may end with a smaller batch.
     """
 
     layers: tuple[int, ...]
@@ -58,6 +61,9 @@ class Problem:
     scheduled: bool
     measured: bool
     copies: str
+    growth: int = 0
+    streams: tuple[int, ...] = ()
+    partial: bool = False
 
     @property
     def depth(self) -> int:
@@ -70,6 +76,16 @@ class Problem:
     @property
     def labelled(self) -> bool:
         return not self.loss
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss has a scale, and steps whose gradients overflow are left out."""
+        return self.growth > 0
+
+    @property
+    def weights(self) -> str:
+        """What weights are stored in."""
+        return "bfloat16" if self.streams else "float32"
 
     @property
     def saves_input(self) -> bool:
@@ -101,18 +117,20 @@ def problem_of(plan: Plan) -> Problem:
     gathers = plan.find(kind="gather")
     if not gathers:
         raise Unsupported("takes its batches from the host", "add preload")
-    _check_numbers(plan, updates)
+    _check_numbers(plan)
     gather, first = gathers[0], updates[0]
     depth, bias = len(forward), bool(plan.find(kind="bias_add"))
     loss = next((entry for entry in LOSSES.values() if plan.find(kind=entry.parts[-1])), None)
-    if loss is None or [op.kind for op in plan.ops] != _kinds(depth, bias, loss.parts, updates):
+    scales = plan.find(kind="adjust_scale")
+    if loss is None or [op.kind for op in plan.ops] != [
+            *_kinds(depth, bias, loss.parts, updates), *(op.kind for op in scales)]:
         raise Unsupported("is not the step that rawnn builds, with nothing fused yet")
     if any(op.impl != "naive" for op in plan.ops):
         raise Unsupported("has ops whose kernels are chosen already")
     activations = {op.attributes["activation"] for op in plan.find(kind="activate")}
     settings = {k: v for k, v in first.attributes.items() if k not in NOT_SETTINGS}
     copy = first.operands.get("copy")
-    known = {"w", "dw", "copy", "rates", "cursor", "clock"}
+    known = {"w", "dw", "copy", "rates", "cursor", "clock", "loss_scale", "overflow"}
     return Problem(
         layers=(forward[0].attributes["k"], *(op.attributes["n"] for op in forward)),
         batch=plan.batch, stride=gather.attributes["stride"], bias=bias,
@@ -126,7 +144,9 @@ def problem_of(plan: Plan) -> Problem:
         ordered="order" in gather.operands, scheduled="rates" in first.operands,
         measured="correct" in plan.tensors
         and any("correct" in op.operands for op in plan.ops),
-        copies=plan[copy].dtype if copy else "")
+        copies=plan[copy].dtype if copy else "",
+        growth=scales[0].attributes["growth"] if scales else 0,
+        streams=tuple(op.attributes["stream"] for op in updates if op.attributes["stochastic"]))
 
 
 def _kinds(depth: int, bias: bool, parts: tuple[str, ...], updates: list[Op]) -> list[str]:
@@ -141,19 +161,18 @@ def _kinds(depth: int, bias: bool, parts: tuple[str, ...], updates: list[Op]) ->
     return found + [op.kind for op in updates]
 
 
-def _check_numbers(plan: Plan, updates: list[Op]) -> None:
+def _check_numbers(plan: Plan) -> None:
     types = {t.dtype for t in plan.tensors.values() if t.role.temporary}
-    if {"loss_scale", "overflow"} & {role for op in plan.ops for role in op.operands}:
-        raise Unsupported("scales its loss", "use bf16 or tf32 in place of fp16 or fp8, or leave "
-                                             "persistent out")
-    if any(op.attributes["stochastic"] for op in updates):
-        raise Unsupported("rounds its weights by chance", "use bf16 in place of sr, or leave "
-                                                          "persistent out")
-    if not types <= {"float32", "bfloat16", "int32"}:
-        raise Unsupported("stores 8-bit numbers or float16", "use bf16, or leave persistent out")
+    if any(op.attributes["compute"] == "float16" for op in plan.find(kind="matmul")):
+        raise Unsupported("sums products in float16", "use fp16 in place of fp16=acc16, or leave "
+                                                      "persistent out")
+    if not types <= {"float32", "bfloat16", "float16", "int32"}:
+        raise Unsupported("stores 8-bit numbers", "use bf16 or fp16 in place of fp8, or leave "
+                                                  "persistent out")
 
 
 def _numbers(plan: Plan, forward: Op) -> str:
-    if plan[forward.operands["a"]].dtype == "bfloat16":
-        return "bfloat16"
+    stored = plan[forward.operands["a"]].dtype
+    if stored != "float32":
+        return stored
     return str(forward.attributes["compute"])

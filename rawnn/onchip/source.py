@@ -7,11 +7,10 @@ from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
 from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout
 from rawnn.onchip.problem import Problem
-from rawnn.onchip.steps import StepWriter, literal
+from rawnn.onchip.steps import StepWriter
+from rawnn.onchip.writer import literal
 
-NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16"}
-
-
+NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "float16": "kFloat16"}
 
 
 def source(layout: Layout, name: str) -> str:
@@ -30,10 +29,12 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
     found += [("const float*", "rates")] if p.scheduled else []
     found += [("const int*", "clock")] if p.timed else []
+    found += [("float*", "loss_scale"), ("int*", "overflow")] if p.scaled else []
     found.append(("const int*", "cursor"))
     for layer in range(1, p.depth + 1):
         for role in (f"w{layer}", *(f"w{layer}_{s}" for s in p.states)):
-            found += [("float*", role), ("int", f"ld{role}")]
+            kind = c_type(p.weights) if role == f"w{layer}" else "float"
+            found += [(f"{kind}*", role), ("int", f"ld{role}")]
         if p.copies:
             found += [(f"{c_type(p.copies)}*", f"c{layer}"), ("int", f"ldc{layer}")]
         if p.bias:
@@ -44,6 +45,8 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     found.append(("float*", "loss"))
     if p.measured:
         found.append(("int*", "correct"))
+    found += [("unsigned long long", "seed")] if p.streams else []
+    found += [("int", "whole"), ("int", "left")] if p.partial else []
     return [*found, ("int", "offset"), ("int", "span")]
 
 
@@ -64,7 +67,7 @@ class _Kernel(StepWriter):
             w(f"static constexpr int k{constant} = {value};")
         w("};")
         w(f"using Between = {functor(p.activation)};")
-        w(f"using Rule = {p.rule};")
+        w(f"using Rule = {f'Unscaled<{p.rule}>' if p.scaled else p.rule};")
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
@@ -85,7 +88,14 @@ class _Kernel(StepWriter):
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
         w("const int cursor_now = *cursor + offset;")
-        w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
+        if p.partial:
+            w("// The step behind the whole ones has the examples that are left.")
+            w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
+              f" : left; }};")
+            w(f"const auto present_in = [=](int step) {{ return max(0, min({d.share}, "
+              f"batch_of(step) - group * {d.share})); }};")
+        else:
+            w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
         for boundary, n in enumerate(p.layers):
             size = d.slices[boundary]
             w(f"[[maybe_unused]] const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
@@ -104,6 +114,9 @@ class _Kernel(StepWriter):
             w("}")
         w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
         w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        if p.scaled:
+            w(f"LossScale* const scaling = reinterpret_cast<LossScale*>({self.at('scaling')});")
+            w("if (thread == 0) *scaling = {loss_scale[0], loss_scale[1], {overflow[0], 0}};")
         w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
         w("if (kBulk && thread == 0) {")
         w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
@@ -118,9 +131,9 @@ class _Kernel(StepWriter):
             w("NextLabels<Shape> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-            w("fetch_order<Shape>(fetched, order, first_of(0), present);")
+            w(f"fetch_order<Shape>(fetched, order, first_of(0), {self.present('0')});")
             w(f"if (span > 1) fetch_order<Shape>(fetched + {d.columns}, order, first_of(1), "
-              "present);")
+              f"{self.present('1')});")
             w("ptx::commit_copies();")
             w("ptx::wait_for_copies<0>();")
             w("__syncthreads();")
@@ -195,11 +208,20 @@ class _Kernel(StepWriter):
                 w(f"if ({' && '.join(conditions) or 'true'}) {{")
                 self.move_states(layer, "store")
                 w("}")
+        if p.scaled:
+            w("if (blockIdx.x == 0 && thread == 0) {")
+            w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
+            w("overflow[0] = 0;")
+            w("}")
         w("cluster_arrive<Shape>();")
         w("cluster_wait<Shape>();")
         terms = p.batch if p.labelled else p.batch * p.outputs
         correct = "correct + cursor_now" if p.measured else "nullptr"
+        of_step = f"{literal(float(terms))}f"
+        if p.partial:
+            each = terms // p.batch
+            of_step = f"[=](int step) {{ return static_cast<float>(batch_of(step) * {each}); }}"
         w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
-          f"{found.parts}, span, {literal(float(terms))}f, counters, "
+          f"{found.parts}, span, {of_step}, counters, "
           f"counters + 1, {found.counters}, loss + cursor_now, "
           f"{correct}, reinterpret_cast<int*>(tallies));")

@@ -5,75 +5,18 @@ from __future__ import annotations
 from rawnn.onchip.decompose import (
     BY_OUTPUTS,
     EVERYWHERE,
-    FULL,
     GATHERED,
     SLICED,
     ceil,
 )
-from rawnn.onchip.layout import ALL, TILE, Layout, tallies
+from rawnn.onchip.layout import tallies
 from rawnn.onchip.tiles import softmax_lanes
+from rawnn.onchip.updates import UpdateWriter
+from rawnn.onchip.writer import literal
 
 
-def literal(value: float | bool | int) -> str:
-    """A number as C++ has it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, int) else f"{value!r}"
-
-
-class Writer:
-    """Lines of a kernel, indented by their braces."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._depth = 0
-
-    def __call__(self, text: str) -> None:
-        for line in text.strip("\n").split("\n"):
-            line = line.strip()
-            if line.startswith("}"):
-                self._depth -= 1
-            self.lines.append("  " * self._depth + line)
-            self._depth += line.count("{") - line.count("}") + (line.startswith("}"))
-
-    def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
-
-
-class StepWriter:
+class StepWriter(UpdateWriter):
     """Writes the phases of a step, one behind the other."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self.d, self.p = layout, layout.decomposition, layout.decomposition.problem
-        self.w = Writer()
-
-    # -- where things lie --------------------------------------------------------------------------
-    def at(self, name: str) -> str:
-        return f"(shared + {self.layout.places[name]})"
-
-    def a(self, boundary: int) -> str:
-        return "x" if boundary == 0 else self.at(f"a{boundary}")
-
-    def z(self, boundary: int) -> str:
-        return self.at(f"z{boundary}")
-
-    def count(self, boundary: int) -> str:
-        """Features of the boundary that this block holds."""
-        return f"n{boundary}" if self.d.types[boundary] != FULL else str(self.p.layers[boundary])
-
-    def states_at(self, layer: int) -> str:
-        """Where the layer's state lies, as a float4 pointer; that of all layers where clusters
-        share the batch."""
-        found, part = self.layout, self.layout.layers[layer]
-        many = len(self.p.states) * TILE // 4
-        near = found.shared_state if found.sync else part.near
-        if near is not None:
-            return f"reinterpret_cast<float4*>(shared + {near})"
-        if not found.far_tiles:
-            return "static_cast<float4*>(nullptr)"
-        tile = 0 if found.sync else part.far
-        return f"(reinterpret_cast<float4*>(far) + (blockIdx.x * {found.far_tiles}ll + {tile}) * " \
-               f"{many})"
 
     # -- input -----------------------------------------------------------------------------------
     def fetch(self, step: str) -> None:
@@ -95,20 +38,33 @@ class StepWriter:
         if not p.labelled and not p.reconstruct:
             expected += f" + engine_bytes<Shape, {found.target_width}, float>(" \
                         f"{self.count(p.depth)})"
-        w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, present * "
+        present = self.present(step)
+        w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
         w(f"fetch_rows<Shape, {ordered}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, "
-          f"{self.count(0)}, {rows}, first_of({step}), present, {barrier});")
+          f"{self.count(0)}, {rows}, first_of({step}), {present}, {barrier});")
         if p.labelled:
-            w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), present);")
+            w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
             w(f"fetch_rows<Shape, {ordered}, {found.target_width}, {found.target_pitch}>("
               f"{self.at('y')} + {buffer} * {d.columns * found.target_pitch}, targets, ldtargets, "
-              f"{start}, {self.count(last)}, {rows}, first_of({step}), present, {barrier});")
+              f"{start}, {self.count(last)}, {rows}, first_of({step}), {present}, {barrier});")
         w("ptx::commit_copies();")
+
+    def present(self, step: str) -> str:
+        """Examples of this cluster in a step."""
+        return f"present_in({step})" if self.p.partial else "present"
+
+    def share(self, terms: int) -> str:
+        """What a step's mean over a batch of `terms` numbers divides by, as a factor."""
+        whole = f"{literal(1.0 / terms)}f"
+        if not self.p.partial:
+            return whole
+        left = f"1.0f / static_cast<float>(left * {terms // self.p.batch})"
+        return f"(cursor_now + u < whole ? {whole} : {left})"
 
     def rate(self, step: str) -> str:
         return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
@@ -118,7 +74,8 @@ class StepWriter:
         p = self.p
         time = f"clock[1] + cursor_now + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
-        self.w(f"if (thread == {self.d.threads - 1}) *rule_of_step = Rule({rate}, "
+        scale = "scaling->scale, " if p.scaled else ""
+        self.w(f"if (thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
                f"{time}{settings});")
 
     def wait_for_input(self, step: str) -> None:
@@ -133,7 +90,7 @@ class StepWriter:
         if self.p.ordered:
             w("if (u + 2 < span) {")
             w(f"fetch_order<Shape>(fetched + (u & 1) * {d.columns}, order, first_of(u + 2), "
-              "present);")
+              f"{self.present('u + 2')});")
             w("ptx::commit_copies();")
             w("}")
         w("}")
@@ -141,6 +98,8 @@ class StepWriter:
     # -- a step ------------------------------------------------------------------------------------
     def step(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
+        if p.partial:
+            w("const int present = present_in(u);")
         if p.converted:
             w(f"float* const x = {self.at('x')};")
             raw = f"reinterpret_cast<const {p.input_type}*>{self.at('raw')} + (u & 1) * " \
@@ -153,15 +112,39 @@ class StepWriter:
             w("__syncthreads();")
         else:
             w(f"float* const x = {self.at('x')} + (u & 1) * {found.input_floats};")
+        if p.partial:  # no rows of another step, whose infinities times 0 would be NaN
+            w("if (cursor_now + u >= whole) {")
+            w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")
+            w("__syncthreads();")
+            w("}")
+        for layer, stream in enumerate(p.streams):
+            n = layer + 1
+            w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
+              f"cursor_now + u, part{n}.out, part{n}.in}};")
+        if p.scaled:
+            w("int* const found = scaling->found + (u & 1);")
         for layer in range(p.depth):
             self.forward(layer)
         self.loss()
         waiting: list[int] = []  # a layer's weights are updated once its backward product is done
+        whole = p.scaled and not found.sync  # no update before it is known that the step counts
         for layer in range(p.depth - 1, 0, -1):
-            self.backward(layer, waiting)
+            self.backward(layer, [] if whole else waiting)
             waiting.append(layer)
+        if whole:
+            self.tell_overflow()
+            self.hear_overflow()
+            w("if (!left_out) {")
+        elif p.scaled:
+            self.tell_overflow()
         self.gradients([*waiting, 0])
+        if whole:
+            w("}")
+        elif p.scaled:
+            self.hear_overflow()
         self.meet()
+        if p.scaled:
+            w(f"if (thread == 0) scaling->adjust(left_out, {p.growth}, (u + 1) & 1);")
         w("if (u + 1 < span) {")
         self.wait_for_input("u + 1")
         w("}")
@@ -258,10 +241,19 @@ class StepWriter:
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
         elif kind == BY_OUTPUTS:
-            w(f"mail.expect({n * d.columns * 4});")
+            idle, sent = d.idle(above), n * d.columns
+            w(f"mail.expect({(sent + idle) * 4});")
+            if idle:
+                w(f"if (n{above} == 0 && thread < {d.ranks}) mail.send_one(thread, {sent} + rank - "
+                  f"{d.ranks - idle}, 0.0f);")
             self.product("forward", layer,
                          self.sender(count, self.keep_and_send(above, layer)), count, sent=True)
-            w(f"add_parts<Shape, 1, {n}, {d.columns}>(mail.receive(), {n}, "
+            received = "mail.receive()"
+            if idle:
+                w(f"const float* const gathered{above} = mail.receive();")
+                received = f"gathered{above}"
+                w(f"hear({received} + {sent}, {idle});")
+            w(f"add_parts<Shape, 1, {n}, {d.columns}>({received}, {n}, "
               f"by_pairs({self.body(str(n), self.store(home))}));")
         else:
             self.all_reduce("forward", layer, n, self.keep(above, layer, home), [])
@@ -293,10 +285,14 @@ class StepWriter:
         w("}")
         w(f"add_parts<Shape, 1, {n}, {d.columns}>(mail.receive(), {n}, {finish});")
 
-    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str) -> None:
-        """A product whose partial sums go to the block whose share of `size` rows they are."""
+    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str, idle: int = 0) -> None:
+        """A product whose partial sums go to the block whose share of `size` rows they are; the
+        last `idle` blocks, which have none, hear from all others that they are as far."""
         d = self.d
-        self.w(f"mail.expect({mine} * {d.columns * 4 * d.ranks});")
+        least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
+        self.w(f"mail.expect({least}{mine} * {d.columns * 4 * d.ranks});")
+        if idle:
+            self.w(f"if (thread < {idle}) mail.send_one({d.ranks - idle} + thread, rank, 0.0f);")
         send = f"const int owner = m / {size};\n" \
                f"mail.send(owner, (rank * {size} + m - owner * {size}) * {d.columns} + e, v);"
         self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
@@ -309,13 +305,14 @@ class StepWriter:
             w("if (u + 1 < span) {")
             w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
             w("}")
+        made = ", ScaledGradient{scaling->scale, found}" if p.scaled else ""
         if p.labelled:
             lanes = softmax_lanes(d)
             gathered = d.types[last] == GATHERED
             logits = self.at("logits") if gathered else self.z(last)
             first = f"rank * {d.slices[last]}" if gathered else "0"
             w(f"softmax_loss<Shape, {p.outputs}, {lanes}>({logits}, {self.z(last)}, {first}, "
-              f"{self.count(last)}, y, present, {literal(1.0 / p.batch)}f, tallies);")
+              f"{self.count(last)}, y, present, {self.share(p.batch)}, tallies{made});")
         else:
             if p.reconstruct:
                 offset = f" + rank * {d.slices[last]}" \
@@ -324,9 +321,9 @@ class StepWriter:
             else:
                 pitch = self.layout.target_pitch
                 targets = f"{self.at('y')} + (u & 1) * {d.columns * pitch}"
-            share = 1.0 / (p.batch * p.outputs)
             w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
-              f"{targets}, {self.count(last)}, present, {literal(share)}f, tallies);")
+              f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
+              f"tallies{made});")
         w("__syncthreads();")
         repeated = d.types[-1] != SLICED
         place = "group" if repeated else "blockIdx.x"
@@ -344,8 +341,13 @@ class StepWriter:
         z = self.z(boundary)
         saved = f"{z} + ({row}) * {self.d.pitch}" if p.saves_input \
             else f"{self.a(boundary)} + ({saved_row}) * {self.d.pitch}"
-        return f"const float2 kept = *reinterpret_cast<const float2*>({saved} + e);\n" + \
-            self.store(z, "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)", row)
+        kept = f"const float2 kept = *reinterpret_cast<const float2*>({saved} + e);\n"
+        slopes = "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)"
+        if not p.scaled:
+            return kept + self.store(z, *slopes, row)
+        return f"{kept}const float d0 = {slopes[0]}, d1 = {slopes[1]};\n" \
+               "report_overflow(found, poison<float16>(v0) + poison<float16>(v1) + " \
+               "poison<float16>(d0) + poison<float16>(d1));\n" + self.store(z, "d0", "d1", row)
 
     def backward(self, layer: int, waiting: list[int]) -> None:
         """The gradient of boundary `layer`, and the weight gradients that wait beside it."""
@@ -364,80 +366,16 @@ class StepWriter:
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
         elif type_ == GATHERED:
-            self.reduce("backward", layer, n, size, f"n{layer}")
+            idle, received = d.idle(layer), "mail.receive()"
+            self.reduce("backward", layer, n, size, f"n{layer}", idle)
             self.gradients(waiting)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
-            w(f"add_parts<Shape, {d.ranks}, {size}, {d.columns}>(mail.receive(), n{layer}, "
+            if idle:
+                w(f"const float* const sums{layer} = mail.receive();")
+                received = f"sums{layer}"
+                w(f"if (n{layer} == 0) hear({received}, {d.ranks});")
+            w(f"add_parts<Shape, {d.ranks}, {size}, {d.columns}>({received}, n{layer}, "
               f"by_pairs({body}));")
         else:
             self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting)
         w("__syncthreads();")
-
-    def gradients(self, layers: list[int], first: int = 0) -> None:
-        """The weight gradients of `layers`, with their updates or for the other clusters to see;
-        the warps from `first` on begin."""
-        d, p, w = self.d, self.p, self.w
-        for layer in layers:
-            n, part, tiles = layer + 1, self.layout.layers[layer], self.layout.layers[layer].update
-            pitch = d.pitch if layer else self.layout.input_pitch
-            w("{")
-            w(f"// gradient {n}")
-            if self.layout.sync:
-                turn = "(u & 1)" if self.layout.sync == ALL else "0"
-                many = self.layout.tiles
-                w(f"const PublishTiles<{part.across}, {part.tiles}> finish = {{"
-                  f"reinterpret_cast<float4*>(gradients) + ((({turn} * {d.groups} + group) * "
-                  f"{d.ranks}ll + rank) * {many} + {part.base})"
-                  f" * {TILE // 4}}};")
-            else:
-                far = literal(part.near is None and bool(p.states))
-                w("const Rule rule = *rule_of_step;")
-                w(f"const UpdateTiles<Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
-                  f"{part.tiles}> finish = {{rule, weights{n}, biases{n}, "
-                  f"{self.states_at(layer)}}};")
-            w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
-              f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "
-              f"{pitch}, {d.pitch}, {literal(p.bias)}>::run({self.a(layer)}, {self.z(layer + 1)}, "
-              f"{first}, finish);")
-            w("}")
-            sums = ceil(ceil(d.outs(layer), 8), tiles.across) if p.bias else 0
-            first = (first + tiles.tasks + sums) % d.warps
-        layers.clear()
-
-    def meet(self) -> None:
-        """Clusters that share the batch add up their gradients."""
-        d, w, found = self.d, self.w, self.layout
-        if not found.sync:
-            return
-        many, quads = found.tiles, TILE // 4
-        far = literal(found.shared_state is None and bool(self.p.states))
-        w("{")
-        w("// gradients of all clusters")
-        w("const auto place = [=](int tile) {")
-        for layer in range(self.p.depth - 1, -1, -1):
-            part, n = found.layers[layer], layer + 1
-            text = f"return place_of<{part.pitch}, {part.rows}, {part.across}, {part.tiles}>(" \
-                   f"tile - {part.base}, weights{n}, biases{n});"
-            w(f"if (tile >= {part.base}) {text}" if layer else text)
-        w("};")
-        w(f"float4* const states = {self.states_at(0)};")
-        w(f"const auto state = [=](int slot) {{ return states + slot * "
-          f"{len(self.p.states) * quads}; }};")
-        w("const Rule rule = *rule_of_step;")
-        w("unsigned int* const met = counters + 1 + rank * 32;")
-        stride = f"{d.ranks * many * quads}ll"
-        if found.sync == ALL:
-            w(f"ptx::grid_barrier(met, (u + 1u) * {d.groups}u, 1);")
-            w(f"update_all<Shape, Rule, {far}, {many}>(reinterpret_cast<const float4*>(gradients) "
-              f"+ ((u & 1) * {d.blocks}ll + rank) * {many * quads}, {stride}, rule, place, state);")
-        else:
-            w(f"ptx::grid_barrier(met, (2u * u + 1u) * {d.groups}u, 1);")
-            w("float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * "
-              f"{many * quads};")
-            w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>("
-              "reinterpret_cast<const float4*>(gradients) + rank * "
-              f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
-              f"state);")
-            w(f"ptx::grid_barrier(met, (2u * u + 2u) * {d.groups}u, 2);")
-            w(f"copy_fresh<Shape, {many}>(new_weights, place);")
-        w("}")

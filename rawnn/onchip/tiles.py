@@ -27,7 +27,8 @@ class Tiling:
 class ProductCosts:
     """Cycles of a warp's step of 8 along the inner dimension, a + b for each of its tiles, of the
     start and end of a task likewise, and of adding up split sums; what the shared memory, the
-    tensor cores and the issue of instructions take at least is counted beside (H200)."""
+    tensor cores and the issue of instructions take at least is counted beside (H200). float16 is
+    taken to be as bfloat16: its instructions are the same in number, and not measured."""
 
     step: float
     step_tile: float
@@ -43,6 +44,7 @@ COSTS = {
     "float32": ProductCosts(15.0, 38.0, products=3, instructions=3.5),
     "tf32": ProductCosts(22.0, 10.0),
     "bfloat16": ProductCosts(22.0, 8.0),
+    "float16": ProductCosts(22.0, 8.0),
 }
 TASK_INSTRUCTIONS, TILE_INSTRUCTIONS = 40, 20
 """Of a task, and of each of its tiles, besides the steps."""

@@ -16,6 +16,7 @@ from rawnn.opts import fp16 as _fp16  # isort: skip
 from rawnn.opts import bf16 as _bf16  # isort: skip
 from rawnn.opts import sr as _sr  # isort: skip
 from rawnn.opts import fp8 as _fp8  # isort: skip
+from rawnn.opts import nccl as _nccl  # isort: skip
 from rawnn.opts import persistent as _persistent  # isort: skip
 from rawnn.opts import tiled as _tiled  # isort: skip
 from rawnn.opts import mma as _mma  # isort: skip
@@ -31,5 +32,5 @@ from rawnn.opts.select import Selection, select
 
 __all__ = ["TOGGLES", "Selection", "Toggle", "select"]
 del _arena, _batch, _bf16, _cublas, _cudnn, _fp16, _fp8, _fuse, _graphs, _mma, _nosync, _pdl
-del _persistent, _pinned, _pool, _preload, _report, _sr, _stream_ordered, _streams, _tf32
+del _nccl, _persistent, _pinned, _pool, _preload, _report, _sr, _stream_ordered, _streams, _tf32
 del _tiled, _tune

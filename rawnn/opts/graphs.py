@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Literal
 
 from rawnn.errors import ConfigError
-from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.nccl import reduces
+from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -40,6 +41,11 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
                 f"graphs=step or graphs=epoch"
             )
         return plan, replace(policy, graph="unroll", graph_steps=value)
+    if value == "while" and reduces(plan):
+        raise ConfigError(
+            "graphs=while cannot hold the collectives of nccl: NCCL may add nodes that call the "
+            "host, which the body of a loop on the device may not have; use graphs=epoch"
+        )
     if value == "while" and plan.find(kind="upload"):
         raise ConfigError(
             "graphs=while loops on the device, which cannot fetch batches from the host: add "
@@ -63,9 +69,4 @@ register(Toggle(
     source="the report's last rung: CUDA Graphs, here built node by node from the plan's edges",
     group="scheduling", apply=apply, needs=needs, needs_text="driver for CUDA 12.3",
     parameter=Parameter("auto|step|N|epoch|while", parse, "auto"), implies=("nosync", "arena"),
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync,fuse", (
-            "graphs=step", "graphs=4", "graphs", "graphs=epoch", "graphs=while")),
-        Comparison("mlp4", "preload,arena,nosync,bf16,mma,fuse", ("graphs",)),
-    ),
 ))

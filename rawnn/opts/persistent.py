@@ -14,7 +14,7 @@ from rawnn.onchip.choose import Choice, choose
 from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.spelling import exactly
-from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.step.plan import Plan
@@ -37,8 +37,14 @@ def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     """`plan`, a step that trains, as one op whose kernel shares the work as chosen."""
     workspaces = _workspaces(plan, chosen)
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
-        chosen.decomposition), expected=f"{chosen.us:.1f} us")
+        chosen.decomposition), expected=f"{chosen.us:.1f} us", **_seed(plan))
     return plan.with_tensors(*workspaces).substitute(plan.ops, [op])
+
+
+def _seed(plan: Plan) -> dict[str, int]:
+    """Of the bits by which weights are rounded, where they are rounded by chance."""
+    seeds = [op.attributes["seed"] for op in plan.ops if op.attributes.get("stochastic")]
+    return {"seed": seeds[0]} if seeds else {}
 
 
 def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
@@ -49,8 +55,8 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """The partial batch that ends an epoch, and evaluations, are other plans: they stay as they
-    are."""
+    """Evaluations are other plans, and stay as they are. So does the partial batch that ends an
+    epoch, which the op takes in where there are whole ones (rawnn/step/joining.py)."""
     if plan.name != "train":
         return plan, policy
     found = _FORM.fullmatch(str(value))
@@ -91,8 +97,5 @@ register(Toggle(
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|RxG[:THREADS:TYPES]", parse, "auto"), came_to=came_to,
-    implies=("preload", "arena", "nosync"), conflicts=("fp16", "fp8", "sr"),
-    comparisons=tuple(Comparison(workload, "preload,arena,nosync,graphs=epoch,fuse",
-                                 ("persistent",))
-                      for workload in ("linear", "wide128")),
+    implies=("preload", "arena", "nosync"), conflicts=("fp8",),
 ))

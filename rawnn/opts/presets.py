@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Network
 from rawnn.opts.earning import Verdict, judge, usual_form
+from rawnn.opts.own import reason
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.ptx.linear import MAX_FUSED_CLASSES
 from rawnn.step.recipe import Form, Recipe
@@ -56,15 +58,17 @@ def seed() -> Values:
             "fuse": None, "cudnn": None, "streams": None, "graphs": "auto"}
 
 
-def resolve(name: str, setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
+def resolve(name: str, setting: Setting, numbers: str = "",
+            own: list[str] | None = None) -> tuple[Values, list[str]]:
     """The toggles of a preset, and sentences on what it decided. `numbers` are those that are asked
-    for beside it."""
+    for beside it, `own` the user's kernels."""
     if name == "best":
-        return best(setting, numbers)
+        return best(setting, numbers, own or [])
     return (seed() if name == "seed" else none()), []
 
 
-def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
+def best(setting: Setting, numbers: str = "",
+         own: Sequence[str] = ()) -> tuple[Values, list[str]]:
     """What is fastest for this network with these numbers on this machine, and why, in a sentence
     each: as measured on a GPU of the same name, or else by rule. It never changes the numbers."""
     machine = setting.machine
@@ -77,13 +81,14 @@ def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
     if taken is None:
         taken, why = by_rule(setting, numbers)
         notes += why
-    verdict = _judge(setting, numbers, entry.us if entry else None)
+    verdict = Verdict(False, f"best goes without persistent: {reason(list(own))}") if own \
+        else _judge(setting, numbers, entry.us if entry else None)
     notes += [verdict.why] if verdict.why else []
     if verdict.taken:
         values["persistent"] = TOGGLES["persistent"].parse(None)
     values |= taken
     if TOGGLES["graphs"].needs(machine) is None:
-        nodes = _nodes(setting, values)
+        nodes = _nodes(setting, values, bool(own))
         whole = verdict.taken or nodes * setting.steps <= MAX_UNROLLED_NODES
         values["graphs"] = "epoch" if whole \
             else max(min(UNROLLED_NODES // nodes, UNROLLED_STEPS), 1)
@@ -93,7 +98,7 @@ def best(setting: Setting, numbers: str = "") -> tuple[Values, list[str]]:
 
 
 def _judge(setting: Setting, numbers: str, measured: float | None) -> Verdict:
-    if setting.recipe is None:  # nobody says how many steps there will be
+    if setting.recipe is None or setting.recipe.ranks > 1:  # nobody says how many steps there are
         return Verdict(False)
     form = setting.form or usual_form(setting.network, setting.batch * setting.steps)
     return judge(setting.network, setting.recipe, form, numbers, setting.machine, measured)
@@ -170,7 +175,7 @@ def _is_linear(network: Network) -> bool:
     return network.depth == 1 and network.layers[-1] <= MAX_FUSED_CLASSES
 
 
-def _nodes(setting: Setting, values: Values) -> int:
+def _nodes(setting: Setting, values: Values, own: bool) -> int:
     """About as many nodes as a step has."""
-    linear = _is_linear(setting.network) and "fuse" in values and "cublas" not in values
+    linear = _is_linear(setting.network) and "fuse" in values and "cublas" not in values and not own
     return 2 if linear else 6 * setting.network.depth + 4

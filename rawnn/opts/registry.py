@@ -27,21 +27,11 @@ class Parameter:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a part of a toggle in a plan: `reason` says why it was not taken, "" that it
-    was."""
+    was; `but` what it was kept out of."""
 
     part: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What shows the worth of a toggle: a built-in workload that is trained with the toggles
-    `beside`, and with each of `added` beside those (the toggle itself unless some are given). Where
-    the toggle stands in `beside` with another value, it is that which `added` replaces."""
-
-    workload: str
-    beside: str
-    added: tuple[str, ...] = ()
+    but: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,13 +41,13 @@ class Toggle:
     `apply(plan, policy, value)` returns the plan and the policy rewritten. `needs(machine)`
     returns why it cannot run on a machine, or None, and
     `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
+    It excludes those of `conflicts`; `conflict` says why.
     A list of toggles that has this one does not start from those of `instead`.
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
     value that a machine gives to one that leaves it open, `came_to(value, plan)` the one that says
     what became of it in the plan of a step, so that it can be asked for again. `claim` is one line;
-    `source` is where the idea comes from; `comparisons` are what `rawnn bench toggles` measures,
-    and `parts` the same of single parts of it, each left out and taken. `outcomes(plan, value)`
-    says what became of those in the plan that it is applied to.
+    `source` is where the idea comes from. `outcomes(plan, value)` says what became of its single
+    parts in the plan that it is applied to. What shows its worth stands in bench.toml.
     """
 
     name: str
@@ -70,14 +60,13 @@ class Toggle:
     needs_text: str = ""
     implies: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    conflict: str = ""
     instead: tuple[str, ...] = ()
     beside: Callable[[Collection[str], Machine], str | None] = lambda names, machine: None
     host: bool = False
     settle: Callable[[str | int | None, Machine], str | int | None] = \
         lambda value, machine: value
     came_to: Callable[[str | int | None, Plan], str | int | None] = lambda value, plan: value
-    comparisons: tuple[Comparison, ...] = ()
-    parts: tuple[Comparison, ...] = ()
     outcomes: Callable[[Plan, str | int | None], list[Outcome]] = lambda plan, value: []
 
     def parse(self, text: str | None) -> str | int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from rawnn.device.target import HOST, Target
@@ -9,7 +10,9 @@ from rawnn.errors import ConfigError, nearest
 from rawnn.network.layers import Network
 from rawnn.opts import presets
 from rawnn.opts.numbers import numbers_of
+from rawnn.opts.own import BEFORE, is_op, toggle, words_of_ops
 from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
+from rawnn.ptx.own import unused
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
@@ -34,7 +37,10 @@ class Selection:
         the plan that comes out is not sound (Plan.check)."""
         plan, policy = replace(plan, target=self.target), policy or Policy()
         for name, value in self.values.items():
-            plan, policy = TOGGLES[name].apply(plan, policy, value)
+            plan, policy = toggle(name).apply(plan, policy, value)
+        for word in plan.own:
+            if plan.name == "train" and (reason := unused(plan, word)):
+                raise ConfigError(f"{word} has nothing to do: {reason}")
         return plan.check(), policy
 
     def outcomes(self, plan: Plan) -> dict[str, list[Outcome]]:
@@ -42,9 +48,9 @@ class Selection:
         found = {}
         plan, policy = replace(plan, target=self.target), Policy()
         for name, value in self.values.items():
-            if outcomes := TOGGLES[name].outcomes(plan, value):
+            if outcomes := toggle(name).outcomes(plan, value):
                 found[name] = outcomes
-            plan, policy = TOGGLES[name].apply(plan, policy, value)
+            plan, policy = toggle(name).apply(plan, policy, value)
         return found
 
     def words(self) -> list[str]:
@@ -78,17 +84,32 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
         _keep_host_toggles(asked, notes, machine, lenient)
     implied = _add_implied(asked, removed)
     for name in asked:
-        toggle = TOGGLES[name]
-        for other in toggle.conflicts:
+        each = toggle(name)
+        for other in each.conflicts:
             if other in asked:
-                raise ConfigError(f"'{name}' and '{other}' exclude each other: leave one out")
-        if machine.gpu is None and (reason := toggle.needs(machine)):
+                why = f" ({each.conflict})" if each.conflict else ""
+                raise ConfigError(f"'{name}' and '{other}' exclude each other{why}: leave one out")
+        if machine.gpu is None and (reason := each.needs(machine)):
             raise ConfigError(f"the toggle '{name}' cannot run here: it {reason}")
-        if machine.gpu is None and (reason := toggle.beside(asked, machine)):
+        if machine.gpu is None and (reason := each.beside(asked, machine)):
             raise ConfigError(f"the toggle '{name}' cannot run so: {reason}")
-        asked[name] = toggle.settle(asked[name], machine)
-    ordered = {name: asked[name] for name in TOGGLES if name in asked}
+        asked[name] = each.settle(asked[name], machine)
+    ordered = {name: asked[name] for name in _in_order(asked)}
     return Selection(ordered, frozenset(implied), tuple(notes), machine.target)
+
+
+def _in_order(asked: Iterable[str]) -> list[str]:
+    """The order in which toggles are applied: the table's, with kernels of one's own at their
+    place."""
+    own = [name for name in asked if name not in TOGGLES]
+    wanted = {*asked}
+    found: list[str] = []
+    for name in TOGGLES:
+        if name == BEFORE:
+            found += own
+        if name in wanted:
+            found.append(name)
+    return found
 
 
 def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str], list[str]]:
@@ -104,7 +125,8 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
             if given:
                 notes.append(f"the preset {word} replaces what stands before it: "
                              f"{', '.join(n for n in asked if n in given)}")
-            asked, why = presets.resolve(word, setting, numbers_of(words[place + 1 :]))
+            behind = words[place + 1 :]
+            asked, why = presets.resolve(word, setting, numbers_of(behind), words_of_ops(behind))
             notes += why
             removed.clear()
             given.clear()
@@ -123,7 +145,7 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
             _known(name)
             if name in given:
                 raise ConfigError(f"'{name}' is given twice: leave one of them out")
-            asked[name] = TOGGLES[name].parse(value if "=" in word else None)
+            asked[name] = toggle(name).parse(value if "=" in word else None)
             removed.discard(name)
             given.add(name)
             for other in _conflicts(name, asked):
@@ -131,7 +153,7 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
                     del asked[other]
                     if preset:
                         notes.append(f"{name} replaces {other}, which {preset} takes here")
-            for other in TOGGLES[name].instead:
+            for other in toggle(name).instead:
                 if not preset and other not in given:
                     asked.pop(other, None)
     return asked, removed, notes
@@ -140,14 +162,14 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
 def _conflicts(name: str, asked: presets.Values) -> list[str]:
     """The toggles that exclude `name`, in whichever of the two that is said."""
     return [other for other in asked
-            if other in TOGGLES[name].conflicts or name in TOGGLES[other].conflicts]
+            if other in toggle(name).conflicts or name in toggle(other).conflicts]
 
 
 def _known(name: str) -> None:
     if name in presets.PRESETS:
         raise ConfigError(f"'{name}' is a preset: it takes no value and cannot be taken away; "
                           f"write the toggles to be left out, as in best,-cudnn")
-    if name not in TOGGLES:
+    if name not in TOGGLES and not is_op(name):
         known = (*TOGGLES, *presets.PRESETS)
         raise ConfigError(f"unknown toggle '{name}'" + (nearest(name, known) or
                           f"; the toggles are {', '.join(known)}"))
@@ -155,7 +177,7 @@ def _known(name: str) -> None:
 
 def _keep_host_toggles(asked: presets.Values, notes: list[str], machine: Machine,
                        lenient: bool) -> None:
-    gpu_only = [name for name in asked if not TOGGLES[name].host]
+    gpu_only = [name for name in asked if not toggle(name).host]
     if gpu_only and not lenient:
         raise ConfigError(
             f"{', '.join(gpu_only)}: only for a GPU, and this run is on the host ({machine.gpu}); "
@@ -173,7 +195,7 @@ def _keep_host_toggles(asked: presets.Values, notes: list[str], machine: Machine
 def _add_implied(asked: presets.Values, removed: set[str]) -> set[str]:
     implied: set[str] = set()
     for name in list(asked):
-        for other in TOGGLES[name].implies:
+        for other in toggle(name).implies:
             if other in removed:
                 raise ConfigError(f"'{name}' implies '{other}', which '-{other}' takes away: "
                                   f"leave out '-{other}', or {name} as well")

@@ -6,3 +6,4 @@
 #include "onchip_input.cuh"
 #include "onchip_loss.cuh"
 #include "onchip_product.cuh"
+#include "onchip_scale.cuh"

@@ -5,7 +5,7 @@
 //   kThreads  of a block                      kRanks    blocks of a cluster, which share the widths
 //   kGroups   clusters, which share the batch kColumns  examples of a group, in eights
 //   kPitch    floats from one feature of activations [features, examples] to the next
-//   kNumbers  how products are computed: kFloat32 as three of tf32, kTf32, or kBfloat16
+//   kNumbers  how products are computed: kFloat32 as three of tf32, kTf32, kBfloat16 or kFloat16
 #pragma once
 #include "common.cuh"
 #include "device/cluster.cuh"
@@ -18,6 +18,7 @@
 constexpr int kFloat32 = 0;
 constexpr int kTf32 = 1;
 constexpr int kBfloat16 = 2;
+constexpr int kFloat16 = 3;
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 

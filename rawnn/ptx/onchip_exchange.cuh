@@ -2,6 +2,8 @@
 // their mailbox, by stores that count their bytes at a barrier there (st.async), and waits for what
 // it needs itself. No block waits for another's turn: two mailboxes take turns, and whoever sends
 // the exchange after the next has had this block's part of the next, sent once its mailbox was read.
+// So every block must have a part for every other: one that has no features of a gathered boundary
+// sends a float that says nothing else, and gets one from each where it has nothing to receive.
 //
 // A mailbox holds rows of kColumns floats. Where partial sums are sent, those of rank r begin at row
 // r * ROWS; they are added up in the order of the ranks (add_parts), so that all get the same bits.
@@ -30,6 +32,11 @@ struct Mailboxes {
     const unsigned int there = ptx::shared_address(box() + place);
     ptx::send4(ptx::in_block(there, to), values, ptx::in_block(barrier(), to));
   }
+  // One float; what is sent must be read.
+  __device__ __forceinline__ void send_one(int to, int place, float value) const {
+    const unsigned int there = ptx::shared_address(box() + place);
+    ptx::send(ptx::in_block(there, to), value, ptx::in_block(barrier(), to));
+  }
   __device__ __forceinline__ void send_to_all(int place, float4 values) const {
 #pragma unroll
     for (int i = 0; i < SHAPE::kRanks; ++i) send((rank + i) % SHAPE::kRanks, place, values);
@@ -42,3 +49,9 @@ struct Mailboxes {
     return filled;
   }
 };
+
+// Reads `count` floats that say nothing but that they came: what is sent must be read.
+__device__ __forceinline__ void hear(const float* mailbox, int count) {
+  const int i = thread_index();
+  if (i < count) static_cast<void>(*static_cast<const volatile float*>(mailbox + i));
+}

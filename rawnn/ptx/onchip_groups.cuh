@@ -36,10 +36,11 @@ __device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, 
 
 // Every cluster updates everything: `parts` is this rank's first tile of cluster 0, whose tiles lie
 // `stride` float4 ahead of the next cluster's. place(tile) says where a tile's weights lie,
-// state(tile) where its state does.
-template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typename Q>
+// state(tile) where its state does, how(tile) how its weights are kept (onchip_update.cuh).
+template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typename Q,
+          typename H = AllAsTheyAre>
 __device__ __forceinline__ void update_all(const float4* parts, long long stride, const RULE& rule,
-                                           P place, Q state) {
+                                           P place, Q state, H how = {}) {
   const int lane = lane_index();
 #pragma unroll 1
   for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
@@ -48,17 +49,18 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
     const Place at = place(tile);
-    kept.update(rule, at.first, at.second, sum);
+    kept.update(rule, at.first, at.second, sum, how(tile));
     kept.store(state(tile) + lane);
   }
 }
 
 // Each cluster updates every kGroups-th tile and leaves the new weights in `fresh`. SHARES warps
 // share the clusters of a tile; `scratch` holds their sums, kTileFloats each, where they are several.
-template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename P, typename Q>
+template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename P, typename Q,
+          typename H = AllAsTheyAre>
 __device__ __forceinline__ void update_share(const float4* parts, long long stride,
                                              const RULE& rule, int group, float* scratch,
-                                             float4* fresh, P place, Q state) {
+                                             float4* fresh, P place, Q state, H how = {}) {
   constexpr int mine = ceil_div(TILES, SHAPE::kGroups);
   constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
   const int lane = lane_index();
@@ -95,7 +97,7 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
         }
       }
       const Place at = place(tile);
-      kept.update(rule, at.first, at.second, sum);
+      kept.update(rule, at.first, at.second, sum, how(tile));
       kept.store(state(slot) + lane);
       float4 v = make_float4(at.first[0], at.first[1], 0.0f, 0.0f);
       if (at.second != nullptr) v.z = at.second[0], v.w = at.second[1];

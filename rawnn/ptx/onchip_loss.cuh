@@ -1,17 +1,22 @@
 // The loss of a step in shared memory: z [outputs, kPitch] of the examples becomes dz in place, and
-// each thread tallies what it has seen. Examples from `present` on get a gradient of 0.
+// each thread tallies what it has seen. Examples from `present` on get a gradient of 0. `made` says what
+// is kept of a gradient: all of it (AsItIs), or that times the loss scale (onchip_scale.cuh).
 #pragma once
 #include "losses.cuh"
 #include "metrics.cuh"
 #include "onchip_device.cuh"
 
+struct AsItIs {
+  __device__ __forceinline__ float operator()(float gradient) const { return gradient; }
+};
+
 // Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES threads take an example.
 // `logits` are all OUTPUTS rows; dz goes to the rows of `dz`, which are those from `first` on, `count`
 // of them; the two may be the same memory where first is 0. Each example leaves a tally.
-template <typename SHAPE, int OUTPUTS, int LANES>
+template <typename SHAPE, int OUTPUTS, int LANES, typename MADE = AsItIs>
 __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int first, int count,
                                              const int* labels, int present, float share,
-                                             Tally* tallies) {
+                                             Tally* tallies, MADE made = {}) {
   constexpr int side = 32 / LANES;  // examples of a warp
   constexpr int each = ceil_div(OUTPUTS, LANES);
   constexpr bool kept = each <= 8;  // in registers
@@ -76,7 +81,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
       if (m < OUTPUTS && row >= 0 && row < count) {
         const float power = kept ? value_of(i) : expf(value_of(i) - best);
         const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
-        dz[row * SHAPE::kPitch + example] = there ? slope : 0.0f;
+        dz[row * SHAPE::kPitch + example] = there ? made(slope) : 0.0f;
       }
     }
     if (part == 0) {
@@ -89,9 +94,10 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
 
 // A mean over all elements: the first `count` of ROWS outputs of z, with targets [example][PITCH].
 // Each thread leaves a tally.
-template <typename SHAPE, typename LOSS, int ROWS, int PITCH>
+template <typename SHAPE, typename LOSS, int ROWS, int PITCH, typename MADE = AsItIs>
 __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, int count,
-                                               int present, float share, Tally* tallies) {
+                                               int present, float share, Tally* tallies,
+                                               MADE made = {}) {
   Tally tally = {0.0f, 0};
 #pragma unroll 2
   for (int i = thread_index(); i < count * SHAPE::kColumns; i += SHAPE::kThreads) {
@@ -103,7 +109,7 @@ __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, i
       const float target = targets[example * PITCH + row];
       tally.loss += LOSS::loss(*at, target);
       tally.right += LOSS::right(*at, target) ? 1 : 0;
-      slope = LOSS::gradient(*at, target) * share;
+      slope = made(LOSS::gradient(*at, target) * share);
     }
     *at = slope;
   }
@@ -128,11 +134,19 @@ __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
   return total;
 }
 
+// The numbers that a step's loss is the mean of: of all steps, or of each.
+__device__ __forceinline__ float terms_of(float terms, int) { return terms; }
+
+template <typename F>
+__device__ __forceinline__ float terms_of(const F& terms, int step) {
+  return terms(step);
+}
+
 // At the end of a launch the last block to come adds up what `parts` blocks left of each step, in
 // their order: loss[s], correct[s]. It also puts all counters back to 0. `last` is a word of shared
 // memory.
-template <typename SHAPE>
-__device__ __forceinline__ void report_steps(const float2* left, int parts, int steps, float terms,
+template <typename SHAPE, typename TERMS>
+__device__ __forceinline__ void report_steps(const float2* left, int parts, int steps, TERMS terms,
                                              unsigned int* ticket, unsigned int* counters,
                                              int count_counters, float* loss, int* correct,
                                              int* last) {
@@ -151,7 +165,7 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
       total.loss += part.x;
       total.right += __float_as_int(part.y);
     }
-    loss[s] = total.loss / terms;
+    loss[s] = total.loss / terms_of(terms, s);
     if (correct != nullptr) correct[s] = total.right;
   }
   if (threadIdx.x == 0) *ticket = 0u;

@@ -5,7 +5,8 @@
 // next. All are float32; what a product makes of them says SHAPE::kNumbers:
 //   kFloat32   each factor is cut into two tf32 numbers, and of their four products the smallest is
 //              left out: the error is that of float32 sums
-//   kTf32      factors are rounded to tf32;   kBfloat16   to bfloat16, as two steps of 8 are packed
+//   kTf32      factors are rounded to tf32;   kBfloat16, kFloat16   to these, as two steps of 8 are
+//              packed; what a float16 cannot hold becomes infinity
 // A task is MT x NT tiles over one of SPLIT parts of k. Tasks go round the warps from warp FIRST on.
 // k beyond the operands must hold zeros in one of them and finite numbers in the other; rows and
 // columns beyond them may hold anything: finish leaves them out.
@@ -76,6 +77,7 @@ struct Product {
   static constexpr int kTasks = kDown * kAcross * SPLIT;
   static constexpr int kAllTasks = kTasks + (SUMS ? kAcross : 0);
   static constexpr int kSteps = (K8 + SPLIT - 1) / SPLIT;
+  static constexpr bool kHalves = SHAPE::kNumbers == kBfloat16 || SHAPE::kNumbers == kFloat16;
   static constexpr bool kPaired = DEEP_A || DEEP_B;  // a lane takes k = 2t, 2t + 1, not t, t + 4
   static constexpr int kUnrolled = 6;
   static constexpr int kTiles = MT * NT;
@@ -121,9 +123,27 @@ struct Product {
                                              const unsigned int (&y)[2]) {
     if constexpr (SHAPE::kNumbers == kBfloat16) {
       ptx::multiply<bfloat16>(to, x, y[0], y[1]);
+    } else if constexpr (SHAPE::kNumbers == kFloat16) {
+      ptx::multiply<float16>(to, x, y[0], y[1]);
     } else {
       ptx::multiply<float>(to, x, y[0], y[1]);
     }
+  }
+
+  // to += x y in float32: a tensor core cuts its sums off, and so drifts where it goes on with one
+  // for many steps (up to nine times float32's error in tests/onchip/arithmetic.py's model of it);
+  // here it adds up one step, and the sum of the steps is rounded.
+  static __device__ __forceinline__ void add_rounded(float (&to)[4], const unsigned int (&x)[4],
+                                                     const unsigned int (&y)[2]) {
+    float fresh[4];
+    ptx::multiply_from_zero(fresh, x, y[0], y[1]);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) to[q] += fresh[q];
+  }
+
+  static __device__ __forceinline__ unsigned int pack(float low, float high) {
+    if constexpr (SHAPE::kNumbers == kFloat16) return ptx::pack_f16(low, high);
+    return ptx::pack_bf16(low, high);
   }
 
   // One step of 8, in tf32 numbers. ODD steps of kTf32 go to another chain.
@@ -170,7 +190,13 @@ struct Product {
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
-      for (int j = 0; j < NT; ++j) mma(sum[chain][i][j], high_a[i], high_b[j]);
+      for (int j = 0; j < NT; ++j) {
+        if constexpr (SHAPE::kNumbers == kFloat32) {
+          add_rounded(sum[chain][i][j], high_a[i], high_b[j]);
+        } else {
+          mma(sum[chain][i][j], high_a[i], high_b[j]);
+        }
+      }
     }
   }
 
@@ -179,15 +205,15 @@ struct Product {
     unsigned int pa[MT][4], pb[NT][2];
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
-      pa[i][0] = ptx::pack_bf16(first.a[i][0], first.a[i][2]);
-      pa[i][1] = ptx::pack_bf16(first.a[i][1], first.a[i][3]);
-      pa[i][2] = ptx::pack_bf16(second.a[i][0], second.a[i][2]);
-      pa[i][3] = ptx::pack_bf16(second.a[i][1], second.a[i][3]);
+      pa[i][0] = pack(first.a[i][0], first.a[i][2]);
+      pa[i][1] = pack(first.a[i][1], first.a[i][3]);
+      pa[i][2] = pack(second.a[i][0], second.a[i][2]);
+      pa[i][3] = pack(second.a[i][1], second.a[i][3]);
     }
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
-      pb[j][0] = ptx::pack_bf16(first.b[j][0], first.b[j][1]);
-      pb[j][1] = ptx::pack_bf16(second.b[j][0], second.b[j][1]);
+      pb[j][0] = pack(first.b[j][0], first.b[j][1]);
+      pb[j][1] = pack(second.b[j][0], second.b[j][1]);
     }
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
@@ -213,7 +239,7 @@ struct Product {
 
   // The steps from `k` to `end`; loads run ahead of the products.
   __device__ __forceinline__ void add_steps(int k, int end) {
-    if constexpr (SHAPE::kNumbers == kBfloat16) {
+    if constexpr (kHalves) {
       Step first, second, third, fourth;
 #pragma unroll 1
       for (; k + 3 < end; k += 4) {
@@ -250,7 +276,7 @@ struct Product {
   }
 
   __device__ __forceinline__ void add_all() {
-    if constexpr (SHAPE::kNumbers == kBfloat16) {
+    if constexpr (kHalves) {
       Step steps[K8 + 1];
 #pragma unroll
       for (int k = 0; k < K8; ++k) load(k, steps[k]);
@@ -277,7 +303,9 @@ struct Product {
     static_assert(!SUMS || DEEP_B, "rows of b");
     const int g = lane_index() / 4;
     const int t = lane_index() % 4;
-    constexpr unsigned int unit = SHAPE::kNumbers == kBfloat16 ? 0x3f803f80u : 0x3f800000u;
+    constexpr unsigned int unit = SHAPE::kNumbers == kBfloat16  ? 0x3f803f80u
+                                  : SHAPE::kNumbers == kFloat16 ? 0x3c003c00u
+                                                                : 0x3f800000u;
     const unsigned int ones[4] = {unit, unit, unit, unit};
     float high_sum[NT][4], low_sum[NT][4];
     const float* from[NT];
@@ -291,14 +319,14 @@ struct Product {
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         const float2 both = *reinterpret_cast<const float2*>(from[j] + k * 8);
-        if constexpr (SHAPE::kNumbers == kBfloat16) {
-          const unsigned int words[2] = {ptx::pack_bf16(both.x, both.y), 0u};
+        if constexpr (kHalves) {
+          const unsigned int words[2] = {pack(both.x, both.y), 0u};
           mma(high_sum[j], ones, words);
         } else {
           unsigned int high[2], low[2];
           ptx::split_tf32(both.x, high[0], low[0]);
           ptx::split_tf32(both.y, high[1], low[1]);
-          mma(high_sum[j], ones, high);
+          add_rounded(high_sum[j], ones, high);
           mma(low_sum[j], ones, low);
         }
       }

@@ -7,6 +7,7 @@
 // memory) or far (a workspace in global memory, which the L2 cache holds).
 #pragma once
 #include "onchip_device.cuh"
+#include "random.cuh"
 #include "rules.cuh"
 
 constexpr int kTileFloats = 128;
@@ -15,6 +16,60 @@ constexpr int kTileQuads = 32;
 __device__ __forceinline__ void spread(float (&to)[4], const float4& from) {
   to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
 }
+
+// How new weights are kept. HOW says it for the tile (mt, nt) of a layer: with tile(mt, nt), which is
+// called with each of the lane's four weights in the order of a fragment.
+//
+// As they are:
+struct AsTheyAre {
+  __device__ __forceinline__ AsTheyAre tile(int, int) const { return {}; }
+  __device__ __forceinline__ float operator()(float weight, int) const { return weight; }
+};
+
+// Rounded to bfloat16 by chance: the lane's weights are the elements `first`, `first` + `inputs`, and
+// those 8 behind these, each with the bits that (seed, stream, step, element) draws everywhere.
+struct RoundedTile {
+  bool rounds;
+  unsigned long long seed;
+  unsigned int stream;
+  int step;
+  unsigned int first, inputs;
+
+  __device__ __forceinline__ float operator()(float weight, int q) const {
+    if (!rounds) return weight;
+    const unsigned int element = first + (q & 1 ? inputs : 0u) + (q & 2 ? 8u : 0u);
+    return to_float(stochastic_round_bf16(weight, rounding_bits(seed, stream, step, element)));
+  }
+};
+
+// Of a layer with INPUTS inputs, of which this block holds a part from (out, in) on.
+template <int INPUTS>
+struct ByChance {
+  unsigned long long seed;
+  unsigned int stream;
+  int step;
+  int out, in;
+
+  __device__ __forceinline__ RoundedTile tile(int mt, int nt) const {
+    const int lane = lane_index();
+    const int row = out + nt * 8 + lane % 4 * 2;
+    const int column = in + mt * 16 + lane / 4;
+    return {true, seed, stream, step,
+            static_cast<unsigned int>(row) * INPUTS + static_cast<unsigned int>(column), INPUTS};
+  }
+  // The same of a layer's tile by its number; biases, which lie behind TILES of weights, are kept.
+  template <int ACROSS, int TILES>
+  __device__ __forceinline__ RoundedTile numbered(int number) const {
+    RoundedTile found = tile(number / ACROSS, number % ACROSS);
+    found.rounds = number < TILES;
+    return found;
+  }
+};
+
+// Of all layers, by the number of a tile: as they are.
+struct AllAsTheyAre {
+  __device__ __forceinline__ AsTheyAre operator()(int) const { return {}; }
+};
 
 // A lane's state of one tile, in registers.
 template <typename RULE, bool FAR>
@@ -41,8 +96,9 @@ struct Kept {
   }
   // The lane's two pairs of weights, the second of which may not be there. All are read ahead of the
   // first store, so that the four chains of the rule run side by side.
+  template <typename TILE = AsTheyAre>
   __device__ __forceinline__ void update(const RULE& rule, float* first, float* second,
-                                         const float (&gradient)[4]) {
+                                         const float (&gradient)[4], const TILE& kept = {}) {
     const float2 upper = *reinterpret_cast<const float2*>(first);
     const float2 lower = second != nullptr ? *reinterpret_cast<const float2*>(second)
                                            : make_float2(0.0f, 0.0f);
@@ -52,7 +108,7 @@ struct Kept {
       float state[kStates > 0 ? kStates : 1];
 #pragma unroll
       for (int j = 0; j < kStates; ++j) state[j] = of[j][q];
-      w[q] = rule(w[q], gradient[q], state);
+      w[q] = kept(rule(w[q], gradient[q], state), q);
 #pragma unroll
       for (int j = 0; j < kStates; ++j) of[j][q] = state[j];
     }
@@ -62,13 +118,15 @@ struct Kept {
 };
 
 // Finish of a weight gradient's product: the update at once, where no other cluster has a part.
-template <typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES>
+template <typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES,
+          typename HOW = AsTheyAre>
 struct UpdateTiles {
   using Early = Kept<RULE, FAR>;
   const RULE& rule;
   float* w;
   float* bias;
   float4* states;
+  HOW how = {};
 
   __device__ __forceinline__ float4* state_of(int tile) const {
     return states + tile * (RULE::kStates * kTileQuads);
@@ -86,7 +144,7 @@ struct UpdateTiles {
     if constexpr (!FAR) kept.load(state);
     float* const at = w + (mt * 16 + lane / 4) * LDW + nt * 8 + lane % 4 * 2;
     const bool whole = ROWS % 16 == 0 || mt * 16 + 8 < ROWS;
-    kept.update(rule, at, whole ? at + 8 * LDW : nullptr, sum);
+    kept.update(rule, at, whole ? at + 8 * LDW : nullptr, sum, how.tile(mt, nt));
     kept.store(state);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
@@ -145,14 +203,14 @@ struct Part {
   int out, outs, in, ins;
 };
 
-template <typename SHAPE, int LDW>
-__device__ __forceinline__ void load_weights(float* image, const float* __restrict__ w, int ld,
+template <typename SHAPE, int LDW, typename T>
+__device__ __forceinline__ void load_weights(float* image, const T* __restrict__ w, int ld,
                                              Part part) {
 #pragma unroll 1
   for (int i = thread_index(); i < part.outs * part.ins; i += SHAPE::kThreads) {
     const int out = i / part.ins;
     const int in = i % part.ins;
-    image[in * LDW + out] = w[static_cast<long long>(part.out + out) * ld + part.in + in];
+    image[in * LDW + out] = to_float(w[static_cast<long long>(part.out + out) * ld + part.in + in]);
   }
 }
 

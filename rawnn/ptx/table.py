@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from rawnn.common.dtypes import c_type
@@ -53,8 +54,9 @@ class KernelImpl:
     operand that the kernel takes a tensor map of; they follow from the kernel's own parameters.
     The blocks of a `cooperative` kernel all run at once. A `relocatable` one is linked with the
     device runtime, an architecture-`specific` one has instructions that the successors of its
-    architecture have not (it is compiled for sm_90a, not sm_90). A generated kernel brings its
-    `text`, and NVRTC's `options` for it.
+    architecture have not (it is compiled for sm_90a, not sm_90). A kernel that is in no file of
+    rawnn's brings its `text`, and NVRTC's `options` for it; a user's also folders to `include`
+    from, an `arch`, a `preamble` of macros, and `declarations`, the text with these put in.
     """
 
     source: str
@@ -72,6 +74,10 @@ class KernelImpl:
     specific: bool = False
     text: str = ""
     options: tuple[str, ...] = ()
+    include: tuple[Path, ...] = ()
+    arch: str = ""
+    preamble: str = ""
+    declarations: str = ""
 
     def variants(self, scalars: Scalars) -> int:
         """How many variants of a launch there are; 1 where there is nothing to choose."""

@@ -72,6 +72,14 @@ def asked_for(config: Config) -> list[Listener]:
     return made
 
 
+def writing_nothing(given: Sequence[Listener], config: Config) -> list[Listener]:
+    """The listeners of a rank other than the first: those that write files are left to that one."""
+    kept = [each for each in given if not isinstance(each, Checkpoints | CsvLog)]
+    if config.patience is not None:
+        kept.append(EarlyStopping(config.patience, config.min_delta, config.monitor))
+    return kept
+
+
 class Checkpoints(Listener):
     """Writes a checkpoint after every `every` epochs and at the end, and keeps the newest `keep`.
 

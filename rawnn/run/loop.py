@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rawnn.errors import TrainingDiverged
 from rawnn.run.interrupts import LONG_SECONDS, BrokenOff, Signals
+from rawnn.run.parallel import metrics
 from rawnn.run.result import Report
 from rawnn.runners.base import Evaluation, State
 
@@ -84,7 +85,7 @@ class Loop:
             self._keep()
         self._watch.start()
         try:
-            while self._epoch < total and not session.stopped and not signals.number:
+            while self._epoch < total and not self._stops():
                 due = (self._epoch + 1) % self._interval == 0 or self._epoch + 1 == total
                 self._whole = False
                 signals.inside = True
@@ -104,6 +105,19 @@ class Loop:
         finally:
             signals.inside = False
         return False
+
+    def _stops(self) -> bool:
+        """Whether training ends here; all ranks stop where one does."""
+        session, number = self._session, self._signals.number
+        if session.team is None:
+            return bool(session.stopped or number)
+        session.team.doing = f"training epoch {self._epoch + 1}"
+        why = session.stopped or (f"a signal ({number}) asked rank {session.team.rank} to end"
+                                  if number else "")
+        said = session.team.any(f"epoch {self._epoch}", why)
+        if said and not number and not session.stopped:
+            session.stop(said)
+        return bool(said)
 
     def _keep_if_long(self) -> None:
         """Keep the state behind an epoch if epochs are long, and so may have to be given up.
@@ -142,9 +156,12 @@ class Loop:
 
     def _report(self, epoch: int, epochs: int) -> None:
         losses, correct = self._runner.metrics()
+        team, ranks = self._session.team, list[int]()
+        if team is not None:
+            losses, correct, ranks = metrics(team, self._session.work, losses, correct)
         self._watch.stop()
         elapsed = self._watch.lap()
-        self._check_losses(losses, epoch)
+        self._check_losses(losses, epoch, ranks)
         begun = perf_counter()
         self.reached = test = self._runner.evaluate()
         self.evaluation_ms += (perf_counter() - begun) * 1e3
@@ -163,7 +180,8 @@ class Loop:
         self._listener.reported(report)
         self._watch.start()
 
-    def _check_losses(self, losses: NDArray[np.float32], epoch: int) -> None:
+    def _check_losses(self, losses: NDArray[np.float32], epoch: int,
+                      ranks: list[int]) -> None:
         bad = np.flatnonzero(~np.isfinite(losses))
         if not bad.size:
             return
@@ -173,7 +191,9 @@ class Loop:
                f"{last.test_accuracy:.4f})" if last else "no report was reached before"
         earlier = "" if self._interval == 1 or epoch == 1 else \
             " or in an epoch before it that was not measured"
+        where = f", first on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" \
+            if ranks else ""
         raise TrainingDiverged(
-            f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}: use a "
-            f"smaller learning rate than {self._config.lr:g}; {kept}"
+            f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}{where}: use "
+            f"a smaller learning rate than {self._config.lr:g}; {kept}"
         )

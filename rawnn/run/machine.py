@@ -27,11 +27,11 @@ class Opened:
     milliseconds: float
 
 
-def open_device(wanted: str, notify: Notify) -> Opened:
+def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:
     """Open the device that `Config.device` names.
 
-    "auto" takes the first GPU or else the host. Raises DeviceError for a GPU asked for by name
-    that is not there.
+    "auto" takes a GPU or else the host; it and "gpu" mean the first, or the one of the `ordinal`.
+    Raises DeviceError for a GPU asked for by name that is not there.
     """
     started = perf_counter()
     if wanted == "host":
@@ -43,7 +43,7 @@ def open_device(wanted: str, notify: Notify) -> Opened:
         device = Device(sim_backend(), 0, notify)
     else:
         try:
-            device = open_gpu(int(wanted[4:] or 0) if wanted.startswith("gpu") else 0, notify)
+            device = open_gpu(int(wanted.partition(":")[2] or ordinal), notify)
         except DeviceError as error:
             from rawnn.device.cuda.errors import CallFailed
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from rawnn.device.target import Machine
 from rawnn.errors import CheckpointError
-from rawnn.opts import TOGGLES, Selection
+from rawnn.opts import Selection
+from rawnn.opts.own import toggle
 from rawnn.runners.base import Work
 from rawnn.tuning.choices import Changes, choices_of
 
@@ -38,7 +39,7 @@ class Taken:
 
 def taken_of(asked: str, selection: Selection, work: Work, machine: Machine) -> Taken:
     """What the run of `work` takes. `work` is as it runs, with the launches that `tune` found."""
-    values = {name: TOGGLES[name].came_to(value, work.train)
+    values = {name: toggle(name).came_to(value, work.train)
               for name, value in selection.values.items()}
     words = (name if value is None else f"{name}={value}" for name, value in values.items())
     return Taken(asked, ",".join(words), name_of(machine),

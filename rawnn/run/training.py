@@ -22,10 +22,18 @@ from numpy.typing import NDArray
 from rawnn.common.files import TextSink
 from rawnn.data import Dataset
 from rawnn.data.source import check_fit, given, left_out, named, settled
-from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
+from rawnn.errors import (
+    CheckpointError,
+    ConfigError,
+    RanksError,
+    RawnnError,
+    TrainingDiverged,
+)
 from rawnn.network.layers import Network
 from rawnn.opts import Selection, batch, select
-from rawnn.run.callbacks import Listeners, asked_for
+from rawnn.ranks import Team
+from rawnn.run import parallel
+from rawnn.run.callbacks import Listeners, asked_for, writing_nothing
 from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.run.config import Config
 from rawnn.run.listener import Listener as Listener
@@ -42,7 +50,7 @@ from rawnn.tuning.choices import applied
 
 def train(config: Config | None = None, *, listener: Listener | Sequence[Listener] = (),
           data: Any = None, validation: Any = None, normalise: Any = None,
-          **options: Any) -> Result:
+          team: Team | None = None, **options: Any) -> Result:
     """Train the network of `config` (or of Config(**options)) and return what was found.
 
     `data` is a directory or file, as Config's, or a Dataset, or arrays (X, y) as `from_arrays`
@@ -55,6 +63,10 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
 
     Raises ConfigError, DataError, DeviceError and their kin with one clear sentence;
     TrainingDiverged carries the reports reached so far as `history`.
+
+    In a process that torchrun, mpirun, srun or `rawnn launch` started beside others, all of them
+    train one network together (docs/scaling.md); `team` are ranks that the caller has joined. Then
+    RanksError says which rank is lost or differs.
 
     In the main thread, Ctrl-C ends the run after the epoch in hand (a second one, or 20 s, at once,
     with the parameters that the last epoch left) and returns what was reached, marked
@@ -71,7 +83,8 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
         config = Config(**continued({**options, **of_config}))
     dataset = given(data, config, validation, normalise) if arrays else None
     listeners = [listener] if isinstance(listener, Listener) else listener
-    with Session(config, *listeners, data=dataset) as session:
+    team = team or parallel.join(config)
+    with Session(config, *listeners, data=dataset, team=team) as session:
         if session.device is None and config.device == "auto":
             warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,
                           stacklevel=2)
@@ -88,25 +101,50 @@ class Session:
 
     def __init__(self, config: Config, *listeners: Listener, imports_ms: float = 0.0,
                  data: Dataset | None = None, opened: Opened | None = None,
-                 log_allocations: TextSink | None = None, stand_in: bool = False) -> None:
+                 log_allocations: TextSink | None = None, stand_in: bool = False,
+                 team: Team | None = None) -> None:
         """`imports_ms` is what the process took to get here. `data` and `opened` may be given
         where several runs share them; an opened device is then left open. `log_allocations` gets
         a line for each call that takes device memory from the driver or gives it back. `stand_in`
-        lets generated digits take the place of a data set that cannot be had."""
-        self.config, self.listener = config, Listeners([*listeners, *asked_for(config)])
+        lets generated digits take the place of a data set that cannot be had. As one rank of a
+        `team`, which it leaves at the end, it trains on its part of every batch; checkpoints and
+        logs are written by rank 0."""
+        self.team = team
         self._imports_ms = imports_ms
         self._closing = ExitStack()
+        if team is not None:
+            self._closing.callback(team.close)
         try:
+            self.config, self.listener = config, Listeners(
+                [*listeners, *asked_for(config)] if team is None or not team.rank
+                else writing_nothing(listeners, config))
             self._prepare(data, opened, log_allocations, stand_in)
-        except BaseException:
+        except BaseException as error:
+            self._fail(error)
             self._closing.close()
+            self._blame_the_lost(error)
             raise
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *more: object) -> None:
+        if error is not None:
+            self._fail(error)
         self._closing.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """The other ranks learn why this one ends; rank 0 says it."""
+        if self.team is not None:
+            self.team.fail(error)
+            if self.team.rank and isinstance(error, RawnnError) \
+                    and not isinstance(error, RanksError):
+                error.speaks = False
+
+    def _blame_the_lost(self, error: BaseException) -> None:
+        """Where another rank is lost, that is why a call failed here: raise it in its place."""
+        if self.team is not None and isinstance(error, RawnnError):
+            self.team.check()
 
     def _prepare(self, data: Dataset | None, opened: Opened | None,
                  log_allocations: TextSink | None, stand_in: bool) -> None:
@@ -114,7 +152,8 @@ class Session:
         self.stopped = ""
         self.signal = 0
         if opened is None:  # ahead of the data: a GPU that is not there is found before a download
-            opened = open_device(config.device, notify)
+            opened = open_device(config.device, notify,
+                                 parallel.ordinal(config, self.team) if self.team else 0)
             if opened.device:
                 self._closing.callback(opened.device.close)
         self.device, self._driver_ms = opened.device, opened.milliseconds
@@ -136,23 +175,32 @@ class Session:
             notify(f"the network has {spare} more output{'s' if spare > 1 else ''} than "
                    f"{self.data.name} has classes ({self.data.outputs}): nothing is learned there "
                    f"but to stay low")
+        if self.team is not None:
+            self.team.compare("the data", parallel.data_facts(self.data))
         self._data_ms = (perf_counter() - started) * 1e3
         if log_allocations is not None:
             self._log_allocations(log_allocations)
         started = perf_counter()
         before = find(config.resume, notify) if config.resume is not None else None
         self.selection, self.work = self._decided(opened, before)
+        if self.team is not None:
+            self.team.compare("the toggles", {
+                "the device": "the host" if self.device is None else "a GPU",
+                "the toggles": str(self.selection)})
+        elif "nccl" in self.selection.values:
+            notify("nccl changes nothing in a run of one process: python -m rawnn launch -n 2 "
+                   "starts two")
         self.left_out = left_out(self.work.recipe, len(self.data.train_images))
         if self.left_out:
             logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
         if opened.device is None:
             if config.device == "auto":
                 notify(f"running on the host: {opened.machine.gpu}")
-            self.runner: Runner = HostRunner(self.work)
+            self.runner: Runner = HostRunner(self.work, team=self.team)
         else:
             from rawnn.runners.gpu import GpuRunner
 
-            self.runner = runner = GpuRunner(opened.device, self.work)
+            self.runner = runner = GpuRunner(opened.device, self.work, self.team)
             self.work = runner.work
         self._closing.callback(self.runner.close)
         self._taken = taken_of(config.opt, self.selection, self.work, opened.machine)
@@ -197,10 +245,12 @@ class Session:
               ) -> tuple[Selection, Work]:
         """The toggles that `opt` comes to here, and the run with them; its launches as `kept`."""
         network, recipe = self.config.network(), self.config.recipe()
+        if self.team is not None:
+            recipe, opt = parallel.of_rank(recipe, self.team), parallel.reducing(opt)
         selection = select(
             opt, network, recipe.steps(len(self.data.train_images)), opened.machine,
-            batch=recipe.batch, lenient=self.config.device == "auto", recipe=recipe,
-            form=form_of(self.data, "train"))
+            batch=recipe.share(recipe.batch).rows, lenient=self.config.device == "auto",
+            recipe=recipe, form=form_of(self.data, "train"))
         recipe = self._batched(network, recipe, selection, opened)
         work = prepare(network, self.data, selection, recipe)
         if kept is not None and kept.choices is not None:
@@ -224,6 +274,8 @@ class Session:
 
     def _resume(self, file: Path, found: Checkpoint) -> None:
         self.load(found, os.fspath(file))
+        if self.team is not None:
+            self.team.compare("the checkpoint", parallel.state_facts(self.runner.state()))
         self.resumed, self.facts = found.epoch, dict(found.facts)
         if found.epoch >= self.config.epochs:
             raise ConfigError(f"{file} has {found.epoch} epochs behind it: to go on, ask for more "
@@ -290,12 +342,14 @@ class Session:
         """The recipe with the batch that the toggle `batch` asks for."""
         if "batch" not in selection.values:
             return recipe
+        if self.team is not None and selection.values["batch"] == "max":
+            raise ConfigError("batch=max may differ from GPU to GPU: give several ranks batch=N")
         free = opened.device.free_memory() if opened.device else 0
         recipe, note = batch.chosen(
             selection.values["batch"], recipe, len(self.data.train_images), free,
             lambda tried: prepare(network, self.data, selection, tried).device_bytes())
         self.listener.notify(note)
-        return recipe
+        return recipe if self.team is None else parallel.of_rank(recipe, self.team)
 
     def run(self) -> Result:
         """Train all epochs and return the result.
@@ -312,10 +366,17 @@ class Session:
         except TrainingDiverged as error:
             error.history = loop.history  # type: ignore[attr-defined]
             raise
+        except RawnnError as error:
+            self._blame_the_lost(error)
+            raise
         return self._result(loop)
 
     def _result(self, loop: Loop) -> Result:
         facts = self.runner.describe()
+        if self.team is not None:
+            facts["ranks"] = self.team.gather("the result", {
+                "who": self.team.who,
+                "device": self.device.info.name if self.device else "host"})
         if self.left_out:
             recipe = self.work.recipe
             facts["examples_left_out"] = len(self.data.train_images) % recipe.batch

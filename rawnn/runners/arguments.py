@@ -22,6 +22,9 @@ from rawnn.ptx.table import NEUTRAL, kernel_for
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
+PARTED = ("images", "labels", "targets")
+"""Operands of which a batch is a part."""
+
 
 def kernel_arguments(
     op: Op, plan: Plan, signature: KernelSignature, addresses: Mapping[str, int]
@@ -51,7 +54,7 @@ def kernel_arguments(
                                   f"{signature.name}: an op of the kind {op.kind} has no such "
                                   f"operand")
             tensor = op.operands.get(name)
-            values[name] = addresses[tensor] if tensor else 0
+            values[name] = addresses[tensor] + _skipped(op, plan, name) if tensor else 0
         elif name.startswith("ld") and name[2:] in pointers:
             tensor = op.operands.get(name[2:])
             values[name] = plan[tensor].ld if tensor else 0
@@ -64,6 +67,16 @@ def kernel_arguments(
                                   f"'{op.name}', and no size that the table of kernels gives")
             values[name] = scalars[name]
     return values
+
+
+def _skipped(op: Op, plan: Plan, operand: str) -> int:
+    """Bytes that lie ahead of this rank's part of a batch, in what says where its rows are: the
+    epoch's order, or the data themselves."""
+    first: int = op.attributes.get("first", 0)
+    if not first or operand not in (("order",) if "order" in op.operands else PARTED):
+        return 0
+    tensor = plan[op.operands[operand]]
+    return first * tensor.itemsize * (tensor.ld if len(tensor.shape) > 1 else 1)
 
 
 def _filled(struct: Struct, known: Mapping[str, Any], op: Op) -> np.void:

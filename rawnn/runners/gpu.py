@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,21 +36,24 @@ from rawnn.step.joining import spans
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
+if TYPE_CHECKING:
+    from rawnn.device.libs.collectives import Meeting
+
 
 class GpuRunner:
-    """Runs a Work on one device. It does not own the device, but frees all it took there when it
-    is closed.
+    """Runs a Work on one device, as one of a `team` where there are several ranks. It does not own
+    the device, but frees all it took there when it is closed.
 
     Raises OutOfMemory, CompileError, MissingLibrary, CallFailed; whatever the constructor had
     made is released when it raises.
     """
 
-    def __init__(self, device: Device, work: Work) -> None:
+    def __init__(self, device: Device, work: Work, team: Meeting | None = None) -> None:
         if work.policy.tune:
             from rawnn.tuning.launches import tuned
 
             work = tuned(device, work)
-        self._device, self._work = device, work
+        self._device, self._work, self._team = device, work, team
         self._closing = ExitStack()
         self._events: list[tuple[Event, Event]] = []
         self._milliseconds: list[float] = []
@@ -69,7 +72,7 @@ class GpuRunner:
     def _build(self) -> None:
         device, work = self._device, self._work
         device.memory.reset_peak()
-        self._lowering = Lowering(device, work.policy.pdl)
+        self._lowering = Lowering(device, work.policy.pdl, self._team)
         self._closing.callback(self._lowering.close)
         self._allocator = self._make_allocator()
         self._pinned = PinnedMemory(device.driver)
@@ -187,7 +190,7 @@ class GpuRunner:
         lying = resident(self._work.data, tensors, part, first, self._device.info.ordinal)
         addresses |= lying
         wanted = [t for n, t in tensors.items()
-                  if n not in addresses and t.role is not Role.HOST
+                  if n not in addresses and t.role not in (Role.HOST, Role.VIEW)
                   and (allocator is None or not t.role.temporary or t.role in placed_once)]
         if allocator is None:
             block, placed = memory.arena([(t.name, t.nbytes) for t in wanted], purpose)
@@ -198,6 +201,8 @@ class GpuRunner:
                 allocation = allocator.allocate(tensor.nbytes, tensor.name)
                 self._closing.callback(allocator.free, allocation)
                 addresses[tensor.name] = allocation.address
+        addresses |= {n: addresses[t.source] + t.first * t.ld * t.itemsize
+                      for n, t in tensors.items() if t.role is Role.VIEW}
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():
             if name in lying:

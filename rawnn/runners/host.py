@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from rawnn.common.dtypes import LOW_PRECISION, numpy_dtype, rounded
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Parameters
+from rawnn.ranks import Team
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
 from rawnn.runners.feed import HostOrder, contents
 from rawnn.step.build import used_tensors
@@ -35,8 +36,8 @@ class HostRunner:
     rounded behind each op that writes them. With `dtype` "float64" nothing is rounded: it is the
     oracle for accuracy."""
 
-    def __init__(self, work: Work, dtype: str = "float32") -> None:
-        self._work = work
+    def __init__(self, work: Work, dtype: str = "float32", team: Team | None = None) -> None:
+        self._work, self._team = work, team
         self._threads = ExitStack()
         self._dtype = np.dtype(dtype)
         around = (work.start, work.refresh, work.begin, work.end)
@@ -62,14 +63,17 @@ class HostRunner:
             self._threads.enter_context(threadpool_limits(1, "blas"))
 
     def _program(self, plan: Plan) -> _Program:
-        return _Program(plan, self._arrays)
+        return _Program(plan, self._arrays, self._team)
 
     def _place(self, plans: tuple[Plan, ...], part: str, first: int = 0) -> Arrays:
         """An array for every tensor of the plans; parameters are shared, the data set filled in."""
         arrays: Arrays = {}
         data = self._work.data
-        for name, tensor in used_tensors(plans).items():
-            if part == "test" and tensor.role in (Role.PARAMETER, Role.COPY):
+        tensors = used_tensors(plans)
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].role is Role.VIEW):
+            if tensor.role is Role.VIEW:
+                arrays[name] = arrays[tensor.source][tensor.first : tensor.first + tensor.shape[0]]
+            elif part == "test" and tensor.role in (Role.PARAMETER, Role.COPY):
                 arrays[name] = self._arrays[name]
             elif tensor.role in (Role.DATA, Role.HOST):
                 array = contents(data, tensor, part, first,
@@ -137,13 +141,14 @@ class HostRunner:
 class _Program:
     """A plan bound to arrays: the references with their operands looked up once."""
 
-    def __init__(self, plan: Plan, arrays: Arrays) -> None:
+    def __init__(self, plan: Plan, arrays: Arrays, team: Team | None = None) -> None:
         self._cursor = arrays.get("cursor", np.zeros(1, np.int32))
         self._calls: list[tuple[Reference, SimpleNamespace, Attributes,
                                 list[tuple[NDArray[Any], str]]]] = [
             (op.spec.reference,
              SimpleNamespace(**{role: arrays[name] for role, name in op.operands.items()}),
-             {**op.attributes, "stored": {r: plan[n].dtype for r, n in op.operands.items()}},
+             {**op.attributes, "stored": {r: plan[n].dtype for r, n in op.operands.items()},
+              "team": team},
              [(arrays[name], plan[name].dtype) for name, _ in op.writes
               if _is_rounded(plan[name], arrays)])
             for op in plan.ops

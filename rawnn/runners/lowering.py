@@ -22,9 +22,11 @@ from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
+from rawnn.step.ops.collectives import part_of, wholes
 from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
+    from rawnn.device.libs.collectives import Collective, Meeting, NcclContext
     from rawnn.device.libs.matmul import LtContext
     from rawnn.device.libs.softmax import CudnnContext
 
@@ -35,14 +37,17 @@ HostArrays = Mapping[str, NDArray[Any]]
 class Lowering:
     """Makes commands on one device. Library handles are made when the first op needs them. With
     `programmatic` kernels are compiled to wait and trigger, and launched on streams before those
-    ahead of them have ended, where that is proved right."""
+    ahead of them have ended, where that is proved right. `team` are the ranks that reductions are
+    done with."""
 
-    def __init__(self, device: Device, programmatic: bool = False) -> None:
-        self.device = device
+    def __init__(self, device: Device, programmatic: bool = False,
+                 team: Meeting | None = None) -> None:
+        self.device, self._team = device, team
         self._programmatic = programmatic
         self._closing = ExitStack()
         self._lt: LtContext | None = None
         self._cudnn: CudnnContext | None = None
+        self._nccl: NcclContext | None = None
         self.libraries: dict[str, str] = {}
 
     def compile(self, plans: Iterable[Plan]) -> None:
@@ -55,21 +60,29 @@ class Lowering:
 
     def _jobs(self, plans: Iterable[Plan]) -> list[Job]:
         wanted: dict[tuple[str, bool, bool], dict[str, None]] = {}
-        written: dict[str, KernelImpl] = {}
+        written: dict[str, tuple[KernelImpl, dict[str, None]]] = {}
         for plan in plans:
             for op in plan.ops:
                 if _is_kernel(op):
                     impl = kernel_for(op)
+                    expression = impl.expression(op, plan)
                     if impl.text:
-                        written[impl.source] = impl
+                        written.setdefault(impl.source, (impl, {}))[1][expression] = None
                         continue
                     key = impl.source, impl.relocatable, impl.specific
-                    wanted.setdefault(key, {})[impl.expression(op, plan)] = None
+                    wanted.setdefault(key, {})[expression] = None
         jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific,
                     _with_declarations(source, expressions))
                 for (source, relocatable, specific), expressions in wanted.items()]
-        return jobs + [Job(impl.source, (impl.name,), False, self._programmatic, impl.specific,
-                           impl.text, impl.options) for impl in written.values()]
+        return jobs + [self._written(impl, tuple(expressions))
+                       for impl, expressions in written.values()]
+
+    def _written(self, impl: KernelImpl, expressions: tuple[str, ...]) -> Job:
+        text = impl.text
+        if self.device.backend.name == "sim" and impl.declarations:
+            text = impl.declarations  # all that the simulation reads
+        return Job(impl.source, expressions, False, self._programmatic, impl.specific, text,
+                   impl.options, impl.include, impl.arch, impl.preamble, impl.declarations)
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no
@@ -90,6 +103,8 @@ class Lowering:
             return [self._product(op, plan, addresses)]
         if op.impl == "cudnn":
             return [self._softmax(op, plan, addresses)]
+        if op.impl == "nccl":
+            return [self._collective(op, plan, addresses)]
         return [self._kernel(op, plan, addresses, stream)]
 
     def _kernel(self, op: Op, plan: Plan, addresses: Addresses, stream: Stream) -> Command:
@@ -118,7 +133,9 @@ class Lowering:
             tensor, array = plan[op.operands[role]], host[op.operands[source]]
             commands.append(HostToDevice(
                 self.device.driver, stream, f"{op.name} of {tensor.name}", role,
-                addresses.get(tensor.name, 0), array.ctypes.data, tensor.nbytes, array,
+                addresses.get(tensor.name, 0),
+                array.ctypes.data + op.attributes.get("first", 0) * array.strides[0],
+                tensor.nbytes, array,
                 stride=op.attributes["stride"] * array.strides[0],
             ))
         return commands
@@ -175,6 +192,33 @@ class Lowering:
         operands = {r: addresses.get(op.operands[r], 0) for r in ("z", "p")}
         return LibraryCall(softmax, self.device.stream, f"{op.name} (cuDNN)", operands)
 
+    def _collective(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
+        from rawnn.device.libs.calls import LibraryCall
+        from rawnn.device.libs.collectives import NcclContext
+
+        if self._team is None:
+            raise ConfigError(f"'{op.name}' is of {plan.ranks} ranks, and this process is no rank "
+                              f"of theirs")
+        if self._nccl is None:
+            api = self.device.backend.nccl()
+            version = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
+            self.libraries["nccl"] = _library_version(version)
+            self._nccl = NcclContext(api, self._team)
+            self._closing.callback(self._nccl.close)
+        label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
+        roles = wholes(op)
+        call: Collective
+        if op.kind == "all_reduce":
+            call = self._nccl.all_reduce(label, [_elements(op, plan, role) for role in roles],
+                                         weight, op.attributes["reduce"] == "max")
+        else:
+            parts = [_elements(op, plan, part_of(role)) for role in roles]
+            roles = [each for role in roles for each in (role, part_of(role))]
+            call = self._nccl.reduce_scatter(label, parts, weight) \
+                if op.kind == "reduce_scatter" else self._nccl.all_gather(label, parts)
+        return LibraryCall(call, self.device.stream, label,
+                           {role: addresses.get(op.operands[role], 0) for role in roles})
+
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""
         self._closing.close()
@@ -188,9 +232,15 @@ def _with_declarations(source: str, expressions: Iterable[str]) -> str:
 
 
 def _is_kernel(op: Op) -> bool:
-    return op.kind != "upload" and op.impl not in ("cublas", "cudnn")
+    return op.kind != "upload" and op.impl not in ("cublas", "cudnn", "nccl")
+
+
+def _elements(op: Op, plan: Plan, role: str) -> tuple[str, int]:
+    """Type and elements of an operand, padding included."""
+    tensor = plan[op.operands[role]]
+    return tensor.dtype, tensor.nbytes // tensor.itemsize
 
 
 def _library_version(number: int) -> str:
-    """cuBLASLt's 120903 and cuDNN's 92800 as "12.9.3" and "9.28.0"."""
+    """cuBLASLt's 120903, cuDNN's 92800 and NCCL's 22703 as "12.9.3", "9.28.0" and "2.27.3"."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

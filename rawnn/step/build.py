@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from rawnn.step.recipe import Form, Recipe
+from rawnn.step.recipe import Form, Recipe, Share
 from rawnn.step.tensor import Role, Tensor
 
 if TYPE_CHECKING:
@@ -30,9 +30,11 @@ def training_step(network: Network, recipe: Recipe, form: Form, *, rest: bool = 
     With `rest` it is the step on the partial batch that ends an epoch. Metrics have an element a
     step of the epoch.
     """
-    batch = recipe.rest(form.examples) if rest else recipe.batch
-    builder = Builder(network, batch, form, max(recipe.updates(form.examples), 1), recipe.batch,
-                      shuffled=recipe.shuffle)
+    share = recipe.share(recipe.rest(form.examples) if rest else recipe.batch)
+    builder = Builder(network, share.rows, form, max(recipe.updates(form.examples), 1),
+                      recipe.batch, shuffled=recipe.shuffle)
+    if recipe.ranks > 1:
+        builder.ranks, builder.rank, builder.share = recipe.ranks, recipe.rank, share
     builder.forward()
     network.answers.measure(builder)
     builder.backward()
@@ -57,6 +59,7 @@ class Builder:
         self.tensors: dict[str, Tensor] = {}
         self._ops: list[Op] = []
         self._stride = stride
+        self.ranks, self.rank, self.share = 1, 0, Share(0, batch, 1.0)
         self.logits = f"z{network.depth}"
         self.last_gradient = f"dz{network.depth}"
         self.targets = "x" if form.reconstruct else "t"
@@ -120,7 +123,8 @@ class Builder:
             operands |= {"labels": "host_labels", "y": "y"}
         if "t" in self.tensors:
             operands |= {"targets": "host_targets", "t": "t"}
-        self.op("upload", "upload", operands, offset=0, stride=self._stride)
+        first = {"first": self.share.first} if self.ranks > 1 else {}
+        self.op("upload", "upload", operands, offset=0, stride=self._stride, **first)
 
     def forward(self) -> None:
         self._upload()
@@ -190,7 +194,8 @@ class Builder:
 
     def plan(self, name: str) -> Plan:
         return Plan(name, self.tensors, tuple(self._ops), self.batch,
-                    scale=self.form.scale).without_unused().check()
+                    scale=self.form.scale, ranks=self.ranks, rank=self.rank,
+                    weight=self.share.weight).without_unused().check()
 
 
 def used_tensors(plans: Iterable[Plan]) -> dict[str, Tensor]:

@@ -19,7 +19,9 @@ from rawnn.step.tensor import Role, Tensor
 @dataclass(frozen=True)
 class Plan:
     """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
-    is what the data set's inputs are multiplied by, `target` the GPU that the plan is for.
+    is what the data set's inputs are multiplied by, `target` the GPU that the plan is for. `own`
+    are the user's kernels that take the place of ops (rawnn.ptx.own). Of `ranks` that
+    share each batch, this one is number `rank`, and its examples are `weight` of it.
 
     Toggles rewrite it; runners execute it; neither changes one in place. What `find`, `producer`
     and `consumers` ask for is indexed once a plan: a rewrite that asks for each layer, and then
@@ -33,6 +35,10 @@ class Plan:
     steps: int = 1
     scale: float = 1.0
     target: Target = HOST
+    own: tuple[str, ...] = ()
+    ranks: int = 1
+    rank: int = 0
+    weight: float = 1.0
 
     def __getitem__(self, tensor: str) -> Tensor:
         return self.tensors[tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rawnn.network.optimizers import Optimizer
 
@@ -26,12 +27,22 @@ class Form:
     reconstruct: bool = False
 
 
+class Share(NamedTuple):
+    """Examples of a batch from `first` on, `rows` of them, whose mean is `weight` of the batch's.
+    """
+
+    first: int
+    rows: int
+    weight: float
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a network is trained.
 
     `batch` examples a step; `partial` keeps the last, smaller batch of an epoch; `shuffle` draws a
-    new order for each epoch from `seed`; `schedule` is a text of rawnn.network.schedules.
+    new order for each epoch from `seed`; `schedule` is a text of rawnn.network.schedules. Of
+    several `ranks` each takes its share of every batch; this one is number `rank`.
     """
 
     batch: int
@@ -41,6 +52,17 @@ class Recipe:
     partial: bool = False
     seed: int = 0
     epochs: int = 1
+    ranks: int = 1
+    rank: int = 0
+
+    def share(self, rows: int) -> Share:
+        """This rank's part of a batch of `rows` examples: as even as it goes, the first ranks
+        having one more. One that gets none computes on the last example, which counts nothing."""
+        each, more = divmod(rows, self.ranks)
+        mine = each + (self.rank < more)
+        if not mine:
+            return Share(rows - 1, 1, 0.0)
+        return Share(self.rank * each + min(self.rank, more), mine, mine / rows)
 
     def steps(self, examples: int) -> int:
         """Whole batches in an epoch."""

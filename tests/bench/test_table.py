@@ -98,7 +98,7 @@ def test_a_narrow_terminal_loses_columns_and_no_letter(ladder: LadderResult, wid
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     assert set(left_out).isdisjoint(HEADINGS[:2])
-    for heading in set(HEADINGS) - set(left_out):
+    for heading in set(HEADINGS) - {*left_out, "x floor"}:  # of which nothing is known here
         assert heading in text
 
 

@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[[Driver, list[Any]], Any]] = {
     "cuGraphAddMemcpyNode DtoH": lambda d, after: d.cuGraphAddMemcpyNode(
         GRAPH, after, "DtoH", 256, 512, 4, CONTEXT),
     "cuGraphAddChildGraphNode": lambda d, after: d.cuGraphAddChildGraphNode(GRAPH, after, 0),
+    "cuGraphAddEventRecordNode": lambda d, after: d.cuGraphAddEventRecordNode(GRAPH, after, 0),
     "cuGraphAddConditionalNode IF": lambda d, after: d.cuGraphAddConditionalNode(
         GRAPH, after, 1, "IF", CONTEXT),
     "cuGraphAddConditionalNode WHILE": lambda d, after: d.cuGraphAddConditionalNode(

@@ -11,6 +11,7 @@ import pytest
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.device.cuda.device import Device
 from rawnn.errors import ConfigError
+from rawnn.lab.ops import fill_operands
 from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
@@ -20,7 +21,6 @@ from rawnn.step import around
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from tests.engine import make_work, random_dataset, run_on, step_plan, trained
-from tests.ops import fill_operands
 
 pytestmark = pytest.mark.gpu
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 
 from rawnn.device.cuda.device import Device
+from rawnn.lab.ops import examine
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
 from rawnn.run.machine import machine_of
 from rawnn.runners.lowering import Lowering
 from tests.catalogue import cases
-from tests.ops import outcomes
 from tests.runners.test_ops import ALONE, OTHERS
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,7 @@ def test_every_instance_of_every_op_matches_its_reference(
             device.compile(KERNELS[key].source, tuple(expressions), KERNELS[key].relocatable,
                            specific=KERNELS[key].specific)
         for index, case in enumerate(found):
-            for got in outcomes(device, lowering, case.op, case.plan, index):
+            for got in examine(device, lowering, case.op, case.plan, index, repeat=False).outcomes:
                 if not got.error <= got.tolerance:
                     wrong.append(f"{got.tensor}: {got.error:.2e} > {got.tolerance:.2e}: {case}")
     finally:

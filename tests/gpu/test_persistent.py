@@ -11,8 +11,10 @@ from rawnn.device.cuda.device import Device
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts.registry import Machine
+from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from tests.engine import dataset_for, make_work, run_on, trained
+from tests.onchip import errors
 from tests.tolerances import of_run
 
 pytestmark = pytest.mark.gpu
@@ -42,14 +44,101 @@ def test_it_trains_as_the_host(device: Device, machine: Machine, blocks: str,
     np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), Optimizer("adam", 1e-3)],
+                         ids=["SGD", "Adam"])
+@pytest.mark.parametrize("blocks", ["1x1", "1x3", "2x1", "4x2", "8x1"])
+@pytest.mark.parametrize(("numbers", "stored"), [("bf16", "bfloat16"), ("fp16", "float16"),
+                                                 ("sr", "bfloat16")])
+def test_16_bit_formats_train_as_the_host(device: Device, machine: Machine, numbers: str,
+                                          stored: str, blocks: str, optimizer: Optimizer) -> None:
+    if blocks not in ("1x1", "1x3") and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    layers = (40, 18, 64, 33, 9)
+    options: dict[str, Any] = {"optimizer": optimizer, "shuffle": True, "partial": True}
+    data = dataset_for(Network(layers), 300, 23)
+    wanted = trained(HostRunner(make_work(f"preload,{numbers}", layers, data, **options)))
+    work = make_work(f"persistent={blocks},{numbers},graphs=epoch", layers, data, machine=machine,
+                     **options)
+    found = [run_on(device, work) for _ in range(2)]
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
+                                   atol=4 * of_run({stored}))
+        np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
+    np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=4 * of_run({stored}))
+
+
+@pytest.mark.parametrize("blocks", ["1x1", "1x3", "2x1", "4x2", "8x1"])
+def test_the_loss_scale_goes_as_on_the_host(device: Device, machine: Machine, blocks: str) -> None:
+    if blocks not in ("1x1", "1x3") and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    layers = (40, 18, 64, 33, 9)
+    data = dataset_for(Network(layers), 300, 23)
+
+    def run(runner: HostRunner | GpuRunner) -> dict[str, np.ndarray]:
+        try:
+            runner.load({"loss_scale": np.array([2.0**24, 0], np.float32)})
+            trained(runner)
+            return runner.state()
+        finally:
+            runner.close()
+
+    wanted = run(HostRunner(make_work("preload,fp16", layers, data)))
+    found = run(GpuRunner(device, make_work(f"persistent={blocks},fp16,graphs=epoch", layers, data,
+                                            machine=machine)))
+    assert 1 < wanted["loss_scale"][0] < 2.0**24
+    np.testing.assert_array_equal(found["loss_scale"], wanted["loss_scale"])
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=4 * of_run({"float16"}))
+
+
 @pytest.mark.parametrize("graphs", ["", ",graphs=7", ",graphs=while"])
 def test_launches_of_any_length_give_the_same_bits(device: Device, machine: Machine,
                                                    graphs: str) -> None:
     layers = (29, 24, 7)
     data = dataset_for(Network(layers), 300, 23)
     whole, parts = (run_on(device, make_work(f"persistent{way}", layers, data, machine=machine,
-                                             optimizer=Optimizer("adam", 1e-3), shuffle=True))
+                                             optimizer=Optimizer("adam", 1e-3), shuffle=True,
+                                             partial=True))
                     for way in (",graphs=epoch", graphs))
     for name, array in whole.parameters.items():
         np.testing.assert_array_equal(parts.parameters[name], array)
     np.testing.assert_array_equal(parts.loss, whole.loss)
+
+
+@pytest.mark.parametrize("seed", range(errors.DRAWS))
+def test_a_step_is_no_more_than_twice_as_far_from_float64_as_in_numpy(
+    device: Device, machine: Machine, seed: int
+) -> None:
+    """What it changes of the weights; and its gradients where momentum starts from nothing, as
+    that is then the gradient."""
+    drawn = errors.draw(seed)
+    network, batch = drawn.network, drawn.batch
+    data = dataset_for(network, batch, 2, seed)
+
+    def work(opt: str) -> Any:
+        return make_work(opt, network.layers, data, batch, machine=machine,
+                         optimizer=drawn.optimizer,
+                         network_options={"loss": network.loss, "activation": network.activation})
+
+    exact, plain = HostRunner(work("preload"), "float64"), HostRunner(work("preload"))
+    for _ in range(errors.AHEAD):  # an epoch is one step
+        exact.epoch(True)
+    start = exact.state()
+    momentum = [name for name in start if name.endswith(".v") and f"{name[:-1]}m" not in start]
+    start |= {name: np.zeros_like(start[name]) for name in momentum}
+    ours = GpuRunner(device, work("persistent,graphs=epoch"))
+    try:
+        for runner in (exact, plain, ours):
+            runner.load(start)
+            runner.epoch(True)
+        found = ours.state()
+    finally:
+        ours.close()
+    weights = [tensor.name for tensor in network.parameters()]
+    for names in filter(None, (weights, momentum)):
+        wanted, by_numpy, on_chip = (
+            np.concatenate([arrays[name].astype(np.float64).ravel() - (
+                start[name].ravel() if names is weights else 0.0) for name in names])
+            for arrays in (exact._arrays, plain.state(), found))
+        ratio = errors.relative(on_chip, wanted) / errors.relative(by_numpy, wanted)
+        assert ratio <= errors.BOUND, (str(drawn), names[0], ratio)

@@ -13,6 +13,7 @@ import pytest
 
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.cuda.stream import Event
 from rawnn.device.sim import Fault, Faults, Simulation
 from rawnn.graphs import ExecutableGraph, Graph
 from tests.sim.work import read, relu, sgd, vector
@@ -185,6 +186,24 @@ def test_each_call_of_a_capture_can_fail(call: str) -> None:
     simulation.assert_clean()
 
 
+def test_two_events_time_what_is_between(device: Device) -> None:
+    source, destination = vector(device, 1.0), vector(device)
+    graph = Graph(device.driver, device.context)
+    begin, end = Event(device.driver), Event(device.driver)
+    first = graph.add_event((), begin, "the begin")
+    work = relu(device, source, destination).add_to(graph, [first], 0)
+    graph.add_event(work, end, "the end")
+    executable = graph.instantiate("timed")
+    graph.close()
+    for _ in range(2):
+        executable.launch(device.stream)
+        device.stream.synchronize()
+        assert end.milliseconds_since(begin) > 0
+    executable.close()
+    begin.close()
+    end.close()
+
+
 # -- errors --------------------------------------------------------------------------------------
 
 BUILDING: dict[str, Callable[[Device, Graph, Graph, int], Any]] = {
@@ -192,6 +211,7 @@ BUILDING: dict[str, Callable[[Device, Graph, Graph, int], Any]] = {
     "cuGraphAddMemsetNode": lambda d, g, c, z: g.add_memset((), z, 0, 4, "the label"),
     "cuGraphAddMemcpyNode": lambda d, g, c, z: g.add_memcpy((), "DtoD", z, z, 4, "the label"),
     "cuGraphAddChildGraphNode": lambda d, g, c, z: g.add_child((), c, "the label"),
+    "cuGraphAddEventRecordNode": lambda d, g, c, z: recorded(d, g),
     "cuGraphAddConditionalNode": lambda d, g, c, z: g.add_while((), g.conditional(), "the label"),
     "cuGraphConditionalHandleCreate": lambda d, g, c, z: g.conditional(),
     "cuGraphAddDependencies": lambda d, g, c, z: joined(d, g, z),
@@ -210,6 +230,14 @@ def using(graph: Graph, action: Callable[[ExecutableGraph], None]) -> None:
         action(executable)
     finally:
         executable.close()
+
+
+def recorded(device: Device, graph: Graph) -> None:
+    event = Event(device.driver)
+    try:
+        graph.add_event((), event, "the label")
+    finally:
+        event.close()
 
 
 def joined(device: Device, graph: Graph, z: int) -> None:

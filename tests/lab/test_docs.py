@@ -30,7 +30,8 @@ def test_the_python() -> None:
              reads=("x", "y"), writes=("y",))
     register("advance", lambda t, a: t.x.__iadd__(a["p"]["rate"] * a["p"]["steps"][1]),
              {"x": ("n",)}, reads=("x",), writes=("x",))
-    assert len(blocks("python")) == len(re.findall("```", PAGE)) / 2 - len(blocks("sh"))
+    others = len(blocks("sh")) + len(blocks("cuda"))
+    assert len(blocks("python")) == len(re.findall("```", PAGE)) / 2 - others
     arrays.default_device.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "open_gpu", lambda ordinal, notify: simulated())
@@ -45,7 +46,12 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.chdir(tmp_path)
     Path("scale.cu").write_text(SCALE)
-    for line in blocks("sh")[0].splitlines():
+    for block in blocks("cuda"):
+        Path("mine.cu" if "op =" in block else "axpy.cu").write_text(block)
+    arrays.default_device.cache_clear()
+    monkeypatch.setattr(arrays, "open_gpu", lambda ordinal, notify: simulated())
+    for line in "".join(blocks("sh")).splitlines():
         words = shlex.split(line)
         assert words[:3] == ["python", "-m", "rawnn"]
         assert run(words[3:]) == 0, capsys.readouterr().err
+    arrays.default_device.cache_clear()

@@ -20,12 +20,15 @@ AMPERE = chip_of(known((8, 0)))
 STEPS = 64
 
 
-def prepared(network: Network, batch: int = 32, numbers: str = "", **options: Any) -> Plan:
+def prepared(network: Network, batch: int = 32, numbers: str = "", left: int = 0,
+             **options: Any) -> Plan:
     """A step's plan with its data on the device, as `persistent` gets it; `options` go to
-    step_plan."""
-    plan = step_plan(network, batch, STEPS * batch, **options)
-    for name in filter(None, ("preload", numbers)):
-        plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(None))
+    step_plan. `left` examples are a partial batch at the end of an epoch."""
+    options = {**options, "partial": left > 0}
+    plan = step_plan(network, batch, STEPS * batch + left, **options)
+    for word in filter(None, ("preload", *numbers.split(","))):
+        name, _, value = word.partition("=")
+        plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(value or None))
     return plan
 
 
@@ -46,13 +49,27 @@ VARIETY: dict[str, dict[str, Any]] = {
                                                 "bias": False}},
     "binary cross-entropy, tanh": {"network": {"loss": "bce", "activation": "tanh"},
                                    "optimizer": Optimizer("adamw", 1e-3, {"decay": 0.01})},
+    "relu, mean squares": {"network": {"loss": "mse"}, "batch": 27},
     "an autoencoder": {"layers": (33, 8, 33), "network": {"loss": "mse"},
                        "form": {"labels": "", "targets": 0, "reconstruct": True}},
     "bfloat16": {"numbers": "bf16"},
+    "rounded by chance": {"numbers": "bf16,sr"},
+    "rounded by chance, Adam": {"numbers": "bf16,sr", "optimizer": Optimizer("adam", 1e-3),
+                                "shuffle": True},
+    "rounded by chance, decay alone": {
+        "numbers": "bf16,sr", "network": {"bias": False}, "seed": 12_345_678_901,
+        "optimizer": Optimizer("sgd", 0.1, {"decay": 0.02, "momentum": 0.9})},
+    "float16": {"numbers": "fp16"},
+    "float16, Adam, tanh": {"numbers": "fp16", "optimizer": Optimizer("adam", 1e-3),
+                            "network": {"activation": "tanh"}, "shuffle": True},
+    "float16, mean squares": {"numbers": "fp16", "network": {"loss": "mse", "activation": "gelu"},
+                              "optimizer": Optimizer("sgd", 0.1, {"momentum": 0.9})},
     "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
     "a wide middle": {"layers": (21, 90, 40, 7)},
+    "a wide middle, mean squares": {"layers": (21, 90, 40, 7), "network": {"loss": "mse"}},
     "long rows": {"layers": (503, 12), "batch": 13, "shuffle": True,
                   "form": {"inputs": "float32", "scale": 1.0}},
     "more outputs than a register file": {"layers": (20, 700), "batch": 5},
+    "clusters share sums": {"layers": (20, 300), "batch": 11},
 }
 """Kinds of problems, by what is special about them: keywords of `problem`."""

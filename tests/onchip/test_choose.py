@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rawnn.device.target import HOST, known
@@ -11,10 +13,8 @@ from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.report import describe
-from rawnn.opts import sr
-from rawnn.run.policy import Policy
 from tests.engine import step_plan
-from tests.onchip.problems import AMPERE, HOPPER, VARIETY, prepared, problem
+from tests.onchip.problems import AMPERE, HOPPER, VARIETY, problem
 
 
 @pytest.mark.parametrize("name", VARIETY)
@@ -59,17 +59,25 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
 
 
 @pytest.mark.parametrize(("numbers", "reason"), [
-    ("fp16", "scales its loss"), ("fp8", "scales its loss"),
+    ("fp16=acc16", "sums products in float16: use fp16 in place of fp16=acc16"),
+    ("fp8", "stores 8-bit numbers: use bf16 or fp16 in place of fp8"),
 ])
 def test_numbers_that_the_kernel_has_not_are_refused(numbers: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         problem(numbers=numbers)
 
 
-def test_weights_rounded_by_chance_are_refused() -> None:
-    plan, _ = sr.apply(prepared(Network((20, 10)), numbers="bf16"), Policy(), None)
-    with pytest.raises(Unsupported, match="rounds its weights by chance"):
-        problem_of(plan)
+@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (4, 1), (4, 2)])
+def test_a_loss_scale_costs_its_decision(ranks: int, groups: int) -> None:
+    d = choose(problem((64, 120, 10), numbers="fp16"), HOPPER, ranks, groups).decomposition
+    plain = replace(d, problem=replace(d.problem, numbers="bfloat16", growth=0))
+    assert cost.cycles(d) > cost.cycles(plain)
+    assert "overflow" in [phase.name for phase in cost.phases(d)]
+
+
+def test_rounding_by_chance_costs_its_draws() -> None:
+    d = choose(problem((64, 120, 10), numbers="bf16,sr"), HOPPER).decomposition
+    assert cost.cycles(d) > cost.cycles(replace(d, problem=replace(d.problem, streams=())))
 
 
 def test_batches_from_the_host_are_refused() -> None:

@@ -27,7 +27,9 @@ MOST_SPILLED = 256
 warps."""
 
 SHARED = [("softmax, SGD", 4, 1), ("Adam in an order", 16, 1), ("Adam in an order", 2, 3),
-          ("binary cross-entropy, tanh", 8, 2), ("bfloat16", 2, 2), ("an autoencoder", 2, 2)]
+          ("binary cross-entropy, tanh", 8, 2), ("bfloat16", 2, 2), ("an autoencoder", 2, 2),
+          ("float16, Adam, tanh", 1, 1), ("float16", 4, 1), ("float16", 2, 3),
+          ("rounded by chance, Adam", 1, 1), ("rounded by chance", 4, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,13 @@ def test_kernels_of_several_blocks_compile(nvrtc: Nvrtc, name: str, ranks: int,
         assert built(nvrtc, text, arch) <= MOST_SPILLED
 
 
+@pytest.mark.parametrize(("name", "ranks", "groups"), [("Adam in an order", 4, 2)])
+def test_a_kernel_that_ends_an_epoch_compiles(nvrtc: Nvrtc, name: str, ranks: int,
+                                              groups: int) -> None:
+    layout = choose(problem(**VARIETY[name]), HOPPER, ranks, groups).layout.with_partial_batch()
+    assert built(nvrtc, source(layout, "train_steps"), "sm_90") <= MOST_SPILLED
+
+
 def op_of(name: str) -> Op:
     keywords = dict(VARIETY[name])
     network = Network(keywords.pop("layers", (40, 64, 17, 10)), **keywords.pop("network", {}))
@@ -79,7 +88,8 @@ def test_the_kernel_takes_what_the_op_has(name: str) -> None:
     assert sorted(pointers) == sorted(op.operands)
     scalars = {p.name for p in signature.parameters if not p.pointer}
     assert {"offset", "span"} <= scalars
-    assert scalars - {"offset", "span"} <= {f"ld{name}" for name in pointers}
+    assert scalars - {k for k, v in op.attributes.items() if isinstance(v, int)} <= {
+        f"ld{name}" for name in pointers}
     assert set(impl.shapes) == set(op.operands)
 
 

@@ -22,22 +22,29 @@ from rawnn.onchip.problem import problem_of
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
+from rawnn.step.joining import with_rest
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import spanning
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 from tests.onchip.problems import FULL, HOPPER, VARIETY, prepared
-from tests.ptx.twin.twin import Kernels, compiler
+from tests.ptx.twin.twin import Kernels, Twin, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
-STEPS = 3
+STEPS = 5
 CHOSEN = [
     ("softmax, SGD", 1, 1), ("softmax, SGD", 1, 3), ("Adam in an order", 1, 1),
     ("Adam in an order", 4, 2), ("float16 inputs, normalised", 2, 3), ("bfloat16", 2, 1),
+    ("rounded by chance", 2, 1), ("rounded by chance, Adam", 1, 1),
+    ("rounded by chance, Adam", 4, 3), ("float16", 1, 1), ("float16", 2, 2),
+    ("float16, Adam, tanh", 8, 1), ("float16, mean squares", 1, 3),
     ("tf32, one layer", 4, 1), ("long rows", 2, 2), ("more outputs than a register file", 4, 1),
 ]
 """Kinds of problems, and the blocks and clusters that share them as the cost model says."""
+
+FAR = ", state far"
+"""Ends the name of a problem where the state of the optimizer lies in a workspace."""
 
 SHARED = [
     ("softmax, SGD", 2, 1, "FSFG"), ("softmax, SGD", 4, 1, "FGSF"), ("softmax, SGD", 2, 2, "SFGF"),
@@ -45,28 +52,40 @@ SHARED = [
     ("a wide middle", 2, 2, "FGFG"), ("binary cross-entropy, tanh", 4, 2, "FGFS"),
     ("mean squares, gelu, no bias", 2, 3, "SFSF"), ("an autoencoder", 2, 1, "SFS"),
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("long rows", 2, 1, "SF"),
+    ("softmax, SGD", 8, 1, "FSFG"), ("softmax, SGD", 8, 2, "FGFG"), ("softmax, SGD", 4, 1, "SFGF"),
+    ("softmax, SGD", 16, 1, "SFGF"),  # blocks that have nothing of a boundary
+    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
+    ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
 ]
 """The same with types of the boundaries, so that every exchange comes up."""
 
 
 class Launch:
-    """An op with arrays for all its operands, on which its kernel and its reference can run."""
+    """An op with arrays for all its operands, on which its kernel and its reference can run. Its
+    last step is on a partial batch of `left` examples, where there are some."""
 
-    def __init__(self, name: str, ranks: int, groups: int, types: str = "") -> None:
-        keywords = dict(VARIETY[name])
+    def __init__(self, name: str, ranks: int, groups: int, types: str = "",
+                 scale: tuple[float, float] = (64.0, 0.0), left: int = 0) -> None:
+        keywords = dict(VARIETY[name.removesuffix(FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
-        plan = replace(prepared(network, batch, **keywords), target=known((9, 0)))
+        plan = replace(prepared(network, batch, left=left, **keywords), target=known((9, 0)))
         self.plan: Plan = rewrite(plan, ranks, groups)
         if types:
             d = Decomposition(problem_of(plan), ranks, groups, 256, types)
-            self.plan = as_one_op(plan, Choice(layout_of(d, HOPPER.shared), 0.0))
+            room = 0 if name.endswith(FAR) else HOPPER.shared
+            self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
+        if left:
+            rest = prepared(network, batch, left=left, rest=True, **keywords)
+            self.plan = with_rest(self.plan, rest, STEPS)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         self.impl: KernelImpl = kernel_for(self.op)
         self.decomposition: Decomposition = self.op.attributes["chosen"].decomposition
-        self.arrays = self._arrays(np.random.default_rng(0))
+        self.arrays = self._arrays(np.random.default_rng(0), scale)
+        self.twin: Twin | None = None
 
-    def _arrays(self, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def _arrays(self, generator: np.random.Generator,
+                scale: tuple[float, float]) -> dict[str, np.ndarray]:
         found: dict[str, Any] = {}
         for role, name in self.op.operands.items():
             tensor = self.plan[name]
@@ -87,19 +106,26 @@ class Launch:
                 values = np.zeros(tensor.shape)
             elif role == "clock":
                 values = np.array([1, 5])
+            elif role == "loss_scale":
+                values = np.array(scale)
+            elif role == "overflow":
+                values = np.zeros(1)
             else:
-                scale = 1.0 if role in ("images", "mean") else 0.3
-                values = generator.uniform(-scale, scale, tensor.shape)
+                most = 1.0 if role in ("images", "mean") else 0.3
+                values = generator.uniform(-most, most, tensor.shape)
                 values = np.abs(values) if role.endswith("_v") else values
             found[role] = values.astype(dtype)
+        for role in found:
+            if self.plan[self.op.operands[role]].role is Role.COPY:
+                found[role] = found[f"w{role[1:]}"].astype(found[role].dtype)
         return found
 
     def on_twin(self, folder: Path, run: int,
                 sources: Path = SOURCES) -> dict[str, np.ndarray]:
         """What the kernel leaves, without padding."""
         (folder / self.impl.source).write_text(self.impl.text)
-        twin = Kernels((self.impl.source,), (self.impl.name,), sources=sources,
-                       folders=(folder,)).build()
+        self.twin = twin = Kernels((self.impl.source,), (self.impl.name,), sources=sources,
+                                   folders=(folder,)).build()
         laid = {role: padded(array.copy(), self.plan[self.op.operands[role]].padded_shape,
                              self.plan[self.op.operands[role]].dtype)
                 for role, array in self.arrays.items()}
@@ -108,13 +134,16 @@ class Launch:
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
                   cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative, run=run,
-                  offset=1, span=STEPS, **laid)
+                  offset=1, span=STEPS, **self._numbers(), **laid)
         return {role: array[tuple(slice(n) for n in self.plan[self.op.operands[role]].shape)]
                 for role, array in laid.items()}
 
-    def by_reference(self) -> dict[str, np.ndarray]:
-        """What NumPy leaves, in float64."""
-        wide = {r: a.astype(np.float64) if self.plan[self.op.operands[r]].floating
+    def _numbers(self) -> dict[str, int]:
+        return {k: v for k, v in self.op.attributes.items() if k in ("seed", "whole", "left")}
+
+    def by_reference(self, number: type = np.float64) -> dict[str, np.ndarray]:
+        """What NumPy leaves, in float64 (where nothing is rounded) or float32."""
+        wide = {r: a.astype(number) if self.plan[self.op.operands[r]].floating
                 and r not in ("images",) else a.copy() for r, a in self.arrays.items()}
         self.op.spec.reference(SimpleNamespace(**wide), {"offset": 1, "span": STEPS})
         return wide
@@ -123,15 +152,23 @@ class Launch:
 def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
     """The kernel leaves what NumPy does, and counters as it found them."""
     found, wanted = launch.on_twin(folder, run, sources), launch.by_reference()
-    unit = {"float32": 1e-5, "tf32": 4e-3, "bfloat16": 4e-2}[launch.decomposition.problem.numbers]
+    numbers = launch.decomposition.problem.numbers
+    unit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 4e-2}[numbers]
+    of_change = {"float32": 2e-4, "tf32": 1e-3, "float16": 4e-3, "bfloat16": 2e-2}[numbers]
     for role in launch.op.spec.writes:
         if launch.plan[launch.op.operands[role]].role is Role.SCRATCH:
+            continue
+        if role in ("loss_scale", "overflow"):
+            assert np.array_equal(found[role], wanted[role]), role
             continue
         if role == "correct":
             assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
             continue
         a, b = found[role].astype(np.float64), wanted[role]
         assert np.linalg.norm(a - b) <= unit * max(np.linalg.norm(b), 1e-3), role
+        if role[0] in "wb" and role[1].isdigit():
+            change = np.linalg.norm(b - launch.arrays[role])
+            assert np.linalg.norm(a - b) <= of_change * change, role
     assert not found["counters"].any()
 
 
@@ -142,7 +179,72 @@ def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ra
 
 
 @pytest.mark.parametrize("run", [0, 1, 2] if FULL else [2])
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), SHARED if FULL else SHARED[2:5])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"),
+                         SHARED if FULL else [*SHARED[2:5], SHARED[11]])
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)
+
+
+SCALES = [
+    ("float16", 1, 1, "", (64.0, 1998.0)),  # doubles behind the second step
+    ("float16", 1, 1, "", (2.0**20, 0.0)),  # the first steps overflow
+    ("float16", 2, 1, "FSFG", (2.0**20, 5.0)),
+    ("float16", 4, 1, "FGFF", (2.0**24, 0.0)),
+    ("float16", 1, 2, "", (2.0**20, 5.0)),
+    ("float16", 2, 3, "SFGF", (2.0**20, 5.0)),
+    ("float16", 8, 1, "FSFF", (2.0**20, 1999.0)),
+    ("float16, Adam, tanh", 2, 2, "FSFF", (2.0**20, 0.0)),
+    ("float16, Adam, tanh", 1, 1, "", (2.0**20, 0.0)),
+    ("float16, mean squares", 2, 1, "SFSF", (2.0**21, 0.0)),
+    ("float16, mean squares", 4, 3, "FGFS", (2.0**21, 0.0)),
+]
+"""Loss scales that overflow, or grow, and how the work is shared then."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"),
+                         SCALES if FULL else [SCALES[2], SCALES[5]])
+def test_steps_that_overflow_are_left_out_everywhere(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str,
+        scale: tuple[float, float]) -> None:
+    launch = Launch(name, ranks, groups, types, scale)
+    check(launch, tmp_path, 2)
+    wanted = launch.by_reference()
+    assert wanted["loss_scale"][0] != scale[0]
+
+
+CHANCE = [("", 1, 1), ("", 1, 3), ("FSFG", 2, 1), ("SFGF", 4, 1), ("FGSF", 8, 1), ("SFGF", 2, 3),
+          ("FSFF", 4, 2)]
+"""Types of the boundaries, blocks and clusters that share weights which are rounded by chance."""
+
+
+@pytest.mark.parametrize(("types", "ranks", "groups"), CHANCE if FULL else [CHANCE[2], CHANCE[5]])
+def test_weights_are_rounded_with_the_bits_that_numpy_draws(
+        tmp_path: Path, types: str, ranks: int, groups: int) -> None:
+    """Inputs of 0 and no biases make all gradients 0: what is left is the decay, which is the same
+    arithmetic everywhere, so that a weight differs only where another bit was drawn."""
+    launch = Launch("rounded by chance, decay alone", ranks, groups, types)
+    launch.arrays["images"][:] = 0
+    found, wanted = launch.on_twin(tmp_path, 2), launch.by_reference(np.float32)
+    for layer in (1, 2, 3):
+        weights = found[f"w{layer}"].astype(np.float32)
+        assert np.array_equal(weights, wanted[f"w{layer}"])
+        assert not np.array_equal(weights, launch.arrays[f"w{layer}"].astype(np.float32))
+
+
+PARTIAL = [
+    ("softmax, SGD", 1, 1, "", 5), ("softmax, SGD", 2, 3, "SFGF", 5),  # a cluster with one example
+    ("softmax, SGD", 1, 3, "", 1), ("Adam in an order", 4, 2, "FSFF", 3),
+    ("float32 inputs, a schedule", 8, 1, "FSFF", 10), ("long rows", 2, 2, "SF", 4),
+    ("mean squares, gelu, no bias", 2, 3, "SFSF", 7), ("an autoencoder", 2, 1, "SFS", 2),
+    ("binary cross-entropy, tanh", 4, 1, "FGFS", 9), ("float16, Adam, tanh", 2, 2, "FSFF", 6),
+    ("float16 inputs, normalised", 1, 2, "", 8), ("rounded by chance", 2, 1, "FSFG", 5),
+]
+"""How the work is shared where the last step has fewer examples, and how many."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left"),
+                         PARTIAL if FULL else [PARTIAL[1], PARTIAL[3]])
+def test_a_partial_batch_ends_an_epoch(tmp_path: Path, name: str, ranks: int, groups: int,
+                                       types: str, left: int) -> None:
+    check(Launch(name, ranks, groups, types, left=left), tmp_path, 2)

@@ -4,6 +4,7 @@ chosen by `best`."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rawnn.network.optimizers import Optimizer
 from rawnn.opts import Selection, select
 from rawnn.opts.earning import COMPILATION
 from rawnn.opts.registry import Machine
+from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.step.recipe import Form, Recipe
 from tests.engine import CAPABLE, dataset_for, make_work, run_on, step_plan, trained
@@ -49,6 +51,70 @@ def test_it_trains_as_the_plain_plan(opt: str, options: dict[str, Any]) -> None:
             np.testing.assert_array_equal(found.parameters[name], array)
 
 
+def test_the_partial_batch_is_a_step_of_the_same_op() -> None:
+    data = dataset_for(Network(LAYERS), 70, 23)
+    work = make_work("persistent,graphs=epoch", LAYERS, data, partial=True)
+    assert work.rest is None
+    assert work.steps == work.updates == 9
+    assert [work.examples_of(step) for step in (0, 7, 8)] == [8, 8, 6]
+    few = make_work("persistent", LAYERS, data, batch=100, partial=True)  # no whole batch
+    assert few.rest is not None
+    assert few.steps == 0
+
+
+@pytest.mark.parametrize("numbers", ["fp16", "bf16", "sr"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_partial_batch_in_16_bits(numbers: str, shuffle: bool) -> None:
+    data = dataset_for(Network(LAYERS), 70, 23)
+    options: dict[str, Any] = {"partial": True, "shuffle": shuffle}
+    wanted = trained(HostRunner(make_work(f"preload,{numbers}", LAYERS, data, **options)))
+    device = Device(sim_backend(), 0)
+    try:
+        found = run_on(device, make_work(f"persistent,{numbers},graphs=4", LAYERS, data, **options))
+    finally:
+        device.close()
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], array)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**24])
+def test_float16_scales_its_loss_as_the_plain_plan_does(scale: float) -> None:
+    data = dataset_for(Network(LAYERS), 70, 23)
+
+    def run(opt: str, simulated: bool) -> SimpleNamespace:
+        work, device = make_work(opt, LAYERS, data), Device(sim_backend(), 0)
+        runner = GpuRunner(device, work) if simulated else HostRunner(work)
+        try:
+            runner.load({"loss_scale": np.array([scale, 0], np.float32)})
+            return SimpleNamespace(**vars(trained(runner)), state=runner.state())
+        finally:
+            runner.close()
+            device.close()
+
+    wanted = run("preload,fp16", False)
+    assert (wanted.state["loss_scale"][0] < scale) == (scale > 1)
+    for found in (run("persistent,fp16", False), run("persistent,fp16,graphs=epoch", True)):
+        np.testing.assert_array_equal(found.loss, wanted.loss)
+        for name, array in {**wanted.parameters, **wanted.state}.items():
+            np.testing.assert_array_equal({**found.parameters, **found.state}[name], array)
+
+
+@pytest.mark.parametrize("seed", [0, 2**40 + 7])
+def test_weights_rounded_by_chance_are_those_of_the_plain_plan(seed: int) -> None:
+    data = dataset_for(Network(LAYERS), 70, 23)
+    wanted = trained(HostRunner(make_work("preload,sr", LAYERS, data, seed=seed)))
+    work = make_work("persistent,sr,graphs=epoch", LAYERS, data, seed=seed)
+    device = Device(sim_backend(), 0)
+    try:
+        found = run_on(device, work)
+    finally:
+        device.close()
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], array)
+
+
 def test_bfloat16_copies_are_kept_for_evaluations() -> None:
     data = dataset_for(Network(LAYERS), 70, 23)
     wanted = trained(HostRunner(make_work("preload,bf16", LAYERS, data)))
@@ -57,7 +123,7 @@ def test_bfloat16_copies_are_kept_for_evaluations() -> None:
 
 
 @pytest.mark.parametrize(("opt", "message"), [
-    ("persistent,fp16", "exclude each other"), ("persistent,sr", "exclude each other"),
+    ("persistent,fp8", "exclude each other"),
     ("persistent=3", "give auto, or blocks of a cluster by clusters"),
 ])
 def test_what_does_not_go_together_is_refused(opt: str, message: str) -> None:
@@ -69,6 +135,12 @@ def test_what_does_not_fit_is_refused_with_the_cure() -> None:
     network = Network((2048, 2048, 2048))
     with pytest.raises(ConfigError, match=r"does not fit the chip.*: leave persistent out, or"):
         select("persistent", network, 8, CAPABLE).apply(step_plan(network, 8, 64))
+
+
+def test_half_precision_sums_are_refused_with_the_cure() -> None:
+    network = Network(LAYERS)
+    with pytest.raises(ConfigError, match="use fp16 in place of fp16=acc16"):
+        select("persistent,fp16=acc16", network, 8, CAPABLE).apply(step_plan(network, 8, 64))
 
 
 def test_older_gpus_have_no_such_kernel() -> None:

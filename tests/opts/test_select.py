@@ -181,7 +181,7 @@ def test_every_toggle_describes_itself() -> None:
         assert toggle.name == name
         assert toggle.claim
         assert toggle.source
-        assert toggle.group in ("memory", "scheduling", "kernels", "numbers")
+        assert toggle.group in ("memory", "scheduling", "kernels", "numbers", "scale")
         assert all(other in TOGGLES for other in (*toggle.implies, *toggle.conflicts))
         # Toggles that another brings in are applied ahead of it, in one order for all.
         assert all(list(TOGGLES).index(o) < list(TOGGLES).index(name) for o in toggle.implies)

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.onchip.layout import ALL, SHARE
+from tests.onchip.problems import FULL
+from tests.onchip.test_twin import Launch
 from tests.ptx.twin import faults
-from tests.ptx.twin.harmless import HARMLESS
+from tests.ptx.twin.harmless import HARMLESS, OUT_OF_REACH, why_harmless
 from tests.ptx.twin.twin import compiler
 
 KEPT = Path(__file__).resolve().parents[2] / "results" / "kernel-faults.json"
@@ -19,6 +22,7 @@ KNOWN = {
     "one group of copies too few in tiled": ("tiled.cu", "wait for one too few", 0),
     "bfloat16 pairs swapped": ("types.cuh", "pair", 1),
 }
+KINDS = ("barrier", "wait", "exchange", "generation", "meeting", "turn", "fence")
 DRAWN = 5
 SEED = 20
 
@@ -37,10 +41,39 @@ def test_what_survived_once_is_caught(name: str) -> None:
 def test_a_fault_drawn_at_random_is_caught(turn: int) -> None:
     fault = faults.sample(DRAWN, SEED)[turn]
     found = faults.attempt(fault)
-    assert found.what in ("caught", "invalid") or fault.name in HARMLESS, (fault.name, found.how)
+    assert found.what in ("caught", "invalid") or why_harmless(fault), (fault.name, found.how)
+
+
+@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+@pytest.mark.parametrize("kind", KINDS if FULL else KINDS[:4])
+def test_a_fault_in_a_whole_step_is_caught(kind: str) -> None:
+    """In the text of a kernel that is written for a network, or in its headers."""
+    among = [fault for fault in faults.every() if fault.kind == kind and not why_harmless(fault)
+             and (fault.file in faults.written_files() or fault.file.startswith("onchip"))]
+    fault = faults.sample(1, SEED, among)[0]
+    found = faults.attempt(fault)
+    assert found.what in ("caught", "invalid"), (fault.name, found.how)
+
+
+def test_kernels_that_are_written_take_every_way() -> None:
+    """What none of them does, no fault could show."""
+    layouts = [Launch(*how).op.attributes["chosen"].layout for how in faults.WRITTEN]
+    problems = [found.decomposition.problem for found in layouts]
+    assert {found.sync for found in layouts} == {"", ALL, SHARE}
+    assert any(found.shares > 1 for found in layouts)
+    assert {bool(found.far_tiles) for found in layouts if found.sync} == {True, False}
+    assert any(found.far_tiles and not found.sync for found in layouts)
+    assert any(layer.forward.split > 1 for found in layouts for layer in found.layers)
+    assert {"float32", "bfloat16"} <= {p.numbers for p in problems}
+    for what in ("labelled", "ordered", "scheduled", "normalised", "converted"):
+        assert {bool(getattr(p, what)) for p in problems} == {True, False}, what
+    types = "".join(found.decomposition.types for found in layouts if found.exchange)
+    assert set(types) == set("FGS")
 
 
 def test_no_more_than_one_in_twenty_is_called_harmless() -> None:
     kept = json.loads(KEPT.read_text())
     assert kept["harmless"] <= kept["planted"] / 20
     assert all(len(reason) > 20 for reason in HARMLESS.values())
+    survived = {name for name, found in kept["faults"].items() if found["what"] == "survived"}
+    assert kept["missed"] == len(survived & OUT_OF_REACH.keys())

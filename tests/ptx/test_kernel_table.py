@@ -60,7 +60,7 @@ def test_every_instance_has_a_row_wherever_it_runs() -> None:
 
 def test_the_summary_is_that_of_the_table() -> None:
     page = tool.kernel_page
-    assert page.PAGE.read_text() == page.render(RECORD, tool.launched())
+    assert page.PAGE.read_text() == page.render(RECORD, tool.launched(), tool.PROBES)
     for link in re.findall(r"\]\(([^)#]+)", page.PAGE.read_text()):
         assert (page.PAGE.parent / link).exists(), link
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rawnn.ptx import SOURCES
+from rawnn.ptx.floors import PROBES
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.plans import Memory, build, check, has_kernel, kernel_for, runs
 from tests.ptx.twin.twin import compiler
@@ -31,7 +32,8 @@ def test_ops_do_what_their_references_do(name: str) -> None:
 
 
 def test_every_source_runs() -> None:
-    """Here, or among the portable kernels' checks."""
+    """Here, or among the portable kernels' checks and those that measure limits."""
     ours = {kernel_for(op).source for name in CASES for op in plan_of(name).ops if has_kernel(op)}
     portable = {f"{name}.cu" for name in (*emulated_kernels.FILES, *epoch_cases.FILES)}
-    assert {path.name for path in SOURCES.glob("**/*.cu")} <= ours | portable
+    measuring = {probe.source for probe in PROBES}
+    assert {path.name for path in SOURCES.glob("**/*.cu")} <= ours | portable | measuring

@@ -33,7 +33,8 @@ APART = {frozenset(pair) for group in (
     ("tf32", "fp16", "bf16", "fp8"), ("tf32", "fp16", "sr", "fp8"),  # what numbers are stored in
     ("tiled", "cublas"), ("mma", "cublas"), ("fp8", "cublas"),  # who computes a product
     ("graphs", "pool"), ("graphs", "async"),  # graphs imply arena
-    *(("persistent", other) for other in ("fp16", "fp8", "sr")),  # what its kernel stores
+    ("persistent", "fp8"),  # what its kernel stores
+    ("nccl", "persistent"), ("nccl", "tune"),  # what cannot be the same on all ranks
     ("persistent", "pool"), ("persistent", "async"),  # it implies arena
 ) for pair in combinations(group, 2)}
 """The toggles that exclude each other, by name: an agreement beside the registry's, so that neither
@@ -90,7 +91,8 @@ def apart(*words: str) -> bool:
     """Whether the toggles are known to be refused together."""
     names = {word.partition("=")[0] for word in words}
     return any(frozenset(pair) in APART for pair in combinations(names, 2)) or (
-        not names & {"preload", "persistent"} and bool({*words} & {*WITHOUT_UPLOADS}))
+        not names & {"preload", "persistent"} and bool({*words} & {*WITHOUT_UPLOADS})) or (
+        {"persistent", "fp16=acc16"} <= {*words})
 
 
 @pytest.mark.parametrize("first", WORDS)

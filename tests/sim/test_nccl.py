@@ -68,7 +68,7 @@ def ranks(size: int, act: Callable[[Rank, int], Any]) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rawnn.device.sim.nccl.PATIENCE", 2.0)
+    monkeypatch.setattr("rawnn.device.sim.nccl.PATIENCE", 1.0)
 
 
 def test_the_weighted_sum_is_on_every_rank_and_the_same_bits() -> None:
@@ -152,7 +152,7 @@ def test_a_rank_that_has_left_is_reported_with_what_it_did_last() -> None:
 def test_a_rank_that_never_comes_is_reported() -> None:
     waiting = Waiting(2)
     found, = together(1, lambda rank: Rank(waiting, rank))
-    assert "rank 0 waits in ncclCommInitRank for rank 1, which has not come within 2 s" \
+    assert "rank 0 waits in ncclCommInitRank for rank 1, which has not come within 1 s" \
         in str(found)
 
 

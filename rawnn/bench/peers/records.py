@@ -71,6 +71,11 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
                  and e.status == "measured" and e.us]
         return min(there, key=lambda e: e.time, default=None)
 
+    def footprint(self, numbers: str) -> Footprint | None:
+        """Of ours in a number class: what the same work takes in any system."""
+        return next((e.footprint for e in self.entries
+                     if e.system == OURS and e.numbers == numbers and e.footprint), None)
+
 
 class ContestsResult(msgspec.Struct, frozen=True, kw_only=True):
     """All contests so far. `asked` are the problems that were asked for, `left_out` the systems

@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from rawnn.bench.footprint import x_floor
 from rawnn.bench.peers.records import NUMBERS, OURS, Contest, ContestsResult, Entry
 from rawnn.bench.statistics import ratio_interval
 from rawnn.bench.table import times_text
@@ -139,6 +140,12 @@ def _factor(mine: Entry | None, other: Entry | None) -> str:
     return f" ({times_text(other.time / mine.time)} x{unsure})"
 
 
+def _floored(contest: Contest, mine: Entry | None) -> str:
+    """How many times the least time ours takes."""
+    times = x_floor(mine.time, contest.footprint(mine.numbers)) if mine else ""
+    return f" ({times} x floor)" if times else ""
+
+
 NETWORKS = "Microseconds a step; the peer's in brackets is how many times as long."
 NETWORK_HEADINGS = ("network", *(f"{who} {n}" for n in NUMBERS for who in (OURS, "best peer")))
 
@@ -150,7 +157,7 @@ def network_rows(result: ContestsResult) -> list[list[str]]:
         row = [f"{contest.problem.name}: {contest.problem}"]
         for numbers in NUMBERS:
             mine, other = contest.best((OURS,), (numbers,)), _best_peer(contest, numbers)
-            row += [_time(mine).removesuffix(" us"),
+            row += [_time(mine).removesuffix(" us") + _floored(contest, mine),
                     "-" if other is None else f"{other.time:.2f} {other.system}"
                     + _factor(mine, other)]
         made.append(row)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from rawnn.bench.columns import markdown_table
+from rawnn.bench.footprint import x_floor
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Entry
 from rawnn.bench.peers.summary import provenance
 from rawnn.bench.statistics import ratio_interval
 from rawnn.bench.table import times_text
 
-HEADINGS = ("workload", "system", "numbers", "form", "us/step", "ours is faster", "95 % interval",
-            "losses")
+HEADINGS = ("workload", "system", "numbers", "form", "us/step", "x floor", "ours is faster",
+            "95 % interval", "losses")
 
 
 def table_rows(result: ContestsResult) -> list[tuple[str, ...]]:
@@ -24,24 +26,25 @@ def table_rows(result: ContestsResult) -> list[tuple[str, ...]]:
     return made
 
 
-def _figures(contest: Contest, entry: Entry) -> tuple[str, str, str, str]:
+def _figures(contest: Contest, entry: Entry) -> tuple[str, ...]:
     if not entry.us:
-        return (entry.status, "", "", "")
+        return (entry.status, "", "", "", "")
     checked = "WRONG" if entry.status == "wrong" else \
         "agree" if entry.error is not None else "not compared"
     mine = contest.best((OURS,), (entry.numbers,))
+    floor = x_floor(entry.time, contest.footprint(entry.numbers))
     if entry.system == OURS or mine is None:
-        return (f"{entry.time:.2f}", "", "", checked)
+        return (f"{entry.time:.2f}", floor, "", "", checked)
     low, high = ratio_interval(entry.us, mine.us)
     unsure = ", in the noise" if low <= 1 <= high else ""
-    return (f"{entry.time:.2f}", f"{times_text(entry.time / mine.time)} x{unsure}",
+    return (f"{entry.time:.2f}", floor, f"{times_text(entry.time / mine.time)} x{unsure}",
             f"{low:.2f}-{high:.2f}", checked)
 
 
 def markdown(result: ContestsResult) -> str:
     """The table in Markdown, with its provenance below."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---|---|---:|---:|---:|---|"]
-    lines += ["| " + " | ".join(row) + " |" for row in table_rows(result)]
+    lines = markdown_table(HEADINGS, table_rows(result),
+                           ("workload", "system", "numbers", "form", "losses"))
     return "\n".join([*lines, "", *(f"- {text}" for text in remarks(result)), "",
                       provenance(result), ""])
 

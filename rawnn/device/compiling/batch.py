@@ -24,7 +24,8 @@ class Job:
     """Kernels of one of rawnn's .cu files: instances `expressions`, as `compile_source` takes
     them. A `specific` source has instructions that one architecture alone has. What is no file of
     rawnn's brings its `text`, and NVRTC's `options`, folders to `include` from, an architecture
-    (`arch`, in place of the GPU's) and a `preamble` for it."""
+    (`arch`, in place of the GPU's) and a `preamble` for it; `declarations` is the text with the
+    preamble's macros put in, where types are read by."""
 
     file: str
     expressions: tuple[str, ...]
@@ -36,6 +37,7 @@ class Job:
     include: tuple[Path, ...] = ()
     arch: str = ""
     preamble: str = ""
+    declarations: str = ""
 
     def apart(self) -> list[Job]:
         """A job for each instance."""

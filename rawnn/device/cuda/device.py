@@ -215,7 +215,9 @@ class Device:
                                        (job.file, e, job.programmatic) not in self._functions))]
         for job in missing:
             if job.text:
-                self._sources[job.file] = (job.text, parse_kernels(job.text))
+                folders = (Path(job.file).parent, *job.include, ptx.SOURCES)
+                self._sources[job.file] = (job.text, parse_kernels(job.declarations or job.text,
+                                                                   folders))
         texts = {job.file: self._source(job.file)[0] for job in missing}
         batch = Batch(missing, lambda job: self._built(texts[job.file], job), self.backend.parallel)
         self.compile_ms += (perf_counter() - started) * 1e3

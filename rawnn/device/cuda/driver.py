@@ -246,6 +246,15 @@ class Driver:
         )
         return result
 
+    def cuGraphAddEventRecordNode(
+        self, graph: Any, dependencies: Sequence[Any], event: Any
+    ) -> tuple[Any, Any]:
+        """Record `event` when the node's turn comes."""
+        result: tuple[Any, Any] = self._cu.cuGraphAddEventRecordNode(
+            graph, list(dependencies), len(dependencies), event
+        )
+        return result
+
     def cuGraphAddChildGraphNode(
         self, graph: Any, dependencies: Sequence[Any], child: Any
     ) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from rawnn.device.sim import programmatic
 from rawnn.device.sim.codes import describe
 from rawnn.device.sim.driver_graphs import GraphCalls, kernel_node
 from rawnn.device.sim.driver_memory import MemoryCalls
+from rawnn.device.sim.effects import milliseconds
 from rawnn.device.sim.errors import Refused, SimulationError
 from rawnn.device.sim.faults import seam
 from rawnn.device.sim.image import Image, decode, launch_bounds, signatures
@@ -40,11 +41,6 @@ class LaunchConfig:
     cluster: Dim | None
     programmatic: bool
     cooperative: bool
-
-
-def _milliseconds(ran: int) -> float:
-    """Simulated time: every task takes a microsecond."""
-    return ran * 1e-3
 
 
 class SimDriver(GraphCalls, MemoryCalls):
@@ -315,7 +311,7 @@ class SimDriver(GraphCalls, MemoryCalls):
             return (0,)
 
         def reached(task: Task) -> None:
-            event.time = _milliseconds(simulation.scheduler.ran)
+            event.time = milliseconds(simulation.scheduler.ran)
 
         event.captured = None
         event.task = Task("event record", f"stream {stream.handle:#x}", reached, counted=False)

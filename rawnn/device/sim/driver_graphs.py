@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rawnn.device.cuda.driver import Dim
-from rawnn.device.sim.effects import Effects, Geometry
+from rawnn.device.sim.effects import Effects, Geometry, milliseconds
 from rawnn.device.sim.errors import Refused
 from rawnn.device.sim.faults import seam
 from rawnn.device.sim.graphs import Executable, GraphData, Node, dependency_indices
 from rawnn.device.sim.kernels import Binding, Kernel
+from rawnn.device.sim.order import Task
 from rawnn.device.sim.simulation import Capture, Simulation
 
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
@@ -118,6 +119,19 @@ class GraphCalls(Effects):
         host = {"HtoD": source, "DtoH": destination}.get(kind)
         pageable = host is not None and not self.simulation.locked(host, nbytes)
         node = Node("memcpy", f"copy {kind}", (), effect, fixed=kind, host_memory=pageable)
+        return 0, self._add(graph, dependencies, node)
+
+    @seam(None)
+    def cuGraphAddEventRecordNode(
+        self, graph: Any, dependencies: Sequence[Any], event: Any
+    ) -> tuple[Any, Any]:
+        found = self.simulation.find(event, "event")
+
+        def reached(task: Task) -> None:
+            found.task, found.captured = task, None
+            found.time = milliseconds(self.simulation.scheduler.ran)
+
+        node = Node("event record", "event record", (), reached, fixed=event)
         return 0, self._add(graph, dependencies, node)
 
     @seam(None)

@@ -20,6 +20,11 @@ from rawnn.device.sim.simulation import Simulation
 _GRID_LIMITS, _BLOCK_LIMITS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
 
 
+def milliseconds(ran: int) -> float:
+    """Simulated time: every task takes a microsecond."""
+    return ran * 1e-3
+
+
 class Geometry(NamedTuple):
     """Of a launch: its grid in blocks, a block in threads, dynamic shared memory in bytes."""
 

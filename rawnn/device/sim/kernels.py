@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import SimpleNamespace
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.common.dtypes import LOW_PRECISION, numpy_dtype, rounded
+from rawnn.common.dtypes import CUDA_TYPES, LOW_PRECISION, numpy_dtype, rounded
 from rawnn.common.words import counted
 from rawnn.device.compiling.signature import KernelSignature, Parameter
 from rawnn.device.sim.errors import SimulationError
 from rawnn.device.sim.graphs import Launcher
-from rawnn.device.sim.meanings import Meaning, meaning_of
+from rawnn.device.sim.meanings import SET_CONDITION, Meaning, meaning_of
 from rawnn.device.sim.memory import Memory, Region
 from rawnn.device.sim.order import Task
 from rawnn.device.sim.tensormap import check_maps
@@ -34,13 +34,19 @@ from rawnn.ptx.table import NEUTRAL
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
 
 DTYPES: dict[str, Any] = {
-    "float": np.float32, "double": np.float64, "__half": np.float16, "half": np.float16,
+    "float": np.float32, "double": np.float64,
     "bool": np.bool_, "char": np.int8, "signed char": np.int8, "unsigned char": np.uint8,
     "short": np.int16, "unsigned short": np.uint16, "int": np.int32, "unsigned int": np.uint32,
     "long": np.int64, "unsigned long": np.uint64, "long long": np.int64,
     "unsigned long long": np.uint64,
     **{name: numpy_dtype(name) for name in LOW_PRECISION},
+    **{name: numpy_dtype(stored) for name, stored in CUDA_TYPES.items()},
 }  # fmt: skip
+
+
+def stored_as(ctype: str) -> str:
+    """The low precision that a C type is; "" for any other."""
+    return ctype if ctype in LOW_PRECISION else CUDA_TYPES.get(ctype, "")
 
 
 def functors() -> dict[str, tuple[str, str]]:
@@ -94,7 +100,7 @@ class Kernel:
         if found is None:
             raise SimulationError(
                 f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "
-                f"cannot be simulated; give it one with rawnn.device.sim.register"
+                f"cannot be simulated; give it one with rawnn.sim.register"
             )
         return found
 
@@ -185,6 +191,7 @@ class Binding:
                    self._attributes)
         self._generation = -1
         self._end = self._attributes.get("end") if "handle" in self._attributes else None
+        self._flag = kernel.signature.name == SET_CONDITION
 
     def _asked(self, numbers: Callable[[Scalars], int] | None) -> int | None:
         """What the table of kernels asks for, where the arguments say enough to know it."""
@@ -237,14 +244,39 @@ class Binding:
             elif value in known:
                 what, means = known[value]
                 found["kind" if what == "schedule" else name.lower()] = means
-            elif value in LOW_PRECISION:
-                found["dtype"] = value
+            elif stored_as(value):
+                found["dtype"] = stored_as(value)
         if meaning.layout:
             found["layout"] = meaning.layout
-        found["stored"] = {p.name: p.ctype if p.ctype in LOW_PRECISION else "float32"
+        if meaning.sites is not None:
+            found = {**self._site(found, meaning.sites), **found}
+        found["stored"] = {p.name: stored_as(p.ctype) or "float32"
                            for p in signature.parameters if p.pointer}
         found.setdefault("bias", bool(values.get("bias")))  # of kernels without a flag for it
         return {**_DEFAULTS, **found}
+
+    def _site(self, given: Mapping[str, Any], sites: Sequence[tuple[str, Scalars]]) -> Scalars:
+        """All numbers of the op of a plan that asks for this instance with the numbers `given`.
+        Raises SimulationError where no op does, and where several do that differ in extents."""
+        label = self._kernel.expression
+        formats = {p.name: "=" + p.format for p in self._kernel.signature.parameters
+                   if p.number and p.struct is None and p.name != "offset"}
+
+        def same(numbers: Scalars) -> bool:
+            return all(name in numbers and struct.pack(code, numbers[name])
+                       == struct.pack(code, given[name]) for name, code in formats.items())
+
+        found = [numbers for expression, numbers in sites if expression == label and same(numbers)]
+        words = ", ".join(f"{name} = {given[name]}" for name in formats) or "no numbers"
+        if not found:
+            raise SimulationError(f"{label} is launched with {words}, and no op of the plan asks "
+                                  f"for that")
+        sizes = [{name: numbers.get(name) for name in ("rows", "cols", "m", "n", "k", "batch")}
+                 for numbers in found]
+        if any(other != sizes[0] for other in sizes):
+            raise SimulationError(f"{label}: several ops of the plan launch it with {words}, "
+                                  f"though their extents differ: let it take rows and cols, too")
+        return found[0]
 
     def _members(self, parameter: Parameter, raw: bytes) -> dict[str, Any]:
         """A struct by its name, and each of its members by theirs."""
@@ -275,7 +307,7 @@ class Binding:
                 if name in meaning.reads:
                     continue  # optional, and left out
                 raise SimulationError(f"{label}: the op neither reads nor writes '{name}'")
-            shape = meaning.shapes.get(name)
+            shape = scalars.get("shapes", meaning.shapes).get(name)
             if shape is None:
                 raise SimulationError(f"{label}: the table of kernels has no shape for '{name}'")
             window = shape[0].startswith("@")
@@ -305,7 +337,7 @@ class Binding:
                                       f"not hold whole draws of {_DRAWS}")
             made.append(_Operand(name, dtype, address, rows, cols, ld, len(extents) == 2, window,
                                  read, write,
-                                 parameter.ctype if parameter.ctype in LOW_PRECISION else ""))
+                                 stored_as(parameter.ctype)))
         # The cursor comes before the windows, whose places it says, and the order before the rows.
         return sorted(made, key=lambda operand: (operand.window, operand.name != "order"))
 
@@ -370,6 +402,8 @@ class Binding:
             memory.mark_written(region)
         if self._end is not None:
             self._launcher.set(self._attributes["handle"], int(arrays.cursor[0] < self._end))
+        elif self._flag:
+            self._launcher.set(self._attributes["handle"], int(arrays.flag[0] != 0))
 
     def _window(self, operand: _Operand, step: int, task: Task, order: Any) -> tuple[Region, Any]:
         """The rows of this step, and an array of the rows 0 up to the last of them, of which the

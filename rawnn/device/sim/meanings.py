@@ -3,7 +3,7 @@ kernel written for an op, or what a user registered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
+from rawnn.ptx.own import IMPL, own_kernel
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.op import OPS
 
@@ -21,7 +22,9 @@ Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 class Meaning:
     """What a kernel computes. `layout` is that of a product; `geometry`, where given, is the only
     grid and block allowed, in any of its `variants`, `shared` the only bytes of dynamic shared
-    memory, `cluster` the only blocks of a cluster; `boxes` the only rows of boxes."""
+    memory, `cluster` the only blocks of a cluster; `boxes` the only rows of boxes. `sites` are the
+    instances that plans ask for with all numbers of their ops, where the kernel does not take what
+    its meaning needs."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -34,9 +37,15 @@ class Meaning:
     boxes: Callable[[Scalars], Mapping[str, int]] | None = None
     shared: Callable[[Scalars], int] | None = None
     cluster: Callable[[Scalars], int] | None = None
+    sites: Sequence[tuple[str, Scalars]] | None = None
 
 
-_registered: dict[str, Meaning] = {}
+SET_CONDITION = "rawnn_set_condition"
+"""The kernel by which a user's graph (rawnn.lab.graph) decides on a conditional node: whether
+flag[0] is not 0."""
+
+_registered: dict[str, Meaning] = {
+    SET_CONDITION: Meaning(("flag",), (), {"flag": ("1",)}, lambda t, a: None)}
 
 
 def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
@@ -50,9 +59,20 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
 
 
+def forget(name: str) -> None:
+    """A user's kernel has no meaning any more."""
+    _registered.pop(name, None)
+
+
 def meaning_of(source: str, name: str) -> Meaning | None:
     """Of the kernel `name` in a file called `source`: rawnn's own before a user's of that name.
     None for one that nobody gave a meaning."""
+    own = own_kernel(source, name)
+    if own is not None:
+        spec = OPS[own.word]
+        return Meaning(spec.reads, spec.writes, own.kernel.shapes, spec.reference, spec.optional,
+                       geometry=own.kernel.geometry, shared=own.kernel.shared,
+                       cluster=own.kernel.cluster, sites=tuple(own.sites.values()))
     found = _by_name(len(KERNELS)).get((Path(source).name, name)) or _registered.get(name)
     if found is None and name in WRITTEN:
         spec, impl = WRITTEN[name]
@@ -67,6 +87,8 @@ def _by_name(registered: int) -> dict[tuple[str, str], Meaning]:
     one that is registered later is found, too."""
     found: dict[tuple[str, str], Meaning] = {}
     for key, impl in KERNELS.items():
+        if key.impl == IMPL:
+            continue
         spec = OPS[key.kind]
         found[Path(impl.source).name, impl.name] = Meaning(
             spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,

@@ -19,9 +19,9 @@ def step_of(t: SimpleNamespace, a: Attributes) -> int:
 
 
 def batch_rows(t: SimpleNamespace, a: Attributes, rows: int) -> Any:
-    """Where in the data the op's batch lies: batch s begins at row s * stride, of `order` where it
-    is given. An index for NumPy."""
-    first = step_of(t, a) * int(a["stride"])
+    """Where in the data the op's batch lies: batch s begins at row s * stride + first, of
+    `order` where it is given. An index for NumPy."""
+    first = step_of(t, a) * int(a["stride"]) + int(a.get("first", 0))
     window = slice(first, first + rows)
     return t.order[window] if hasattr(t, "order") else window
 

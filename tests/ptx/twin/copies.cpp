@@ -211,7 +211,15 @@ std::uint32_t atomic(void* address, int kind, std::uint32_t value, std::uint32_t
   TWIN_HERE;
   // Who has seen what this thread's last fence released has seen the operation as well.
   const std::uint32_t fenced = known_clock(self->released, own());
-  touch_global(address, 4, kWrite | kAtomic, own(), fenced != 0 ? fenced : self->clock);
+  const std::uint32_t clock = fenced != 0 ? fenced : self->clock;
+  const Block& block = *self->block;
+  const auto* const pointer = static_cast<const unsigned char*>(address);
+  if (pointer >= block.dynamic.begin && pointer < block.dynamic.begin + block.dynamic.bytes) {
+    touch_shared(static_cast<unsigned int>(pointer - block.dynamic_memory), 4, kWrite | kAtomic,
+                 own(), clock);
+  } else {
+    touch_global(address, 4, kWrite | kAtomic, own(), clock);
+  }
   const Vector*& place = machine.atomics[address];
   self->pending = join(self->pending, place);
   place = join(place, self->released);

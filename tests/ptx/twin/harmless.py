@@ -1,5 +1,9 @@
 """Planted faults that change nothing that anybody could see, and why."""
 
+from __future__ import annotations
+
+from tests.ptx.twin.faults import Fault, argument
+
 HARMLESS: dict[str, str] = {
     "narrow.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the queue to "
     "memory [2]":
@@ -13,5 +17,36 @@ HARMLESS: dict[str, str] = {
     "narrow.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) * "
     "kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
+    "onchip_loss.cuh: barrier: __syncthreads(); [2]":
+        "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
+    "onchip_loss.cuh: barrier: __syncwarp(); [4]":
+        "lanes write over nothing but what they alone have read",
+    "onchip_product.cuh: zero fill: for (int j = 0; j < NT; ++j) step.b[j][0] = step.b[j][1] = "
+    "0.0f; [60]":
+        "the other factor of the step that is filled up is zero",
+    "onchip_product.cuh: zero fill: for (int q = 0; q < 4; ++q) step.a[i][q] = 0.0f; [46]":
+        "the other factor of the step that is filled up is zero",
+    **dict.fromkeys(
+        (f"train_steps clusters share sums, 1x8: barrier: cluster_{half}<Shape>(); [2]"
+         for half in ("arrive", "wait")), "a cluster is one block here: it is nothing"),
+    **dict.fromkeys(
+        (f"train_steps {name}: barrier: __syncthreads(); [2] #3"
+         for name in ("Adam in an order, 4x1 FSFF", "Adam in an order, state far, 2x1 FSFF",
+                      "Adam in an order, state far, 2x3 FSFF")),
+        "one warp fetches both the order and the few rows here; with long rows it is caught"),
+    "head.cu: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * biases[row]); [48]":
+        "all columns of a product with ones are the same sum",
 }
 """By Fault.name."""
+
+OUT_OF_REACH: dict[str, str] = {
+    "skinny_backward.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
+    ": 0u; [62]":
+        "it makes -0 of the NaN that a GPU's arithmetic gives, 0x7fffffff; the host gives another",
+}
+"""Faults that a GPU would show and the twin does not, and why; by Fault.name."""
+
+
+def why_harmless(fault: Fault) -> str:
+    """Why a fault changes nothing; "" of one that should be caught."""
+    return HARMLESS.get(fault.name) or argument(fault)

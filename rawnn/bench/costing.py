@@ -1,0 +1,219 @@
+"""What a step costs by the limits of a GPU: op by op what is expected, and of all of it what no
+program could do without.
+
+Both are models. Bytes and operations follow from the plan, what a GPU does a second, and what a
+launch and an exchange take, from `rawnn bench floors` (docs/floors.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from rawnn.bench.floors import FloorsResult
+from rawnn.bench.moved import moved_by, touched
+from rawnn.run.policy import Policy
+from rawnn.step.op import Op
+from rawnn.step.ops.train_steps import KIND
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role
+from rawnn.step.work import numbers, operations, products
+
+OWN = "its own model"
+ON_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32", "skinny")
+"""Implementations that multiply float32 by three products of tf32, not by fused multiply-adds."""
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """An op of a step: bytes that it reads and writes, operations, and the microseconds that each
+    of its limits would take alone. `us` is what is expected of it, by what `bound` says takes most;
+    both are empty where the GPU's limits are not known."""
+
+    op: Op
+    nbytes: int
+    operations: int
+    numbers: str
+    memory_us: float | None = None
+    arithmetic_us: float | None = None
+    launch_us: float | None = None
+    us: float | None = None
+    bound: str = ""
+
+
+def op_costs(plan: Plan, policy: Policy, floors: FloorsResult | None) -> list[OpCost]:
+    """What each op of a one-step plan costs.
+
+    An op is expected to take a launch and, behind it, its bytes or its operations, whichever takes
+    longer. A whole-step kernel has a model of its own (rawnn/onchip/cost.py).
+    """
+    resident = floors is not None and _working_set(plan) <= floors.l2_bytes
+    return [_op_cost(op, plan, policy, floors, resident) for op in plan.ops]
+
+
+def _op_cost(op: Op, plan: Plan, policy: Policy, floors: FloorsResult | None,
+             resident: bool) -> OpCost:
+    plain = OpCost(op, moved_by(op, plan), operations(op, plan),
+                   numbers(op, plan) if products(op, plan) else "")
+    if floors is None:
+        return plain
+    if op.kind == KIND:
+        us = float(op.attributes["chosen"].us) * int(op.attributes["span"])
+        return OpCost(op, plain.nbytes, plain.operations, plain.numbers, us=us, bound=OWN)
+    memory = _memory_us(op, plan, floors, resident)
+    rate, word = _rate(op, plan, floors)
+    arithmetic = plain.operations / rate if rate else None
+    launch = floors.value(_launch(policy))
+    if launch is None:
+        launch = floors.value("node_whole")
+    limits = {"memory": memory, word: arithmetic, "launch": launch}
+    if memory is None or launch is None:
+        return plain
+    us = launch + max(memory, arithmetic or 0.0)
+    bound = max(limits, key=lambda name: limits[name] or 0.0)
+    return OpCost(op, plain.nbytes, plain.operations, plain.numbers, memory, arithmetic, launch, us,
+                  bound)
+
+
+def _launch(policy: Policy) -> str:
+    """The constant that a launch of a policy takes."""
+    if not policy.graph:
+        return "launch"
+    return "node_whole_early" if policy.pdl else "node_whole"
+
+
+def _memory_us(op: Op, plan: Plan, floors: FloorsResult, resident: bool) -> float | None:
+    """The time of an op's bytes: the data set's from device memory, or from the host, the others
+    from the L2 cache where all that a step touches stays there."""
+    near = floors.value("l2_read") if resident else floors.value("copy")
+    far, host = floors.value("read"), floors.value("host_to_device")
+    total = 0.0
+    for name, nbytes in touched(op, plan):
+        role = plan[name].role
+        rate = host if role is Role.HOST else far if role is Role.DATA else near
+        if rate is None:
+            return None
+        total += nbytes / rate / 1e3
+    return total
+
+
+def _rate(op: Op, plan: Plan, floors: FloorsResult) -> tuple[float | None, str]:
+    """Operations a microsecond of what an op multiplies by, and which of the GPU's units it is."""
+    number = numbers(op, plan)
+    fma = floors.value("fma")
+    scalar = op.impl in ("naive", "tiled") or op.kind.startswith("linear_")
+    if not products(op, plan) or scalar or (number == "float32" and op.impl
+                                            not in ON_TENSOR_CORES):
+        return (fma * 1e6 if fma else None), "FMA"
+    rate = _class_rate(number, floors, tensor=True)
+    return (rate * 1e6 if rate else None), "tensor"
+
+
+def _class_rate(number: str, floors: FloorsResult, tensor: bool = False) -> float | None:
+    """TFLOP/s that a number class can be multiplied at; float32 by fused multiply-adds or by three
+    products of tf32, whichever is faster, by the latter alone where `tensor`."""
+    if number != "float32":
+        return floors.value(f"tensor_{number}")
+    three = floors.value("tensor_tf32")
+    rates = [three / 3 if three else None, None if tensor else floors.value("fma")]
+    return max((r for r in rates if r), default=None)
+
+
+def _working_set(plan: Plan) -> int:
+    """Bytes of all tensors that a step touches, the data set's rows of a batch alone."""
+    names = {name for op in plan.ops for name in op.tensors}
+    return sum(plan[n].nbytes for n in names if plan[n].role not in (Role.DATA, Role.HOST))
+
+
+# -- what no program could do without --------------------------------------------------------------
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """The least microseconds of a step: `memory_us` of bytes, `arithmetic_us` of products and
+    `waiting_us` of exchanges between multiprocessors; `by` names the largest."""
+
+    us: float
+    by: str
+    memory_us: float
+    arithmetic_us: float
+    waiting_us: float
+    exchanges: int
+
+    def __str__(self) -> str:
+        return (f"{self.us:.2f} us: {self.memory_us:.2f} of memory beside {self.arithmetic_us:.2f} "
+                f"of arithmetic, and {self.waiting_us:.2f} of {self.exchanges} exchanges")
+
+
+EXCHANGES = ("exchange_", "cluster_barrier_", "grid_barrier", "node")
+"""What constants begin with by which values get from one multiprocessor to another."""
+
+
+def least_time(plan: Plan, floors: FloorsResult) -> Bound | None:
+    """The time that a step of a plan takes at least, by these limits; None where they lack what is
+    needed, or the plan trains nothing.
+
+    - Memory: each step brings its examples and answers. Parameters and optimizer state move only
+      where they do not fit the chip's shared memory and registers: then within the L2 cache, or,
+      where they do not fit there either, read and written in device memory.
+    - Arithmetic: the products, each in its number class at the rate of the whole GPU; beside the
+      memory's time, not behind it.
+    - Waiting: a step of n layers is a chain of 2n products, forward, backward and the update that
+      the next step's first reads. Between two of them values cross multiprocessors, by the cheapest
+      exchange that was measured. A program that stays on one multiprocessor waits for none, but
+      has a share of the arithmetic: the lesser counts.
+    """
+    layers = [t for t in plan.tensors.values() if t.role is Role.PARAMETER and len(t.shape) == 2]
+    arithmetic = _arithmetic_us(plan, floors)
+    memory = _unavoidable_us(plan, floors)
+    exchange = min((f.value.median for f in floors.floors if f.value and f.unit == "us"
+                    and f.name.startswith(EXCHANGES)), default=None)
+    if not layers or arithmetic is None or memory is None or exchange is None:
+        return None
+    count = 2 * len(layers)
+    waiting = count * exchange
+    alone = max(memory, arithmetic * floors.multiprocessors)
+    if alone < max(memory, arithmetic) + waiting:
+        arithmetic, waiting, count = arithmetic * floors.multiprocessors, 0.0, 0
+    parts = {"memory": memory, "arithmetic": arithmetic, "waiting": waiting}
+    return Bound(us=max(memory, arithmetic) + waiting, by=max(parts, key=lambda n: parts[n]),
+                 memory_us=memory, arithmetic_us=arithmetic, waiting_us=waiting, exchanges=count)
+
+
+def _arithmetic_us(plan: Plan, floors: FloorsResult) -> float | None:
+    """Of the products of a plan's ops a step."""
+    total = 0.0
+    for op in plan.ops:
+        work = sum(2 * m * n * k for m, n, k in products(op, plan))
+        rate = _class_rate(numbers(op, plan), floors) if work else 1.0
+        if rate is None:
+            return None
+        total += work / rate / 1e6
+    return total / plan.steps
+
+
+def _unavoidable_us(plan: Plan, floors: FloorsResult) -> float | None:
+    used = {name for op in plan.ops for name in op.tensors}
+    data = {n: plan[n] for n in used if plan[n].role in (Role.DATA, Role.HOST)}
+    kept = sum(t.nbytes for t in plan.tensors.values()
+               if t.role is Role.PARAMETER or (t.role is Role.STATE and t.name in used))
+    rates = {name: floors.value(name) for name in ("read", "copy", "l2_read", "host_to_device")}
+    if any(rate is None for rate in rates.values()):
+        return None
+    total = 0.0
+    for tensor in data.values():
+        near = tensor.nbytes <= floors.l2_bytes
+        rate = "host_to_device" if tensor.role is Role.HOST else "l2_read" if near else "read"
+        total += tensor.nbytes // max(tensor.shape[0], 1) * plan.batch / (rates[rate] or 1) / 1e3
+    chip = plan.target.multiprocessors * (plan.target.shared_per_multiprocessor
+                                          + 4 * plan.target.registers)
+    if kept > chip:
+        total += 2 * kept / (rates["l2_read" if kept <= floors.l2_bytes else "copy"] or 1) / 1e3
+    return total
+
+
+def total(costs: Sequence[OpCost]) -> float | None:
+    """Microseconds of all ops, one behind the other; None where any is not known."""
+    found = [cost.us for cost in costs]
+    return None if any(us is None for us in found) else sum(us for us in found if us is not None)

@@ -1,0 +1,39 @@
+"""Reading what `rawnn bench` kept: files of a kind and a schema version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rawnn.errors import ConfigError
+
+
+def read_measured(path: str | os.PathLike[str],
+                  kinds: Mapping[str, tuple[type[Any], int]]) -> Any:
+    """Read a measurement that `rawnn bench` kept. `kinds` gives the type and the schema version of
+    each kind that is read. Raises ConfigError for anything else."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        head = msgspec.json.decode(content, type=_Head)
+        if head.kind not in kinds:
+            raise ConfigError(f"{path} holds a measurement of the kind '{head.kind}'; what can be "
+                              f"read here: {', '.join(kinds)}")
+        type_, version = kinds[head.kind]
+        if head.schema_version != version:
+            raise ConfigError(f"{path} holds '{head.kind}' of schema version "
+                              f"{head.schema_version}, and this rawnn reads {version}")
+        return msgspec.json.decode(content, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a measurement that rawnn wrote: {error}") from None
+
+
+class _Head(msgspec.Struct):
+    kind: str
+    schema_version: int

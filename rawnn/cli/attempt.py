@@ -1,0 +1,114 @@
+"""`rawnn kernel try`: a kernel of one's own inside the training step."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from rawnn.bench.duel import ROUNDS, duel
+from rawnn.cli.compare import show
+from rawnn.cli.grouped import Command
+from rawnn.cli.options import PATH, TOGGLES, config_options, make_config, run_option, toggle_names
+from rawnn.cli.screen import say, sentences, table_console
+from rawnn.data import Dataset
+from rawnn.data.source import check_fit, named, settled
+from rawnn.errors import MissingLibrary, RawnnError
+from rawnn.run.machine import open_device
+
+LAYERS = "784-128-128-10"
+"""What is trained where nothing is said: a network that has every op of hidden layers."""
+
+
+@click.command("try", cls=Command)
+@click.argument("file", type=PATH)
+@click.option("--as", "op", metavar="OP", help="The op that it computes, such as bias_relu. "
+                                               "[default: what its header says]")
+@run_option(TOGGLES, "--beside", "The toggles that it joins, and is compared with.", "best",
+            metavar="TOGGLES", default="best", values=toggle_names, many=True)
+@config_options("opt", "epochs", "partial", "patience", "min_delta", "monitor", "save",
+                "save_every", "keep", "resume")
+@click.option("--rounds", type=click.IntRange(2), default=ROUNDS, show_default=True,
+              help="Turns of each set.")
+def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds: int,
+         **options: Any) -> None:
+    """Try the kernel of FILE in a training step: compile it, check it against the op's reference,
+    time it alone, then train with and without it in turns: did the step get faster, and did the
+    loss curve stay?
+
+    Without a GPU it is compiled, and its arguments and their order are proved on the simulated one.
+    """
+    from rawnn.bench import attempt
+    from rawnn.cli.plan import ASSUMED
+    from rawnn.lab.plug import load
+
+    own = load(file, op)
+    opt = f"{beside},{own.op}={file}"
+    if not (options.get("layers") or options.get("workload") or config_file):
+        options["layers"] = LAYERS
+    config = make_config(config_file, options)
+    data: Dataset = named(config, say)
+    if config.autoencoder:
+        data = data.reconstructing()
+    config, _ = settled(config, data)
+    check_fit(config, data)
+    console = table_console()
+    opened = open_device(config.device, say)
+    device = opened.device
+    real = device is not None and device.backend.name != "sim"
+    try:
+        machine = opened.machine if device else ASSUMED
+        plan = attempt.step_of(config, opt, data, machine)
+        ops = ", ".join(each.name for each in attempt.ops_of(own, plan))
+        layers = "-".join(map(str, config.layers))
+        sentences(console, [f"{own.word} runs {ops} of {layers} at batch {plan.batch}"])
+        arch = device.arch if device and real else "sm_90"
+        try:
+            for each in attempt.compiled(own, plan, arch):
+                used, (stores, loads) = each.usage, each.spilled
+                console.print(f"compiled  {each.expression} for {arch}: {used.registers} registers,"
+                              f" {used.shared:,} B of shared memory, {used.stack} B of stack, "
+                              f"{stores + loads} B spilled", markup=False)
+        except (MissingLibrary, RuntimeError) as error:
+            console.print(f"compiled  not: NVRTC cannot be used here ({error})", markup=False)
+        reason = attempt.simulated(config, opt, data)
+        console.print("ordering  " + (f"not proved: {reason}" if reason else
+                      f"{attempt.STEPS} steps on the simulated GPU: arguments, bounds and order "
+                      f"are right"), markup=False)
+        if device is None:
+            sentences(console, ["there is no GPU here: what it computes was not checked, nothing "
+                                "was timed, and the step was not compared"])
+            return
+        if real:
+            _check(attempt.right(device, own, plan), own.word, console)
+        else:
+            console.print("right     not asked: the simulated GPU computes what the op means, not "
+                          "the kernel", markup=False)
+        for each_op in attempt.alone(device, own, plan):
+            ratio = each_op.ours / each_op.mine if each_op.mine else 1.0
+            console.print(f"alone     {each_op.op}: {each_op.mine:.2f} us, "
+                          f"{' + '.join(each_op.replaced)} {each_op.ours:.2f} us "
+                          f"({ratio:.2f} x)", markup=False)
+        kept = attempt.curves(config, beside, opt, data, opened)
+        found = duel(config, [beside, opt], data, opened, rounds,
+                     lambda number, each: say(f"turn {number + 1} of {rounds}: {each}"))
+        show(found)
+        console.print(str(kept), markup=False)
+        if not kept.stayed:
+            raise RawnnError(f"{own.word} trains another model than rawnn's own kernels")
+    finally:
+        if device:
+            with suppress(RawnnError):  # a kernel that failed may have broken the context
+                device.close()
+
+
+def _check(examined: list[Any], word: str, console: Any) -> None:
+    """Print what was found. Raises RawnnError where something is wrong."""
+    for each in examined:
+        said = [*map(str, each.outcomes), *each.trespasses]
+        console.print(f"{'right' if each.right else 'WRONG':<9} {each.op}: {'; '.join(said)}",
+                      markup=False)
+    if wrong := [each.op for each in examined if not each.right]:
+        raise RawnnError(f"{word} does not compute what its op means: {', '.join(wrong)}; nothing "
+                         f"was timed")

@@ -1,0 +1,67 @@
+"""`rawnn plan --cost`: what each op of a step costs by the limits of a GPU."""
+
+from __future__ import annotations
+
+from rawnn.bench.costing import OWN, OpCost, least_time, op_costs, total
+from rawnn.bench.floors import FloorsResult, kept, missing, read_floors
+from rawnn.cli.peers import print_table
+from rawnn.cli.screen import sentences, table_console
+from rawnn.run.policy import Policy
+from rawnn.step.plan import Plan
+
+HEADINGS = ("op", "kind", "bytes", "operations", "numbers", "memory (us)", "arithmetic (us)",
+            "launch (us)", "expected (us)", "bound by")
+KNOWN = 5
+"""Columns that need no GPU's limits."""
+
+
+def show_costs(plan: Plan, policy: Policy, gpu: str, floors_file: str | None = None) -> None:
+    """Print the costs of a one-step plan on a GPU, by limits from a file, or those kept of it."""
+    floors, where = _floors(gpu, floors_file)
+    costs = op_costs(plan, policy, floors)
+    rows = [_row(cost) for cost in costs]
+    rows.append(("the step", "", f"{sum(c.nbytes for c in costs):,}",
+                 f"{sum(c.operations for c in costs):,}", "", "", "", "", _us(total(costs)), ""))
+    shown = len(HEADINGS) if floors else KNOWN
+    print_table(HEADINGS[:shown], [row[:shown] for row in rows])
+    sentences(table_console(), [where, *_below(costs, plan, floors)])
+
+
+def _floors(gpu: str, file: str | None) -> tuple[FloorsResult | None, str]:
+    """The limits, and a sentence on where they are from, or why there are none."""
+    if file:
+        found = read_floors(file)
+        return found, f"limits: {file}, measured {found.environment.date} on {found.gpu}"
+    there = kept(gpu)
+    if there is None:
+        return None, f"no microseconds: {missing(gpu)}"
+    return there.result, f"limits: {there}"
+
+
+def _row(cost: OpCost) -> tuple[str, ...]:
+    op = cost.op
+    return (op.name, f"{op.kind}/{op.impl}", f"{cost.nbytes:,}", f"{cost.operations:,}",
+            cost.numbers, _us(cost.memory_us), _us(cost.arithmetic_us), _us(cost.launch_us),
+            _us(cost.us), cost.bound)
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _below(costs: list[OpCost], plan: Plan, floors: FloorsResult | None) -> list[str]:
+    if floors is None:
+        return []
+    said = ["expected: a launch and, behind it, the bytes or the operations, whichever take "
+            "longer; of the step all ops, one behind the other"]
+    if any(cost.bound == OWN for cost in costs):
+        said.append("a whole-step kernel is expected to take what its own model says (`rawnn plan` "
+                    "prints that)")
+    least = least_time(plan, floors)
+    expected = total(costs)
+    if least:
+        times = f"; expected is {expected / least.us:.1f} times that" if expected else ""
+        said.append(f"no program does the step in less than {least}{times}")
+    else:
+        said.append("what no program could do without is not known: limits are missing")
+    return said

@@ -1,0 +1,259 @@
+"""`rawnn kernel check`, `time` and `sweep`: is a kernel of one's own right, how fast is it, and
+with which macros is it fastest?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rawnn.cli.screen import say
+from rawnn.errors import ConfigError, RawnnError
+
+if TYPE_CHECKING:
+    from rawnn.lab.kernel import Kernel
+    from rawnn.lab.work import Work
+
+LIMIT = 60.0
+
+
+def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments and options that say a kernel and its work."""
+    for decorate in reversed((
+        click.argument("file", type=click.Path(path_type=Path)),
+        click.argument("name", required=False),
+        click.option("--reference", metavar="TEXT",
+                     help="What it has to compute: NumPy ('a * x + y'), or file.py:function."),
+        click.option("--grid", metavar="TEXT",
+                     help="Blocks: numbers or expressions ('cdiv(n, 256)'), commas between."),
+        click.option("--block", metavar="TEXT", help="Threads of a block, likewise."),
+        click.option("--size", "sizes", multiple=True, metavar="NAME=SIZES",
+                     help="Sizes to try: n=1000, n=1,31,4096 or n=1..4096."),
+        click.option("--shape", "shapes", multiple=True, metavar="NAME=EXTENTS",
+                     help="The extents of an array: x=rows,cols."),
+        click.option("--value", "values", multiple=True, metavar="NAME=VALUE",
+                     help="A number that the kernel takes."),
+        click.option("--length", metavar="TEXT",
+                     help="How many products are added up for one element."),
+        click.option("--arch", metavar="sm_90a", help="Architecture. [default: this GPU's]"),
+        click.option("-D", "defines", multiple=True, metavar="NAME[=VALUE]",
+                     help="Define a macro."),
+        click.option("-I", "include", multiple=True, metavar="FOLDER",
+                     help="A folder with headers."),
+        click.option("--option", "options", multiple=True, metavar="OPTION",
+                     help="Another option of NVRTC, such as --option=--use_fast_math."),
+        click.option("--seed", default=0, show_default=True, help="Of everything drawn."),
+        click.option("--limit", default=LIMIT, show_default=True, metavar="SECONDS",
+                     help="Of a launch, in a process of its own; 0: in this one."),
+        click.option("--device", default="gpu", show_default=True, metavar="gpu:N|sim",
+                     help="Where to run; sim tries all but what the kernel computes."),
+    )):
+        command = decorate(command)
+    return command
+
+
+def described(file: Path, name: str | None, given: dict[str, Any]) -> tuple[Kernel, Work]:
+    """The kernel and its work; takes from `given` what says them."""
+    from rawnn.lab.files import kernel_of
+
+    work: dict[str, Any] = {key: given.pop(key) for key in ("reference", "length")}
+    for key in ("grid", "block"):
+        text = given.pop(key)
+        work[key] = None if text is None else _extents(text)
+    work["sizes"] = {n: _sizes(text) for n, text in _pairs(given.pop("sizes"), "--size")}
+    work["shapes"] = {n: _extents(text) for n, text in _pairs(given.pop("shapes"), "--shape")}
+    work["values"] = dict(_pairs(given.pop("values"), "--value"))
+    macros = {}
+    for define in given.pop("defines"):
+        macro, equals, value = define.partition("=")
+        macros[macro] = value if equals else True
+    return kernel_of(file, name, device=_device(given.pop("device")), defines=macros,
+                     options=given.pop("options"), include=given.pop("include"),
+                     arch=given.pop("arch"),
+                     **{key: value for key, value in work.items() if value not in (None, {})})
+
+
+def _pairs(texts: tuple[str, ...], option: str) -> list[tuple[str, str]]:
+    found = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{option} {text}: write NAME=VALUE")
+        found.append((name, value))
+    return found
+
+
+def _extents(text: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "([") - (char in ")]")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts]
+
+
+def _sizes(text: str) -> Any:
+    try:
+        return text if ".." in text else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--size ...={text}: write 1000, 1,31,4096 or 1..4096") from None
+
+
+def _device(wanted: str) -> Any:
+    from rawnn.lab.arrays import default_device, simulated
+    from rawnn.run.machine import open_gpu
+
+    if wanted == "sim":
+        return simulated()
+    kind, _, number = wanted.partition(":")
+    if kind != "gpu" or (number and not number.isdigit()):
+        raise ConfigError(f"--device {wanted}: a kernel runs on gpu, gpu:N or sim")
+    return open_gpu(int(number), print) if number else default_device()
+
+
+WATCH = click.option("--watch", is_flag=True, help="Again at every save, till Ctrl-C.")
+_SOURCES = (".cu", ".cuh", ".h", ".hpp", ".py")
+_PAUSE = 0.3
+"""Seconds between looks at the files."""
+
+
+def repeated(file: Path, include: tuple[str, ...], watch: bool, once: Callable[[], int]) -> int:
+    """`once`, or with `watch` again whenever a source beside FILE or in its folders of headers is
+    saved; what is wrong is said, and the next save waited for."""
+    if not watch:
+        return once()
+    folders = [file.parent, *map(Path, include)]
+
+    def stamps() -> dict[Path, int]:
+        found = [path for folder in folders for path in folder.iterdir()
+                 if path.suffix in _SOURCES]
+        return {path: path.stat().st_mtime_ns for path in found if path.exists()}
+
+    try:
+        while True:
+            seen = stamps()
+            try:
+                once()
+            except RawnnError as error:
+                say(str(error))
+            say(f"waiting for the next save beside {file}; Ctrl-C ends")
+            while stamps() == seen:
+                sleep(_PAUSE)
+    except KeyboardInterrupt:
+        return 0
+
+
+@click.command()
+@of_work
+@click.option("--trials", default=12, show_default=True, help="Sets of sizes, where drawn.")
+@click.option("--special", is_flag=True, help="Put NaN, infinities and zeros among the inputs.")
+@WATCH
+def check(file: Path, name: str | None, trials: int, special: bool, watch: bool, seed: int,
+          limit: float, **given: Any) -> int:
+    """Is the kernel of FILE right? Tried on many sizes beside a reference, as its header says, and
+    these options in place of it.
+
+    The exit status is 0 where it is, else 1."""
+    from rawnn.lab.checking import check as checked
+
+    def once() -> int:
+        kernel, work = described(file, name, dict(given))
+        found = checked(kernel, work, trials=trials, special=special, seed=seed,
+                        limit=limit or None)
+        click.echo(str(found))
+        return 0 if found else 1
+
+    return repeated(file, given["include"], watch, once)
+
+
+@click.command()
+@of_work
+@click.option("--at", multiple=True, metavar="NAME=SIZE",
+              help="Sizes to time. [default: the largest]")
+@click.option("--samples", default=40, show_default=True, help="Of a cold and of a warm cache.")
+@click.option("--bytes", "moved", metavar="TEXT", help="Bytes that have to move, as an expression.")
+@click.option("--flops", metavar="TEXT", help="Operations, as an expression ('2 * m * n * k').")
+@WATCH
+def time(file: Path, name: str | None, at: tuple[str, ...], samples: int, moved: str | None,
+         flops: str | None, watch: bool, seed: int, limit: float, **given: Any) -> int:
+    """How long does the kernel of FILE take, and how far is that from what the GPU can? Its results
+    are compared with the reference behind the clock. With --watch it is checked on many sizes, too.
+
+    The exit status is 1 where they are wrong, or where the time cannot be true."""
+    from rawnn.lab.checking import check as checked
+    from rawnn.lab.timing import time as timed
+
+    def once() -> int:
+        kernel, work = described(file, name, dict(given))
+        if watch:
+            click.echo(str(checked(kernel, work, seed=seed, limit=limit or None).require()))
+        found = timed(kernel, work, at=_at(at), samples=samples, seed=seed, limit=limit or None,
+                      **_declared(moved, flops))
+        click.echo(str(found))
+        return 0
+
+    return repeated(file, given["include"], watch, once)
+
+
+@click.command()
+@of_work
+@click.option("--over", multiple=True, metavar="NAME=VALUES",
+              help="A macro, or grid, block, shared or cluster, with values: TILE=64,128.")
+@click.option("--restrict", multiple=True, metavar="TEXT",
+              help="A condition on them: 'TILE * WIDTH <= 1024'.")
+@click.option("--budget", type=click.IntRange(1), metavar="N", help="Try so many, drawn. [all]")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="FILE",
+              help="Keep what is found in this file, and go on from it.")
+@click.option("--at", multiple=True, metavar="NAME=SIZE",
+              help="Sizes to time. [default: the largest]")
+@click.option("--samples", default=20, show_default=True, help="Of each variant.")
+def sweep(file: Path, name: str | None, over: tuple[str, ...], restrict: tuple[str, ...],
+          budget: int | None, resume: Path | None, at: tuple[str, ...], samples: int, seed: int,
+          limit: float, **given: Any) -> int:
+    """Which macros and launch shapes make the kernel of FILE fastest? Every variant is checked
+    before it is timed. What the header says as `sweep` and `restrict` is taken unless options do.
+
+    The exit status is 1 where no variant is right."""
+    from rawnn.lab.header import header
+    from rawnn.lab.sweeping import sweep as swept
+
+    kernel, work = described(file, name, given)
+    table = header(kernel.source.text, file)
+    parameters = {n: _values(text) for n, text in _pairs(over, "--over")} or table.get("sweep", {})
+    if not parameters:
+        raise ConfigError(f"say what to sweep over: --over TILE=64,128, or in the header of {file} "
+                          f"sweep = {{TILE = [64, 128]}}")
+    told = table.get("restrict", [])
+    found = swept(kernel, parameters, work, restrict=restrict or (
+        [told] if isinstance(told, str) else told), budget=budget, at=_at(at), samples=samples,
+        seed=seed, limit=limit or None, resume=resume, tell=lambda variant: say(str(variant)))
+    click.echo(str(found))
+    if found.variants[0].cold is None:
+        return 1
+    click.echo("best: " + " ".join(f"{n}={v}" for n, v in found.best.parameters.items()))
+    return 0
+
+
+def _values(text: str) -> list[Any]:
+    """Numbers where they are numbers, split at commas outside of brackets."""
+    def read(part: str) -> Any:
+        try:
+            return int(part)
+        except ValueError:
+            return part
+
+    return [read(part) for part in _extents(text)]
+
+
+def _at(texts: tuple[str, ...]) -> dict[str, int]:
+    return {n: _sizes(v)[0] for n, v in _pairs(texts, "--at")}
+
+
+def _declared(moved: str | None, flops: str | None) -> dict[str, str]:
+    return {key: value for key, value in (("bytes", moved), ("flops", flops)) if value}

@@ -1,0 +1,348 @@
+"""Is a kernel right? `rawnn.check(kernel, reference, ...)` on many sizes, with red zones, poison,
+repeated launches, and a comparison with the reference; the result says what is wrong and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rawnn.common.words import counted
+from rawnn.errors import RawnnError
+from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
+from rawnn.lab.draws import Sizes
+from rawnn.lab.guarded import Contents, Image, place
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.problem import Launching, Operand, Problem, Trial, problem_of
+from rawnn.lab.process import runner_for
+from rawnn.lab.rehearsal import NOTE, Rehearsal
+from rawnn.lab.running import Runner
+from rawnn.lab.work import Work
+
+_NUDGE = 2.0**-20
+_REPEATS = 3
+"""Further launches on the same bytes, where two on other bytes differed: to tell chance."""
+TRIALS = 12
+"""Sets of sizes that are drawn, where sizes are drawn."""
+
+
+class CheckFailed(RawnnError):
+    """A kernel that is not right; the message is the report."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: `what` in a word or two, the array it is about ("" of none), a
+    sentence, and the next thing to look at."""
+
+    what: str
+    operand: str
+    sentence: str
+    cure: str = ""
+
+    def __str__(self) -> str:
+        return self.sentence + (f"\n    -> {self.cure}" if self.cure else "")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One set of sizes: how it was launched, the results' comparisons and what is wrong."""
+
+    sizes: Sizes
+    launching: Launching | None
+    comparisons: tuple[Comparison, ...]
+    findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{n} = {v:,}" for n, v in self.sizes.items()) or "the only size"
+        return sizes + (f" ({self.launching})" if self.launching else "")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found; true where nothing is wrong. `str` says it all, `require` raises it."""
+
+    kernel: str
+    tried: tuple[Tried, ...]
+    planned: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.tried) and not any(t.findings for t in self.tried)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    @property
+    def failed(self) -> tuple[Tried, ...]:
+        """The sizes with which something is wrong, the smallest first."""
+        return tuple(t for t in self.tried if t.findings)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(f for t in self.tried for f in t.findings)
+
+    def worst(self) -> dict[str, tuple[Comparison, Tried]]:
+        """Of each array the comparison with the largest error, and the sizes it was found with."""
+        found: dict[str, tuple[Comparison, Tried]] = {}
+        for tried in self.tried:
+            for each in tried.comparisons:
+                if each.operand not in found or each.error > found[each.operand][0].error:
+                    found[each.operand] = each, tried
+        return found
+
+    def require(self) -> Checked:
+        """Itself. Raises CheckFailed, with the report, where something is wrong."""
+        if not self.passed:
+            raise CheckFailed(str(self))
+        return self
+
+    def __str__(self) -> str:
+        if self.passed:
+            lines = [f"{self.kernel}: right with all of {counted(len(self.tried), 'set')} of sizes"]
+            for each, tried in self.worst().values():
+                lines.append(f"  {each}" if each.tolerance == 0 else f"  {each}; at {tried}")
+            lines.append("  nothing was written outside of arrays or into inputs, and every launch "
+                         "was repeated with other bytes around and beneath")
+        else:
+            failed = self.failed
+            lines = [f"{self.kernel}: WRONG with {len(failed)} of "
+                     f"{counted(len(self.tried), 'set')} of sizes; the smallest: "
+                     f"{failed[0] if failed else ''}"]
+            lines += [f"  {finding}" for finding in failed[0].findings]
+            if len(failed) > 1:
+                others = "; ".join(str(t) for t in failed[1:4])
+                lines.append(f"  also with {others}{', ...' if len(failed) > 4 else ''}")
+            right = [t for t in self.tried if not t.findings]
+            if right:
+                lines.append(f"  right with {'; '.join(str(t) for t in right[:3])}"
+                             f"{', ...' if len(right) > 3 else ''}")
+        if len(self.tried) < self.planned:
+            lines.append(f"  {self.planned - len(self.tried)} more were not tried: the GPU cannot "
+                         f"be used after this error")
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials: int = TRIALS,
+          seed: int = 0, special: bool = False, limit: float | None = None, device: Any = None,
+          **work: Any) -> Checked:
+    """Whether a kernel computes what a reference does.
+
+        rawnn.check(saxpy, lambda x, y, a: a * x + y, grid="cdiv(n, 256)", block=256)
+
+    `reference` and `work` are as in rawnn.lab.Work (or `reference` is a Work). `kernel` may be a
+    function that launches several, given `shapes`. For each of `trials` sets of sizes, the kernel
+    is launched twice: with outputs poisoned, red zones around every array, then with other poison
+    and other zones. Inputs have to be unchanged, zones untouched, both results equal to the bit
+    and within the tolerance that follows from the types and the length of sums. `special` puts
+    NaN, infinities and zeros among the inputs. `seed` is that of all draws.
+
+    With `limit` (seconds for a launch) the kernel runs in a process of its own, so that one that
+    never ends or that breaks the GPU's context is a finding; without, it runs in this one.
+
+    Raises ConfigError, with the cure, for work that does not fit the kernel.
+    """
+    problem = problem_of(kernel, Work.of(reference, work))
+    generator = np.random.default_rng(seed)
+    every = problem.sizes(trials, generator)
+    first = problem.trial(every[0], np.random.default_rng(seed), special)
+    first.expected()  # what does not fit is said before anything is launched
+    runner = runner_for(problem, limit, device)
+    notes = (NOTE,) if isinstance(runner, Rehearsal) else ()
+    tried: list[Tried] = []
+    try:
+        for sizes in every:
+            done, alive = try_sizes(problem, sizes, runner, generator, special)
+            tried.append(done)
+            if not alive:
+                break
+    finally:
+        runner.close()
+    return Checked(problem.label, tuple(tried), len(every), notes)
+
+
+def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.random.Generator,
+              special: bool = False) -> tuple[Tried, bool]:
+    """One set of sizes, and whether anything more can be launched."""
+    trial = problem.trial(sizes, generator, special)
+    images = images_of(trial, generator)
+    other = {o.name: _with_other_bytes(images[o.name], o, generator) for o in problem.operands}
+    contents: list[Contents] = []
+    try:
+        for given in (images, other):
+            contents.append(runner.run(trial.launching, given, trial.numbers))
+    except RawnnError as error:
+        return Tried(sizes, trial.launching, (), (_failure(error),)), runner_lives(runner)
+    expected = trial.expected()
+    outputs = [o for o in problem.outputs if expected.get(o.name) is not None]
+    findings = misdeeds(trial, images, contents[0], expected)
+    comparisons = judged(trial, expected, _results(outputs, images, contents[0]), generator)
+    for each in comparisons:
+        if not each.passed:
+            findings.append(_wrong(each, images, other, contents))
+    if not any(f.what in ("wrong", "not written") for f in findings):
+        different = _different(outputs, images, contents)
+        if different:
+            try:
+                repeated = [[runner.run(trial.launching, given, trial.numbers)
+                             for _ in range(_REPEATS)] for given in (images, other)]
+            except RawnnError as error:
+                return Tried(sizes, trial.launching, comparisons, (_failure(error),)), \
+                    runner_lives(runner)
+            findings += _unsteady(problem, images, contents, repeated, different)
+            if not findings:  # two runs may differ: the second has to be right by itself
+                second = judged(trial, expected, _results(outputs, images, contents[1]),
+                                generator)
+                findings += [_wrong(c, images, other, contents) for c in second if not c.passed]
+    return Tried(sizes, trial.launching, comparisons, tuple(findings)), True
+
+
+def runner_lives(runner: Runner) -> bool:
+    """Whether it can launch again after a launch that failed: in a process of its own, anew."""
+    return bool(getattr(runner, "renewable", False))
+
+
+def images_of(trial: Trial, generator: np.random.Generator) -> dict[str, Image]:
+    """The arrays of a trial between red zones; those without input are all bits set."""
+    made = {}
+    for operand in trial.problem.operands:
+        image = Image.of(trial.arrays[operand.name], generator)
+        made[operand.name] = image if operand.read else image.poisoned(None)
+    return made
+
+
+def _with_other_bytes(image: Image, operand: Operand, generator: np.random.Generator) -> Image:
+    moved = image.with_other_zones(generator)
+    return moved if operand.read else moved.poisoned(generator)
+
+
+def _results(outputs: Sequence[Operand], images: Mapping[str, Image], contents: Contents
+             ) -> dict[str, Values]:
+    return {o.name: images[o.name].values(contents[o.name]) for o in outputs}
+
+
+def judged(trial: Trial, expected: Mapping[str, Values | None], results: Mapping[str, Values],
+           generator: np.random.Generator) -> tuple[Comparison, ...]:
+    """What came out, beside what the reference says."""
+    problem, work = trial.problem, trial.problem.work
+    nudged = [trial.expected(generator, _NUDGE) for _ in range(2)]
+    nothing = max((is_nothing(trial.arrays[o.name]) for o in problem.operands if o.read),
+                  default=0.0)
+    length = problem.length(trial.known)
+    found = []
+    for name, result in results.items():
+        exact = expected[name]
+        assert exact is not None
+        tolerance = allowed(result.dtype, length, work.compute, work.sums) \
+            if work.tolerance is None else work.tolerance
+        scale = max(sensitivity(exact, other, _NUDGE) for n in nudged
+                    if (other := n[name]) is not None)
+        found.append(compare(name, exact, result, tolerance, scale, nothing))
+    return tuple(found)
+
+
+def _failure(error: RawnnError) -> Finding:
+    return Finding("failed", "", f"the launch failed: {error}",
+                   "run it under compute-sanitizer to see the line: rawnn.sanitize(script)"
+                   if "ILLEGAL" in str(error) or "MISALIGNED" in str(error) else "")
+
+
+def misdeeds(trial: Trial, images: Mapping[str, Image], contents: Contents,
+             expected: Mapping[str, Values | None] | None) -> list[Finding]:
+    """What was written that may not be: outside of arrays, into inputs, into arrays that the
+    reference leaves alone (None: it is not known which)."""
+    problem = trial.problem
+    kept = [o for o in problem.operands
+            if not o.written or (expected is not None and o.name not in expected)]
+    return [*_trespasses(problem, images, contents), *_changed(kept, images, contents)]
+
+
+def _trespasses(problem: Problem, images: Mapping[str, Image], contents: Contents
+                ) -> list[Finding]:
+    found = []
+    for operand in problem.operands:
+        words = images[operand.name].trespass(contents[operand.name])
+        if words:
+            found.append(Finding(
+                "outside", operand.name, f"'{operand.name}' was overrun: the kernel wrote {words}",
+                "does every thread compare its index with the size before it writes?"))
+    return found
+
+
+def _changed(kept: Sequence[Operand], images: Mapping[str, Image], contents: Contents
+             ) -> list[Finding]:
+    """Arrays that the kernel has to leave as they are."""
+    found = []
+    for operand in kept:
+        changed = images[operand.name].changed(contents[operand.name])
+        if changed.size:
+            what = "the reference does not return it" if operand.written else "it is an input"
+            where = place(int(changed[0]), images[operand.name].shape)
+            found.append(Finding(
+                "input changed", operand.name,
+                f"'{operand.name}' was changed, and {what}: {counted(changed.size, 'element')}, "
+                f"the first at {operand.name}{where}",
+                "if it is meant to be written, let the reference return it (None: it may hold "
+                "anything)"))
+    return found
+
+
+def _wrong(each: Comparison, images: Mapping[str, Image], other: Mapping[str, Image],
+           contents: Sequence[Contents]) -> Finding:
+    """A result that is not the reference's: where it was never written, that is said."""
+    name = each.operand.partition(".")[0]
+    first, second = images[name], other[name]
+    untouched = np.setdiff1d(
+        np.arange(first.nbytes // first.dtype.itemsize),
+        np.union1d(first.changed(contents[0][name]), second.changed(contents[1][name])))
+    blank = untouched.size and not np.array_equal(first.inside(), second.inside())
+    if blank:
+        count = first.nbytes // first.dtype.itemsize
+        where = place(int(untouched[0]), first.shape)
+        tail = untouched.size == count - int(untouched[0])
+        if untouched.size == count:
+            return Finding("not written", name, f"'{name}' was never written",
+                           "does the kernel return early, or write to another array?")
+        return Finding(
+            "not written", name,
+            f"{untouched.size:,} of {count:,} elements of '{name}' were never written, from "
+            f"{name}{where} on{' to the end' if tail else ''}",
+            "does the grid cover sizes that are no multiple of the block? Round it up: "
+            "cdiv(n, threads)" if tail else "which threads should have written them?")
+    length = "" if each.reason or each.error > 100 * max(each.tolerance, 1e-300) else \
+        "if each element is a sum of many products, say so: length=\"k\"; tensor cores on " \
+        "float32 round factors: compute=\"tf32\""
+    return Finding("wrong", name, f"'{name}' is wrong: {each}", length)
+
+
+def _different(outputs: Sequence[Operand], images: Mapping[str, Image],
+               contents: Sequence[Contents]) -> list[str]:
+    return [o.name for o in outputs
+            if not np.array_equal(images[o.name].inside(contents[0][o.name]),
+                                  images[o.name].inside(contents[1][o.name]))]
+
+
+def _unsteady(problem: Problem, images: Mapping[str, Image], contents: Sequence[Contents],
+              repeated: Sequence[Sequence[Contents]], different: Sequence[str]) -> list[Finding]:
+    """Launches on the same input differed: by chance, or by the bytes around and beneath."""
+    found = []
+    for name in different:
+        image = images[name]
+        same = all(np.array_equal(image.inside(first[name]), image.inside(again[name]))
+                   for first, every in zip(contents, repeated, strict=True) for again in every)
+        if same:
+            found.append(Finding(
+                "depends on what is around", name,
+                f"'{name}' depends on bytes that are none of the kernel's input: what lies outside "
+                f"of its arrays, or what an output held before",
+                "does it read past the end of an array, or add to an output that nothing has set?"))
+        elif problem.work.deterministic:
+            found.append(Finding(
+                "not deterministic", name,
+                f"'{name}' differs from launch to launch on the same input",
+                "is a __syncthreads() missing, or do threads write the same element? If it adds "
+                "floats by atomics and that is meant, say deterministic=False"))
+    return found

@@ -1,0 +1,170 @@
+"""A kernel's result against the reference: by the norm of the error, and by the worst element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.tolerances import SMALLEST, UNIT, of_op
+from rawnn.lab.guarded import place
+
+Values = NDArray[Any]
+_NAMES = {"float8_e4m3fn": "float8_e4m3"}
+_SPREAD = 8.0
+"""How far one element's error may be above the typical one: of normally distributed errors none of
+10^14 is."""
+_NOTHING = 1e-12
+"""Below this share of the inputs' size an exact result is what cancelling has left: zero."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One array of one trial. `error` is the norm of the error over that of the result, `tolerance`
+    what is allowed; `wrong` counts the elements that are too far off by themselves; the worst
+    element is at `worst`, where `got` was found in place of `expected`. `reason` says what is wrong
+    of the values that are not numbers; `passed` follows from all of it."""
+
+    operand: str
+    dtype: str
+    count: int
+    error: float
+    tolerance: float
+    wrong: int
+    worst: str
+    expected: Any
+    got: Any
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason and not self.wrong and self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        if self.tolerance == 0:
+            return f"{self.operand} ({self.dtype}) " + (
+                "equal" if self.passed else f"{self.wrong:,} of {self.count:,} elements differ; "
+                f"the worst, {self.worst}: expected {self.expected}, got {self.got}")
+        end = f"the worst element, {self.worst}: expected {_text(self.expected)}, " \
+              f"got {_text(self.got)}"
+        head = f"{self.operand} ({self.dtype}) error {self.error:.1e} of its norm, " \
+               f"{self.tolerance:.1e} allowed"
+        wrong = "" if self.passed else (f"; {self.wrong:,} of {self.count:,} elements are wrong"
+                                        if self.wrong else "")
+        return f"{head}{wrong}{'; ' + self.reason if self.reason else ''}; {end}"
+
+
+def type_name(dtype: np.dtype[Any]) -> str:
+    """As rawnn's tolerances call a storage type."""
+    return _NAMES.get(dtype.name, dtype.name)
+
+
+def allowed(dtype: np.dtype[Any], length: float, compute: str, sums: str | float) -> float:
+    """The tolerance of a type: 0 for whole numbers. `sums` is the type
+    that sums are kept in."""
+    if dtype.kind in "iub":
+        return 0.0
+    name = {"complex64": "float32", "complex128": "float64"}.get(dtype.name, type_name(dtype))
+    return of_op(name, int(length), compute, sums)
+
+
+def compare(operand: str, expected: Values, got: Values, tolerance: float, scale: float,
+            nothing: float = 0.0) -> Comparison:
+    """`expected` is exact (float64, or whole numbers), `got` in the kernel's type. `scale` is how
+    large an element's terms are: an element is judged by it where it is itself smaller, as it came
+    of terms that large. Below `nothing` a result counts as zero.
+
+    Infinities have to be where they are expected, with their sign, or where the type holds no such
+    number; NaN where NaN is.
+    """
+    if got.dtype.names:
+        return min((compare(f"{operand}.{name}", expected[name], got[name],
+                            tolerance if got.dtype[name].base.kind not in "iub" else 0.0, scale)
+                    for name in got.dtype.names), key=lambda c: (c.passed, -c.error))
+    dtype = got.dtype
+    if dtype.kind in "iub" and tolerance == 0:
+        return _equal(operand, expected, got)
+    kind = np.complex128 if dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        held = expected.astype(dtype).astype(kind)  # overflows where the type does
+        exact, found = expected.astype(kind), got.astype(kind)
+        exact = np.where(np.isfinite(held), exact, held)
+    finite = np.isfinite(exact)
+    astray = np.where(finite, ~np.isfinite(found),
+                      ~((exact == found) | (np.isnan(exact) & np.isnan(found))))
+    sound = finite & ~astray
+    off = np.zeros(exact.shape)
+    off[sound] = np.abs(found[sound] - exact[sound])
+    size = np.abs(np.where(finite, exact, 0))
+    rms = float(np.sqrt(np.mean(size[finite] ** 2))) if finite.any() else 0.0
+    scale = max(rms, scale)
+    if scale <= nothing or scale == 0:
+        scale = 1.0  # all of it is zero: what is found is judged against inputs of that order
+    name = type_name(dtype)
+    floor = SMALLEST.get(name, 0.0) * UNIT.get(name, 0.0)
+    stored = min(UNIT.get(name, 0.0), tolerance)  # at most, for every element
+    limit = 1.01 * stored * size + _SPREAD * (tolerance - stored) * np.maximum(size, scale) + floor
+    bad = astray | (off > limit)
+    error = float(np.sqrt(np.mean(off[sound] ** 2)) / scale) if sound.any() else 0.0
+    if floor and error * scale <= floor:
+        error = 0.0
+    worst = int(np.argmax(np.where(astray, np.inf, off / np.maximum(limit, 1e-300))))
+    reason = _astray(exact, found, astray)
+    return Comparison(operand, name, got.size, error, tolerance, int(bad.sum()),
+                      place(worst, got.shape), exact.flat[worst].item(), found.flat[worst].item(),
+                      reason)
+
+
+def _equal(operand: str, expected: Values, got: Values) -> Comparison:
+    wanted = expected
+    if wanted.dtype.kind in "fc":
+        wanted = np.rint(wanted.real)
+    different = wanted != got
+    wrong = int(different.sum())
+    distance = np.abs(wanted.astype(np.float64) - got.astype(np.float64))
+    worst = int(np.argmax(distance)) if wrong else 0
+    return Comparison(operand, got.dtype.name, got.size, float(wrong / max(got.size, 1)), 0.0,
+                      wrong, place(worst, got.shape), wanted.flat[worst].item(),
+                      got.flat[worst].item())
+
+
+def _astray(exact: Values, found: Values, astray: Values) -> str:
+    """What is wrong of infinities and NaN, in words."""
+    if not astray.any():
+        return ""
+    parts = []
+    for count, words in (
+            (int((astray & np.isnan(found)).sum()), "NaN where there should be a number"),
+            (int((astray & np.isinf(found)).sum()), "infinite where there should be another value"),
+            (int((astray & np.isfinite(found)).sum()),
+             "a number where there should be NaN or infinity")):
+        if count:
+            parts.append(f"{count:,} {words}")
+    return ", ".join(parts)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def sensitivity(expected: Values, nudged: Values, by: float) -> float:
+    """How large the terms are that a result was made of: how much it moves, at the root of the mean
+    of squares, for inputs that are moved by the share `by` of themselves."""
+    if expected.dtype.kind not in "fc":
+        return 0.0
+    with np.errstate(all="ignore"):
+        moved = np.abs(nudged - expected) / by
+    moved = moved[np.isfinite(moved)]
+    return float(np.sqrt(np.mean(moved ** 2))) if moved.size else 0.0
+
+
+def is_nothing(values: Values) -> float:
+    """Below what a result of these inputs is zero."""
+    if values.dtype.names or values.dtype.kind in "iub":
+        return 0.0
+    with np.errstate(all="ignore"):
+        size = np.abs(values.astype(np.complex128 if values.dtype.kind == "c" else np.float64))
+    size = size[np.isfinite(size)]
+    return _NOTHING * float(np.sqrt(np.mean(size ** 2))) if size.size else 0.0

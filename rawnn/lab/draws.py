@@ -1,0 +1,178 @@
+"""Sizes and inputs to try a kernel with: drawn, with the edges where kernels go wrong."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.errors import ConfigError
+from rawnn.lab.expressions import evaluate, names_in
+
+Sizes = dict[str, int]
+MOST_ELEMENTS = 1 << 18
+"""Of an array whose sizes nobody has given."""
+_EDGES = (8, 32, 64, 128, 256, 1024)
+"""What kernels split their work by: sizes are drawn at multiples of these, and one off them."""
+_RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
+_ALL = 64  # combinations of listed sizes that are tried, all of them
+_TRIES = 200
+
+
+def size_range(given: Any, name: str) -> tuple[int, int] | tuple[int, ...]:
+    """The sizes that are meant, as (low, high) of a range or as a list: `sizes` of Work. A list is
+    told from a range by its type: (low, high) comes as a `range` or as text."""
+    if isinstance(given, bool):
+        raise ConfigError(f"sizes: {name} = {given!r} is no size")
+    if isinstance(given, int | np.integer):
+        found: tuple[int, ...] = (int(given),)
+    elif isinstance(given, Sequence) and not isinstance(given, str | range) and given:
+        found = tuple(given)
+    else:
+        low, high = _bounds(given, name)
+        return low, high
+    if any(not isinstance(n, int | np.integer) or n < 1 for n in found):
+        raise ConfigError(f"sizes: {name} = {given!r}: sizes are whole numbers of at least 1")
+    return found
+
+
+def _bounds(given: Any, name: str) -> tuple[int, int]:
+    if isinstance(given, range) and given.step == 1 and len(given):
+        low, high = given.start, given.stop - 1
+    else:
+        match = _RANGE.fullmatch(given) if isinstance(given, str) else None
+        try:
+            low, high = map(int, match.groups() if match else "??")
+        except ValueError:
+            raise ConfigError(f"sizes: {name} = {given!r}: give a number, a list, or a range as "
+                              f"\"1..4096\"") from None
+    if not 1 <= low <= high:
+        raise ConfigError(f"sizes: {name} = {given!r} is no range of sizes of at least 1")
+    return low, high
+
+
+def is_list(given: Any) -> bool:
+    return isinstance(given, int | np.integer) or (
+        isinstance(given, Sequence) and not isinstance(given, str | range))
+
+
+def draw_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence[str],
+               together: int, trials: int, generator: np.random.Generator,
+               known: Mapping[str, Any]) -> list[Sizes]:
+    """What to try, the smallest first. `together` is the most of the names that one array has,
+    which bounds those that nobody gave a range. Raises ConfigError where nothing meets `require`.
+    """
+    most = max(2, round(MOST_ELEMENTS ** (1 / max(together, 1))))
+    listed = {n: size_range(given[n], n) for n in names if n in given and is_list(given[n])}
+    ranges = {n: _bounds(given.get(n, f"1..{most}"), n) for n in names if n not in listed}
+
+    def fits(sizes: Sizes) -> bool:
+        return all(evaluate(each, {**known, **sizes}, "require") for each in require)
+
+    if not ranges:
+        every = [dict(zip(listed, each, strict=True))
+                 for each in itertools.product(*listed.values())]
+        found = [sizes for sizes in every if fits(sizes)]
+        if len(found) > max(_ALL, trials):
+            kept = generator.choice(len(found), max(_ALL, trials), replace=False)
+            found = [found[i] for i in sorted(kept)]
+    else:
+        found = []
+        first = {n: low for n, (low, _) in ranges.items()}
+        last = {n: high for n, (_, high) in ranges.items()}
+        for attempt in range(_TRIES * trials):
+            if len(found) >= trials:
+                break
+            drawn = {n: _drawn(low, high, generator) for n, (low, high) in ranges.items()}
+            sizes = (first, last)[attempt] if attempt < 2 else drawn
+            whole = {**sizes, **{n: int(generator.choice(v)) for n, v in listed.items()}}
+            whole = {n: whole[n] for n in names}
+            if whole not in found and fits(whole):
+                found.append(whole)
+    if not found:
+        raise ConfigError(f"no sizes meet require = {list(require)}: give sizes= that do")
+    return sorted(found, key=lambda sizes: prod(sizes.values()))
+
+
+def _drawn(low: int, high: int, generator: np.random.Generator) -> int:
+    """Evenly over orders of magnitude, three times in four moved to a multiple of what kernels
+    split work by, or to one off it."""
+    size = int(np.exp(generator.uniform(np.log(low), np.log(high + 1))))
+    if generator.random() < 0.75:
+        edges = [e for e in _EDGES if e <= size] or [1]
+        edge = int(generator.choice(edges))
+        size = size // edge * edge + int(generator.integers(-1, 2))
+    return min(max(size, low), high)
+
+
+def largest(names: Sequence[str], given: Mapping[str, Any], together: int) -> Sizes:
+    """The largest of each size, which is what is timed unless other sizes are asked for."""
+    most = max(2, round(MOST_ELEMENTS ** (1 / max(together, 1))))
+    return {n: max(size_range(given.get(n, f"1..{most}"), n)) for n in names}
+
+
+def draw(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any],
+         names: Mapping[str, Any], what: str) -> NDArray[Any]:
+    """An array of what `inputs` of Work calls `kind` (None: by the type), rounded to `dtype`.
+    Raises ConfigError for a kind that is none, and a function that gives another shape."""
+    if dtype.names:
+        made = np.zeros(shape, dtype)
+        for name in dtype.names:
+            inner = dtype[name]
+            made[name] = draw(None, generator, (*shape, *inner.shape), inner.base, names, what)
+        return made
+    if callable(kind):
+        given = np.asarray(kind(generator, shape))
+        if given.shape != shape:
+            raise ConfigError(f"inputs: the function for {what} gave an array of shape "
+                              f"{given.shape}, and {shape} is needed")
+        return np.ascontiguousarray(given.astype(dtype))
+    whole = dtype.kind in "iu"
+    if kind is None:
+        kind = "normal" if not whole and dtype.kind != "b" else \
+            "0..1" if dtype.kind == "b" else "0..100" if dtype.kind == "u" else "-100..100"
+    if kind in ("normal", "uniform"):
+        def numbers() -> NDArray[Any]:
+            return (generator.standard_normal(shape, np.float32) if kind == "normal"
+                    else generator.random(shape, np.float32))
+
+        return _rounded(numbers() + 1j * numbers() if dtype.kind == "c" else numbers(), dtype)
+    if isinstance(kind, str) and ".." in kind:
+        low, high = (evaluate(end, names, f"inputs: {what}") for end in kind.split("..", 1))
+        if low > high:
+            raise ConfigError(f"inputs: {what} = \"{kind}\" is no range")
+        if whole or dtype.kind == "b":
+            return generator.integers(int(low), int(high) + 1, shape).astype(dtype)
+        return _rounded(generator.uniform(low, high, shape), dtype)
+    if isinstance(kind, str) and names_in(kind, f"inputs: {what}") - set(names):
+        raise ConfigError(f"inputs: {what} = {kind!r}: give \"normal\", \"uniform\", \"lo..hi\", a "
+                          f"number, or a function of (generator, shape)")
+    return np.full(shape, evaluate(kind, names, f"inputs: {what}")).astype(dtype)
+
+
+def _rounded(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(numbers.astype(dtype))
+
+
+def independent(kind: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether every element is drawn by itself, so that any part of a long draw is as good."""
+    return not callable(kind) and not dtype.names
+
+
+def with_specials(values: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
+    """A copy with NaN, both infinities and zeros in some places, where the type has them."""
+    made = values.copy()
+    if made.dtype.kind not in "fV" or made.dtype.names or not made.size:
+        return made
+    flat = made.reshape(-1)
+    places = generator.choice(flat.size, min(flat.size, 8), replace=False)
+    with np.errstate(all="ignore"):
+        for place, special in zip(places, (np.nan, np.inf, -np.inf, -0.0, np.nan, np.inf, 0.0, 1.0),
+                                  strict=False):
+            flat[place] = np.float32(special).astype(flat.dtype)
+    return made

@@ -1,0 +1,144 @@
+"""How long launches take: between two events in a graph, each on inputs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from rawnn.device.cuda.errors import check
+from rawnn.device.cuda.stream import Event
+from rawnn.graphs import Graph
+from rawnn.lab.arrays import Array
+from rawnn.lab.guarded import Contents, Images
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.problem import Launching
+from rawnn.lab.running import Here
+
+Sample = tuple[Images, Mapping[str, Any], Collection[str]]
+"""Images, numbers, and the names of arrays with input in them."""
+Touch = tuple[int, int, int | None]
+"""What is done to memory ahead of a sample: address, bytes, and where they are copied from (None:
+they are filled)."""
+_POISON = 0xFF  # as a float: NaN
+
+
+class Stopwatch(Here):
+    """Launches in this process, and says how long they take."""
+
+    def measure(self, launching: Launching | None, samples: Sequence[Sample], warm: bool
+                ) -> tuple[list[float], list[Contents]]:
+        """Microseconds of one launch for each of `samples`: images, numbers and the names of arrays
+        with input in them; and the bytes afterwards.
+
+        A kernel's samples are one graph. Each is two events with the launch between them, behind a
+        copy of its inputs and a fill of its outputs (`warm`: what fits is in the L2 cache then), or
+        behind a fill of memory twice as large as the L2 cache. A function's samples run one by one,
+        and take till all streams are idle, what the host does included.
+        """
+        with ExitStack() as held:
+            arrays = [held.enter_context(self.placed(images)) for images, _, _ in samples]
+            flush = held.enter_context(self._memory(self._flush_bytes(), "what the L2 cache is "
+                                                    "filled with"))
+            events = [(self._event(held), self._event(held)) for _ in samples]
+            cold: list[Touch] = [(flush, self._flush_bytes(), None)]
+            before = [self._warmth(held, placed, sample) if warm else cold
+                      for placed, sample in zip(arrays, samples, strict=True)]
+            runs = [self.prepared(launching, placed, numbers)
+                    for placed, (_, numbers, _) in zip(arrays, samples, strict=True)]
+            if launching is None:
+                self._one_by_one(runs, events, before)
+            else:
+                self._in_a_graph(held, runs, events, before)
+            self.finish()
+            times = [end.milliseconds_since(begin) * 1e3 for begin, end in events]
+            found = []
+            for placed, (images, _, _) in zip(arrays, samples, strict=True):
+                found.append({name: np.empty_like(image.content) for name, image in images.items()})
+                for name, image in images.items():
+                    self.device.to_host(found[-1][name], placed[name].address - image.zone,
+                                        f"'{name}' after the kernel")
+        return times, found
+
+    def empty(self, samples: int) -> list[float]:
+        """Microseconds of a kernel that does nothing, measured in the same way."""
+        kernel = Kernel("__global__ void nothing() {}", "nothing", device=self.device)
+        here = Stopwatch(kernel, ())
+        return here.measure(Launching((1, 1, 1), (1, 1, 1)), [({}, {}, ())] * samples, False)[0]
+
+    def free(self) -> int:
+        """Bytes of device memory that nobody holds."""
+        return self.device.free_memory()
+
+    def _flush_bytes(self) -> int:
+        if self.device.backend.name == "sim":
+            return 1  # it has no cache
+        return 2 * self.device.attribute("L2_CACHE_SIZE")
+
+    @contextmanager
+    def _memory(self, nbytes: int, what: str) -> Iterator[int]:
+        allocation = self.device.memory.allocate(nbytes, what)
+        try:
+            yield int(allocation.address)
+        finally:
+            self.device.memory.free(allocation)
+
+    def _event(self, held: ExitStack) -> Event:
+        event = Event(self.device.driver)
+        held.callback(event.close)
+        return event
+
+    def _warmth(self, held: ExitStack, arrays: Mapping[str, Array],
+                sample: Sample) -> list[Touch]:
+        """What brings a sample's arrays into the cache: inputs are copied from elsewhere, outputs
+        filled."""
+        touches: list[Touch] = []
+        for name, array in arrays.items():
+            source = None
+            if name in sample[2]:
+                source = held.enter_context(self._memory(array.nbytes, f"the input '{name}'"))
+                inside = np.ascontiguousarray(sample[0][name].inside())
+                self.device.to_device(source, inside, f"'{name}'")
+            touches.append((array.address, array.nbytes, source))
+        return touches
+
+    def _one_by_one(self, runs: Sequence[Callable[[], None]],
+                    events: Sequence[tuple[Event, Event]], before: Sequence[list[Touch]]) -> None:
+        driver, stream = self.device.driver, self.device.stream
+        for run, (begin, end), touches in zip(runs, events, before, strict=True):
+            for address, nbytes, source in touches:
+                if source is None:
+                    self.device.fill(address, _POISON, nbytes, "poison")
+                else:
+                    check(driver, "cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(
+                        address, source, nbytes, stream.handle), "the inputs of a sample")
+            self.finish()
+            begin.record(stream)
+            run()
+            self.finish()
+            end.record(stream)
+
+    def _in_a_graph(self, held: ExitStack, runs: Sequence[Any],
+                    events: Sequence[tuple[Event, Event]], before: Sequence[list[Touch]]) -> None:
+        device = self.device
+        graph = Graph(device.driver, device.context, "the samples of a kernel")
+        try:
+            last: list[Any] = []
+            for run, (begin, end), touches in zip(runs, events, before, strict=True):
+                for address, nbytes, source in touches:
+                    last = [graph.add_memset(last, address, _POISON, nbytes, "poison")
+                            if source is None else
+                            graph.add_memcpy(last, "DtoD", address, source, nbytes,
+                                             "the inputs of a sample")]
+                last = [graph.add_event(last, begin, "the begin of a sample")]
+                last = [run.add_to(graph, last)]
+                last = [graph.add_event(last, end, "the end of a sample")]
+            executable = graph.instantiate("the samples of a kernel")
+        finally:
+            graph.close()
+        held.callback(executable.close)
+        executable.upload(device.stream)
+        self.finish()
+        executable.launch(device.stream)

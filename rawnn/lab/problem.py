@@ -1,0 +1,385 @@
+"""A kernel with its work: what each parameter is, and one trial of it, with sizes, inputs, a launch
+and what has to come out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.device.compiling.signature import Parameter
+from rawnn.device.cuda.launch import Dim
+from rawnn.errors import ConfigError, nearest
+from rawnn.lab.arguments import ELEMENTS
+from rawnn.lab.draws import Sizes, draw, draw_sizes, independent, largest, with_specials
+from rawnn.lab.expressions import evaluate, names_in, whole
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.work import Extents, Geometry, Reference, Work, reference_of
+
+Host = NDArray[Any]
+_FURTHER = 1 << 16  # elements by which a long draw is longer, at least
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array of a kernel: `read` says that it has input in it, `written` that the kernel may
+    write it."""
+
+    name: str
+    dtype: np.dtype[Any]
+    extents: tuple[Any, ...]
+    read: bool
+    written: bool
+
+
+@dataclass(frozen=True)
+class Launching:
+    """How a trial is launched; bytes of dynamic shared memory."""
+
+    grid: Dim
+    block: Dim
+    shared: int = 0
+    cluster: Dim | None = None
+    cooperative: bool = False
+
+    def __str__(self) -> str:
+        def text(extent: Dim) -> str:
+            return " x ".join(map(str, extent if extent[2] > 1 else extent[:2]
+                                  if extent[1] > 1 else extent[:1]))
+
+        return f"grid {text(self.grid)}, block {text(self.block)}" + (
+            f", {self.shared:,} bytes of shared memory" if self.shared else "") + (
+            f", clusters of {text(self.cluster)}" if self.cluster else "")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of sizes with its inputs: `arrays` has one for each operand, in its type (zeros where
+    there is no input), `numbers` the others by name, in the order of the kernel's parameters."""
+
+    problem: Problem
+    sizes: Sizes
+    launching: Launching | None
+    arrays: dict[str, Host]
+    numbers: dict[str, Any]
+    known: dict[str, Any]
+
+    def expected(self, nudge: np.random.Generator | None = None, by: float = 0.0
+                 ) -> dict[str, Host | None]:
+        """What the reference says of what is written; None: anything goes. With `nudge` every
+        float that goes in is changed by the share `by` of itself, up or down."""
+        problem = self.problem
+        given: dict[str, Any] = {**self.known, **self.numbers}
+        for operand in problem.operands:
+            if operand.read:
+                given[operand.name] = _exactly(self.arrays[operand.name], nudge, by)
+        with np.errstate(all="ignore"):
+            found = problem.reference(given)
+        return problem.named(found, {n: a.shape for n, a in self.arrays.items()})
+
+
+def _exactly(values: Host, nudge: np.random.Generator | None, by: float) -> Host:
+    """A copy, floats as float64."""
+    kind = values.dtype.kind
+    if values.dtype.names or kind in "iub":
+        return values.copy()
+    exact = values.astype(np.complex128 if kind == "c" else np.float64)
+    return exact if nudge is None else exact * (1 + by * nudge.choice([-1.0, 1.0], exact.shape))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A kernel, or a function that launches several, with its work. `parameters` are the names that
+    it takes, in order; `together` is the most size names that one array has."""
+
+    candidate: Kernel | Callable[..., Any]
+    label: str
+    work: Work
+    reference: Reference
+    operands: tuple[Operand, ...]
+    parameters: tuple[str, ...]
+    scalars: Mapping[str, Parameter]
+    names: tuple[str, ...]
+    together: int
+    macros: Mapping[str, Any]
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if o.written)
+
+    def sizes(self, trials: int, generator: np.random.Generator) -> list[Sizes]:
+        """What to try, the smallest first."""
+        return draw_sizes(self.names, self.work.sizes, self.work.require, self.together, trials,
+                          generator, self._constants())
+
+    def largest(self, at: Mapping[str, int]) -> Sizes:
+        """The largest of all sizes, but for those that `at` gives. Raises ConfigError for a name
+        that is no size."""
+        for name in at:
+            if name not in self.names:
+                raise ConfigError(f"at: '{name}' is no size of {self.label}"
+                                  f"{nearest(name, self.names)} ({', '.join(self.names)})")
+        return {**largest(self.names, self.work.sizes, self.together), **at}
+
+    def _constants(self) -> dict[str, Any]:
+        plain = {n: v for n, v in self.work.values.items() if isinstance(v, int | float)}
+        return {**self.macros, **plain}
+
+    def known(self, sizes: Sizes) -> dict[str, Any]:
+        """What expressions may ask for: macros, sizes and values."""
+        known = {**self._constants(), **sizes}
+        for name, value in self.work.values.items():
+            if isinstance(value, str):
+                known[name] = evaluate(value, known, f"values: {name}")
+        return known
+
+    def trial(self, sizes: Sizes, generator: np.random.Generator, special: bool = False,
+              pools: dict[str, Host] | None = None) -> Trial:
+        """Sizes with inputs drawn for them. With `pools`, which serve one set of sizes, inputs are
+        parts of longer draws, each from another place on: as fresh, in a fraction of the time."""
+        known = self.known(sizes)
+        arrays = {}
+        for operand in self.operands:
+            shape = self.shape(operand, known)
+            arrays[operand.name] = np.zeros(shape, operand.dtype)
+            if operand.read and pools is not None and self.rolls(operand):
+                arrays[operand.name] = self._part(operand, shape, known, generator, pools)
+            elif operand.read:
+                drawn = self._drawn(operand, shape, known, generator)
+                arrays[operand.name] = with_specials(drawn, generator) if special else drawn
+        numbers = {name: self._number(parameter, known, generator)
+                   for name, parameter in self.scalars.items()}
+        return Trial(self, sizes, self.launching(known), arrays, numbers, known)
+
+    def _drawn(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
+               generator: np.random.Generator) -> Host:
+        return draw(self.work.inputs.get(operand.name), generator, shape, operand.dtype, known,
+                    operand.name)
+
+    def _part(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
+              generator: np.random.Generator, pools: dict[str, Host]) -> Host:
+        count = prod(shape)
+        more = max(_FURTHER, count // 8)
+        if operand.name not in pools:
+            pools[operand.name] = self._drawn(operand, (count + more,), known, generator)
+        begin = int(generator.integers(more + 1))
+        return pools[operand.name][begin : begin + count].reshape(shape)
+
+    def shape(self, operand: Operand, known: Mapping[str, Any]) -> tuple[int, ...]:
+        return tuple(whole(extent, known, f"shapes: {operand.name}") for extent in operand.extents)
+
+    def _number(self, parameter: Parameter, known: Mapping[str, Any],
+                generator: np.random.Generator) -> Any:
+        name, ctype = parameter.name, parameter.ctype
+        if name in known:
+            return known[name]
+        if name in self.work.values:
+            return self.work.values[name]
+        if ctype == "bool":
+            return bool(generator.integers(2))
+        dtype = np.dtype(ELEMENTS[ctype])
+        return np.asarray(generator.standard_normal()).astype(dtype).astype(np.float64).item()
+
+    def launching(self, known: Mapping[str, Any]) -> Launching | None:
+        """How it is launched with these sizes; None for a function, which launches by itself."""
+        work = self.work
+        if not isinstance(self.candidate, Kernel):
+            return None
+        grid, block = (_dim(getattr(work, what), known, what) for what in ("grid", "block"))
+        shared = work.shared(known) if callable(work.shared) else work.shared
+        return Launching(grid, block, whole(shared, known, "shared", 0),  # type: ignore[arg-type]
+                         _dim(work.cluster, known, "cluster") if work.cluster else None,
+                         work.cooperative)
+
+    def named(self, found: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Host | None]:
+        """What the reference returned, by operand. Raises ConfigError where it does not fit."""
+        names = [o.name for o in self.outputs]
+        if found is None:
+            raise ConfigError("the reference returns None: let it return what the kernel writes")
+        if not isinstance(found, Mapping):
+            if len(names) != 1:
+                raise ConfigError(f"{self.label} may write {', '.join(names) or 'nothing'}: let "
+                                  f"the reference return a dictionary such as "
+                                  f"{{{', '.join(f'{n!r}: ...' for n in names)}}}, or name in "
+                                  f"writes= what is written")
+            found = {names[0]: found}
+        made: dict[str, Host | None] = {}
+        for name, values in found.items():
+            if name not in names:
+                raise ConfigError(f"the reference returns '{name}', which is no array that "
+                                  f"{self.label} may write{nearest(name, names)} "
+                                  f"({', '.join(names) or 'it may write none'})")
+            made[name] = None if values is None else self._fitting(name, values, shapes[name])
+        return made
+
+    @staticmethod
+    def _fitting(name: str, values: Any, shape: tuple[int, ...]) -> Host:
+        array = np.asarray(values)
+        if array.size != prod(shape):
+            raise ConfigError(f"the reference returns '{name}' of shape {array.shape}, and the "
+                              f"kernel's is {shape}")
+        return array.reshape(shape)
+
+    def length(self, known: Mapping[str, Any]) -> float:
+        return float(evaluate(self.work.length, known, "length"))
+
+    def moved(self, trial: Trial) -> int:
+        """Bytes that the work has to move: as declared, else every input once and every output
+        once."""
+        if self.work.bytes is not None:
+            return int(evaluate(self.work.bytes, trial.known, "bytes"))
+        return sum(trial.arrays[o.name].nbytes * (o.read + o.written) for o in self.operands)
+
+    def computed(self, trial: Trial) -> int | None:
+        """Floating-point operations, where they are declared."""
+        flops = self.work.flops
+        return None if flops is None else int(evaluate(flops, trial.known, "flops"))
+
+    def rolls(self, operand: Operand) -> bool:
+        """Whether a part of a long draw is as good an input as any."""
+        return independent(self.work.inputs.get(operand.name), operand.dtype)
+
+
+def _dim(given: Geometry | None, known: Mapping[str, Any], what: str) -> Dim:
+    value: Any = given(known) if callable(given) else given
+    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    if not 1 <= len(parts) <= 3:
+        raise ConfigError(f"{what} = {value!r}: give one to three extents")
+    x, y, z = (*(whole(part, known, what) for part in parts), 1, 1)[:3]
+    return x, y, z
+
+
+def problem_of(candidate: Kernel | Callable[..., Any], work: Work) -> Problem:
+    """A candidate with its work. Raises ConfigError, with the cure, for what is missing or does
+    not fit."""
+    reference = reference_of(work.reference, work.folder)
+    if isinstance(candidate, Kernel):
+        return _of_kernel(candidate, work, reference)
+    if not callable(candidate):
+        raise ConfigError(f"{candidate!r} is neither a rawnn.Kernel nor a function that launches")
+    return _of_function(candidate, work, reference)
+
+
+def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> Problem:
+    label, parameters = kernel.expression, kernel.signature.parameters
+    for what in ("grid", "block"):
+        if getattr(work, what) is None:
+            raise ConfigError(f"{label}: say how it is launched: grid=\"(n + 255) // 256\", "
+                              f"block=256 ({what} is missing)")
+    scalars = {p.name: p for p in parameters if not p.pointer}
+    macros = _macros(kernel)
+    automatic = [name for name, p in scalars.items()
+                 if name not in work.values and _whole_number(p)]
+    pointers = [p for p in parameters if p.pointer]
+    _known_names(work, {p.name for p in pointers}, set(scalars), label)
+    operands = []
+    for p in pointers:
+        elements = kernel.elements[p.name]
+        dtype = np.dtype(work.types[p.name]) if p.name in work.types else elements.dtype
+        if dtype is None:
+            raise ConfigError(f"{label}: what '{p.name}' points at ({p.ctype}) is not known: say "
+                              f"types={{\"{p.name}\": np.float32}}")
+        extents = _extents(p.name, work, automatic, label)
+        written = not p.const if work.writes is None else p.name in work.writes
+        operands.append(Operand(
+            p.name, dtype, (*extents, elements.width) if elements.width > 1 else extents,
+            p.const or not written or p.name in work.inputs or reference.asks_for(p.name),
+            written))
+    for name, p in scalars.items():
+        drawn = p.ctype in ELEMENTS and np.dtype(ELEMENTS[p.ctype]).kind in "fVb"
+        if name not in work.values and name not in automatic and not drawn:
+            raise ConfigError(f"{label}: give a value for '{name}' ({p.ctype}): "
+                              f"values={{\"{name}\": ...}}")
+    return _problem(kernel, label, work, reference, operands, [p.name for p in parameters],
+                    scalars, automatic, macros)
+
+
+def _of_function(function: Callable[..., Any], work: Work, reference: Reference) -> Problem:
+    label = getattr(function, "__name__", repr(function))
+    names = list(inspect.signature(function).parameters)
+    if not work.shapes:
+        raise ConfigError(f"{label}: say what arrays it takes: shapes={{\"x\": \"n\"}}, and in "
+                          f"types= those that are not float32")
+    _known_names(work, set(names), set(names), label)
+    operands = []
+    for name in (n for n in names if n in work.shapes):
+        asked = reference.asks_for(name)
+        written = name in work.writes if work.writes is not None else not asked
+        operands.append(Operand(name, np.dtype(work.types.get(name, np.float32)),
+                                _extents(name, work, (), label), not written or asked
+                                or name in work.inputs, written))
+    free = [n for n in names if n not in work.shapes and n not in work.values]
+    return _problem(function, label, work, reference, operands, names,
+                    {n: Parameter(n, "int", False, False) for n in names if n not in work.shapes},
+                    free, {})
+
+
+def _problem(candidate: Any, label: str, work: Work, reference: Reference,
+             operands: Sequence[Operand], parameters: Sequence[str],
+             scalars: Mapping[str, Parameter], automatic: Sequence[str],
+             macros: Mapping[str, Any]) -> Problem:
+    if not any(o.written for o in operands):
+        raise ConfigError(f"{label} writes nothing: all of its pointers are const"
+                          + (" or left out of writes=" if work.writes is not None else ""))
+    known = {*macros, *work.values}
+    asked: dict[str, None] = dict.fromkeys(automatic)
+    together = 1
+    for operand in operands:
+        of_array = {n: None for e in operand.extents
+                    for n in sorted(names_in(e, f"shapes: {operand.name}")) if n not in known}
+        asked |= of_array
+        together = max(together, len(of_array))
+    for name in work.sizes:
+        asked.setdefault(name)
+    names = tuple(n for n in asked if n not in known)
+    return Problem(candidate, label, work, reference, tuple(operands), tuple(parameters),
+                   scalars, names, together, macros)
+
+
+def _known_names(work: Work, arrays: set[str], scalars: set[str], label: str) -> None:
+    for what, given, known in (("shapes", work.shapes, arrays), ("types", work.types, arrays),
+                               ("inputs", work.inputs, arrays), ("writes", work.writes or (),
+                                                                 arrays)):
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{what}: {label} has no array '{name}'{nearest(name, known)} "
+                                  f"({', '.join(sorted(known))})")
+
+
+def _extents(name: str, work: Work, automatic: Sequence[str], label: str) -> tuple[Any, ...]:
+    given: Extents | None = work.shapes.get(name)
+    if given is None:
+        if len(automatic) != 1:
+            raise ConfigError(f"{label}: how large is '{name}'? Say "
+                              f"shapes={{\"{name}\": (\"rows\", \"cols\")}} in terms of sizes"
+                              + (f" ({', '.join(automatic)})" if automatic else ""))
+        return (automatic[0],)
+    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+
+
+def _whole_number(parameter: Parameter) -> bool:
+    return parameter.ctype in ELEMENTS and np.dtype(ELEMENTS[parameter.ctype]).kind in "iu"
+
+
+def _macros(kernel: Kernel) -> dict[str, Any]:
+    """The kernel's macros that are numbers."""
+    found: dict[str, Any] = {}
+    for name, value in kernel.defines.items():
+        if isinstance(value, str):
+            try:
+                value = int(value, 0)
+            except ValueError:
+                continue
+        if isinstance(value, int | float):
+            found[name] = value
+    return found
+
+
+def replaced(work: Work, **changes: Any) -> Work:
+    """The work with other fields."""
+    return replace(work, **changes)

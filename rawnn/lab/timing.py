@@ -1,0 +1,325 @@
+"""How long does a kernel take, and how far is that from what the GPU can? `rawnn.time(kernel, ...)`
+on fresh inputs for every sample, with results checked behind the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rawnn.common.words import counted
+from rawnn.errors import ConfigError, DeviceError, RawnnError
+from rawnn.lab.advice import Seen, Uses, advice, uses_of
+from rawnn.lab.arrays import default_device
+from rawnn.lab.checking import (
+    Checked,
+    CheckFailed,
+    Finding,
+    Tried,
+    images_of,
+    judged,
+    misdeeds,
+    try_sizes,
+)
+from rawnn.lab.draws import Sizes
+from rawnn.lab.guarded import Contents, Image
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.measuring import Sample, Stopwatch
+from rawnn.lab.problem import Launching, Problem, Trial, problem_of
+from rawnn.lab.process import Apart, runner_for
+from rawnn.lab.work import Work
+
+if TYPE_CHECKING:
+    from rawnn.bench.floors import Roofline
+    from rawnn.bench.statistics import Spread
+
+SAMPLES = 40
+_BATCH = 16
+"""Samples of one graph, at most; a first batch warms up and does not count."""
+_ROOM = 4
+"""The part of the free memory that a batch may take is one of so many."""
+_CHECKING = 1.0
+"""Seconds that results of a batch are compared for; the fastest sample always is."""
+_SLACK, _FASTER_THAN_A_COPY = 1.05, 1.15
+"""A limit may be passed by this much: it was measured, too; and memory that is only read is faster
+than the copy that its limit was measured by."""
+
+
+class Refused(RawnnError):
+    """A time that cannot be true; the message says why."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of one launch: median, spread and the 95 % interval of the median."""
+
+    spread: Spread
+    low: float
+    high: float
+
+    @property
+    def median(self) -> float:
+        return self.spread.median
+
+    def __str__(self) -> str:
+        s = self.spread
+        return (f"{s.median:.2f} us (95 % interval {self.low:.2f}-{self.high:.2f}; all "
+                f"{s.n} samples {s.min:.2f}-{s.max:.2f})")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How long a kernel takes. `cold` with nothing of it in the L2 cache, `warm` with what fits.
+    `moved` bytes and `computed` operations are those declared, `roofline` what this GPU was
+    measured to do at most, `least` the microseconds that it would take at that, set by `bound`.
+    `checked` samples were compared with the reference behind the clock."""
+
+    kernel: str
+    gpu: str
+    sizes: Sizes
+    launching: Launching | None
+    cold: Times
+    warm: Times
+    empty: float | None
+    moved: int
+    computed: int | None
+    roofline: Roofline | None
+    least: float | None
+    bound: str
+    uses: Uses | None
+    advice: tuple[str, ...]
+    checked: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gbps(self) -> float:
+        """GB/s with a cold cache."""
+        return self.moved / self.cold.median * 1e-3
+
+    @property
+    def tflops(self) -> float | None:
+        """10^12 operations a second with a cold cache."""
+        return None if self.computed is None else self.computed / self.cold.median * 1e-6
+
+    @property
+    def fraction(self) -> float | None:
+        """Of what the roofline allows."""
+        return None if self.least is None else self.least / self.cold.median
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{n} = {v:,}" for n, v in self.sizes.items())
+        lines = [f"{self.kernel} on {self.gpu}, {sizes or 'its only size'}"
+                 + (f" ({self.launching})" if self.launching else ""),
+                 f"  cold L2 cache: {self.cold}", f"  warm L2 cache: {self.warm}"]
+        if self.empty is not None:
+            lines.append(f"  an empty kernel, measured in the same way: {self.empty:.2f} us")
+        rate = f"  {self.moved:,} bytes: {self.gbps:,.0f} GB/s"
+        if self.computed is not None:
+            rate += f"; {self.computed:,} operations: {self.tflops:,.2f} TFLOP/s"
+        lines.append(rate)
+        if self.least is not None and self.roofline is not None:
+            lines.append(f"  {self.fraction:.0%} of this GPU's limit: {self.bound} allows "
+                         f"{self.least:.2f} us ({self.roofline.where})")
+        if self.uses is not None:
+            lines.append(f"  {self.uses}")
+        lines += [f"  next: {text}" for text in self.advice]
+        lines.append(f"  {counted(self.checked, 'timed result')} compared with the reference"
+                     if self.checked else "  no result was compared: give a reference")
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
+         at: Mapping[str, int] | None = None, samples: int = SAMPLES, seed: int = 0,
+         limit: float | None = None, device: Any = None, **work: Any) -> Timed:
+    """How long a kernel takes on one set of sizes: the largest of the work's, or those of `at`.
+
+        rawnn.time(saxpy, lambda x, y, a: a * x + y, grid="cdiv(n, 256)", block=256,
+                   flops="2 * n", at={"n": 1 << 24})
+
+    `reference` and `work` are as in rawnn.lab.Work. The kernel is checked first on these sizes.
+    Every sample then has inputs of its own; outputs are poisoned before it, and behind the clock
+    the fastest sample of every batch and others, chosen by chance, are compared with the
+    reference. `kernel` may be a function that launches several, given `shapes`; its samples end
+    when all streams are idle, and include what the host does. `limit` (seconds for a batch of
+    samples) gives the kernel a process of its own.
+
+    Raises CheckFailed where the kernel is wrong, before the clock or behind it; Refused where it is
+    faster than the GPU's measured limits allow for the declared work; ConfigError for work that
+    does not fit the kernel.
+    """
+    if samples < 2:
+        raise ConfigError(f"samples = {samples}: a spread needs at least 2")
+    declared = Work.of(reference, work)
+    compared = declared.reference is not None
+    problem = problem_of(kernel, declared if compared else
+                         replace(declared, reference=lambda **known: {}))
+    generator = np.random.default_rng(seed)
+    sizes = problem.largest(at or {})
+    runner = runner_for(problem, limit, device)
+    try:
+        if compared:
+            tried, _ = try_sizes(problem, sizes, runner, generator)
+            Checked(problem.label, (tried,), 1).require()
+        clock = _Clock(problem, sizes, runner, generator, compared)
+        cold, warm = clock.times(samples, False), clock.times(samples, True)
+        on = kernel.device if isinstance(kernel, Kernel) else device or default_device()
+        real = on.backend.name != "sim"
+        empty = float(np.median(runner.empty(_BATCH))) \
+            if real and isinstance(kernel, Kernel) else None
+    finally:
+        runner.close()
+    trial = clock.last
+    assert trial is not None
+    moved, computed = problem.moved(trial), problem.computed(trial)
+    roof = roofline_of(on.info.name)
+    least, bound = limits(roof, moved, computed, number_class(problem))
+    _refuse_too_fast(problem, trial, cold, warm, roof, on)
+    notes = [] if roof else [f"how far from the limit that is cannot be said: the limits of "
+                             f"{on.info.name} have not been measured (rawnn bench floors)"]
+    if not real:
+        notes.append("the simulated GPU's times say nothing of a GPU")
+    uses = uses_of(kernel, trial.launching) if isinstance(kernel, Kernel) and trial.launching \
+        else None
+    seen = Seen(cold.median, warm.median, empty, least, bound, moved,
+                on.attribute("L2_CACHE_SIZE") if real else None)
+    said = tuple(advice(uses, trial.launching, seen)) if uses and trial.launching else ()
+    return Timed(problem.label, on.info.name, sizes, trial.launching, cold, warm, empty, moved,
+                 computed, roof, least, bound, uses, said, clock.checked, tuple(notes))
+
+
+class _Clock:
+    """Measures batches of samples with fresh inputs, and compares what came out."""
+
+    def __init__(self, problem: Problem, sizes: Sizes, runner: Stopwatch | Apart,
+                 generator: np.random.Generator, compared: bool) -> None:
+        self._problem, self._sizes, self._runner = problem, sizes, runner
+        self._generator, self._compared = generator, compared
+        self._pools: dict[str, Any] = {}
+        self.checked, self.last = 0, None  # type: int, Trial | None
+
+    def times(self, samples: int, warm: bool) -> Times:
+        """Of `samples` launches. Raises CheckFailed where a result is wrong."""
+        from rawnn.bench.statistics import median_interval, spread
+
+        found: list[float] = []
+        first = True
+        while len(found) < samples:
+            measured = self._batch(min(self._size(), samples - len(found)), warm)
+            if not first:
+                found += measured
+            first = False
+        return Times(spread(found), *median_interval(found))
+
+    def _size(self) -> int:
+        """Samples that a batch has room for: every one has its arrays twice."""
+        trial = self._trial()
+        needed = 2 * sum(Image.of(a, self._generator).content.nbytes
+                         for a in trial.arrays.values()) or 1
+        return max(1, min(_BATCH, self._runner.free() // _ROOM // needed))
+
+    def _trial(self) -> Trial:
+        self.last = self._problem.trial(self._sizes, self._generator, pools=self._pools)
+        return self.last
+
+    def _batch(self, count: int, warm: bool) -> list[float]:
+        trials = [self._trial() for _ in range(count)]
+        images = [images_of(trial, self._generator) for trial in trials]
+        inputs = [o.name for o in self._problem.operands if o.read]
+        samples: list[Sample] = [(given, trial.numbers, inputs)
+                                 for given, trial in zip(images, trials, strict=True)]
+        times, contents = self._runner.measure(trials[0].launching, samples, warm)
+        began = perf_counter()
+        order = self._generator.permutation(count).tolist()
+        fastest = int(np.argmin(times))
+        for index in dict.fromkeys([fastest, *order]):
+            if index != fastest and perf_counter() - began > _CHECKING:
+                break
+            self._compare(trials[index], images[index], contents[index])
+        return times
+
+    def _compare(self, trial: Trial, images: Mapping[str, Image], contents: Contents) -> None:
+        """Raises CheckFailed where what a timed launch has left behind is not right."""
+        expected = trial.expected() if self._compared else {}
+        findings: list[Finding] = misdeeds(trial, images, contents,
+                                           expected if self._compared else None)
+        results = {name: images[name].values(contents[name])
+                   for name, exact in expected.items() if exact is not None}
+        comparisons = judged(trial, expected, results, self._generator)
+        findings += [Finding("wrong", c.operand, f"'{c.operand}' is wrong: {c}")
+                     for c in comparisons if not c.passed]
+        self.checked += self._compared
+        if findings:
+            raise CheckFailed(str(Checked(
+                f"{trial.problem.label} while it was timed",
+                (Tried(trial.sizes, trial.launching, comparisons, tuple(findings)),), 1)))
+
+
+def roofline_of(gpu: str) -> Roofline | None:
+    """What this GPU was measured to do at most; None where nobody has."""
+    from rawnn.bench.floors import roofline
+
+    return roofline(gpu)
+
+
+def number_class(problem: Problem) -> str:
+    """What its arithmetic is compared with: tf32 where that is said, else by the smallest float
+    that goes in."""
+    if problem.work.compute == "tf32":
+        return "tf32"
+    names = [o.dtype.name for o in problem.operands if o.read] or \
+        [o.dtype.name for o in problem.operands]
+    for name in ("float8", "bfloat16", "float16"):
+        if any(n.startswith(name) for n in names):
+            return name
+    return "float32"
+
+
+def limits(roof: Roofline | None, moved: int, computed: int | None, kind: str
+           ) -> tuple[float | None, str]:
+    """(the least microseconds that memory and arithmetic allow, which of the two sets them)."""
+    if roof is None:
+        return None, ""
+    memory = moved / roof.memory_gbps * 1e-3
+    rate = roof.flops.get(kind)
+    arithmetic = computed / rate * 1e6 if computed and rate else 0.0
+    return max(memory, arithmetic), "memory" if memory >= arithmetic else "arithmetic"
+
+
+def _refuse_too_fast(problem: Problem, trial: Trial, cold: Times, warm: Times,
+                     roof: Roofline | None, device: Any) -> None:
+    for least, times, what in _least(problem, trial, cold, warm, roof, device):
+        if times.median < least:
+            raise Refused(
+                f"{problem.label} takes {times.median:.2f} us, and {what} allows no less than "
+                f"{least:.2f} us: either it does not do the work (every sample's inputs were "
+                f"fresh), or less is needed than was declared: say bytes= and flops=")
+
+
+def _least(problem: Problem, trial: Trial, cold: Times, warm: Times, roof: Roofline | None,
+           device: Any) -> Iterator[tuple[float, Times, str]]:
+    """What neither a cold nor a warm cache can beat. What is written may still be in the L2 cache
+    when the clock stops."""
+    moved, computed = problem.moved(trial), problem.computed(trial)
+    read = sum(trial.arrays[o.name].nbytes for o in problem.operands if o.read)
+    read = min(read, moved)
+    at_least = read + max(0, moved - read - device.attribute("L2_CACHE_SIZE"))
+    if roof is not None:
+        yield at_least / (roof.memory_gbps * _FASTER_THAN_A_COPY) * 1e-3, cold, \
+            f"moving {at_least:,} bytes at {roof.memory_gbps:,.0f} GB/s (measured)"
+        rate = roof.flops.get(number_class(problem))
+        if computed and rate:
+            for times in (cold, warm):
+                yield computed / (rate * _SLACK) * 1e6, times, \
+                    f"{computed:,} operations at {rate * 1e-12:,.1f} TFLOP/s (measured)"
+    elif device.backend.name != "sim":
+        try:  # kHz, bits; two transfers a clock
+            rate = 2e-6 * device.attribute("MEMORY_CLOCK_RATE") / 8 \
+                * device.attribute("GLOBAL_MEMORY_BUS_WIDTH")
+        except DeviceError:
+            return
+        if rate:
+            yield at_least / rate * 1e-3, cold, \
+                f"moving {at_least:,} bytes at {rate:,.0f} GB/s, the most its memory could do,"

@@ -1,0 +1,177 @@
+"""What a kernel is to do, said once: how it is launched, how large its arrays are, and the NumPy
+function that computes the same. `check`, `time` and `sweep` take it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from rawnn.errors import ConfigError, nearest
+from rawnn.lab.expressions import Expression
+
+Extents = Expression | Sequence[Expression]
+Geometry = Extents | Callable[[Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel is to do. Only `reference`, `grid` and `block` have to be given; a kernel with
+    several sizes needs `shapes` as well.
+
+    `reference(...)` is a NumPy function whose parameters have the names of the kernel's: arrays
+    (floats of whatever type as float64), numbers and sizes. It returns what the kernel writes: one
+    array, or {parameter: array} (None for an array that may hold anything). An array that it asks
+    for has input in it; one that it does not ask for is poisoned before the launch. As text it is
+    an expression ("a * x + y"), a table of them by what is written, or "file.py:function".
+
+    `grid`, `block`, `cluster`, `shared` (bytes of dynamic shared memory) are numbers or expressions
+    of sizes, values and macros ("cdiv(n, TILE)"; a list for two or three extents), or functions of
+    a dictionary of those.
+    `shapes` gives the extents of each array in terms of sizes: {"x": "n", "c": ("rows", "cols")};
+    `types` the element types where the kernel does not say them (NumPy's).
+    `sizes` says what to try: a number, a list (each), "1..4096" (drawn, with the edges); those left
+    out are drawn. `require` are conditions that sizes have to meet ("n % 4 == 0").
+    `values` are the other numbers that the kernel takes, or expressions; floats left out are drawn.
+    `inputs` says what arrays hold: "normal" (floats, by default), "uniform" (0 to 1), "lo..hi"
+    (whole numbers for integers), a number, or a function of (generator, shape).
+    `writes` are the arrays that may be written, all that are not const by default.
+
+    `length` is how many products are added up for one element, `compute` "tf32" where factors are
+    rounded to it, `sums` the type that sums are kept in: the tolerance follows from them, unless
+    `tolerance` (relative) is given. `deterministic` False: two runs may differ.
+    `bytes` and `flops` are what the work has to move and to compute; by default every input is
+    read once and every output written once, and nothing is said of operations.
+    """
+
+    reference: Callable[..., Any] | str | Mapping[str, str] | None = None
+    grid: Geometry | None = None
+    block: Geometry | None = None
+    shared: Geometry = 0
+    cluster: Geometry | None = None
+    cooperative: bool = False
+    shapes: Mapping[str, Extents] = field(default_factory=dict)
+    types: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    require: Sequence[str] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    writes: Sequence[str] | None = None
+    length: Expression = 1
+    compute: str = "float32"
+    sums: str | float = "float32"
+    tolerance: float | None = None
+    deterministic: bool = True
+    bytes: Expression | None = None
+    flops: Expression | None = None
+    folder: Path = Path()
+
+    @classmethod
+    def of(cls, reference: Any, given: Mapping[str, Any]) -> Work:
+        """Of what `check` and its like take: a Work, or a reference with Work's other fields.
+        Raises ConfigError with the nearest name for a field that there is not."""
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"'{name}' says nothing of a kernel's work{nearest(name, known)} "
+                                  f"(known: {', '.join(known)})")
+        if isinstance(reference, Work):
+            if not given:
+                return reference
+            return cls(**{name: getattr(reference, name) for name in known} | dict(given))
+        return cls(reference=reference, **given)
+
+
+KNOWN = tuple(each.name for each in fields(Work) if each.name != "folder")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference ready to be called by names: `wants` are those that it asks for, None for all."""
+
+    call: Callable[..., Any]
+    wants: frozenset[str] | None
+
+    def __call__(self, known: Mapping[str, Any]) -> Any:
+        """Raises ConfigError where it asks for what there is not."""
+        if self.wants is None:
+            return self.call(**known)
+        missing = self.wants - set(known)
+        if missing:
+            name = min(missing)
+            raise ConfigError(f"the reference asks for '{name}', and the kernel has no such "
+                              f"parameter or size{nearest(name, known)} (known: "
+                              f"{', '.join(known)})")
+        return self.call(**{name: known[name] for name in self.wants})
+
+    def asks_for(self, name: str) -> bool:
+        return self.wants is None or name in self.wants
+
+
+def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,
+                 folder: Path = Path()) -> Reference:
+    """Of a function or of text. Raises ConfigError for one that cannot be called by names."""
+    if given is None:
+        raise ConfigError("a check needs a reference: a NumPy function of the kernel's parameters "
+                          "that returns what it writes, such as lambda x, y, a: a * x + y")
+    if isinstance(given, Mapping):
+        parts = {name: _expression(text) for name, text in given.items()}
+        asked = frozenset().union(*(p.wants or () for p in parts.values()))
+        return Reference(lambda **known: {
+            name: part.call(**{n: known[n] for n in part.wants or ()})
+            for name, part in parts.items()}, asked)
+    if isinstance(given, str):
+        file, colon, name = given.rpartition(":")
+        if colon and file.endswith(".py"):
+            return reference_of(_loaded(folder / file, name.strip()))
+        return _expression(given)
+    try:
+        parameters = inspect.signature(given).parameters.values()
+    except (TypeError, ValueError):
+        raise ConfigError(f"the reference {given!r} does not say the names of its parameters: wrap "
+                          f"it, such as lambda a, b: np.add(a, b)") from None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return Reference(given, None)
+    if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
+        raise ConfigError(f"the reference {given!r} does not say the names of its parameters: "
+                          f"give it those of the kernel's that it needs")
+    return Reference(given, frozenset(p.name for p in parameters if p.default is p.empty))
+
+
+def _loaded(path: Path, name: str) -> Callable[..., Any]:
+    spec = importlib.util.spec_from_file_location(f"rawnn_lab_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"the reference's file {path} is not there")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"{path} has no function '{name}'{nearest(name, vars(module))}")
+    return found  # type: ignore[no-any-return]
+
+
+def _expression(text: str) -> Reference:
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        raise ConfigError(f"reference = \"{text}\" cannot be read: {error.msg}; give an expression "
+                          f"in NumPy, or \"file.py:function\"") from None
+    bound = {node.id for node in ast.walk(tree)
+             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    code: CodeType = compile(tree, "<reference>", "eval")
+    builtin = {"abs": abs, "min": min, "max": max, "range": range, "len": len, "sum": sum,
+               "int": int, "float": float}
+
+    def call(**known: Any) -> Any:
+        return eval(code, {"__builtins__": builtin, "np": np, **known})
+
+    return Reference(call, frozenset(names - bound - {"np"} - set(builtin)))

@@ -1,0 +1,35 @@
+"""The process that a kernel under check runs in: `python -m rawnn.lab.worker FD`.
+
+What a kernel prints goes to the standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing.connection import Connection
+
+from rawnn.errors import RawnnError
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.measuring import Stopwatch
+from rawnn.lab.process import Ended, serve
+from rawnn.run.machine import open_gpu
+
+
+def main(number: int) -> None:
+    """Serve the other end of the connection that the file descriptor `number` is."""
+    connection: Connection = Connection(number)
+    recipe, ordinal, parameters = connection.recv()
+    try:
+        device = open_gpu(ordinal, lambda message: print(message, file=sys.stderr))
+        kernel = Kernel.made(recipe, device)
+    except RawnnError as error:
+        connection.send(("error", Ended(str(error))))
+        return
+    connection.send(("ready", None))
+    serve(connection, Stopwatch(kernel, parameters))
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)
+    main(int(sys.argv[1]))

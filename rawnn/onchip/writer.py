@@ -1,0 +1,68 @@
+"""The text of a kernel: its lines, and where in shared memory things lie."""
+
+from __future__ import annotations
+
+from rawnn.onchip.decompose import FULL
+from rawnn.onchip.layout import TILE, Layout
+
+
+def literal(value: float | bool | int) -> str:
+    """A number as C++ has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, int) else f"{value!r}"
+
+
+class Writer:
+    """Lines of a kernel, indented by their braces."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._depth = 0
+
+    def __call__(self, text: str) -> None:
+        for line in text.strip("\n").split("\n"):
+            line = line.strip()
+            if line.startswith("}"):
+                self._depth -= 1
+            self.lines.append("  " * self._depth + line)
+            self._depth += line.count("{") - line.count("}") + (line.startswith("}"))
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+class KernelWriter:
+    """Writes of a layout's kernel."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.d, self.p = layout, layout.decomposition, layout.decomposition.problem
+        self.w = Writer()
+
+    # -- where things lie --------------------------------------------------------------------------
+    def at(self, name: str) -> str:
+        return f"(shared + {self.layout.places[name]})"
+
+    def a(self, boundary: int) -> str:
+        return "x" if boundary == 0 else self.at(f"a{boundary}")
+
+    def z(self, boundary: int) -> str:
+        return self.at(f"z{boundary}")
+
+    def count(self, boundary: int) -> str:
+        """Features of the boundary that this block holds."""
+        return f"n{boundary}" if self.d.types[boundary] != FULL else str(self.p.layers[boundary])
+
+    def states_at(self, layer: int) -> str:
+        """Where the layer's state lies, as a float4 pointer; that of all layers where clusters
+        share the batch."""
+        found, part = self.layout, self.layout.layers[layer]
+        many = len(self.p.states) * TILE // 4
+        near = found.shared_state if found.sync else part.near
+        if near is not None:
+            return f"reinterpret_cast<float4*>(shared + {near})"
+        if not found.far_tiles:
+            return "static_cast<float4*>(nullptr)"
+        tile = 0 if found.sync else part.far
+        return f"(reinterpret_cast<float4*>(far) + (blockIdx.x * {found.far_tiles}ll + {tile}) * " \
+               f"{many})"

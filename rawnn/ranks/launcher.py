@@ -1,0 +1,95 @@
+"""Starting ranks of a command on this host, and ending them together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic, sleep
+from types import FrameType
+
+from rawnn.common.words import counted
+
+PATIENCE = 10.0
+"""Seconds in which ranks end by themselves once one has; then they are ended."""
+FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+def run(command: Sequence[str], ranks: int, say: Callable[[str], None]) -> int:
+    """Start them, wait for all, and return the exit status: of the rank that failed first. `say` is
+    told of a rank that a signal ended, and of those that had to be ended."""
+    port = _free_port()
+    processes = []
+    try:
+        for rank in range(ranks):
+            processes.append(subprocess.Popen(command, env={
+                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RAWNN_LAUNCH": "1"}))
+        with _forwarding(processes):
+            return _wait(processes, say)
+    finally:
+        _end(processes)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """What asks the launcher to end asks the ranks. A terminal's Ctrl-C has reached them already,
+    as they are of one process group with it."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
+            return
+        for process in processes:
+            with suppress(OSError):
+                process.send_signal(number)
+
+    before = {getattr(signal, name): signal.getsignal(getattr(signal, name)) for name in FORWARDED
+              if hasattr(signal, name)}
+    for number in before:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], say: Callable[[str], None]) -> int:
+    """Until all have ended; where one fails the others get PATIENCE seconds."""
+    left, first, until = dict(enumerate(processes)), 0, 0.0
+    while left:
+        for rank, process in list(left.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            del left[rank]
+            if not status or first:
+                continue
+            first, until = status if status > 0 else 128 - status, monotonic() + PATIENCE
+            if status < 0:
+                say(f"rank {rank} was ended by {signal.Signals(-status).name}")
+        if left and until and monotonic() > until:
+            say(f"{counted(len(left), 'rank')} did not end within {PATIENCE:g} s of it: ended")
+            _end(processes)
+            break
+        sleep(0.02)
+    return first
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

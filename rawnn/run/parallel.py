@@ -1,0 +1,133 @@
+"""A run of several ranks, as one of them sees it: joining the others, what has to be the same
+everywhere, and what is reduced of the metrics."""
+
+from __future__ import annotations
+
+import os
+import platform
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+import rawnn
+from rawnn.data import Dataset
+from rawnn.errors import ConfigError
+from rawnn.ranks import Team, place_of
+from rawnn.run.config import Config
+from rawnn.runners.base import Work
+from rawnn.step.recipe import Recipe
+from rawnn.version import __version__
+
+OF_A_HOST = ("device", "data", "save", "resume")
+"""What may differ from rank to rank: where things are."""
+PACKAGES = ("numpy", "ml_dtypes", "cuda-bindings", "nvmath-python", "nccl4py", "nvidia-nccl-cu12",
+            "nvidia-nccl-cu13", "nvidia-cublas-cu12", "nvidia-cublas", "nvidia-cudnn-cu12",
+            "nvidia-cudnn-cu13", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
+
+
+def join(config: Config, environ: Mapping[str, str] = os.environ) -> Team | None:
+    """The ranks that a launcher started beside this process, once all are there and run the same
+    code with the same options; None where it is alone. Raises ConfigError, RanksError."""
+    place = place_of(environ, os.getppid())
+    if place is None:
+        return None
+    return Team(place, facts(config), guard=True)
+
+
+def facts(config: Config) -> dict[str, str]:
+    """What ranks must have in common, by the name that a difference is told with."""
+    found = {"rawnn's version": __version__, "rawnn's code": _code(),
+             "Python's version": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[f"the version of {name}"] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    options = msgspec.to_builtins(config)
+    return found | {f"the option {name}": str(value) for name, value in options.items()
+                    if name not in OF_A_HOST}
+
+
+def _code() -> str:
+    """A checksum of the package's sources."""
+    root, found = Path(rawnn.__file__).parent, 0
+    for path in sorted(root.rglob("*.*")):
+        if path.suffix in (".py", ".cu", ".cuh", ".json"):
+            found = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(root)).encode(),
+                                                             found))
+    return f"{found:08x}"
+
+
+def _checksum(array: NDArray[Any]) -> str:
+    return f"{zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data):08x}"
+
+
+def data_facts(data: Dataset) -> dict[str, str]:
+    """Name, sizes and a checksum of every part of a data set."""
+    parts = {f"{part}_{kind}": getattr(data, f"{part}_{kind}") for part in ("train", "test")
+             for kind in ("images", "labels", "targets")}
+    return {"the data set": data.name} | {
+        f"the data set's {name}": f"{list(array.shape)} {array.dtype}, checksum "
+                                  f"{_checksum(array)}"
+        for name, array in parts.items() if array is not None}
+
+
+def state_facts(state: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """A checksum of what is resumed."""
+    return {f"the resumed {name}": _checksum(array)
+            for name, array in state.items()}
+
+
+def ordinal(config: Config, team: Team) -> int:
+    """Which GPU "auto" and "gpu" mean for this rank: of those that the process sees, of which a
+    scheduler may leave it but one. Raises ConfigError for devices that cannot be joined."""
+    here = team.place.local_size
+    if config.device == "sim":
+        raise ConfigError("the simulated GPUs of several processes cannot be joined: use --device "
+                          "host, or a GPU for each rank")
+    if config.device.startswith("gpu:") and here > 1:
+        raise ConfigError(f"device = '{config.device}': {here} ranks of one host cannot all drive "
+                          f"that GPU; with --device gpu each takes its own")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return 0 if visible is not None and "," not in visible else team.place.local_rank
+
+
+def reducing(opt: str) -> str:
+    """The toggles with the one that reduces gradients."""
+    words = [word.strip() for word in opt.split(",") if word.strip()]
+    return opt if "nccl" in {w.partition("=")[0] for w in words} else ",".join([*words, "nccl"])
+
+
+def of_rank(recipe: Recipe, team: Team) -> Recipe:
+    """The recipe of this rank. Raises ConfigError, with the nearest that would, for a batch that
+    does not split evenly."""
+    batch, size = recipe.batch, team.size
+    if batch % size:
+        near = [n for n in (batch // size * size, (batch // size + 1) * size) if n]
+        raise ConfigError(f"a batch of {batch} cannot be split evenly among {size} ranks: the "
+                          f"nearest that can are {' and '.join(map(str, near))}")
+    return replace(recipe, ranks=size, rank=team.rank)
+
+
+def metrics(team: Team, work: Work, losses: NDArray[np.float32],
+            correct: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.int32], list[int]]:
+    """Losses and counts of every step over all ranks, and the ranks that have a loss that is no
+    number in the first step that has one."""
+    weights = np.array([(work.train if s < work.steps or work.rest is None else work.rest).weight
+                        for s in range(work.updates)])
+    counted = correct * (weights > 0)
+    own = losses.astype(np.float64) * weights
+    bad = np.flatnonzero(~np.isfinite(losses))
+    first = team.gather("losses", int(bad[0]) if bad.size else -1)
+    whole, right = own, counted.astype(np.int64)
+    team.reduce([whole, right], 1.0)
+    steps = [step for step in first if step >= 0]
+    return whole.astype(np.float32), right.astype(np.int32), \
+        [rank for rank, step in enumerate(first) if steps and step == min(steps)]

@@ -1,0 +1,230 @@
+"""What a step costs by the limits of a GPU: by hand, in tables, and on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rawnn.bench import floors as store
+from rawnn.bench.columns import filled, markdown_table
+from rawnn.bench.costing import OWN, Bound, least_time, op_costs, total
+from rawnn.bench.footprint import NO_FLOORS, Footprint, x_floor
+from rawnn.bench.sets import run_sets
+from rawnn.bench.table import HEADINGS, markdown, remarks, rows
+from rawnn.cli import run as command
+from rawnn.network.layers import Network
+from rawnn.opts import select
+from rawnn.run.policy import Policy
+from rawnn.step.plan import Plan
+from tests.bench.conftest import make_ladder, make_rung
+from tests.bench.test_floors import made
+from tests.engine import CAPABLE, step_plan
+
+LIMITS = made()
+"""Microseconds: launch 2, node_whole 1.25 and early 0.75, exchanges 0.25 at least. GB/s: memory
+4000, L2 8000 (of 50 MiB), host 50. TFLOP/s: fma 50, tf32 300, bf16 600. 100 multiprocessors."""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("RAWNN_FLOORS", raising=False)
+
+
+def planned(layers: tuple[int, ...], batch: int, opt: str) -> tuple[Plan, Policy]:
+    network = Network(layers)
+    return select(opt, network, 60, CAPABLE).apply(step_plan(network, batch, 60 * batch))
+
+
+def test_an_op_is_expected_to_take_a_launch_and_what_takes_longer() -> None:
+    plan, policy = planned((784, 4096, 10), 128, "preload,tiled,graphs")
+    rows = {cost.op.name: cost for cost in op_costs(plan, policy, LIMITS)}
+    forward = rows["fc1.forward"]
+    assert forward.operations == 2 * 128 * 784 * 4096
+    assert forward.arithmetic_us == pytest.approx(forward.operations / 50e6)
+    assert forward.nbytes == 4 * (128 * 784 + 784 * 4096 + 128 * 4096)
+    assert forward.memory_us == pytest.approx(forward.nbytes / 8000e3)  # all of it fits the L2
+    assert forward.launch_us == 1.25
+    assert forward.us == pytest.approx(1.25 + forward.arithmetic_us)
+    assert (forward.bound, forward.numbers) == ("FMA", "float32")
+    assert rows["fc1.weight.sgd"].bound == "memory"
+    assert rows["fc2.bias.sgd"].bound == "launch"
+    assert rows["fc2.bias.sgd"].numbers == ""
+    assert total(list(rows.values())) == pytest.approx(sum(c.us or 0 for c in rows.values()))
+
+
+@pytest.mark.parametrize(("opt", "launch", "bound", "rate"), [
+    ("preload,mma", 2.0, "tensor", 100e6), ("preload,bf16,mma,graphs", 1.25, "tensor", 600e6),
+    ("preload,tf32,mma,graphs,pdl", 0.75, "tensor", 300e6),
+    ("preload,cublas,graphs", 1.25, "FMA", 50e6)])
+def test_launches_and_units_follow_the_toggles(opt: str, launch: float, bound: str,
+                                               rate: float) -> None:
+    """float32 on tensor cores is three products of tf32."""
+    plan, policy = planned((784, 4096, 10), 512, opt)
+    (cost,) = [c for c in op_costs(plan, policy, LIMITS) if c.op.name == "fc1.forward"]
+    assert cost.launch_us == launch
+    assert cost.arithmetic_us == pytest.approx(cost.operations / rate)
+    assert cost.bound == bound
+
+
+def test_what_does_not_fit_the_l2_cache_comes_from_memory() -> None:
+    plan, policy = planned((784, 4096, 10), 128, "preload,tiled,graphs")
+    small = msgspec.structs.replace(LIMITS, l2_bytes=1 << 20)
+    near, far = (next(c for c in op_costs(plan, policy, limits) if c.op.name == "fc1.forward")
+                 for limits in (LIMITS, small))
+    assert far.memory_us == pytest.approx(2 * (near.memory_us or 0))
+
+
+def test_without_limits_there_are_bytes_and_operations_alone() -> None:
+    plan, policy = planned((784, 10), 128, "preload")
+    costs = op_costs(plan, policy, None)
+    assert all(c.nbytes and c.us is None and not c.bound for c in costs)
+    assert total(costs) is None
+
+
+def test_a_whole_step_kernel_has_a_model_of_its_own() -> None:
+    plan, policy = planned((784, 128, 10), 64, "persistent")
+    (cost,) = op_costs(plan, policy, LIMITS)
+    assert (cost.bound, cost.us) == (OWN, plan.ops[0].attributes["chosen"].us)
+    assert cost.operations == 2 * 64 * (2 * 784 * 128 + 3 * 128 * 10)
+
+
+def test_the_least_time_of_a_small_step_is_waiting() -> None:
+    plan, _ = planned((784, 128, 10), 64, "preload,fuse")
+    least = least_time(plan, LIMITS)
+    assert least
+    work = 2 * 64 * (2 * 784 * 128 + 3 * 128 * 10)
+    assert least.arithmetic_us == pytest.approx(work / 100e6)
+    # The data set, 3 MB of it, fits the L2 cache; parameters stay on the chip.
+    assert least.memory_us == pytest.approx(64 * 785 / 8000e3)
+    assert (least.exchanges, least.waiting_us) == (4, pytest.approx(4 * 0.25))
+    assert least.us == pytest.approx(least.arithmetic_us + 1.0)
+    assert least.by == "waiting"
+
+
+def test_a_tiny_step_stays_on_one_multiprocessor() -> None:
+    plan, _ = planned((8, 4), 4, "preload,fuse")
+    least = least_time(plan, LIMITS)
+    assert least
+    assert (least.exchanges, least.waiting_us) == (0, 0.0)
+    assert least.arithmetic_us == pytest.approx(100 * 2 * 4 * 2 * 8 * 4 / 100e6)
+
+
+def test_the_least_time_of_a_large_step_is_memory_or_arithmetic() -> None:
+    plan, _ = planned((784, 8192, 8192, 10), 32, "preload,bf16,mma,fuse")
+    least = least_time(plan, LIMITS)
+    assert least
+    weights = 784 * 8192 + 8192 * 8192 + 8192 * 10 + 8192 + 8192 + 10
+    assert least.by == "memory"
+    assert least.memory_us == pytest.approx(2 * 4 * weights / 4000e3, rel=0.02)
+    wide, _ = planned((784, 8192, 8192, 10), 4096, "preload,bf16,mma,fuse")
+    large = least_time(wide, LIMITS)
+    assert large
+    assert large.by == "arithmetic"
+
+
+def test_no_toggle_is_expected_to_beat_the_floor() -> None:
+    for layers, batch in (((784, 10), 128), ((784, 512, 512, 10), 64), ((784, 4096, 10), 32)):
+        for opt in ("none", "best,-persistent", "best,bf16,-persistent"):
+            plan, policy = planned(layers, batch, opt)
+            least, expected = least_time(plan, LIMITS), total(op_costs(plan, policy, LIMITS))
+            assert least
+            assert expected
+            assert least.us < expected, (layers, opt)
+
+
+def test_limits_that_lack_something_give_no_least_time() -> None:
+    plan, _ = planned((784, 10), 128, "preload")
+    for name in ("l2_read", "fma"):
+        some = [f for f in LIMITS.floors if f.name not in (name, "tensor_tf32")]
+        assert least_time(plan, msgspec.structs.replace(LIMITS, floors=some)) is None
+    with_step = replace(plan, tensors={n: t for n, t in plan.tensors.items()
+                                       if "weight" not in n}, ops=plan.ops[:1])
+    assert least_time(with_step, LIMITS) is None
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+FLOOR = Bound(us=5.0, by="waiting", memory_us=1.0, arithmetic_us=2.0, waiting_us=3.0, exchanges=2)
+PRINT = Footprint(launches=2, bytes=10, least_bytes=5, steps=1000, floor=FLOOR)
+
+
+def test_times_are_divided_by_the_least_time() -> None:
+    assert x_floor(10.0, PRINT) == "2.00"
+    assert x_floor(500.0, PRINT) == "100"
+    assert x_floor(10.0, None) == x_floor(None, PRINT) == ""
+    assert x_floor(10.0, Footprint(launches=1, bytes=1, least_bytes=1)) == ""
+
+
+def test_a_ladder_shows_it_where_limits_were_known() -> None:
+    plain = make_ladder(make_rung("baseline", 20.0, 22.0))
+    assert "| x floor |" not in markdown(plain)
+    known = make_ladder(*(msgspec.structs.replace(r, footprint=PRINT) for r in plain.rungs))
+    (row,) = rows(known)
+    assert row.cells()[HEADINGS.index("x floor")] == "4.20"  # 21 us a step
+    assert "| x floor |" in markdown(known)
+    assert NO_FLOORS not in remarks(known)
+
+
+def test_a_column_that_nothing_is_known_of_is_left_out() -> None:
+    assert filled(("a", "x floor"), [("1", "")]) == (["a"], [["1"]])
+    assert filled(("a", "x floor"), [("1", ""), ("2", "3.0")]) == (
+        ["a", "x floor"], [["1", ""], ["2", "3.0"]])
+    assert markdown_table(("a", "n"), [("x", "1")], ("a",)) == [
+        "| a | n |", "|---|---:|", "| x | 1 |"]
+
+
+def test_a_measurement_goes_by_the_limits_of_its_own_gpu(tmp_path: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured() -> Footprint | None:
+        result = run_sets("workloads", [("linear", "preload,fuse")], 1, 1, "sim", "synthetic")
+        return result.measurements[0].footprint
+
+    plain = measured()
+    assert plain
+    assert plain.floor is None
+    own = made("Simulated GPU")
+    monkeypatch.setattr(store, "kept", lambda gpu, driver="": None)
+    monkeypatch.setattr("rawnn.bench.footprint.kept",
+                        lambda gpu, driver="": store.Kept(tmp_path, own))
+    known = measured()
+    assert known
+    assert known.floor
+    assert known.floor.exchanges in (0, 2)
+    assert known.steps > 0
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_plan_prints_costs_by_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    made("NVIDIA H200").write_json(tmp_path / "h200.json")
+    asked = ["plan", "--cost", "--opt", "best,bf16,-persistent", "--layers", "784-512-10"]
+    assert command([*asked, "--floors", str(tmp_path / "h200.json")]) == 0
+    said = capsys.readouterr().out
+    assert "the step" in said
+    assert "expected (us)" in said
+    assert "no program does the step in less than" in said
+    store.keep(made("NVIDIA H200"))
+    assert command(asked) == 0
+    assert "no program does the step in less than" in capsys.readouterr().out
+    # Those of another GPU are not taken.
+    assert command([*asked, "--gpu", "A100"]) == 0
+    other = capsys.readouterr().out
+    assert "expected (us)" not in other
+    assert "no limits of A100 have been measured on this machine" in other
+
+
+def test_options_that_mean_nothing_together_are_refused(capsys: pytest.CaptureFixture[str]
+                                                        ) -> None:
+    for words, said in ((["--floors", "x.json"], "--floors goes with --cost only"),
+                        (["--cost", "--dot"], "give one"),
+                        (["--cost", "--floors", "/nowhere.json"], "cannot read /nowhere.json")):
+        assert command(["plan", *words]) == 2
+        assert said in capsys.readouterr().err

@@ -1,0 +1,123 @@
+"""`bench scaling`: what is measured, and what is made of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from rawnn.bench.plot import plot_scaling
+from rawnn.bench.ranked import Answer, Request
+from rawnn.bench.scaling import Point, ScalingResult, measure, points, read_scaling, sizes
+from rawnn.bench.statistics import spread
+from rawnn.errors import ConfigError
+from rawnn.run.result import environment
+from tests.bench.test_docs import explained, keys
+from tests.cli.conftest import Rawnn, rawnn
+
+__all__ = ["rawnn"]  # the fixture
+
+
+def made(times: dict[tuple[str, str, int], float]) -> ScalingResult:
+    found = [Point(workload="mlp4", system=system, scaling=scaling, ranks=n,  # type: ignore[arg-type]
+                   batch=64 if scaling == "strong" else 32 * n, us=spread([us]), samples=[us])
+             for (system, scaling, n), us in times.items()]
+    return ScalingResult(environment=environment("gpu", {"name": "a GPU"}, {}), opt="best",
+                         epochs=10, repeats=1, points=found,
+                         devices=[{"who": "a", "device": "a GPU"}] * 2)
+
+
+RESULT = made({("rawnn", "strong", 1): 100.0, ("rawnn", "strong", 2): 60.0,
+               ("rawnn", "weak", 1): 60.0, ("rawnn", "weak", 2): 80.0,
+               ("torch", "strong", 1): 200.0, ("torch", "strong", 2): 160.0})
+
+
+def test_speed_ups_are_of_examples_a_second() -> None:
+    ratios = [RESULT.speed_up(p) for p in RESULT.points]
+    assert ratios == pytest.approx([1, 100 / 60, 1, 60 / 80 * 2, 1, 1.25])
+    assert RESULT.cells(RESULT.points[3])[-3:-1] == ["1.50", "75%"]
+    assert "2 x a GPU" in RESULT.provenance()
+    assert "| mlp4 | PyTorch DDP | strong | 2 | 64 | 160.0 | 160.0-160.0 | 1.25 | 62% |" \
+        in RESULT.markdown()
+
+
+def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
+    RESULT.write_json(tmp_path / "scaling.json")
+    assert read_scaling(tmp_path / "scaling.json") == RESULT
+    assert keys(msgspec.json.schema(ScalingResult)) <= \
+        explained("scaling.md") | explained("results.md")
+
+
+def test_the_plot_has_a_line_for_each_workload_and_system(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_scaling(RESULT, tmp_path / "scaling.svg")
+    text = (tmp_path / "scaling.svg").read_text()
+    assert "mlp4, rawnn" in text
+    assert "mlp4, PyTorch DDP" in text
+    with pytest.raises(ConfigError, match="nothing was measured on several ranks"):
+        plot_scaling(made({("rawnn", "strong", 1): 1.0}), tmp_path / "none.svg")
+
+
+def test_powers_of_two_up_to_the_most() -> None:
+    assert [sizes(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+def test_weak_scaling_ends_at_the_batch_of_strong() -> None:
+    found = points(["mlp4"], ["rawnn", "torch"], 64, 4)
+    assert [(p.system, p.ranks, p.batch) for p in found if p.scaling == "weak"][-2:] == [
+        ("rawnn", 4, 64), ("torch", 4, 64)]
+    assert {p.batch for p in found if p.scaling == "weak" and p.ranks == 1} == {16}
+    with pytest.raises(ConfigError, match="a batch of 65 cannot be split evenly among 2 ranks"):
+        points(["mlp4"], ["rawnn"], 65, 2)
+
+
+def test_what_fails_is_a_row_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(system: str, options: dict[str, Any], ranks: int, say: Any) -> Answer | str:
+        return "failed with status 1" if system == "torch" else Answer(
+            [10.0 * ranks, 12.0 * ranks], [0.5], "nccl", [{"who": "x", "device": "y"}] * ranks,
+            {"nccl": "2.27.3"})
+
+    monkeypatch.setattr("rawnn.bench.scaling.once", once)
+    *_, result = measure(points(["linear"], ["rawnn", "torch"], 8, 2), None, 4, 2, "host", "mnist",
+                         print)
+    assert [p.reason for p in result.points] == ["", "failed with status 1"] * 4
+    assert result.points[2].samples == [20.0, 24.0] * 2
+    assert result.environment.libraries["nccl"] == "2.27.3"
+    assert len(result.devices) == 2
+
+
+def test_two_ranks_on_the_host_are_measured(rawnn: Rawnn, tmp_path: Path) -> None:
+    target = tmp_path / "scaling.json"
+    done = rawnn("bench", "scaling", "--ranks", "2", "--workload", "linear", "--device", "host",
+                 "--opt", "preload", "--dataset", "synthetic", "--epochs", "2", "--repeats", "1",
+                 "--batch", "256", "--json", str(target))
+    assert done.status == 0, done.err
+    found = read_scaling(target)
+    assert all(p.us and p.us.median > 0 for p in found.points)
+    assert [p.toggles for p in found.points] == ["preload", "preload, nccl"] * 2
+    one, two = (p.losses for p in found.points[:2])
+    assert one == pytest.approx(two, rel=1e-4)
+    assert rawnn("bench", "show", str(target)).out == done.out
+
+
+def test_a_rank_does_not_start_ranks(rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = rawnn("bench", "scaling")
+    assert done.status == 2
+    assert "bench scaling starts the ranks itself" in done.err
+
+
+def test_what_ddp_is_not_measured_with_is_refused(tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    from rawnn.bench import ranked
+
+    request = tmp_path / "request.json"
+    request.write_bytes(msgspec.json.encode(Request({"optimizer": "adam"}, "nowhere")))
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setattr(sys.modules["torch"], "distributed", None, raising=False)
+    monkeypatch.setattr(sys, "argv", ["ranked", "torch", str(request)])
+    assert ranked.main() == 2  # DDP is measured with plain SGD only

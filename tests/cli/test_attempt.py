@@ -1,0 +1,104 @@
+"""`rawnn kernel try`, where there is a GPU (a simulated one), and where there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.bench.attempt import Curves, alone, right, step_of
+from rawnn.cli import run
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
+from rawnn.lab.plug import load
+from rawnn.ptx.own import OWN, unregister
+from rawnn.run.config import Config
+from rawnn.run.machine import machine_of
+from tests.engine import random_dataset
+
+MINE = """/* rawnn
+op = "bias_relu"
+grid = "cdiv(rows * cols, 64)"
+block = 64
+*/
+__global__ void bias_relu(const float* z, int ldz, const float* bias, float* a, int lda, int rows,
+                          int cols) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < rows * cols)
+    a[i / cols * lda + i % cols] = fmaxf(z[i / cols * ldz + i % cols] + bias[i % cols], 0.0f);
+}
+"""
+SMALL = ("--dataset", "synthetic", "--layers", "784-12-10", "--batch", "3000", "--rounds", "2")
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    path = Path("mine.cu")
+    path.write_text(MINE)
+    yield path
+    for word in list(OWN):
+        unregister(word)
+
+
+def test_without_a_gpu_all_but_execution(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "try", str(mine), "--device", "host", *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert "bias_relu=mine runs relu1 of 784-12-10 at batch 3000" in said
+    assert "3 steps on the simulated GPU: arguments, bounds and order are right" in said
+    assert "there is no GPU here: what it computes was not checked" in " ".join(said.split())
+
+
+def test_beside_best_in_turns(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "try", str(mine), "--as", "bias_relu", "--device", "sim", *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert "alone     relu1: " in said
+    assert "best,bias_relu=mine.cu is" in said
+    assert "the loss curve stayed" in said
+    assert "right     not asked" in said
+
+
+def test_what_does_not_fit_is_said_before_anything_runs(
+        mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "try", str(mine), "--as", "bias_add", *SMALL]) == 2
+    assert "says op = 'bias_relu' in its header" in capsys.readouterr().err
+    assert run(["kernel", "try", str(mine), *SMALL[:2], "--layers", "784-10"]) == 2
+    assert "bias_relu=mine has nothing to do: the step has no op" in capsys.readouterr().err
+
+
+def test_a_kernel_that_is_wrong_is_found(mine: Path) -> None:
+    """On the simulated GPU a meaning of one's own stands for what the kernel does."""
+    own = load(mine)
+    device = Device(Simulation(1).backend())
+    config, data = Config(layers=(29, 12, 7), batch=8), random_dataset()
+    plan = step_of(config, "preload,arena,bias_relu=mine", data, machine_of(device))
+    assert all(each.right for each in right(device, own, plan))
+    meant = own.reference
+
+    def off(t: Any, a: Any) -> None:
+        meant(t, a)
+        t.a[3, 1] += 0.01
+
+    def skipping(t: Any, a: Any) -> None:
+        t.a[:-1] = np.maximum(t.z[:-1] + t.bias, 0)
+
+    expected = own.kernel
+    for wrong, message in ((off, r"a1\[3, 1\] is "), (skipping, r"a1\[7, 0\] was not written")):
+        own(lambda t, a, wrong=wrong: wrong(t, a) if t.a.dtype == np.float32 else meant(t, a))
+        plan = step_of(config, "preload,arena,bias_relu=mine", data, machine_of(device))
+        found = right(device, own, plan)
+        assert [each.right for each in found] == [False]
+        assert re.search(message, str(found[0].outcomes[0]))
+    assert own.kernel is expected
+    assert [each.op for each in alone(device, own, plan)] == ["relu1"]
+    device.close()
+
+
+def test_a_curve_stays_as_near_as_other_orders_of_arithmetic() -> None:
+    assert Curves(3e-6, 1e-6).stayed
+    assert not Curves(3e-3, 1e-6).stayed
+    assert "did NOT stay" in str(Curves(3e-3, 1e-6))

@@ -1,0 +1,131 @@
+"""`rawnn kernel check`, `time` and `sweep`, by a file's header and by options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rawnn.cli import run, trials
+from rawnn.device.sim import register
+from rawnn.device.sim.meanings import forget
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+SOURCE = """/* rawnn
+kernel = "lab_axpy<float>"
+grid = "cdiv(n, TILE)"
+block = "TILE"
+defines = {TILE = 128}
+sizes = {n = "1..3000"}
+reference = "a * x + y"
+flops = "2 * n"
+sweep = {TILE = [32, 64, 128]}
+restrict = "TILE != 64"
+*/
+template <typename T> __global__ void lab_axpy(T* y, const T* x, T a, int n) {
+    int i = blockIdx.x * TILE + threadIdx.x;
+    if (i < n) y[i] += a * x[i];
+}
+"""
+PLAIN = """
+__global__ void lab_rows(const float* x, float* y, int rows, int cols) {}
+__global__ void lab_other(float* x) {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("axpy.cu").write_text(SOURCE)
+    Path("rows.cu").write_text(PLAIN)
+    Path("rows.py").write_text("def summed(x):\n    return x.sum(1)\n")
+
+
+def test_check_by_the_header(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "check", "axpy.cu", "--device", "sim"]) == 0
+    printed = capsys.readouterr().out
+    assert "lab_axpy<float>: right with all of 12 sets of sizes" in printed
+    assert "not what the kernel computes" in printed
+
+
+def test_check_by_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "check", "rows.cu", "lab_rows", "--device", "sim", "--reference",
+                "rows.py:summed", "--grid", "rows,1", "--block", "cdiv(cols, 32) * 32", "--shape",
+                "x=rows,cols", "--shape", "y=rows", "--size", "rows=1,7", "--size", "cols=1..600",
+                "--length", "cols", "--trials", "4"]) == 0
+    assert "right with all of 4 sets" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    register("lab_axpy", lambda t, a: t.y.fill(0), {"x": ("n",), "y": ("n",)}, reads=("x",),
+             writes=("y",))
+    try:
+        assert run(["kernel", "check", "axpy.cu", "--device", "sim", "--size", "n=5,100"]) == 1
+        assert "lab_axpy<float>: WRONG with 2 of 2 sets of sizes" in capsys.readouterr().out
+        assert run(["kernel", "time", "axpy.cu", "--device", "sim"]) == 1
+        assert "WRONG" in capsys.readouterr().err
+    finally:
+        forget("lab_axpy")
+
+
+def test_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "time", "axpy.cu", "--device", "sim", "--at", "n=1000", "--samples", "4",
+                "-D", "TILE=64", "--bytes", "12 * n", "--value", "a=2.5"]) == 0
+    printed = capsys.readouterr().out
+    assert "n = 1,000 (grid 16, block 64)" in printed
+    assert "12,000 bytes" in printed
+    assert "2,000 operations" in printed
+
+
+def test_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["axpy.cu", "--device", "sim", "--samples", "2", "--size", "n=1..50",
+             "--resume", "kept"]
+    assert run(["kernel", "sweep", *given]) == 0
+    printed = capsys.readouterr()
+    assert "2 of 2 variants tried, 2 right" in printed.out
+    assert "best: TILE=" in printed.out
+    assert "TILE=32: " in printed.err
+    assert run(["kernel", "sweep", *given, "--over", "TILE=32,96", "--over", "shared=0,64",
+                "--restrict", "TILE > 32 or shared < 1", "--budget", "2"]) == 0
+    assert "2 of 3 variants tried" in capsys.readouterr().out
+    assert len(Path("kept").read_text().splitlines()) == 4
+    assert run(["kernel", "sweep", "rows.cu", "lab_other", "--device", "sim"]) == 2
+    assert "say what to sweep over: --over TILE=64,128" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "time"])
+def test_watching(command: str, monkeypatch: pytest.MonkeyPatch,
+                  capsys: pytest.CaptureFixture[str]) -> None:
+    waits = []
+
+    def save(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            Path("axpy.cu").write_text(SOURCE.replace("a * x[i]", "a * z[i]"))
+        if len(waits) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "sleep", save)
+    assert run(["kernel", command, "axpy.cu", "--device", "sim", "--size", "n=1,50",
+                "--watch"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("right with all of 2 sets") == 1
+    assert printed.out.count("cold L2 cache") == (command == "time")
+    assert printed.err.count("waiting for the next save beside axpy.cu; Ctrl-C ends") == 2
+    assert "identifier \"z\" is undefined" in printed.err
+    assert len(waits) == 4
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["rows.cu"], "has 2 kernels (lab_rows, lab_other): name one"),
+    (["none.cu"], "cannot read the kernel none.cu"),
+    (["axpy.cu", "--size", "n"], "--size n: write NAME=VALUE"),
+    (["axpy.cu", "--size", "n=many"], "write 1000, 1,31,4096 or 1..4096"),
+    (["axpy.cu", "--device", "host"], "a kernel runs on gpu, gpu:N or sim"),
+    (["axpy.cu", "--grid", "cdiv(m, 3)"], "asks for 'm'"),
+])
+def test_what_does_not_fit(arguments: list[str], sentence: str,
+                           capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "check", "--device", "sim", *arguments]) == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""`rawnn launch`: what ranks are given, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from rawnn.ranks import launcher
+from tests.cli.conftest import Rawnn
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", f"import os, sys, time, signal\n{text}"]
+
+
+def test_ranks_get_what_torchrun_sets(tmp_path: Path) -> None:
+    text = f"open(os.path.join({str(tmp_path)!r}, os.environ['RANK']), 'w').write(' '.join(" \
+           "os.environ[n] for n in ('WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'," \
+           " 'MASTER_ADDR', 'MASTER_PORT')))"
+    assert launcher.run(script(text), 3, print) == 0
+    found = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
+    assert {rank: words[:4] for rank, words in found.items()} == {
+        str(rank): ["3", str(rank), "3", "127.0.0.1"] for rank in range(3)}
+    assert len({words[4] for words in found.values()}) == 1
+
+
+def test_the_status_is_that_of_the_rank_that_failed() -> None:
+    assert launcher.run(script("sys.exit(7 if os.environ['RANK'] == '1' else 0)"), 2, print) == 7
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_are_ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "PATIENCE", 0.3)
+    text = "os.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '2' else time.sleep(60)"
+    begun = monotonic()
+    assert launcher.run(script(text), 3, print) == 128 + 9
+    assert monotonic() - begun < 20
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 2 was ended by SIGKILL",
+        "2 ranks did not end within 0.3 s of it: ended"]
+
+
+def test_signals_reach_the_ranks(tmp_path: Path) -> None:
+    code = "import sys; from rawnn.ranks.launcher import run; sys.exit(run(sys.argv[1:], 2, print))"
+    text = f"signal.signal(signal.SIGTERM, lambda *a: sys.exit(5))\n" \
+           f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w')\ntime.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code, *script(text)],
+                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+    until = monotonic() + 30
+    while len(list(tmp_path.iterdir())) < 2 and monotonic() < until:
+        sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 5
+
+
+def test_two_ranks_on_the_host_write_one_result(tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "rawnn", "launch", "-n", "2", "--device", "host", "--dataset",
+         "synthetic", "--epochs", "2", "--opt", "preload", "--json", str(target)],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAWNN_CACHE": str(tmp_path / "cache")})
+    assert done.returncode == 0, done.stderr
+    assert "ranks     2, started by rawnn launch" in done.stdout
+    assert done.stdout.count("test accuracy") == 1
+    result = json.loads(target.read_text())
+    assert "nccl" in result["toggles"]
+    assert [each["device"] for each in result["facts"]["ranks"]] == ["host", "host"]
+
+
+def test_launch_does_not_launch_itself(rawnn: Rawnn) -> None:
+    done = rawnn("launch", "-n", "2", "launch", "-n", "2")
+    assert done.status == 2
+    assert "launch starts ranks of another command" in done.err
+
+
+def test_one_process_with_nccl_says_that_it_changes_nothing(rawnn: Rawnn) -> None:
+    done = rawnn("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--opt",
+                 "preload,nccl")
+    assert done.status == 0
+    assert "nccl changes nothing in a run of one process" in done.err

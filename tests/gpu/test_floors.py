@@ -1,0 +1,125 @@
+"""What limits a GPU, measured on one: the kernels compute what they mean there, launched as the
+measurement launches them, and the constants are such as a GPU can have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.bench.limits import NUMBERS, Effort, measure, random_words
+from rawnn.bench.probing import Bed, Repeated
+from rawnn.device.cuda.device import Device
+from rawnn.ptx import floors as probes
+from rawnn.ptx.floors import PROBES, Probe
+from rawnn.run.machine import Opened, machine_of
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def bed(device: Device) -> Iterator[Bed]:
+    with Bed(device) as made:
+        yield made
+
+
+def computed(bed: Bed, run: Repeated, rounds: int, written: str = "sums") -> np.ndarray:
+    """What a kernel wrote in some rounds: its sums, or its counter."""
+    run(rounds)
+    found = np.zeros(1, np.uint32) if written == "counter" else \
+        np.zeros(int(run.values["threads"]), np.float32)
+    bed.device.to_host(found, int(run.values[written]), written)
+    return found
+
+
+def meant(probe: Probe, run: Repeated, rounds: int, **more: Any) -> np.ndarray:
+    """What it ought to have written, by NumPy."""
+    operands = SimpleNamespace(sums=np.zeros(int(run.values["threads"]), np.float32), **more)
+    probe.meaning.reference(operands, {**run.values, "rounds": rounds, **more})
+    return operands.sums
+
+
+@pytest.mark.parametrize("probe", [p for p in PROBES if "sums" in p.meaning.writes
+                                   and p not in (probes.READ, probes.EXCHANGES)],
+                         ids=lambda probe: probe.expression)
+def test_arithmetic_is_what_it_means(bed: Bed, probe: Probe) -> None:
+    if lacking := probe.lacks(bed.target):
+        pytest.skip(lacking)
+    values: dict[str, Any] = {"scale": 0.5, "shift": 1.0} if probe is probes.FMA else {}
+    numbers = next((n for n, several in probes.PRODUCTS.items() if probe in several), "")
+    words = random_words(12288 if probe.specific else 192, NUMBERS[numbers]) if numbers else None
+    with ExitStack() as stack:
+        run = bed.kernel(stack, probe, 5, values, words=words)
+        found = computed(bed, run, 3)
+    told = {"dtype": NUMBERS[numbers]} if numbers in ("bf16", "fp16", "fp8") else {}
+    right = meant(probe, run, 3, words=words, **told)
+    # Tensor cores keep about 14 bits of sums of 8-bit numbers.
+    rough = 2e-2 if numbers == "fp8" else 1e-3
+    np.testing.assert_allclose(found, right, rtol=rough, atol=rough * np.abs(right).max())
+
+
+def test_barriers_count_all_blocks(bed: Bed) -> None:
+    whole = bed.target.multiprocessors
+    with ExitStack() as stack:
+        run = bed.kernel(stack, probes.GRID_BARRIERS, whole, {"blocks": whole}, counter=True)
+        for rounds in (7, 3):
+            assert computed(bed, run, rounds, "counter")[0] == rounds * whole
+        for size, blocks in bed.target.at_once.items():
+            if size > 1 and blocks:
+                run = bed.kernel(stack, probes.CLUSTER_BARRIERS, blocks, {"blocks": blocks},
+                                 counter=True, cluster=size)
+                assert computed(bed, run, 7, "counter")[0] == 7 * blocks, size
+
+
+def test_an_exchange_brings_the_mean_of_all_ranks(bed: Bed) -> None:
+    sizes = [size for size, blocks in bed.target.at_once.items() if size > 1 and blocks]
+    if not sizes:
+        pytest.skip(bed.target.lacks("clusters") or "no cluster fits")
+    for size in sizes:
+        for quads in (32, probes.MOST_QUADS):
+            with ExitStack() as stack:
+                run = bed.exchange(stack, 2 * size, size, quads)
+                found = computed(bed, run, 6)
+            np.testing.assert_allclose(found, meant(probes.EXCHANGES, run, 6), rtol=1e-6)
+
+
+def test_memory_is_read_written_and_copied(bed: Bed) -> None:
+    device, count, blocks = bed.device, 5000, 6
+    x = np.random.default_rng(0).integers(-8, 9, 4 * count).astype(np.float32)
+    y = np.zeros_like(x)
+    with ExitStack() as stack:
+        copy = bed.memory(stack, probes.COPY, blocks, x.nbytes)
+        device.to_device(int(copy.values["x"]), x, "x")
+        copy(2)
+        device.to_host(y, int(copy.values["y"]), "y")
+        np.testing.assert_array_equal(y, x)
+        write = bed.memory(stack, probes.WRITE, blocks, x.nbytes)
+        write(2)
+        device.to_host(y, int(write.values["y"]), "y")
+        np.testing.assert_array_equal(y, write.values["value"])
+        read = bed.memory(stack, probes.READ, blocks, x.nbytes)
+        device.to_device(int(read.values["x"]), x, "x")
+        found = computed(bed, read, 3)
+    operands = SimpleNamespace(x=x, sums=np.zeros_like(found))
+    probes.READ.meaning.reference(operands, {**read.values, "rounds": 3})
+    np.testing.assert_allclose(found, operands.sums, rtol=1e-6)
+
+
+def test_the_limits_are_such_as_a_gpu_can_have(device: Device) -> None:
+    result = measure(Opened(device, machine_of(device), 0.0), Effort(samples=3))
+    rows = {f.name: f for f in result.floors}
+    for name, floor in rows.items():
+        assert floor.value or floor.reason.startswith("needs "), (name, floor.reason)
+    value = {name: f.value.median for name, f in rows.items() if f.value}
+    assert 0.1 < value["node"] <= value["node_whole"] * 1.2 < 20  # microseconds
+    assert value["copy"] < value["l2_read"]
+    assert value["host_to_device"] < value["copy"]
+    if "tensor_bf16" in value:
+        assert value["fma"] < value["tensor_tf32"] < value["tensor_bf16"]
+    if "exchange_2" in value:
+        assert value["cluster_barrier_2"] < value["grid_barrier"]
+        assert value["exchange_2"] < value["grid_barrier"] * 2

@@ -1,0 +1,145 @@
+"""Two ranks on two GPUs: NCCL itself in place of the simulated one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.device.cuda.backend import has_package
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed, check
+from rawnn.device.libs.collectives import NcclContext
+from rawnn.graphs import Graph
+from tests.together import Waiting
+from tests.tolerances import of_run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = "import sys; from rawnn.ranks.launcher import run; from rawnn.cli.screen import say\n" \
+         "sys.exit(run(sys.argv[2:], int(sys.argv[1]), say))"
+FAST = "preload,arena,nosync,fuse,mma,streams,pdl,graphs"
+OPTS = ("none,preload,arena,nosync", "none,preload,arena,nosync,fuse", f"none,{FAST}=epoch",
+        f"none,{FAST}=3,nccl=1", "none,preload,cublas,fuse,graphs=epoch,streams",
+        f"none,{FAST}=epoch,nccl=sharded", "none,arena,nosync,streams,pinned",
+        "none,preload,graphs=step", "best")
+LOW = (f"none,{FAST}=epoch,bf16", f"none,{FAST}=epoch,bf16,nccl=sharded",
+       f"none,{FAST}=epoch,bf16,nccl=fp32",
+       f"none,{FAST}=epoch,sr", f"none,{FAST}=epoch,fp16")
+
+
+@pytest.fixture(autouse=True)
+def nccl(device: Device) -> None:
+    if not has_package("nccl.bindings"):
+        pytest.skip("nccl4py is not installed")
+
+
+@pytest.fixture
+def two_gpus(device: Device) -> None:
+    if check(device.driver, "cuDeviceGetCount", device.driver.cuDeviceGetCount()) < 2:
+        pytest.skip("this needs two GPUs")
+
+
+def started(ranks: int, folder: Path, fault: str, *opts: str) -> tuple[int, list[str]]:
+    """Status and what was said of ranks of tests/gpu/ranks.py."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(ranks), sys.executable, "-m", "tests.gpu.ranks",
+         str(folder), fault, *opts], capture_output=True, text=True, timeout=220, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)})
+    print(done.stdout, done.stderr)
+    return done.returncode, [line for line in done.stderr.splitlines()
+                             if line.startswith("rawnn: ")]
+
+
+def results(folder: Path, ranks: int, *opts: str) -> list[list[dict[str, Any]]]:
+    """Of each set of toggles what every rank has written."""
+    folder.mkdir()
+    assert started(ranks, folder, "none", *opts) == (0, [])
+    return [[dict(np.load(folder / f"{number}.{rank}.npz")) for rank in range(ranks)]
+            for number in range(len(opts))]
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any], tolerance: float, what: str) -> None:
+    for name, array in wanted.items():
+        if name not in ("graph", "reduces"):
+            np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance,
+                                       err_msg=f"{name} with {what}")
+
+
+@pytest.mark.parametrize(("opts", "types"), [(OPTS, ()), (LOW, ("bfloat16", "float32"))])
+def test_two_ranks_equal_one_and_each_other(two_gpus: None, tmp_path: Path, opts: tuple[str, ...],
+                                            types: tuple[str, ...]) -> None:
+    together = results(tmp_path / "two", 2, *opts)
+    alone = results(tmp_path / "one", 1, *opts)
+    for opt, (first, second), (one,) in zip(opts, together, alone, strict=True):
+        assert first["reduces"].item()
+        assert bool(first["graph"].item()) == ("graphs" in opt or opt == "best")
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name], err_msg=f"{name}, {opt}")
+        same(first, one, of_run(types), opt)
+
+
+def test_runs_of_two_ranks_are_the_same_bits(two_gpus: None, tmp_path: Path) -> None:
+    opt = f"none,{FAST}=epoch,nccl=1"
+    first, again = results(tmp_path / "runs", 2, opt, opt)
+    for name in first[0]:
+        np.testing.assert_array_equal(first[0][name], again[0][name], err_msg=name)
+
+
+@pytest.mark.parametrize(("fault", "said"), [
+    ("killed", "ended without a word: it was last heard of training epoch"),
+    ("raises", "the disk is full"), ("nan", "the loss became nan"),
+])
+@pytest.mark.parametrize("opt", ["none,preload,arena,nosync", f"none,{FAST}=epoch,report=500"])
+def test_a_fault_of_one_rank_ends_both_within_10_s(two_gpus: None, tmp_path: Path, fault: str,
+                                                   said: str, opt: str) -> None:
+    if fault == "nan" and "report" in opt:
+        pytest.skip("it is seen where a report falls due")
+    begun = monotonic()
+    status, lines = started(2, tmp_path, fault, opt)
+    assert monotonic() - begun < 30  # starting and compiling take their time
+    assert status
+    errors = [line for line in lines if line.startswith("rawnn: error: ")]
+    assert len(errors) == 1, lines
+    assert said in errors[0]
+    assert "rank 1" in errors[0] or fault == "nan"
+    assert not any("did not end within" in line for line in lines)
+
+
+def test_one_gpu_makes_a_communicator_of_itself(device: Device) -> None:
+    """The calls of the seam, in a stream and in a graph: what one GPU can show."""
+    api = device.backend.nccl()
+    context = NcclContext(api, Waiting(1).of(0))
+    block, placed = device.memory.arena([("g", 16), ("h", 8)], "a test")
+    graph = Graph(device.driver, device.context)
+    try:
+        device.to_device(placed["g"], np.array([1, 2, 3, 4], np.float32), "g")
+        device.to_device(placed["h"], np.array([5, 6], np.int32), "h")
+        halved = context.all_reduce("halved", [("float32", 4)], 0.5)
+        largest = context.all_reduce("largest", [("int32", 2)], 1.0, largest=True)
+        stream = int(device.stream.handle)
+        halved.run(stream, placed["g"])
+        after = graph.capture([], device.stream, lambda: halved.run(stream, placed["g"]), "halved")
+        graph.capture(after, device.stream, lambda: largest.run(stream, placed["h"]), "largest")
+        executable = graph.instantiate("two reductions")
+        executable.launch(device.stream)
+        found, other = np.zeros(4, np.float32), np.zeros(2, np.int32)
+        device.to_host(found, placed["g"], "g")
+        device.to_host(other, placed["h"], "h")
+        executable.close()
+        assert found.tolist() == [0.25, 0.5, 0.75, 1.0]
+        assert other.tolist() == [5, 6]
+        result = api.ncclAllReduce(0, 0, 4, 99, 0, context.communicator, stream)
+        with pytest.raises(CallFailed, match=r"failed with ncclInvalidArgument \[4\]"):
+            check(api, "ncclAllReduce", result)
+    finally:
+        graph.close()
+        context.close()
+        device.memory.free(block)

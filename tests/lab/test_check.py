@@ -1,0 +1,190 @@
+"""A kernel beside its reference: what passes, what is caught, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import register
+from rawnn.errors import ConfigError
+from rawnn.lab import CheckFailed, Work
+from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
+
+SMALL: dict[str, Any] = {"sizes": {"n": "1..3000"}}
+ONE: dict[str, Any] = {**SMALL, "grid": 1, "block": 1, "trials": 4}
+HONEST = Cheat("lab_honest", WRITE, plain(doubled), ())
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+def test_a_cheat_is_caught(device: Device, cheat: Cheat) -> None:
+    found = rawnn.check(cheat.simulated(device), **cheat.given, limit=cheat.limit,
+                        special=cheat.special)
+    assert not found
+    assert not found.passed
+    assert found.findings[0].what in cheat.caught, str(found)
+    if cheat.name == "never_ends":
+        assert "did not end within 0.5 s" in str(found)
+    with pytest.raises(CheckFailed, match="WRONG with"):
+        found.require()
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"limit": 20.0}, {"special": True}, {"sizes": {"n": [1, 7, 256]}},
+    {"reference": "2 * x"}, {"reference": lambda **known: {"y": 2 * known["x"]}},
+    {"grid": lambda known: -(-known["n"] // 256)}, {"grid": ["cdiv(n, 256)", 1]},
+    {"sizes": {}}, {"require": ["n % 8 == 0"]}, {"inputs": {"x": "uniform"}},
+    {"inputs": {"x": 3}}, {"inputs": {"x": lambda g, shape: g.normal(size=shape)}},
+    {"reference": lambda x: 2 * x.astype(np.float32)},
+])
+def test_an_honest_kernel_passes(device: Device, changes: dict[str, Any]) -> None:
+    found = rawnn.check(HONEST.simulated(device), **{**HONEST.given, **changes})
+    found.require()
+    assert found
+    assert "right with all of" in str(found)
+    if "require" in changes:
+        assert all(tried.sizes["n"] % 8 == 0 for tried in found.tried)
+
+
+def test_every_type_by_its_own_tolerance(device: Device) -> None:
+    text = ("#define half unsigned short\n"  # by its name alone: its header takes a second
+            "template <typename T> __global__ void lab_typed(const T* x, T* y, int n) {}\n")
+
+    def rounded(t: Any, a: Any) -> None:
+        t.y[...] = (2.02 * t.x.astype(np.float64)).astype(t.y.dtype)
+
+    register("lab_typed", rounded, SHAPES, reads=("x",), writes=("y",))
+    allowed = {}
+    for name in ("float", "double", "half"):
+        kernel = rawnn.Kernel(text, f"lab_typed<{name}>", device=device)
+        found = rawnn.check(kernel, lambda x: 2.02 * x, **ONE).require()
+        allowed[name] = found.worst()["y"][0].tolerance
+        assert not rawnn.check(kernel, lambda x: 2.021 * x, **ONE)
+    assert allowed["double"] < 1e-14 < allowed["float"] < 1e-5 < allowed["half"] < 1e-3
+    for name, value in (("int", 2), ("unsigned char", 2)):
+        kernel = rawnn.Kernel(text, f"lab_typed<{name}>", device=device)
+        register("lab_typed", lambda t, a: np.multiply(t.x, t.x.dtype.type(2), out=t.y), SHAPES,
+                 reads=("x",), writes=("y",))
+        rawnn.check(kernel, lambda x, v=value: x * v, **ONE).require()
+        assert not rawnn.check(kernel, lambda x: x * 2 + (x == x.max()), **ONE)
+
+
+def test_long_sums_need_their_length(device: Device) -> None:
+    text = "__global__ void lab_sums(const float* x, float* y, int rows, int cols) {}\n"
+
+    def summed(t: Any, a: Any) -> None:
+        total = np.zeros(t.y.size, np.float32)
+        for column in t.x.T:
+            total += column
+        t.y[...] = total + np.float32(1e-4) * t.y.size ** 0  # off as a poor order of sums is
+
+    register("lab_sums", summed, {"x": ("rows", "cols"), "y": ("rows",)}, reads=("x",),
+             writes=("y",))
+    kernel = rawnn.Kernel(text, "lab_sums", device=device)
+    work = Work(reference=lambda x: x.sum(1), grid="rows", block=32, shapes={
+        "x": ("rows", "cols"), "y": "rows"}, sizes={"rows": 50, "cols": 4096})
+    assert "length=\"k\"" in str(rawnn.check(kernel, work))
+    assert rawnn.check(kernel, work, length="cols")
+    assert not rawnn.check(kernel, work, tolerance=1e-7)
+
+
+def test_a_sum_that_cancels_is_judged_by_its_terms(device: Device) -> None:
+    text = "__global__ void lab_one(const float* x, float* y, int n) {}\n"
+    register("lab_one", lambda t, a: t.y.__setitem__(0, t.x.cumsum()[-1]),
+             {"x": ("n",), "y": ("1",)}, reads=("x",), writes=("y",))
+    kernel = rawnn.Kernel(text, "lab_one", device=device)
+    for seed in range(5):
+        rawnn.check(kernel, lambda x: x.sum(), grid=1, block=32, shapes={"y": 1}, length="n",
+                    seed=seed, **SMALL).require()
+
+
+def test_in_and_out_and_arrays_that_may_hold_anything(device: Device) -> None:
+    text = "__global__ void lab_both(float* x, float* y, float* scratch, float a, int n) {}\n"
+
+    def both(t: Any, a: Any) -> None:
+        t.scratch[...] = np.random.default_rng().random(t.x.size)
+        t.x[...] += np.float32(a["a"])
+        t.y[...] = t.x
+
+    register("lab_both", both, {**SHAPES, "scratch": ("n",)}, reads=("x",),
+             writes=("x", "y", "scratch"))
+    kernel = rawnn.Kernel(text, "lab_both", device=device)
+    given = {"grid": 1, "block": 32, "trials": 3, **SMALL}
+    assert rawnn.check(kernel, lambda x, a: {"x": x + a, "y": x + a, "scratch": None}, **given)
+    left = rawnn.check(kernel, lambda x, a: {"x": x + a, "y": x + a}, **given)
+    assert "'scratch' was changed, and the reference does not return it" in str(left)
+    narrow = rawnn.check(kernel, lambda x, a: x + a, writes=["y"], **given)
+    assert "'x' was changed, and it is an input" in str(narrow)
+
+
+def test_atomics_may_differ_where_that_is_said(device: Device) -> None:
+    cheat = next(c for c in CHEATS if c.name == "races")
+    assert rawnn.check(cheat.simulated(device), **cheat.given, deterministic=False)
+
+
+def test_vectors_and_structs(device: Device) -> None:
+    text = ("struct Particle { float mass; int kind; };\n"
+            "__global__ void lab_particles(const float4* v, Particle* p, int n) {}\n")
+
+    kernel = rawnn.Kernel(text, "lab_particles", device=device)
+    assert kernel.elements["v"].width == 4
+    assert kernel.elements["p"].dtype.names == ("mass", "kind")
+
+
+def test_a_function_of_several_launches(device: Device) -> None:
+    kernel = HONEST.simulated(device)
+
+    def four_times(x: Any, y: Any, between: Any, n: int) -> None:
+        kernel[(n + 255) // 256, 256](x, between, n)
+        kernel[(n + 255) // 256, 256](between, y, n)
+
+    given: dict[str, Any] = {"shapes": {"x": "n", "y": "n", "between": "n"}, "device": device,
+                             "trials": 4, **SMALL}
+    reference = lambda x: {"y": 4 * x, "between": None}  # noqa: E731
+    assert rawnn.check(four_times, reference, **given)
+    assert not rawnn.check(four_times, lambda x: {"y": 3 * x, "between": None}, **given)
+    with pytest.raises(ConfigError, match="can run in a process of its own"):
+        rawnn.check(four_times, reference, **given, limit=1.0)
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"reference": None}, "a check needs a reference"), ({"grid": None}, "grid is missing"),
+    ({"block": None}, "block is missing"), ({"sizze": {}}, "did you mean 'sizes'?"),
+    ({"shapes": {"z": "n"}}, "shapes: lab_honest has no array 'z'"),
+    ({"grid": "cdiv(m, 256)"}, "asks for 'm', which is not known"),
+    ({"reference": lambda x, q: x}, "the reference asks for 'q'"),
+    ({"reference": lambda x: {"x": x}}, "returns 'x', which is no array that lab_honest may write"),
+    ({"reference": lambda x: x[1:]}, "returns 'y' of shape"),
+    ({"reference": lambda x: None}, "the reference returns None"),
+    ({"reference": np.add}, "does not say the names"), ({"reference": "2 *"}, "cannot be read"),
+    ({"reference": "none.py:f"}, "is not there"), ({"sizes": {"n": 0}}, "of at least 1"),
+    ({"sizes": {"n": "5"}}, 'a range as "1..4096"'), ({"sizes": {"n": "9..5"}}, "no range"),
+    ({"require": ["n < 0"]}, "no sizes meet require"), ({"limit": -1}, "seconds above 0"),
+    ({"inputs": {"x": "gauss"}}, 'give "normal"'), ({"writes": ["q"]}, "has no array 'q'"),
+    ({"writes": []}, "writes nothing"),
+    ({"inputs": {"x": lambda g, shape: np.zeros(3)}}, "gave an array of shape (3,)"),
+])
+def test_what_does_not_fit_is_said(device: Device, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rawnn.check(HONEST.simulated(device), **{**HONEST.given, **changes})
+    assert sentence in str(caught.value)
+
+
+def test_a_kernel_of_several_sizes_needs_shapes(device: Device) -> None:
+    text = "__global__ void lab_two(const float* x, float* y, int rows, int cols) {}\n"
+    kernel = rawnn.Kernel(text, "lab_two", device=device)
+    with pytest.raises(ConfigError, match=r"how large is 'x'\? Say shapes="):
+        rawnn.check(kernel, lambda x: x, grid=1, block=1)
+
+
+def test_small_floats_are_inputs(device: Device) -> None:
+    from rawnn.lab.draws import draw
+
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16, np.complex64, bool):
+        made = draw(None, np.random.default_rng(0), (1000,), np.dtype(dtype), {}, "x")
+        assert made.dtype == dtype
+        assert len(np.unique(made)) > 1

@@ -1,0 +1,286 @@
+"""A user's kernel in the place of rawnn's, for any op: what it computes there, what is kept out of
+its way, and what is wrong with it said before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.cli import run
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation, SimulationError
+from rawnn.errors import ConfigError
+from rawnn.lab.plug import load
+from rawnn.network.layers import Network
+from rawnn.ptx import SOURCES
+from rawnn.ptx.own import OWN, owned, unregister, vocabulary
+from rawnn.runners.host import HostRunner
+from tests.engine import dataset_for, make_work, random_dataset, run_on, trained
+
+MINE = """// Bias and ReLU, a thread an element.
+/* rawnn
+op = "bias_relu"
+kernel = "bias_relu<{z}, {a}>"
+grid = "cdiv(rows * cols, TILE)"
+block = "TILE"
+defines = {TILE = 64}
+*/
+#include "pdl.cuh"
+#include "types.cuh"
+
+template <typename TZ, typename TA>
+__global__ void bias_relu(const TZ* z, int ldz, const float* bias, TA* a, int lda, int rows,
+                          int cols) {
+  WAIT
+  const int i = blockIdx.x * TILE + threadIdx.x;
+  if (i >= rows * cols) return;
+  const int row = i / cols, column = i % cols;
+  a[row * lda + column] =
+      from_float<TA>(fmaxf(to_float(z[row * ldz + column]) + bias[column], 0.0f));
+}
+"""
+DATA, LAYERS = random_dataset(), (29, 18, 12, 7)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    for word in list(OWN):
+        unregister(word)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.cu"
+    path.write_text(MINE.replace("WAIT", "pdl_wait();\n  pdl_trigger();"))
+    return path
+
+
+def on_sim(opt: str, data: Any = DATA, layers: tuple[int, ...] = LAYERS, **options: Any) -> Any:
+    simulation = Simulation(1)
+    device = Device(simulation.backend())
+    found = run_on(device, make_work(opt, layers, data, **options))
+    device.close()
+    simulation.assert_clean()
+    return found
+
+
+def same(opt: str, own: str, data: Any = DATA, layers: tuple[int, ...] = LAYERS,
+         **options: Any) -> None:
+    """With a user's kernels a run on the simulated GPU is the host's without, bit for bit."""
+    found = on_sim(f"{opt},{own}", data, layers, **options)
+    wanted = trained(HostRunner(make_work(opt, layers, data, **options)))
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, value in found.parameters.items():
+        np.testing.assert_array_equal(value, wanted.parameters[name])
+
+
+@pytest.mark.parametrize("opt", [
+    "nosync", "preload,streams", "preload,pdl,arena,nosync", "preload,graphs=step",
+    "preload,graphs=epoch,streams,pdl", "preload,graphs=3", "preload,graphs=while,pdl",
+    "preload,bf16,graphs=epoch", "preload,fp16", "preload,fuse,streams"])
+def test_training_with_it_is_training_without(opt: str, mine: Path) -> None:
+    same(opt, f"bias_relu={mine}")
+
+
+def test_it_stays_itself_in_whatever_else_computes_the_step(mine: Path) -> None:
+    plan = make_work(f"preload,mma,fuse,pdl,bias_relu={mine}", LAYERS, DATA).train
+    assert [op.name for op in owned(plan)] == ["relu1", "relu2"]
+    assert len(plan.find(kind="weight_update")) == 3
+    assert not any(op.attributes["activation"] for op in plan.find(kind="matmul"))
+
+
+ANY: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bias_add": ("bias.cu", "bias_add<{z}>", {"grid": "cdiv(rows * cols, 64)"}),
+    "bias_grad": ("bias.cu", "bias_grad<{dz}>", {"grid": "cols"}),
+    "activate": ("activation.cu", "activate<{z}, {a}, {activation}>", {"grid": 3}),
+    "activate_backward": ("activation.cu", "activate_backward<{da}, {saved}, {dz}, {activation}>",
+                          {"grid": 3}),
+    "softmax": ("softmax.cu", "softmax<{z}>", {"grid": "cdiv(rows, 2)"}),
+    "softmax_backward": ("softmax.cu", "softmax_backward<{dz}>", {"grid": 3}),
+    "cross_entropy": ("loss.cu", "cross_entropy", {"grid": 1}),
+    "accuracy": ("loss.cu", "accuracy", {"grid": 1}),
+    "sgd": ("sgd.cu", "sgd<{w}, {dw}, {copy}>", {"grid": "cdiv(rows * cols, 64)"}),
+    "momentum": ("momentum.cu", "momentum<{w}, {dw}, {copy}>", {"grid": 2}),
+    "adam": ("adam.cu", "adam<{w}, {dw}, {copy}>", {"grid": 2}),
+    "matmul": ("matmul.cu", "matmul_nn<{a}, {b}, {c}, {slope}>",
+               {"grid": ["cdiv(n, 8)", "cdiv(m, 8)"], "block": [8, 8],
+                "where": "layout == 'nn'"}),
+    "gather": ("gather.cu", "gather<{images}, {x}, {labels}>", {"grid": 4}),
+    "initialise": ("initialise.cu", "initialise<{w}>", {"grid": 2}),
+    "shuffle": ("shuffle.cu", "shuffle", {"grid": 2}),
+    "tick": ("cursor.cu", "tick", {"grid": 1, "block": 1}),
+    "mse": ("mse.cu", "mse<{t}>", {"grid": 1}),
+    "mse_backward": ("mse.cu", "mse_backward<{t}, {dz}>", {"grid": 1}),
+    "softmax_loss_gradient": ("loss.cu", "softmax_loss_gradient<{dz}>", {"grid": 1}),
+    "weight_update": ("weight_update.cu", "weight_update<{x}, {w}, {copy}, {dz}>",
+                      {"grid": ["cdiv(n, 8)", "cdiv(m, 8)"], "block": [8, 8]}),
+}
+
+
+@pytest.mark.parametrize("op", ANY)
+def test_any_op_can_be_replaced(op: str) -> None:
+    source, expression, how = ANY[op]
+    rawnn.impl(op, SOURCES / source, expression, name="other", **{"block": 64, **how})
+    options: dict[str, Any] = {"shuffle": True}
+    if op in ("momentum", "adam"):
+        from rawnn.network.optimizers import Optimizer
+
+        options["optimizer"] = Optimizer("adam" if op == "adam" else "sgd", 0.05,
+                                         {} if op == "adam" else {"momentum": 0.9})
+    if op.startswith("mse"):
+        options["network_options"] = {"loss": "mse"}
+    data = dataset_for(Network(LAYERS, **options.get("network_options", {})), 70, 23)
+    fused = ",fuse" if op in ("softmax_loss_gradient", "weight_update") else ""
+    same(f"preload,arena,nosync,pdl{fused}", f"{op}=other", data, **options)
+
+
+def test_the_vocabulary_is_every_op_that_a_kernel_can_run() -> None:
+    assert {*ANY, "bias_relu", "bias_gelu", "linear_update", "cast"} <= {*vocabulary()}
+    assert not {"upload", "train_steps", "advance"} & {*vocabulary()}
+
+
+def test_an_activation_that_keeps_its_input_stores_it() -> None:
+    rawnn.impl("bias_gelu", """
+        __global__ void gelu(float* z, int ldz, const float* bias, float* a, int lda, int n,
+                             int cols) {}
+    """, name="mine", grid=1, block=32, values={"n": "rows * cols"})
+    same("preload,graphs=epoch", "bias_gelu=mine", network_options={"activation": "gelu"})
+
+
+def test_a_meaning_of_ones_own_is_what_is_simulated() -> None:
+    @rawnn.impl("bias_relu", "__global__ void half(const float* z, int ldz, const float* bias, "
+                "float* a, int lda, int rows, int cols) {}", name="half", grid=1, block=32)
+    def half(t: Any, a: Any) -> None:
+        t.a[...] = np.maximum(t.z + t.bias, 0) / 2
+
+    plain, halved = on_sim("preload"), on_sim("preload,bias_relu=half")
+    assert not np.array_equal(plain.loss, halved.loss)
+    np.testing.assert_array_equal(
+        halved.loss, trained(HostRunner(make_work("preload,bias_relu=half", LAYERS, DATA))).loss)
+
+
+def test_a_launch_that_no_op_asks_for_is_an_error_of_the_simulated_gpu(mine: Path) -> None:
+    own = load(mine)
+    right = own.kernel.sizes
+    own.kernel.__dict__["sizes"] = lambda op, plan: {**right(op, plan), "rows": 3}
+    with pytest.raises(SimulationError, match="no op of the plan asks for that"):
+        on_sim(f"preload,bias_relu={mine}")
+
+
+def test_a_kernel_that_does_not_wait_gets_full_edges(mine: Path,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--layers", "784-64-10", "--opt", f"preload,arena,nosync,pdl,graphs=1,"
+             f"bias_relu={mine}", "--examples", "1280"]
+    assert run(words) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if "relu1" in x and "behind" in x)
+    assert "early behind" in line
+    mine.write_text(MINE.replace("WAIT", ""))
+    assert run(words) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if "relu1@0" in x)
+    assert "early" not in line
+    assert "after" in line
+
+
+def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--layers", "784-64-10", "--opt", f"best,bias_relu={mine}"]) == 0
+    said = capsys.readouterr().out
+    assert "epilogue   taken, but bias_relu=mine computes relu1" in said
+    assert "best goes without persistent: bias_relu=" in said
+    assert run(["plan", "--opt", f"best,bias_add={SOURCES / 'bias.cu'}"]) == 2
+    rawnn.impl("bias_add", SOURCES / "bias.cu", "bias_add<{z}>", name="mine", grid=9, block=64)
+    capsys.readouterr()
+    assert run(["plan", "--layers", "784-10", "--opt", "none,preload,fuse,bias_add=mine"]) == 0
+    said = capsys.readouterr().out
+    assert "epilogue   not taken: bias_add=mine computes fc1.bias_add; it would find" in said
+    assert "linear     not taken: bias_add=mine; it would find a place without" in said
+    assert run(["plan", "--opt", "persistent,bias_add=mine"]) == 2
+    assert "kept out of the one kernel that persistent makes" in capsys.readouterr().err
+
+
+def test_nvrtc_compiles_it_for_what_the_plan_asks(mine: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from rawnn.device.cuda.nvrtc import Nvrtc
+
+    plan = make_work(f"preload,bf16,bias_relu={mine}", LAYERS, DATA).train
+    kernel = OWN["bias_relu=mine"].kernel
+    for op in owned(plan):
+        built = compile_source(Nvrtc, kernel.text, name=kernel.source, arch="sm_90",
+                               expressions=(kernel.expression(op, plan),), programmatic=True,
+                               preamble=kernel.preamble)
+        assert all(proof.waits for proof in built.proofs.values())
+
+
+def test_a_changed_file_is_read_again(mine: Path) -> None:
+    first = load(mine)
+    assert load(mine) is first
+    mine.write_text(mine.read_text().replace("TILE = 64", "TILE = 128"))
+    second = load(mine)
+    assert second is not first
+    assert second.kernel.geometry({"rows": 2, "cols": 128})[1] == (128, 1, 1)
+
+
+RELU = ("__global__ void relu(const float* z, int ldz, const float* bias, float* a, int lda, "
+        "int rows, int cols) {}")
+SGD = "__global__ void f(float* w, int ldw, const float* dw, int lddw, int rows, LR) {}"
+
+
+@pytest.mark.parametrize(("op", "source", "how", "message"), [
+    ("bias_rleu", RELU, {}, "there is no op 'bias_rleu'; did you mean 'bias_relu'"),
+    ("upload", RELU, {}, "no kernel can take the place of the op 'upload'"),
+    ("bias_relu", RELU, {"grid": None}, "say how many blocks: grid = "),
+    ("bias_relu", RELU.replace("* a,", "* out,"), {}, "'out' is no operand of the op 'bias_relu'"),
+    ("bias_relu", RELU.replace("float* a", "const float* a"), {},
+     "the op writes 'a', and the kernel's pointer is const: take the const away"),
+    ("bias_relu", RELU.replace("const float* bias", "float* bias"), {},
+     r"only reads 'bias', and the kernel could write it: declare it const float\* bias"),
+    ("bias_relu", RELU.replace("const float* bias, ", ""), {},
+     "reads 'bias', and the kernel has no pointer of that name"),
+    ("bias_relu", "template <typename T> " + RELU, {}, 'name an instance, kernel = "relu<float>"'),
+    ("bias_relu", "int relu() {}\n", {}, "has no __global__ function"),
+    ("bias_relu", RELU, {"name": "a b"}, "give letters, digits and _"),
+    ("bias_relu", RELU.replace("int cols", "int cols, int count"), {},
+     r"nothing fills its parameter 'count'.*values = \{count = ...\}"),
+    ("bias_relu", RELU.replace("int ldz, ", ""), {},
+     r"rows of 'z' \(7 elements\) lie 8 apart, .* take int ldz and address z\[row \* ldz"),
+    ("bias_relu", RELU.replace("float* a", "__half* a"), {},
+     r"its 'a' points to __half, and the tensor a1 holds float32: make it a template.*relu<\{a\}>"),
+    ("bias_relu", RELU, {"require": "cols % 4 == 0"},
+     r"it requires cols % 4 == 0, and here cols = 7: leave it out there with where"),
+    ("bias_relu", RELU, {"where": "cols > 99"},
+     r"bias_relu=mine has nothing to do: none of the ops .*cols > 99 does not hold: cols = 7"),
+    ("bias_relu", RELU, {"grid": "cdiv(row, 2)"}, "asks for 'row', which is not known; did you "
+                                                  "mean 'rows'"),
+    ("bias_relu", RELU, {"grid": "rows / 3"}, "it has to be a whole number of at least 1"),
+    ("activate", "__global__ void f(const float* z, int ldz, float* a, int lda, int rows) {}", {},
+     "activation is 'relu', which the kernel is not told: .*where = .*activation == 'relu'"),
+    ("sgd", SGD.replace("LR", "int cols"), {},
+     "the op has lr = 0.1, and the kernel does not take it: add a parameter float lr"),
+    ("sgd", SGD.replace("LR", "float lr"), {}, "the op has the operand 'rates' here"),
+])
+def test_what_is_wrong_is_said_with_its_cure(op: str, source: str, how: dict[str, Any],
+                                             message: str) -> None:
+    def plugged() -> None:
+        rawnn.impl(op, source, **{"name": "mine", "grid": 4, "block": 32, **how})
+        schedule = {"schedule": "cosine"} if "rates" in message else {}
+        make_work(f"preload,{op}=mine", (29, 7, 5), random_dataset(29, 5), **schedule)
+
+    with pytest.raises(ConfigError, match=message):
+        plugged()
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("bias_relu=yours", "there is no such kernel; name a file with a header"),
+    ("bias_relu", "needs a value: bias_relu=NAME"),
+    ("bias_relu=none.cu", "cannot read the kernel none.cu"),
+    ("bias_rel=yours", "unknown toggle 'bias_rel'"),
+])
+def test_words_that_name_none(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_work(words, LAYERS, DATA)

@@ -1,0 +1,190 @@
+"""How long a kernel takes: what is measured, what is said of it, and what is not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.bench.statistics import median_interval
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.stream import Stream
+from rawnn.device.sim import Simulation, register
+from rawnn.errors import ConfigError
+from rawnn.lab import CheckFailed, Refused, timing
+from rawnn.lab.advice import Seen, Uses, advice
+from rawnn.lab.problem import Launching
+from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, Meaning, caching, doubled, past, plain
+
+HONEST = Cheat("lab_honest", WRITE, plain(doubled), ())
+GIVEN: dict[str, Any] = {**HONEST.given, "sizes": {"n": [100, 3000]}, "samples": 5}
+
+
+def test_what_is_measured(device: Device) -> None:
+    found = rawnn.time(HONEST.simulated(device), **GIVEN, flops="n")
+    assert found.sizes == {"n": 3000}
+    assert found.launching == Launching((12, 1, 1), (256, 1, 1))
+    assert (found.moved, found.computed) == (24_000, 3000)
+    assert found.cold.spread.n == found.warm.spread.n == 5
+    assert found.cold.low <= found.cold.median <= found.cold.high
+    assert found.gbps == pytest.approx(24_000 / found.cold.median / 1e3)
+    assert found.checked >= 10
+    text = str(found)
+    for part in ("cold L2 cache", "warm L2 cache", "24,000 bytes", "times say nothing",
+                 "have not been measured (rawnn bench floors)", "timed results compared"):
+        assert part in text
+
+
+@pytest.mark.parametrize("changes", [
+    {"at": {"n": 17}}, {"limit": 30.0}, {"bytes": "n * 100"}, {"reference": None},
+    {"inputs": {"x": lambda g, shape: g.normal(size=shape)}},
+])
+def test_ways_to_say_it(device: Device, changes: dict[str, Any]) -> None:
+    found = rawnn.time(HONEST.simulated(device), **{**GIVEN, **changes})
+    assert found.sizes["n"] == (17 if "at" in changes else 3000)
+    each = 12 if "reference" in changes else 8  # y may be read then, for all that is known
+    assert found.moved == (300_000 if "bytes" in changes else each * found.sizes["n"])
+    assert bool(found.checked) == ("reference" not in changes)
+
+
+def waking(change: Meaning, launches: int = 8) -> Meaning:
+    """Honest for as long as a check lasts, and then no more."""
+    seen = [0]
+
+    def meaning(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+        seen[0] += 1
+        (doubled if seen[0] <= launches else change)(t, a)
+
+    return meaning
+
+
+def _nothing(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    pass
+
+
+def _half(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    t.y[::2] = 2 * t.x[::2]
+
+
+def _poisonous(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    doubled(t, a)
+    t.y[7] = np.nan
+
+
+def _overrun(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    doubled(t, a)
+    memory, end = past(t.y, t.y.size)
+    memory[end] = 1
+
+
+def _input(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    doubled(t, a)
+    t.x[0] = 5
+
+
+@pytest.mark.parametrize("change", [
+    _nothing, _half, _poisonous, _overrun, _input, caching(),
+    lambda t, a: np.copyto(t.y, t.x), lambda t, a: np.copyto(t.y, (2 * t.x).astype(np.float16)),
+], ids=["nothing", "half", "nan", "overrun", "input", "cached", "other", "coarse"])
+def test_a_kernel_that_cheats_on_the_clock_alone_is_caught(device: Device, change: Meaning) -> None:
+    register(HONEST.name, waking(change), SHAPES, reads=("x",), writes=("y",))
+    with pytest.raises(CheckFailed, match="lab_honest while it was timed: WRONG"):
+        rawnn.time(HONEST.kernel(device), **GIVEN)
+
+
+@pytest.mark.parametrize("name", ["caches_its_output", "skips_repeated_inputs", "writes_nothing",
+                                  "works_only_at_first", "races"])
+def test_a_kernel_that_is_wrong_is_not_timed(device: Device, name: str) -> None:
+    cheat = next(c for c in CHEATS if c.name == name)
+    with pytest.raises(CheckFailed, match=rf"{name}.*WRONG"):
+        rawnn.time(cheat.simulated(device), **cheat.given, samples=5)
+
+
+def roof(gbps: float, tflops: float) -> Any:
+    return SimpleNamespace(memory_gbps=gbps, flops={"float32": tflops * 1e12}, where="a test",
+                           l2_gbps=None)
+
+
+def test_what_is_faster_than_the_gpu_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch
+                                                ) -> None:
+    kernel = HONEST.simulated(device)
+    monkeypatch.setattr(timing, "roofline_of", lambda gpu: roof(1.0, 1000.0))
+    with pytest.raises(Refused, match=r"moving 12,000 bytes at 1 GB/s \(measured\) allows no less"):
+        rawnn.time(kernel, **GIVEN)
+    monkeypatch.setattr(timing, "roofline_of", lambda gpu: roof(1e6, 1.0))
+    with pytest.raises(Refused, match=r"operations at 1\.0 TFLOP/s"):
+        rawnn.time(kernel, **GIVEN, flops="n * 100000")
+    monkeypatch.setattr(timing, "roofline_of", lambda gpu: roof(20.0, 1.0))
+    found = rawnn.time(kernel, **GIVEN, flops="n")
+    assert (found.bound, found.least) == ("memory", pytest.approx(1.2))
+    assert found.fraction == pytest.approx(1.2 / found.cold.median)
+    assert "60% of this GPU's limit: memory allows 1.20 us (a test)" in str(found)
+
+
+def test_work_on_another_stream_is_waited_for(sim: Simulation, device: Device) -> None:
+    kernel, side = HONEST.simulated(device), Stream(device.driver)
+    register("lab_slow", lambda t, a: None, {}, reads=(), writes=())
+    slow = rawnn.Kernel("__global__ void lab_slow(int n) {}", "lab_slow", device=device)
+
+    def elsewhere(x: Any, y: Any, n: int) -> None:
+        for _ in range(20):
+            slow[1, 32].using(stream=side)(n)
+        kernel[-(-n // 256), 256].using(stream=side)(x, y, n)
+
+    given: dict[str, Any] = {"shapes": SHAPES, "sizes": {"n": 1000}, "device": device}
+    found = rawnn.time(elsewhere, lambda x: 2 * x, **given, samples=3)
+    assert found.cold.spread.min > 20  # the simulated GPU's microsecond a task
+    assert found.launching is None
+    side.close()
+
+
+def test_what_does_not_fit(device: Device) -> None:
+    kernel = HONEST.simulated(device)
+    with pytest.raises(ConfigError, match="at: 'm' is no size of lab_honest"):
+        rawnn.time(kernel, **GIVEN, at={"m": 3})
+    with pytest.raises(ConfigError, match="a spread needs at least 2"):
+        rawnn.time(kernel, **{**GIVEN, "samples": 1})
+
+
+def test_intervals() -> None:
+    values = [10.0, 10.1, 10.2, 10.3, 50.0]
+    low, high = median_interval(values)
+    assert 10.0 <= low <= 10.2 <= high <= 50
+
+
+LAUNCH = Launching((1320, 1, 1), (256, 1, 1))
+SEEN = Seen(cold=100.0, warm=90.0, empty=2.0, least=50.0, bound="memory", moved=10, cache=100)
+
+
+def uses(blocks: int = 8, fraction: float = 1.0, limit: str = "threads", spilled: int = 0) -> Uses:
+    return Uses(SimpleNamespace(spilled=(spilled, 0), usage=None),  # type: ignore[arg-type]
+                SimpleNamespace(blocks=blocks, fraction=fraction,  # type: ignore[arg-type]
+                                limit=limit), 132)
+
+
+@pytest.mark.parametrize(("changes", "launch", "used", "first"), [
+    ({}, {}, {"spilled": 8}, "registers spill to memory"),
+    ({"cold": 4.0}, {}, {}, "an empty kernel takes 2.0 us here"),
+    ({}, {"grid": (100, 1, 1)}, {}, "100 blocks for 132 multiprocessors"),
+    ({}, {}, {}, "the grid is 1.25 waves"),
+    ({}, {"block": (100, 1, 1), "grid": (5280, 1, 1)}, {}, "blocks of 100 threads waste"),
+    ({"least": 95.0}, {"grid": (5280, 1, 1)}, {}, "95% of what memory allows: only moving fewer"),
+    ({"least": 95.0, "bound": "arithmetic"}, {"grid": (5280, 1, 1)}, {}, "fewer or cheaper"),
+    ({}, {"grid": (5280, 1, 1)}, {"fraction": 0.1, "limit": "shared"}, "shared leave room for 10%"),
+    ({}, {"grid": (5280, 1, 1)}, {}, "it is memory that limits it"),
+    ({"bound": "arithmetic"}, {"grid": (5280, 1, 1)}, {}, "it is arithmetic that limits it"),
+    ({"least": None}, {"grid": (5280, 1, 1)}, {}, "rawnn bench floors"),
+])
+def test_what_to_try_next(changes: Any, launch: Any, used: Any, first: str) -> None:
+    said = list(advice(uses(**used), replace(LAUNCH, **launch), replace(SEEN, **changes)))
+    assert first in said[0]
+
+
+def test_a_warm_cache_is_pointed_out() -> None:
+    said = list(advice(uses(), replace(LAUNCH, grid=(5280, 1, 1)), replace(SEEN, warm=20.0)))
+    assert "5.0 times as long with a cold cache" in said[1]

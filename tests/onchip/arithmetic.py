@@ -1,0 +1,150 @@
+"""The arithmetic of a step on the chip, in NumPy: float32 products as three of tf32, in the order
+in which warps, blocks and clusters add up, and everything else as float32 in NumPy.
+
+Tensor cores are taken to add up what a step of 8 terms and its sum so far make, exactly, and then
+to cut that off to float32, as they do to within a bit (Fasi et al., Numerical behavior of NVIDIA
+tensor cores, 2021); with `nearest` they round it, as the twin does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.onchip.choose import Choice
+from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, Decomposition, ceil
+from rawnn.onchip.tiles import Tiling
+from rawnn.step.plan import Plan
+
+Array = NDArray[Any]
+
+STEP = 8
+"""Terms that a tensor core adds up at once."""
+HIDDEN = np.uint32(0xFFFFE000)
+"""Of a float32's bits those that a tensor core takes of a tf32."""
+
+
+def toward_zero(values: Array) -> Array:
+    """float64 cut off to float32."""
+    nearest = values.astype(np.float32)
+    beyond = np.abs(nearest.astype(np.float64)) > np.abs(values)
+    return np.where(beyond, np.nextafter(nearest, np.float32(0)), nearest).astype(np.float32)
+
+
+def to_nearest(values: Array) -> Array:
+    """float64 rounded to float32."""
+    return values.astype(np.float32)
+
+
+def split(values: Array) -> tuple[Array, Array]:
+    """split_tf32 of device/convert.cuh, and of the low part what tensor cores take, in float64."""
+    values = np.ascontiguousarray(values)
+    high = ((values.view(np.uint32) + np.uint32(0x1000)) & HIDDEN).view(np.float32)
+    low = ((values - high).view(np.uint32) & HIDDEN).view(np.float32)
+    return high.astype(np.float64), low.astype(np.float64)
+
+
+def product(a: Array, b: Array, tiles: int, parts: int = 1, nearest: bool = False) -> Array:
+    """a [m, k] times b [k, n] in float32 as Product of onchip_product.cuh, a task of which has so
+    many `tiles`, with the inner dimension in so many `parts`."""
+    rounded = to_nearest if nearest else toward_zero
+    chains = 3 if tiles <= 2 else 2 if tiles <= 4 else 1
+    steps = ceil(a.shape[1], STEP)
+    each = ceil(steps, parts)
+    (a_high, a_low), (b_high, b_low) = split(a), split(b)
+    everything: Array | None = None
+    for part in range(parts):
+        sums = np.zeros((chains, len(a), b.shape[1]), np.float32)
+        for step in range(part * each, min((part + 1) * each, steps)):
+            k = slice(step * STEP, (step + 1) * STEP)
+            for chain, left, right in ((min(1, chains - 1), a_low, b_high),
+                                       (min(2, chains - 1), a_high, b_low)):
+                sums[chain] = rounded(sums[chain] + left[:, k] @ right[k])
+            sums[0] += rounded(a_high[:, k] @ b_high[k])
+        total = sums[0]
+        if chains == 2:
+            total = total + sums[1]
+        elif chains == 3:
+            total = total + (sums[1] + sums[2])
+        everything = total if everything is None else everything + total
+    assert everything is not None
+    return everything
+
+
+def row_sums(b: Array, nearest: bool = False) -> Array:
+    """The sums of b [k, n] over k, as products with ones."""
+    rounded = to_nearest if nearest else toward_zero
+    high, low = split(b)
+    sums = np.zeros((2, b.shape[1]), np.float32)
+    for first in range(0, len(b), STEP):
+        k = slice(first, first + STEP)
+        sums[0] += rounded(high[k].sum(axis=0))
+        sums[1] = rounded(sums[1] + low[k].sum(axis=0))
+    return sums[0] + sums[1]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a chosen kernel computes the products of a plan's step."""
+
+    chosen: Choice
+    nearest: bool = False
+
+    @property
+    def d(self) -> Decomposition:
+        return self.chosen.decomposition
+
+    def step(self, plan: Plan, arrays: dict[str, Array], offset: int) -> None:
+        """The plan's step on `arrays`, by their names in the plan."""
+        for op in plan.ops:
+            operands = SimpleNamespace(**{role: arrays[name] for role, name in op.operands.items()})
+            if op.kind == "matmul":
+                compute = {"nt": self.forward, "nn": self.backward, "tn": self.gradient}
+                layer = int(op.operands["c"].lstrip("zdaw")) - (op.attributes["layout"] != "nn")
+                operands.c[...] = compute[op.attributes["layout"]](layer, operands.a, operands.b)
+            elif op.kind == "bias_grad":
+                operands.db[...] = _added([row_sums(operands.dz[rows], self.nearest)
+                                           for rows in self.shares(len(operands.dz))])
+            else:
+                stored = {role: plan[name].dtype for role, name in op.operands.items()}
+                op.spec.reference(operands, {**op.attributes, "offset": offset, "stored": stored})
+
+    def forward(self, layer: int, x: Array, w: Array) -> Array:
+        """[batch, outputs]; layers count from 0."""
+        tiles = self.chosen.layout.layers[layer].forward
+        cut = self.d.slices[layer] if self.d.kinds[layer] == BY_INPUTS else w.shape[1]
+        return self._shared(w, x.T, tiles, cut).T
+
+    def backward(self, layer: int, dz: Array, w: Array) -> Array:
+        """[batch, inputs]."""
+        tiles = self.chosen.layout.layers[layer].backward
+        assert tiles is not None
+        cut = self.d.slices[layer + 1] if self.d.kinds[layer] == BY_OUTPUTS else w.shape[0]
+        return self._shared(w.T, dz.T, tiles, cut).T
+
+    def _shared(self, a: Array, b: Array, tiles: Tiling, cut: int) -> Array:
+        """Partial sums of blocks that have `cut` of the inner dimension each, in their order."""
+        return _added([product(a[:, k : k + cut], b[k : k + cut], tiles.down * tiles.across,
+                               tiles.split, self.nearest) for k in range(0, a.shape[1], cut)])
+
+    def gradient(self, layer: int, dz: Array, x: Array) -> Array:
+        """[outputs, inputs]: the parts of the clusters in their order."""
+        tiles = self.chosen.layout.layers[layer].update
+        return _added([product(x[rows].T, dz[rows], tiles.down * tiles.across, 1, self.nearest)
+                       for rows in self.shares(len(dz))]).T
+
+    def shares(self, batch: int) -> list[slice]:
+        """The examples of each cluster."""
+        share = self.d.share
+        return [slice(i, min(i + share, batch)) for i in range(0, batch, share)]
+
+
+def _added(parts: list[Array]) -> Array:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

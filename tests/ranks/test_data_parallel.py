@@ -1,0 +1,254 @@
+"""Several ranks train as one does on the same global batch, on simulated GPUs and on the host."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.errors import ConfigError
+from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
+from rawnn.opts import select
+from rawnn.step.recipe import Recipe
+from rawnn.step.tensor import Role
+from tests.engine import CAPABLE, FULL, make_work, random_dataset, run_on
+from tests.ranks.runs import joined, on_hosts, on_simulated, work_of
+from tests.tolerances import of_run
+
+LAYERS, BATCH = (29, 18, 7), 8
+DATA = random_dataset(train=45, test=15)
+"""Five whole batches, and one of five examples: of four ranks the first gets two of them."""
+
+
+def alone(opt: str, data: Any = DATA, layers: tuple[int, ...] = LAYERS, **options: Any) -> Any:
+    from rawnn.device.cuda.device import Device
+    from rawnn.device.sim import Simulation
+
+    simulation = Simulation()
+    device = Device(simulation.backend())
+    try:
+        return run_on(device, make_work(opt, layers, data, BATCH, **options))
+    finally:
+        device.close()
+
+
+def same(found: list[Any], wanted: Any, types: Any = (), what: str = "") -> None:
+    tolerance = of_run(types)
+    losses, correct = joined(found)
+    np.testing.assert_allclose(losses, wanted.loss, rtol=tolerance, atol=tolerance, err_msg=what)
+    for each in found:
+        for name, array in wanted.parameters.items():
+            np.testing.assert_allclose(each.parameters[name], array, rtol=0, atol=tolerance,
+                                       err_msg=f"{name} {what}")
+            assert np.array_equal(each.parameters[name], found[0].parameters[name])
+    if not types:
+        np.testing.assert_array_equal(correct, wanted.correct)
+
+
+@pytest.mark.parametrize("opt", [
+    "preload,arena", "arena,nosync", "preload,arena,nosync,fuse", "pool", "preload,cublas,fuse",
+    "preload,graphs=epoch,streams,fuse", "preload,graphs=3,mma,fuse,pdl,streams",
+    "graphs=step,pinned", "streams,pinned,arena,nosync", "preload,graphs,tiled,fuse,report=2",
+])
+def test_four_ranks_equal_one(opt: str) -> None:
+    options = {"partial": True, "shuffle": True}
+    wanted = alone(opt, **options)
+    same(on_simulated(f"{opt},nccl", LAYERS, DATA, BATCH, 4, **options), wanted, what=opt)
+
+
+@pytest.mark.parametrize(("ranks", "data"), [
+    (2, random_dataset(train=43, test=15)), (4, random_dataset(train=42, test=15)),
+    (8, random_dataset(train=41, test=15)),
+])
+def test_a_partial_batch_smaller_than_the_ranks_counts_once(ranks: int, data: Any) -> None:
+    options = {"partial": True, "shuffle": True}
+    wanted = alone("preload,fuse,arena", data, **options)
+    same(on_simulated("preload,fuse,arena,nccl", LAYERS, data, BATCH, ranks, **options), wanted)
+
+
+@pytest.mark.parametrize("layers", [(29, 7), (64, 5), (5, 6, 4, 3)])
+@pytest.mark.parametrize("opt", ["preload,fuse", "preload,fuse,mma"])
+def test_kernels_that_take_the_update_in_step_aside(layers: tuple[int, ...], opt: str) -> None:
+    data = random_dataset(layers[0], layers[-1], train=40, test=9)
+    work = work_of(f"{opt},nccl", layers, data, BATCH, 2, 0)
+    assert work.train.find(kind="all_reduce")
+    assert all("dw" in op.operands for op in work.train.ops
+               if any(work.train[name].role is Role.PARAMETER for name, _ in op.writes))
+    same(on_simulated(f"{opt},nccl", layers, data, BATCH, 2), alone(opt, data, layers))
+
+
+@pytest.mark.parametrize("optimizer", [
+    Optimizer("sgd", 0.1, {"momentum": 0.9}), Optimizer("adam", 1e-2)])
+def test_optimizers_run_on_the_sum(optimizer: Optimizer) -> None:
+    opt = "preload,graphs=epoch,fuse,mma"
+    wanted = alone(opt, optimizer=optimizer)
+    same(on_simulated(f"{opt},nccl=1", LAYERS, DATA, BATCH, 2, optimizer=optimizer), wanted)
+
+
+@pytest.mark.parametrize(("opt", "words"), [
+    ("bf16", ("nccl", "nccl=fp32", "nccl=bf16")), ("fp16", ("nccl",)), ("sr", ("nccl=1:fp32",)),
+    ("tf32", ("nccl",)), ("fp8", ("nccl",)),
+])
+def test_number_formats(opt: str, words: tuple[str, ...]) -> None:
+    text = f"preload,graphs=epoch,mma,fuse,{opt}"
+    wanted = alone(text)
+    for word in words:
+        found = on_simulated(f"{text},{word}", LAYERS, DATA, BATCH, 2)
+        plan = found[0].work.train
+        matrices = {t.dtype for t in plan.tensors.values()
+                    if t.role is Role.REDUCED and len(t.shape) == 2}
+        assert matrices == ({"bfloat16"} if opt == "bf16" and "fp32" not in word else {"float32"})
+        types = {t.dtype for t in plan.tensors.values() if t.floating}
+        same(found, wanted, types | {"bfloat16" if opt == "tf32" else "float32"}, f"{opt} {word}")
+
+
+SHARDED = (
+    "preload,arena,nosync", "preload,graphs=epoch,streams,fuse,mma", "preload,cublas,fuse,graphs=3",
+    "pool", "preload,graphs=epoch,mma,fuse,bf16", "preload,graphs=epoch,mma,fuse,sr",
+    "preload,graphs=epoch,mma,fuse,fp16", "preload,graphs=epoch,tiled,fuse,fp8",
+)
+
+
+@pytest.mark.parametrize("opt", SHARDED)
+@pytest.mark.parametrize("optimizer", [
+    Optimizer("adam", 1e-2), *[Optimizer("sgd", 0.1, {"momentum": 0.9})][:FULL]],
+    ids=["adam", *["momentum"][:FULL]])
+def test_sharded_updates_equal_whole_ones(opt: str, optimizer: Optimizer) -> None:
+    """18 rows are shared by two ranks, 7 are not."""
+    options = {"optimizer": optimizer, "shuffle": True, "partial": True}
+    found = on_simulated(f"{opt},nccl=sharded", LAYERS, DATA, BATCH, 2, **options)
+    plan = found[0].work.train
+    assert len(plan.find(kind="reduce_scatter")) == len(plan.find(kind="all_gather")) == 1
+    assert {plan[op.operands["w"]].shape for op in plan.ops if "dw" in op.operands} \
+        == {(9, 29), (18,), (7, 18), (7,)}
+    whole = on_simulated(f"{opt},nccl", LAYERS, DATA, BATCH, 2, **options)
+    for name, array in whole[0].state.items():
+        if "sr" not in opt:  # the same bits; with sr each rank rounds by numbers of its own
+            np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+    same(found, SimpleNamespace(**vars(whole[0]) | dict(zip(("loss", "correct"), joined(whole),
+                                                            strict=True))), {"bfloat16"})
+    for one, other in zip(*(each.state.values() for each in found), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_what_sharded_ranks_left_others_go_on_with() -> None:
+    opt, options = "preload,graphs=epoch,fuse", {
+        "shuffle": True, "partial": True, "optimizer": Optimizer("adam", 1e-2)}
+    begun = on_simulated(f"{opt},nccl=sharded", LAYERS, DATA, BATCH, 2, epochs=1, **options)
+    for words, ranks in (("nccl=sharded", 3), ("nccl", 2), ("nccl", 1)):
+        gone_on = on_simulated(f"{opt},{words}", LAYERS, DATA, BATCH, ranks, epochs=1,
+                               resumed=begun[1].state, **options)
+        same(gone_on, on_simulated(f"{opt},nccl", LAYERS, DATA, BATCH, 1, epochs=2, **options)[0])
+
+
+def test_runs_with_as_many_ranks_are_the_same_bits() -> None:
+    """Whatever order the simulated GPUs run what nothing orders in."""
+    opt = "preload,graphs=epoch,streams,fuse,mma,nccl=1"
+    first, again = (on_simulated(opt, LAYERS, DATA, 9, 3, seed=seed, shuffle=True)
+                    for seed in (0, 7))
+    for one, other in zip(first, again, strict=True):
+        assert np.array_equal(one.loss, other.loss)
+        for name in one.state:
+            assert np.array_equal(one.state[name], other.state[name])
+
+
+@pytest.mark.parametrize(("before", "behind"), [(4, 2), (2, 4), (1, 2), (2, 1)])
+def test_what_n_ranks_left_m_go_on_with(before: int, behind: int) -> None:
+    opt, options = "preload,graphs=epoch,fuse,nccl", {
+        "shuffle": True, "partial": True, "optimizer": Optimizer("adam", 1e-2)}
+    begun = on_simulated(opt, LAYERS, DATA, BATCH, before, epochs=1, **options)
+    gone_on = on_simulated(opt, LAYERS, DATA, BATCH, behind, epochs=1, resumed=begun[0].state,
+                           **options)
+    wanted = on_simulated(opt, LAYERS, DATA, BATCH, 1, epochs=2, **options)
+    same(gone_on, wanted[0])
+
+
+@pytest.mark.parametrize("opt", ["nccl", "preload,fuse,nccl=1", "preload,bf16,nccl",
+                                 "preload,nccl=sharded", "preload,bf16,nccl=sharded"])
+def test_on_the_host_the_team_carries_gradients(opt: str) -> None:
+    options = {"partial": True, "shuffle": True}
+    plain = ",".join(w for w in opt.split(",") if not w.startswith("nccl"))
+    found = on_hosts(opt, LAYERS, DATA, BATCH, 4, **options)
+    same(found, alone(plain, **options), {"bfloat16"} if "bf16" in opt else ())
+
+
+def test_the_sum_is_within_what_rounding_allows() -> None:
+    """In float64 n ranks are one rank but for the order of sums, so that the whole of the
+    difference in float32 is rounding."""
+    wanted = on_hosts("nccl", LAYERS, DATA, BATCH, 1, dtype="float64")[0]
+    for ranks in (2, 4):
+        found = on_hosts("nccl", LAYERS, DATA, BATCH, ranks, dtype="float64")
+        for name, array in wanted.parameters.items():
+            np.testing.assert_allclose(found[0].parameters[name], array, rtol=0, atol=1e-6)
+    assert found
+
+
+def test_buckets_follow_the_backward_pass_and_are_filled() -> None:
+    data = random_dataset(train=16, test=9)
+    wide = work_of("preload,nccl=1", (29, 600, 600, 7), data, 8, 2, 0).train
+    reductions = wide.find(kind="all_reduce")
+    assert [list(op.operands.values()) for op in reductions] == [
+        ["dw3", "db3", "dw2", "nccl.turn"], ["db2", "dw1", "db1", "nccl.turn"]]
+    places = {op.name: i for i, op in enumerate(wide.ops)}
+    assert places[reductions[0].name] < places["fc1.weight_grad"]
+    assert len(work_of("preload,nccl", (29, 600, 600, 7), data, 8, 2, 0)
+               .train.find(kind="all_reduce")) == 1
+
+
+def test_a_reduction_has_a_branch_of_its_own_beside_the_backward_pass() -> None:
+    from rawnn.runners.graphplan import graph_plans
+
+    data = random_dataset(train=16, test=9)
+    work = work_of("preload,graphs=epoch,streams,nccl=1", (29, 600, 600, 7), data, 8, 2, 0)
+    graph, = graph_plans(work.train, work.policy, 1)
+    ops, edges = graph.plan.ops, graph.edges()
+    first = next(i for i, op in enumerate(ops) if op.kind == "all_reduce")
+    below = next(i for i, op in enumerate(ops) if op.own_name == "fc1.weight_grad")
+
+    def ancestors(index: int) -> set[int]:
+        return {index}.union(*(ancestors(i) for i in edges[index]))
+
+    assert first not in ancestors(below)
+    assert below not in ancestors(first)
+    second = next(i for i, op in enumerate(ops) if op.kind == "all_reduce" and i > first)
+    assert first in ancestors(second)
+
+
+def test_every_example_is_seen_once_an_epoch() -> None:
+    for rows, ranks in ((8, 2), (5, 4), (3, 8), (1, 2), (128, 3)):
+        shares = [Recipe(rows, ranks=ranks, rank=rank).share(rows) for rank in range(ranks)]
+        seen = [share.first + i for share in shares if share.weight for i in range(share.rows)]
+        assert seen == list(range(rows))
+        assert sum(share.weight for share in shares) == pytest.approx(1.0)
+        assert all(s.first >= 0 and s.first + s.rows <= rows for s in shares)
+
+
+def test_one_rank_has_the_plan_that_it_has_without() -> None:
+    data = random_dataset(train=16, test=9)
+    for opt in ("preload,fuse", "preload,graphs=epoch,mma,fuse"):
+        assert work_of(f"{opt},nccl", LAYERS, data, 8, 1, 0).train == \
+            work_of(opt, LAYERS, data, 8, 1, 0).train
+
+
+@pytest.mark.parametrize(("opt", "said"), [
+    ("preload,graphs=while,nccl", "graphs=while cannot hold the collectives of nccl"),
+    ("preload,nccl=bf16", "add bf16 or sr, or take nccl=fp32"),
+    ("nccl=fp64", "nccl=fp64: give megabytes"), ("nccl=0", "nccl=0: give megabytes"),
+    ("nccl=25:", "nccl=25:: give megabytes"),
+    ("nccl,persistent", "'nccl' and 'persistent' exclude each other"),
+    ("nccl,tune", "'nccl' and 'tune' exclude each other"),
+])
+def test_what_is_refused(opt: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        work_of(opt, LAYERS, DATA, 8, 2, 0)
+
+
+def test_without_the_package_the_extra_is_named() -> None:
+    from dataclasses import replace
+
+    bare = replace(CAPABLE, has_package=lambda name: name != "nccl.bindings")
+    with pytest.raises(ConfigError, match=r"'nccl' cannot run here.*rawnn\[nccl12\]"):
+        select("nccl", Network(LAYERS), 5, bare)

@@ -1,0 +1,111 @@
+"""Which rank a process is, by the variables that launchers set."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rawnn.errors import ConfigError, RanksError
+from rawnn.ranks import Place, place_of
+from rawnn.ranks.meeting import meet
+from rawnn.ranks.place import first_node
+from tests.together import all_fine, together
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
+         "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[03-04]",
+         "SLURM_JOB_ID": "71234", "PMI_RANK": "5", "PMI_SIZE": "8"}
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize(("environ", "wanted"), [
+    (TORCHRUN, Place(3, 8, 1, 2, "torchrun", "head", 29500, 60.0)),
+    ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, Place(3, 8, 1, 2, "torchrun", "head", 29501, 60.0)),
+    ({**TORCHRUN, "RAWNN_LAUNCH": "1", "LOCAL_WORLD_SIZE": "8"},
+     Place(3, 8, 1, 8, "rawnn launch", "head", 29500, 10.0)),
+    (OPEN_MPI, Place(1, 2, 1, 2, "mpirun", "127.0.0.1", 20077, 10.0)),
+    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, Place(1, 2, 1, 1, "mpirun", "", 0, 60.0)),
+    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"},
+     Place(1, 2, 1, 1, "mpirun", "a", 5, 60.0)),
+    (SLURM, Place(5, 8, 1, 4, "srun", "gpu03", 31234, 60.0)),
+    (MPICH, Place(0, 4, 0, 2, "mpirun", "", 0, 60.0)),
+    ({**TORCHRUN, "RAWNN_JOIN_SECONDS": "2.5"},
+     Place(3, 8, 1, 2, "torchrun", "head", 29500, 2.5)),
+    ({}, None), ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, None),
+    ({**TORCHRUN, "RAWNN_RANKS": "off"}, None),
+    # The script of a job, in which srun has not started anything.
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "a"}, None),
+])
+def test_the_place_is_the_launchers(environ: dict[str, str], wanted: Place | None) -> None:
+    assert place_of(environ, 20077 - 20000 + 20000 * 2) == wanted
+
+
+@pytest.mark.parametrize(("environ", "said"), [
+    ({**TORCHRUN, "RANK": "x"}, "RANK=x is no whole number"),
+    ({**TORCHRUN, "RANK": "8"}, "RANK=8 is no rank of 8"),
+    ({**TORCHRUN, "RAWNN_JOIN_SECONDS": "soon"}, "RAWNN_JOIN_SECONDS=soon"),
+    ({k: v for k, v in TORCHRUN.items() if k != "MASTER_PORT"}, "MASTER_ADDR and MASTER_PORT"),
+])
+def test_variables_that_make_no_sense_are_refused(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        place_of(environ)
+
+
+@pytest.mark.parametrize(("nodes", "first"), [
+    ("gpu[03-07,12],login", "gpu03"), ("gpu[12,14]", "gpu12"), ("a,b", "a"), ("one", "one"),
+    ("node-7-[001]", "node-7-001"),
+])
+def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+def test_mpi_carries_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for mpi4py: what rank 0 gives is what the others get."""
+    import threading
+
+    there, box = threading.Event(), []
+
+    def bcast(value: Any, root: int) -> Any:
+        if value is not None:
+            box.append(("127.0.0.1", value[1]))
+            there.set()
+        assert there.wait(10)
+        return box[0]
+
+    module = ModuleType("mpi4py.MPI")
+    module.COMM_WORLD = SimpleNamespace(bcast=bcast)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mpi4py", ModuleType("mpi4py"))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
+
+    def act(rank: int) -> Any:
+        wires, names = meet(Place(rank, 3, 0, 1, "mpirun", "", 0, 10.0), f"rank {rank}")
+        for wire in wires.values():
+            wire.close()
+        return sorted(wires), names
+
+    found = all_fine(together(3, act))
+    assert found[0] == ([1, 2], {1: "rank 1", 2: "rank 2"})
+    assert found[1] == found[2] == ([0], {})
+
+
+def test_without_mpi4py_ranks_of_several_hosts_say_what_to_do(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(RanksError, match="install mpi4py, or give the variables MASTER_ADDR"):
+        meet(Place(0, 2, 0, 1, "mpirun", "", 0, 1.0), "")
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RanksError, match=f"rank 0 cannot listen at 127.0.0.1:{port}"):
+            meet(Place(0, 2, 0, 2, "a test", "127.0.0.1", port, 1.0), "")
