@@ -36,7 +36,7 @@ def planned(layers: int, opt: str) -> tuple[Plan, list[GraphPlan], float]:
 
 
 def loop() -> float:
-    """The processor's seconds for a fixed piece of Python, which a busy machine makes slower, too."""
+    """The processor's seconds for some Python, which a busy machine makes slower, too."""
     network, started = Network((784, 10)), process_time()
     made = {f"fc{n}": replace(network, layers=(784, n + 1)) for n in range(12_000)}
     sum(len(name) for name in sorted(made, key=lambda name: made[name].layers))
