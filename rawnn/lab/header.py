@@ -40,7 +40,9 @@ CHECKED: dict[str, type | tuple[type, ...]] = {
     "compute": str, "sums": str, "tolerance": (int, float), "deterministic": bool,
 }
 """What it is to compute, and on what it is tried."""
-KNOWN = {**COMPILED, **LAUNCHED, **PLUGGED, **CHECKED}
+SWEPT: dict[str, type | tuple[type, ...]] = {"sweep": dict, "restrict": (str, list)}
+"""Macros and launch shapes to sweep over, and conditions on them."""
+KNOWN = {**COMPILED, **LAUNCHED, **PLUGGED, **CHECKED, **SWEPT}
 
 _BLOCK = re.compile(r"/\*\s*rawnn\b[^\S\n]*\n(.*?)\*/", re.DOTALL)
 

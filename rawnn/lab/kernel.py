@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rawnn.graphs import Graph
 
 Extent = int | tuple[int, ...]
+RECORDING: list[Any] = []
+"""Graphs that are being written (rawnn.lab.graph): launches of their threads become nodes."""
 _KEPT = 64
 """Launches that a kernel keeps prepared."""
 
@@ -220,8 +222,9 @@ class Launch:
                               f"{device.info.name} has {'.'.join(map(str, device.capability))}")
         if self.programmatic and not function.proof.waits:
             raise ConfigError(f"{function.expression} cannot be launched programmatically: "
-                              f"{function.proof.reason}; call cudaGridDependencySynchronize() in "
-                              f"it before it reads what the kernel before it writes")
+                              f"{function.proof.reason}; call cudaGridDependencySynchronize() "
+                              f"(#include <cuda_device_runtime_api.h>) in it before it reads what "
+                              f"the kernel before it writes")
 
 
 class Launcher:
@@ -252,7 +255,10 @@ class Launcher:
             programmatic=now.programmatic if programmatic is None else programmatic,
             stream=now.stream if stream is None else stream_of(stream)))
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: Any) -> Any:
+        """Enqueue it; within a graph (rawnn.Graph) add a node, which is returned."""
+        if RECORDING and RECORDING[-1].here():
+            return RECORDING[-1].launch_of(self, arguments)
         streams: Streams = []
         values = self._values(arguments, streams)
         with self._lock:  # the arguments' buffer is this launcher's
@@ -264,6 +270,7 @@ class Launcher:
                 self._ordered(self._prepared, streams)
             else:
                 self._prepared.launch()
+        return None
 
     def bind(self, *arguments: Any) -> Bound:
         """This launch with its arguments, checked and packed once."""
@@ -315,11 +322,14 @@ class Bound:
         return graph.add_kernel(after, *prepared._geometry, prepared.arguments.address,
                                 prepared.context, (), prepared._cluster, prepared.cooperative)
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
+        if RECORDING and RECORDING[-1].here():
+            return RECORDING[-1].launch_of(self._launcher, self._keep)
         if self._streams:
             self._launcher._ordered(self._prepared, self._streams)
         else:
             self._launch()
+        return None
 
 
 def _dim(extent: Extent, what: str) -> Dim:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rawnn.onchip.decompose import (
     GATHERED,
@@ -86,6 +86,11 @@ class Layout:
     def dynamic_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return self.nbytes - FIXED_BYTES
+
+    def with_partial_batch(self) -> Layout:
+        """The same for epochs that end with a smaller batch."""
+        d = self.decomposition
+        return replace(self, decomposition=replace(d, problem=replace(d.problem, partial=True)))
 
     @property
     def tiles(self) -> int:

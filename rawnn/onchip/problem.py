@@ -37,7 +37,7 @@ class Problem:
     "float16". `inputs` and `labels` are storage types. So many steps as `growth` without an
     overflow double the loss scale; it is 0 where the loss is not scaled. `streams` are those that
     the weights of each layer draw from where they are kept in bfloat16 alone, rounded by chance;
-    nothing where float32 is kept.
+    nothing where float32 is kept. `partial` says that an epoch may end with a smaller batch.
     """
 
     layers: tuple[int, ...]
@@ -63,6 +63,7 @@ class Problem:
     copies: str
     growth: int = 0
     streams: tuple[int, ...] = ()
+    partial: bool = False
 
     @property
     def depth(self) -> int:

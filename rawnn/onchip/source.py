@@ -46,6 +46,7 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     if p.measured:
         found.append(("int*", "correct"))
     found += [("unsigned long long", "seed")] if p.streams else []
+    found += [("int", "whole"), ("int", "left")] if p.partial else []
     return [*found, ("int", "offset"), ("int", "span")]
 
 
@@ -87,7 +88,14 @@ class _Kernel(StepWriter):
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
         w("const int cursor_now = *cursor + offset;")
-        w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
+        if p.partial:
+            w("// The step behind the whole ones has the examples that are left.")
+            w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
+              f" : left; }};")
+            w(f"const auto present_in = [=](int step) {{ return max(0, min({d.share}, "
+              f"batch_of(step) - group * {d.share})); }};")
+        else:
+            w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
         for boundary, n in enumerate(p.layers):
             size = d.slices[boundary]
             w(f"[[maybe_unused]] const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
@@ -123,9 +131,9 @@ class _Kernel(StepWriter):
             w("NextLabels<Shape> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-            w("fetch_order<Shape>(fetched, order, first_of(0), present);")
+            w(f"fetch_order<Shape>(fetched, order, first_of(0), {self.present('0')});")
             w(f"if (span > 1) fetch_order<Shape>(fetched + {d.columns}, order, first_of(1), "
-              "present);")
+              f"{self.present('1')});")
             w("ptx::commit_copies();")
             w("ptx::wait_for_copies<0>();")
             w("__syncthreads();")
@@ -209,7 +217,11 @@ class _Kernel(StepWriter):
         w("cluster_wait<Shape>();")
         terms = p.batch if p.labelled else p.batch * p.outputs
         correct = "correct + cursor_now" if p.measured else "nullptr"
+        of_step = f"{literal(float(terms))}f"
+        if p.partial:
+            each = terms // p.batch
+            of_step = f"[=](int step) {{ return static_cast<float>(batch_of(step) * {each}); }}"
         w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
-          f"{found.parts}, span, {literal(float(terms))}f, counters, "
+          f"{found.parts}, span, {of_step}, counters, "
           f"counters + 1, {found.counters}, loss + cursor_now, "
           f"{correct}, reinterpret_cast<int*>(tallies));")

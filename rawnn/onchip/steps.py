@@ -38,20 +38,33 @@ class StepWriter(UpdateWriter):
         if not p.labelled and not p.reconstruct:
             expected += f" + engine_bytes<Shape, {found.target_width}, float>(" \
                         f"{self.count(p.depth)})"
-        w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, present * "
+        present = self.present(step)
+        w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
         w(f"fetch_rows<Shape, {ordered}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, "
-          f"{self.count(0)}, {rows}, first_of({step}), present, {barrier});")
+          f"{self.count(0)}, {rows}, first_of({step}), {present}, {barrier});")
         if p.labelled:
-            w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), present);")
+            w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
             w(f"fetch_rows<Shape, {ordered}, {found.target_width}, {found.target_pitch}>("
               f"{self.at('y')} + {buffer} * {d.columns * found.target_pitch}, targets, ldtargets, "
-              f"{start}, {self.count(last)}, {rows}, first_of({step}), present, {barrier});")
+              f"{start}, {self.count(last)}, {rows}, first_of({step}), {present}, {barrier});")
         w("ptx::commit_copies();")
+
+    def present(self, step: str) -> str:
+        """Examples of this cluster in a step."""
+        return f"present_in({step})" if self.p.partial else "present"
+
+    def share(self, terms: int) -> str:
+        """What a step's mean over a batch of `terms` numbers divides by, as a factor."""
+        whole = f"{literal(1.0 / terms)}f"
+        if not self.p.partial:
+            return whole
+        left = f"1.0f / static_cast<float>(left * {terms // self.p.batch})"
+        return f"(cursor_now + u < whole ? {whole} : {left})"
 
     def rate(self, step: str) -> str:
         return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
@@ -77,7 +90,7 @@ class StepWriter(UpdateWriter):
         if self.p.ordered:
             w("if (u + 2 < span) {")
             w(f"fetch_order<Shape>(fetched + (u & 1) * {d.columns}, order, first_of(u + 2), "
-              "present);")
+              f"{self.present('u + 2')});")
             w("ptx::commit_copies();")
             w("}")
         w("}")
@@ -85,6 +98,8 @@ class StepWriter(UpdateWriter):
     # -- a step ------------------------------------------------------------------------------------
     def step(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
+        if p.partial:
+            w("const int present = present_in(u);")
         if p.converted:
             w(f"float* const x = {self.at('x')};")
             raw = f"reinterpret_cast<const {p.input_type}*>{self.at('raw')} + (u & 1) * " \
@@ -97,6 +112,11 @@ class StepWriter(UpdateWriter):
             w("__syncthreads();")
         else:
             w(f"float* const x = {self.at('x')} + (u & 1) * {found.input_floats};")
+        if p.partial:  # no rows of another step, whose infinities times 0 would be NaN
+            w("if (cursor_now + u >= whole) {")
+            w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")
+            w("__syncthreads();")
+            w("}")
         for layer, stream in enumerate(p.streams):
             n = layer + 1
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
@@ -292,7 +312,7 @@ class StepWriter(UpdateWriter):
             logits = self.at("logits") if gathered else self.z(last)
             first = f"rank * {d.slices[last]}" if gathered else "0"
             w(f"softmax_loss<Shape, {p.outputs}, {lanes}>({logits}, {self.z(last)}, {first}, "
-              f"{self.count(last)}, y, present, {literal(1.0 / p.batch)}f, tallies{made});")
+              f"{self.count(last)}, y, present, {self.share(p.batch)}, tallies{made});")
         else:
             if p.reconstruct:
                 offset = f" + rank * {d.slices[last]}" \
@@ -301,9 +321,9 @@ class StepWriter(UpdateWriter):
             else:
                 pitch = self.layout.target_pitch
                 targets = f"{self.at('y')} + (u & 1) * {d.columns * pitch}"
-            share = 1.0 / (p.batch * p.outputs)
             w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
-              f"{targets}, {self.count(last)}, present, {literal(share)}f, tallies{made});")
+              f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
+              f"tallies{made});")
         w("__syncthreads();")
         repeated = d.types[-1] != SLICED
         place = "group" if repeated else "blockIdx.x"

@@ -14,7 +14,7 @@ from rawnn.onchip.choose import Choice, choose
 from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.spelling import exactly
-from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.step.plan import Plan
@@ -55,8 +55,8 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """The partial batch that ends an epoch, and evaluations, are other plans: they stay as they
-    are."""
+    """Evaluations are other plans, and stay as they are. So does the partial batch that ends an
+    epoch, which the op takes in where there are whole ones (rawnn/step/joining.py)."""
     if plan.name != "train":
         return plan, policy
     found = _FORM.fullmatch(str(value))
@@ -98,7 +98,4 @@ register(Toggle(
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|RxG[:THREADS:TYPES]", parse, "auto"), came_to=came_to,
     implies=("preload", "arena", "nosync"), conflicts=("fp8",),
-    comparisons=tuple(Comparison(workload, "preload,arena,nosync,graphs=epoch,fuse",
-                                 ("persistent",))
-                      for workload in ("linear", "wide128")),
 ))

@@ -86,6 +86,15 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
   }
 }
 
+// Zeros in the rows of x from `rows` on.
+template <typename SHAPE, int PITCH>
+__device__ __forceinline__ void clear_rows(float* x, int rows) {
+#pragma unroll 1
+  for (int i = rows * PITCH + thread_index(); i < SHAPE::kColumns * PITCH; i += SHAPE::kThreads) {
+    x[i] = 0.0f;
+  }
+}
+
 // x = (raw * scale - mean) * inverse_std for rows [rows, WIDTH]; of a row `width` elements exist.
 // mean and inverse_std lie in shared memory, or NORMALISED is false.
 template <typename SHAPE, bool NORMALISED, int WIDTH, int PITCH, int RAW_PITCH, typename T>

@@ -134,11 +134,19 @@ __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
   return total;
 }
 
+// The numbers that a step's loss is the mean of: of all steps, or of each.
+__device__ __forceinline__ float terms_of(float terms, int) { return terms; }
+
+template <typename F>
+__device__ __forceinline__ float terms_of(const F& terms, int step) {
+  return terms(step);
+}
+
 // At the end of a launch the last block to come adds up what `parts` blocks left of each step, in
 // their order: loss[s], correct[s]. It also puts all counters back to 0. `last` is a word of shared
 // memory.
-template <typename SHAPE>
-__device__ __forceinline__ void report_steps(const float2* left, int parts, int steps, float terms,
+template <typename SHAPE, typename TERMS>
+__device__ __forceinline__ void report_steps(const float2* left, int parts, int steps, TERMS terms,
                                              unsigned int* ticket, unsigned int* counters,
                                              int count_counters, float* loss, int* correct,
                                              int* last) {
@@ -157,7 +165,7 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
       total.loss += part.x;
       total.right += __float_as_int(part.y);
     }
-    loss[s] = total.loss / terms;
+    loss[s] = total.loss / terms_of(terms, s);
     if (correct != nullptr) correct[s] = total.right;
   }
   if (threadIdx.x == 0) *ticket = 0u;

@@ -39,7 +39,9 @@ def _shapes(op: Op) -> dict[str, Shape]:
 
 
 def _impl(op: Op) -> KernelImpl:
-    layout = op.attributes["chosen"].layout
+    layout: Layout = op.attributes["chosen"].layout
+    if "rest" in op.attributes:
+        layout = layout.with_partial_batch()
     d = layout.decomposition
     name, text = _written(layout)
     return KernelImpl(

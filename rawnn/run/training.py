@@ -123,6 +123,7 @@ class Session:
         except BaseException as error:
             self._fail(error)
             self._closing.close()
+            self._blame_the_lost(error)
             raise
 
     def __enter__(self) -> Session:
@@ -140,6 +141,11 @@ class Session:
             if self.team.rank and isinstance(error, RawnnError) \
                     and not isinstance(error, RanksError):
                 error.speaks = False
+
+    def _blame_the_lost(self, error: BaseException) -> None:
+        """Where another rank is lost, that is why a call failed here: raise it in its place."""
+        if self.team is not None and isinstance(error, RawnnError):
+            self.team.check()
 
     def _prepare(self, data: Dataset | None, opened: Opened | None,
                  log_allocations: TextSink | None, stand_in: bool) -> None:
@@ -361,9 +367,8 @@ class Session:
         except TrainingDiverged as error:
             error.history = loop.history  # type: ignore[attr-defined]
             raise
-        except RawnnError:
-            if self.team is not None:
-                self.team.check()  # whose loss may be why the call failed
+        except RawnnError as error:
+            self._blame_the_lost(error)
             raise
         return self._result(loop)
 

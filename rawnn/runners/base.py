@@ -17,6 +17,7 @@ from rawnn.run.policy import Policy
 from rawnn.runners.feed import form_of
 from rawnn.step import around
 from rawnn.step.build import evaluation_step, training_step, used_tensors
+from rawnn.step.joining import spans, with_rest
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
@@ -85,13 +86,14 @@ class Work:
         tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
                  if t.role not in (Role.PARAMETER, Role.COPY)]
         doubled = [t for t in placed if t.role is Role.BATCH and self.policy.graph]
-        return sum(t.nbytes for t in (*placed, *tests, *doubled) if t.role is not Role.HOST)
+        return sum(t.nbytes for t in (*placed, *tests, *doubled)
+                   if t.role not in (Role.HOST, Role.VIEW))
 
     def examples_of(self, step: int) -> int:
         """Examples in a step of the epoch, of all ranks together."""
-        if step < self.steps or self.rest is None:
-            return self.recipe.batch
-        return self.recipe.rest(len(self.data.train_images))
+        examples = len(self.data.train_images)
+        whole = step < self.recipe.steps(examples)
+        return self.recipe.batch if whole else self.recipe.rest(examples)
 
     @property
     def shuffles_host(self) -> bool:
@@ -111,6 +113,9 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     train, policy = selection.apply(training_step(network, recipe, form))
     rest = selection.apply(training_step(network, recipe, form, rest=True))[0].apart("rest.") \
         if recipe.rest(form.examples) else None
+    steps = recipe.steps(form.examples)
+    if rest is not None and steps and spans(train):
+        train, rest, steps = with_rest(train, rest, steps), None, steps + 1
     tests = form_of(data, "test").examples
     whole = min(evaluation_batch, tests)
     left = tests % whole
@@ -127,7 +132,7 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
             around.start(train, network, recipe.seed), around.refresh(train),
             around.begin(train, recipe, form.examples), around.end(train, updates)))
     return Work(network, data, recipe, policy, train, quiet, rest, start, refresh, begin, end,
-                evaluate, recipe.steps(form.examples), updates)
+                evaluate, steps, updates)
 
 
 class Runner(Protocol):

@@ -190,7 +190,7 @@ class GpuRunner:
         lying = resident(self._work.data, tensors, part, first, self._device.info.ordinal)
         addresses |= lying
         wanted = [t for n, t in tensors.items()
-                  if n not in addresses and t.role is not Role.HOST
+                  if n not in addresses and t.role not in (Role.HOST, Role.VIEW)
                   and (allocator is None or not t.role.temporary or t.role in placed_once)]
         if allocator is None:
             block, placed = memory.arena([(t.name, t.nbytes) for t in wanted], purpose)
@@ -201,6 +201,8 @@ class GpuRunner:
                 allocation = allocator.allocate(tensor.nbytes, tensor.name)
                 self._closing.callback(allocator.free, allocation)
                 addresses[tensor.name] = allocation.address
+        addresses |= {n: addresses[t.source] + t.first * t.ld * t.itemsize
+                      for n, t in tensors.items() if t.role is Role.VIEW}
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():
             if name in lying:

@@ -6,16 +6,21 @@ A plan of one step has no such pair, so they are joined when a plan is unrolled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rawnn.step.op import Op
-from rawnn.step.ops.train_steps import KIND, spanning
+from rawnn.step.ops.train_steps import KIND, ending, spanning
 
 if TYPE_CHECKING:
     from rawnn.step.plan import Plan
 
 SPANS: dict[str, Callable[[Op, int], Op]] = {KIND: spanning}
 """Kinds of ops that do a whole step -> the op that does so many from it on."""
+
+ENDS: dict[str, Callable[[Op, Plan, int], Op]] = {KIND: ending}
+"""Kinds of ops that do a whole step -> the op that also does that of another plan, on the partial
+batch behind so many whole ones."""
 
 Join = Callable[[Op, Op], Op]
 JOINS: dict[tuple[str, str], Join] = {}
@@ -26,6 +31,11 @@ first."""
 def spans(plan: Plan) -> bool:
     """Whether the plan is one op that can do many steps."""
     return len(plan.ops) == 1 and plan.ops[0].kind in SPANS
+
+
+def with_rest(plan: Plan, rest: Plan, whole: int) -> Plan:
+    """The plan of one op that does whole steps, which also does `rest` behind `whole` of them."""
+    return replace(plan, ops=(ENDS[plan.ops[0].kind](plan.ops[0], rest, whole),))
 
 
 def joined(ops: Sequence[Op]) -> tuple[Op, ...]:

@@ -54,7 +54,8 @@ def test_16_bit_formats_train_as_the_host(device: Device, machine: Machine, numb
                                           stored: str, blocks: str, optimizer: Optimizer) -> None:
     if blocks not in ("1x1", "1x3") and machine.target.largest_cluster < 8:
         pytest.skip("this GPU has no clusters")
-    layers, options = (40, 18, 64, 33, 9), {"optimizer": optimizer, "shuffle": True}
+    layers = (40, 18, 64, 33, 9)
+    options: dict[str, Any] = {"optimizer": optimizer, "shuffle": True, "partial": True}
     data = dataset_for(Network(layers), 300, 23)
     wanted = trained(HostRunner(make_work(f"preload,{numbers}", layers, data, **options)))
     work = make_work(f"persistent={blocks},{numbers},graphs=epoch", layers, data, machine=machine,
@@ -97,7 +98,8 @@ def test_launches_of_any_length_give_the_same_bits(device: Device, machine: Mach
     layers = (29, 24, 7)
     data = dataset_for(Network(layers), 300, 23)
     whole, parts = (run_on(device, make_work(f"persistent{way}", layers, data, machine=machine,
-                                             optimizer=Optimizer("adam", 1e-3), shuffle=True))
+                                             optimizer=Optimizer("adam", 1e-3), shuffle=True,
+                                             partial=True))
                     for way in (",graphs=epoch", graphs))
     for name, array in whole.parameters.items():
         np.testing.assert_array_equal(parts.parameters[name], array)

@@ -20,10 +20,12 @@ AMPERE = chip_of(known((8, 0)))
 STEPS = 64
 
 
-def prepared(network: Network, batch: int = 32, numbers: str = "", **options: Any) -> Plan:
+def prepared(network: Network, batch: int = 32, numbers: str = "", left: int = 0,
+             **options: Any) -> Plan:
     """A step's plan with its data on the device, as `persistent` gets it; `options` go to
-    step_plan."""
-    plan = step_plan(network, batch, STEPS * batch, **options)
+    step_plan. `left` examples are a partial batch at the end of an epoch."""
+    options = {**options, "partial": left > 0}
+    plan = step_plan(network, batch, STEPS * batch + left, **options)
     for word in filter(None, ("preload", *numbers.split(","))):
         name, _, value = word.partition("=")
         plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(value or None))

@@ -65,6 +65,13 @@ def test_kernels_of_several_blocks_compile(nvrtc: Nvrtc, name: str, ranks: int,
         assert built(nvrtc, text, arch) <= MOST_SPILLED
 
 
+@pytest.mark.parametrize(("name", "ranks", "groups"), [("Adam in an order", 4, 2)])
+def test_a_kernel_that_ends_an_epoch_compiles(nvrtc: Nvrtc, name: str, ranks: int,
+                                              groups: int) -> None:
+    layout = choose(problem(**VARIETY[name]), HOPPER, ranks, groups).layout.with_partial_batch()
+    assert built(nvrtc, source(layout, "train_steps"), "sm_90") <= MOST_SPILLED
+
+
 def op_of(name: str) -> Op:
     keywords = dict(VARIETY[name])
     network = Network(keywords.pop("layers", (40, 64, 17, 10)), **keywords.pop("network", {}))

@@ -22,6 +22,7 @@ from rawnn.onchip.problem import problem_of
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
+from rawnn.step.joining import with_rest
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import spanning
 from rawnn.step.plan import Plan
@@ -60,19 +61,23 @@ SHARED = [
 
 
 class Launch:
-    """An op with arrays for all its operands, on which its kernel and its reference can run."""
+    """An op with arrays for all its operands, on which its kernel and its reference can run. Its
+    last step is on a partial batch of `left` examples, where there are some."""
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
-                 scale: tuple[float, float] = (64.0, 0.0)) -> None:
+                 scale: tuple[float, float] = (64.0, 0.0), left: int = 0) -> None:
         keywords = dict(VARIETY[name.removesuffix(FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
-        plan = replace(prepared(network, batch, **keywords), target=known((9, 0)))
+        plan = replace(prepared(network, batch, left=left, **keywords), target=known((9, 0)))
         self.plan: Plan = rewrite(plan, ranks, groups)
         if types:
             d = Decomposition(problem_of(plan), ranks, groups, 256, types)
             room = 0 if name.endswith(FAR) else HOPPER.shared
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
+        if left:
+            rest = prepared(network, batch, left=left, rest=True, **keywords)
+            self.plan = with_rest(self.plan, rest, STEPS)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         self.impl: KernelImpl = kernel_for(self.op)
         self.decomposition: Decomposition = self.op.attributes["chosen"].decomposition
@@ -129,12 +134,12 @@ class Launch:
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
                   cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative, run=run,
-                  offset=1, span=STEPS, **self._seed(), **laid)
+                  offset=1, span=STEPS, **self._numbers(), **laid)
         return {role: array[tuple(slice(n) for n in self.plan[self.op.operands[role]].shape)]
                 for role, array in laid.items()}
 
-    def _seed(self) -> dict[str, int]:
-        return {k: v for k, v in self.op.attributes.items() if k == "seed"}
+    def _numbers(self) -> dict[str, int]:
+        return {k: v for k, v in self.op.attributes.items() if k in ("seed", "whole", "left")}
 
     def by_reference(self, number: type = np.float64) -> dict[str, np.ndarray]:
         """What NumPy leaves, in float64 (where nothing is rounded) or float32."""
@@ -225,3 +230,21 @@ def test_weights_are_rounded_with_the_bits_that_numpy_draws(
         weights = found[f"w{layer}"].astype(np.float32)
         assert np.array_equal(weights, wanted[f"w{layer}"])
         assert not np.array_equal(weights, launch.arrays[f"w{layer}"].astype(np.float32))
+
+
+PARTIAL = [
+    ("softmax, SGD", 1, 1, "", 5), ("softmax, SGD", 2, 3, "SFGF", 5),  # a cluster with one example
+    ("softmax, SGD", 1, 3, "", 1), ("Adam in an order", 4, 2, "FSFF", 3),
+    ("float32 inputs, a schedule", 8, 1, "FSFF", 10), ("long rows", 2, 2, "SF", 4),
+    ("mean squares, gelu, no bias", 2, 3, "SFSF", 7), ("an autoencoder", 2, 1, "SFS", 2),
+    ("binary cross-entropy, tanh", 4, 1, "FGFS", 9), ("float16, Adam, tanh", 2, 2, "FSFF", 6),
+    ("float16 inputs, normalised", 1, 2, "", 8), ("rounded by chance", 2, 1, "FSFG", 5),
+]
+"""How the work is shared where the last step has fewer examples, and how many."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left"),
+                         PARTIAL if FULL else [PARTIAL[1], PARTIAL[3]])
+def test_a_partial_batch_ends_an_epoch(tmp_path: Path, name: str, ranks: int, groups: int,
+                                       types: str, left: int) -> None:
+    check(Launch(name, ranks, groups, types, left=left), tmp_path, 2)

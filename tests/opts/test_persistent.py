@@ -51,6 +51,33 @@ def test_it_trains_as_the_plain_plan(opt: str, options: dict[str, Any]) -> None:
             np.testing.assert_array_equal(found.parameters[name], array)
 
 
+def test_the_partial_batch_is_a_step_of_the_same_op() -> None:
+    data = dataset_for(Network(LAYERS), 70, 23)
+    work = make_work("persistent,graphs=epoch", LAYERS, data, partial=True)
+    assert work.rest is None
+    assert work.steps == work.updates == 9
+    assert [work.examples_of(step) for step in (0, 7, 8)] == [8, 8, 6]
+    few = make_work("persistent", LAYERS, data, batch=100, partial=True)  # no whole batch
+    assert few.rest is not None
+    assert few.steps == 0
+
+
+@pytest.mark.parametrize("numbers", ["fp16", "bf16", "sr"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_partial_batch_in_16_bits(numbers: str, shuffle: bool) -> None:
+    data = dataset_for(Network(LAYERS), 70, 23)
+    options: dict[str, Any] = {"partial": True, "shuffle": shuffle}
+    wanted = trained(HostRunner(make_work(f"preload,{numbers}", LAYERS, data, **options)))
+    device = Device(sim_backend(), 0)
+    try:
+        found = run_on(device, make_work(f"persistent,{numbers},graphs=4", LAYERS, data, **options))
+    finally:
+        device.close()
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], array)
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0**24])
 def test_float16_scales_its_loss_as_the_plain_plan_does(scale: float) -> None:
     data = dataset_for(Network(LAYERS), 70, 23)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
-from tests.engine import CAPABLE, make_work, random_dataset, run_on
+from tests.engine import CAPABLE, FULL, make_work, random_dataset, run_on
 from tests.ranks.runs import joined, on_hosts, on_simulated, work_of
 from tests.tolerances import of_run
 
@@ -104,6 +105,45 @@ def test_number_formats(opt: str, words: tuple[str, ...]) -> None:
         same(found, wanted, types | {"bfloat16" if opt == "tf32" else "float32"}, f"{opt} {word}")
 
 
+SHARDED = (
+    "preload,arena,nosync", "preload,graphs=epoch,streams,fuse,mma", "preload,cublas,fuse,graphs=3",
+    "pool", "preload,graphs=epoch,mma,fuse,bf16", "preload,graphs=epoch,mma,fuse,sr",
+    "preload,graphs=epoch,mma,fuse,fp16", "preload,graphs=epoch,tiled,fuse,fp8",
+)
+
+
+@pytest.mark.parametrize("opt", SHARDED)
+@pytest.mark.parametrize("optimizer", [
+    Optimizer("adam", 1e-2), *[Optimizer("sgd", 0.1, {"momentum": 0.9})][:FULL]],
+    ids=["adam", *["momentum"][:FULL]])
+def test_sharded_updates_equal_whole_ones(opt: str, optimizer: Optimizer) -> None:
+    """18 rows are shared by two ranks, 7 are not."""
+    options = {"optimizer": optimizer, "shuffle": True, "partial": True}
+    found = on_simulated(f"{opt},nccl=sharded", LAYERS, DATA, BATCH, 2, **options)
+    plan = found[0].work.train
+    assert len(plan.find(kind="reduce_scatter")) == len(plan.find(kind="all_gather")) == 1
+    assert {plan[op.operands["w"]].shape for op in plan.ops if "dw" in op.operands} \
+        == {(9, 29), (18,), (7, 18), (7,)}
+    whole = on_simulated(f"{opt},nccl", LAYERS, DATA, BATCH, 2, **options)
+    for name, array in whole[0].state.items():
+        if "sr" not in opt:  # the same bits; with sr each rank rounds by numbers of its own
+            np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+    same(found, SimpleNamespace(**vars(whole[0]) | dict(zip(("loss", "correct"), joined(whole),
+                                                            strict=True))), {"bfloat16"})
+    for one, other in zip(*(each.state.values() for each in found), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_what_sharded_ranks_left_others_go_on_with() -> None:
+    opt, options = "preload,graphs=epoch,fuse", {
+        "shuffle": True, "partial": True, "optimizer": Optimizer("adam", 1e-2)}
+    begun = on_simulated(f"{opt},nccl=sharded", LAYERS, DATA, BATCH, 2, epochs=1, **options)
+    for words, ranks in (("nccl=sharded", 3), ("nccl", 2), ("nccl", 1)):
+        gone_on = on_simulated(f"{opt},{words}", LAYERS, DATA, BATCH, ranks, epochs=1,
+                               resumed=begun[1].state, **options)
+        same(gone_on, on_simulated(f"{opt},nccl", LAYERS, DATA, BATCH, 1, epochs=2, **options)[0])
+
+
 def test_runs_with_as_many_ranks_are_the_same_bits() -> None:
     """Whatever order the simulated GPUs run what nothing orders in."""
     opt = "preload,graphs=epoch,streams,fuse,mma,nccl=1"
@@ -126,7 +166,8 @@ def test_what_n_ranks_left_m_go_on_with(before: int, behind: int) -> None:
     same(gone_on, wanted[0])
 
 
-@pytest.mark.parametrize("opt", ["nccl", "preload,fuse,nccl=1", "preload,bf16,nccl"])
+@pytest.mark.parametrize("opt", ["nccl", "preload,fuse,nccl=1", "preload,bf16,nccl",
+                                 "preload,nccl=sharded", "preload,bf16,nccl=sharded"])
 def test_on_the_host_the_team_carries_gradients(opt: str) -> None:
     options = {"partial": True, "shuffle": True}
     plain = ",".join(w for w in opt.split(",") if not w.startswith("nccl"))

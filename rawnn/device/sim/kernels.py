@@ -23,7 +23,7 @@ from rawnn.common.words import counted
 from rawnn.device.compiling.signature import KernelSignature, Parameter
 from rawnn.device.sim.errors import SimulationError
 from rawnn.device.sim.graphs import Launcher
-from rawnn.device.sim.meanings import Meaning, meaning_of
+from rawnn.device.sim.meanings import SET_CONDITION, Meaning, meaning_of
 from rawnn.device.sim.memory import Memory, Region
 from rawnn.device.sim.order import Task
 from rawnn.device.sim.tensormap import check_maps
@@ -191,6 +191,7 @@ class Binding:
                    self._attributes)
         self._generation = -1
         self._end = self._attributes.get("end") if "handle" in self._attributes else None
+        self._flag = kernel.signature.name == SET_CONDITION
 
     def _asked(self, numbers: Callable[[Scalars], int] | None) -> int | None:
         """What the table of kernels asks for, where the arguments say enough to know it."""
@@ -401,6 +402,8 @@ class Binding:
             memory.mark_written(region)
         if self._end is not None:
             self._launcher.set(self._attributes["handle"], int(arrays.cursor[0] < self._end))
+        elif self._flag:
+            self._launcher.set(self._attributes["handle"], int(arrays.flag[0] != 0))
 
     def _window(self, operand: _Operand, step: int, task: Task, order: Any) -> tuple[Region, Any]:
         """The rows of this step, and an array of the rows 0 up to the last of them, of which the

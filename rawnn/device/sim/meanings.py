@@ -40,7 +40,12 @@ class Meaning:
     sites: Sequence[tuple[str, Scalars]] | None = None
 
 
-_registered: dict[str, Meaning] = {}
+SET_CONDITION = "rawnn_set_condition"
+"""The kernel by which a user's graph (rawnn.lab.graph) decides on a conditional node: whether
+flag[0] is not 0."""
+
+_registered: dict[str, Meaning] = {
+    SET_CONDITION: Meaning(("flag",), (), {"flag": ("1",)}, lambda t, a: None)}
 
 
 def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,

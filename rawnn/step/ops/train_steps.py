@@ -2,12 +2,15 @@
 
 The op's attribute `step` is the plan of one step that it stands for. Its operands are those
 tensors of that plan that live longer than a step, under the roles that `role_of` gives them, and
-workspaces of its kernel. Its meaning is that of the plan's ops, one behind the other.
+workspaces of its kernel. Its meaning is that of the plan's ops, one behind the other. Where it has
+an attribute `rest`, the step `whole` of the epoch, counted from 0, is that plan's, on the `left`
+examples that the whole batches leave.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -60,6 +63,12 @@ def spanning(op: Op, steps: int) -> Op:
               {**op.attributes, "span": steps}, op.impl, op.own_name)
 
 
+def ending(op: Op, rest: Plan, whole: int) -> Op:
+    """The op that also does the step `rest`, on the partial batch behind `whole` whole ones."""
+    return replace(op, attributes={**op.attributes, "rest": rest, "whole": whole,
+                                   "left": rest.batch})
+
+
 def _spec(op: Op) -> OpSpec:
     if "step" not in op.attributes:
         return OPS[KIND]
@@ -75,7 +84,13 @@ def _spec(op: Op) -> OpSpec:
     workspaces = tuple(role for role in op.operands if role not in known)
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
-        _run(step, t, int(a["offset"]), int(a["span"]))
+        first, span = int(a["offset"]), int(a["span"])
+        if "rest" not in op.attributes:
+            _run(step, t, first, span)
+            return
+        whole = max(min(int(op.attributes["whole"]) - int(t.cursor[0]) - first, span), 0)
+        _run(step, t, first, whole)
+        _run(op.attributes["rest"], t, first + whole, span - whole)
 
     return OpSpec(KIND, reads, (*writes, *workspaces), reference,
                   tuple(r for r in ("loss", "correct") if r in writes),
@@ -83,6 +98,7 @@ def _spec(op: Op) -> OpSpec:
 
 
 def _run(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
+    """`span` steps, the first of them `offset` behind the cursor."""
     number = t.w1.dtype
     arrays: dict[str, Array] = {}
     for op in step.ops:

@@ -1,0 +1,207 @@
+"""Graphs of a user's kernels: what is recorded, in which order it runs, what is said of mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.errors import CallFailed
+from rawnn.device.sim import Race, Simulation, register
+from rawnn.errors import ConfigError
+
+SOURCE = """
+#include <cuda_device_runtime_api.h>
+__global__ void add_to(float* y, const float* x, float a, int n) {
+  cudaGridDependencySynchronize();
+  y[threadIdx.x] += a * x[threadIdx.x];
+}
+__global__ void count_down(int* flag) { flag[0] -= 1; }
+"""
+N = 8
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    register("add_to", lambda t, a: t.y.__iadd__(a["a"] * t.x), {"y": ("n",), "x": ("n",)},
+             reads=("y", "x"), writes=("y",))
+    register("count_down", lambda t, a: t.flag.__isub__(1), {"flag": ("1",)}, reads=("flag",),
+             writes=("flag",))
+    simulation = Simulation(2)
+    made = Device(simulation.backend())
+    yield made
+    assert not simulation.errors
+    made.close()
+
+
+def kernels(device: Device) -> tuple[Any, Any]:
+    made = (rawnn.Kernel(SOURCE, name, device=device) for name in ("add_to", "count_down"))
+    add, count = made
+    return add[1, N], count[1, 1]
+
+
+def vector(device: Device, *values: float, dtype: Any = np.float32) -> rawnn.lab.Array:
+    return rawnn.array(np.resize(np.array(values, dtype), N), dtype, device=device)
+
+
+def test_launches_become_nodes_and_what_they_touch_edges(device: Device) -> None:
+    add, _ = kernels(device)
+    x, y, z = vector(device, 1), vector(device, 0), vector(device, 5)
+    out = np.zeros(N, np.float32)
+    with rawnn.Graph() as g:
+        g.fill(y, 0)
+        add(y, x, 2.0, N)
+        add(z, x, 1.0, N)
+        last = add.bind(z, y, 10.0, N)()
+        g.copy(out, z)
+    assert (y.numpy() == 0).all()  # recorded, not run
+    assert [(e.full, e.programmatic) for e in g.edges()] == [
+        ((), ()), ((0,), ()), ((), ()), ((1, 2), ()), ((3,), ())]
+    assert last.why(g.nodes[1]) == "wrote y"
+    assert last.why(g.nodes[2]) == "wrote y"
+    for round_ in (1, 2):
+        g.launch()
+        device.stream.synchronize()
+        np.testing.assert_array_equal(out, 5 + 21 * round_)
+    assert repr(g) == "rawnn.Graph(5 nodes, 4 edges)"
+    g.close()
+
+
+def test_an_update_changes_arguments_and_keeps_edges(device: Device) -> None:
+    add, _ = kernels(device)
+    x, y, other, fresh = (vector(device, v) for v in (1, 0, 100, 3))
+    with rawnn.Graph() as g:
+        first = add(y, x, 1.0, N)
+        second = add(y, x, 1.0, N)
+    g.launch()
+    g.update(first, y, other, 2.0, N)
+    g.launch()
+    assert (y.numpy() == 203).all()
+    with pytest.raises(ConfigError, match="other edges are needed, and an update keeps them"):
+        g.update(second, fresh, x, 1.0, N)
+    with pytest.raises(ConfigError, match="takes 4 arguments"):
+        g.update(second, y)
+    g.launch()
+    assert (y.numpy() == 404).all()
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_a_loop_runs_as_long_as_its_flag(device: Device, rounds: int) -> None:
+    add, count = kernels(device)
+    x, y = vector(device, 1), vector(device, 0)
+    flag = rawnn.array([rounds], np.int32, device=device)
+    with rawnn.Graph() as g:
+        with g.while_(flag):
+            add(y, x, 1.0, N)
+            count(flag)
+        add(y, x, 100.0, N)
+    g.check().launch()
+    assert (y.numpy() == 100 + rounds).all()
+    assert "subgraph cluster_n1" in g.dot()
+
+
+@pytest.mark.parametrize("flag", [0, 7])
+def test_a_branch_runs_if_its_flag_is_set_within_a_loop(device: Device, flag: int) -> None:
+    add, count = kernels(device)
+    x, y = vector(device, 1), vector(device, 0)
+    times, once = (rawnn.array([n], np.int32, device=device) for n in (2, flag))
+    with rawnn.Graph() as g, g.while_(times):
+        with g.if_(once):
+            add(y, x, 1.0, N)
+        count(times)
+    g.check().launch()
+    assert (y.numpy() == (2 if flag else 0)).all()
+
+
+def test_a_kernel_that_waits_begins_early(device: Device) -> None:
+    add, _ = kernels(device)
+    early = add.using(programmatic=True)
+    x, y = vector(device, 1), vector(device, 0)
+    with rawnn.Graph() as g:
+        g.fill(y, 0)
+        early(y, x, 1.0, N)
+        early(y, x, 1.0, N)
+    assert [(e.full, e.programmatic) for e in g.edges()] == [((), ()), ((0,), ()), ((), (1,))]
+    assert "style=dashed" in g.dot()
+    g.check().launch()
+    assert (y.numpy() == 2).all()
+
+
+def test_edges_by_hand_and_what_is_missing_of_them(device: Device) -> None:
+    add, _ = kernels(device)
+    x, y = vector(device, 1), vector(device, 0)
+    with rawnn.Graph(derive=False) as g:
+        first = add(y, x, 1.0, N)
+        second = add(y, x, 1.0, N)
+    with pytest.raises(Race, match="nothing orders the two: an edge or event between add_to"):
+        g.check()
+    second.after(first)
+    g.check().launch()
+    with pytest.raises(ConfigError, match="is not ahead of it in the same block"):
+        first.after(second).after(second) and g.edges()
+
+
+def test_what_nodes_touch_by_hand(device: Device) -> None:
+    add, _ = kernels(device)
+    x, y, z = vector(device, 1), vector(device, 0), vector(device, 0)
+    with rawnn.Graph() as g:
+        add(y, x, 1.0, N)
+        add(z, y, 1.0, N).touches(reads=[x], writes=[z])
+    assert [e.full for e in g.edges()] == [(), ()]
+    assert g.check() is g
+
+
+def test_what_is_wrong_is_said(device: Device) -> None:
+    add, _ = kernels(device)
+    x, y = vector(device, 1), vector(device, 0)
+    g = rawnn.Graph()
+    with pytest.raises(ConfigError, match="the graph has no nodes"):
+        g.launch()
+    with pytest.raises(ConfigError, match="nodes are added within `with graph:`"):
+        g.fill(x, 0)
+    other = Device(Simulation().backend())
+    with g:
+        add(y, x, 1.0, N)
+        for wrong, message in (
+                (lambda: add(y, x, 1.0), "takes 4 arguments"),
+                (lambda: g.copy(y, np.zeros(3, np.float32)), "does not fit float32"),
+                (lambda: g.copy(np.zeros(3), np.zeros(3)), "two rawnn arrays, or one and"),
+                (lambda: g.fill(y, 256), "a byte, 0 to 255"),
+                (lambda: g.while_(x).__enter__(), "an int32 array of at least one element"),
+                (lambda: g.fill(vector(other, 1), 0), "a graph is of one device"),
+                (lambda: g.launch(), "the graph is still being written")):
+            with pytest.raises(ConfigError, match=message):
+                wrong()
+        flag = rawnn.array([1], np.int32, device=device)
+        with pytest.raises(ConfigError, match="if_ has no nodes"), g.if_(flag):
+            pass
+    other.close()
+    del g.nodes[1:]
+    g.launch()
+    with pytest.raises(ConfigError, match="the graph is made: record another"), g:
+        pass
+
+
+def test_a_failing_call_leaves_nothing_behind(device: Device) -> None:
+    from rawnn.device.sim import Fault, Faults
+
+    simulation = Simulation(faults=Faults(Fault("CUDA_ERROR_OUT_OF_MEMORY",
+                                                call="cuGraphInstantiate")))
+    mine = Device(simulation.backend())
+    add, _ = kernels(mine)
+    x, y = vector(mine, 1), vector(mine, 0)
+    with rawnn.Graph() as g:
+        add(y, x, 1.0, N)
+    with pytest.raises(CallFailed):
+        g.launch()
+    g.launch()
+    assert (y.numpy() == 1).all()
+    g.close()
+    del x, y, g
+    mine.close()
+    simulation.assert_clean()
