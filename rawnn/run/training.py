@@ -44,6 +44,7 @@ from rawnn.run.taken import Taken, kept_in, name_of, taken_of
 from rawnn.runners.base import Runner, State, Work, prepare
 from rawnn.runners.feed import form_of
 from rawnn.runners.host import HostRunner
+from rawnn.step.ops.epoch import count_after
 from rawnn.step.recipe import Recipe
 from rawnn.tuning.choices import applied
 
@@ -329,7 +330,7 @@ class Session:
             if name in checkpoint.state:
                 state[name] = checkpoint.state[name]
             elif name == "clock":  # the run before had no use for it
-                steps = checkpoint.epoch * self.work.updates
+                steps = count_after(checkpoint.epoch * self.work.updates)
                 state[name] = np.array([checkpoint.epoch, steps], np.int32)
             elif name not in ("loss_scale", "overflow"):
                 raise CheckpointError(f"{where} holds no '{name}': it is of another optimizer than "
