@@ -36,7 +36,7 @@ def forms(name: str) -> list[str]:
     """Every way to write a toggle: bare where that means something, and with each of its words (a
     count being one that tests can afford), but for those that only some networks fit."""
     parameter = TOGGLES[name].parameter
-    if parameter is None:
+    if parameter is None or TOGGLES[name].group == "scale":  # of one rank, which it does not change
         return [name]
     words = [w for w in parameter.form.split("|") if w not in OPEN and w[0] != "-"]
     return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words] or [name]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rawnn.bench.columns import markdown_table
+from rawnn.bench.footprint import x_floor
 from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
 from rawnn.bench.statistics import Spread
 from rawnn.bench.suites import AblationSuite
@@ -18,7 +20,7 @@ from rawnn.step.recipe import Form
 
 EXAMPLES = 60_000
 """Of the training set of MNIST."""
-HEADINGS = ("workload", "toggle", "alone", "in the fastest set", "interaction")
+HEADINGS = ("workload", "toggle", "alone", "in the fastest set", "interaction", "x floor")
 
 
 class Ablated(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,15 +66,17 @@ def ablation_sets(toggles: Sequence[Ablated]) -> list[WorkloadSet]:
 def rows(toggles: Sequence[Ablated], result: SetsResult) -> list[tuple[str, ...]]:
     """The texts under HEADINGS. `alone` is the base's time over that with the toggle, `in the
     fastest set` that without it over the fastest; the interaction is the second over the first:
-    above 1 the toggle is worth more beside the others."""
+    above 1 the toggle is worth more beside the others. `x floor` is that of the fastest set."""
     found = {(m.workload, m.opt): m for m in result.measurements}
     made: list[tuple[str, ...]] = []
     for t in toggles:
         alone = _factor(found.get((t.workload, t.base)), found.get((t.workload, t.plus)))
         within = _factor(found.get((t.workload, t.less)), found.get((t.workload, t.full)))
         both = alone[0] is not None and within[0] is not None
+        full = found.get((t.workload, t.full))
         made.append((t.workload, t.toggle, alone[1], within[1],
-                     times_text(within[0] / alone[0]) if both and alone[0] and within[0] else ""))
+                     times_text(within[0] / alone[0]) if both and alone[0] and within[0] else "",
+                     x_floor(full.us.median, full.footprint) if full and full.us else ""))
     return made
 
 
@@ -94,7 +98,6 @@ def _factor(without: Measurement | None, with_: Measurement | None) -> tuple[flo
 
 def markdown(toggles: Sequence[Ablated], result: SetsResult) -> str:
     """The table in Markdown, with its provenance below."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|"]
-    lines += [f"| `{w}` | `{t}` | " + " | ".join(cells) + " |"
-              for w, t, *cells in rows(toggles, result)]
+    table = [[f"`{w}`", f"`{t}`", *cells] for w, t, *cells in rows(toggles, result)]
+    lines = markdown_table(HEADINGS, table, ("workload", "toggle"))
     return "\n".join([*lines, "", f"{result.provenance()}.", ""])

@@ -69,13 +69,14 @@ class _Step:
 def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_RUNGS,
                on_progress: Callable[[Progress], None] = lambda progress: None, *,
                notify: Callable[[str], None] = lambda message: None,
-               data: Dataset | None = None, oracle: Oracle | None = None) -> LadderResult:
+               data: Dataset | None = None, oracle: Oracle | None = None,
+               base: Sequence[str] = BASE) -> LadderResult:
     """Measure every rung `repeats` times, interleaved, on one opened device.
 
     Repeat r trains every rung with seed `config.seed` + r. `rungs` are toggles as after --opt, each
     added to those of the rungs before; one rung may add several ("fuse+cublas"); a preset ("best")
-    replaces them. The baseline (BASE) is always run first; `config.opt` plays no part. What a rung
-    adds is not carried on to later rungs where this rung cannot run.
+    replaces them. The baseline, of the toggles `base`, is always run first; `config.opt` plays no
+    part. What a rung adds is not carried on to later rungs where this rung cannot run.
 
     A rung that fails or cannot run is recorded with the reason and the others go on; Ctrl-C ends
     the ladder, which is returned as far as it got. Raises ConfigError for rungs that do not exist,
@@ -89,7 +90,7 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
     config, _ = settled(config, data)
     opened = open_device(config.device, notify)
     try:
-        ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify)
+        ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify, base)
         ladder.run(on_progress)
         return ladder.result()
     finally:
@@ -141,13 +142,14 @@ def _opt(words: Sequence[str]) -> str:
 
 class _Ladder:
     def __init__(self, config: Config, repeats: int, rungs: Sequence[str], data: Dataset,
-                 opened: Opened, oracle: Oracle | None, notify: Callable[[str], None]) -> None:
+                 opened: Opened, oracle: Oracle | None, notify: Callable[[str], None],
+                 on: Sequence[str]) -> None:
         self._repeats, self._data, self._opened, self._oracle = repeats, data, opened, oracle
         self._listener = _Quiet(notify)
         self._notes: list[str] = []
         self._interrupted = False
         self._libraries: dict[str, str] = {}
-        base: tuple[str, ...] = BASE
+        base = tuple(on)
         steps = [(name, tuple(name.split("+"))) for name in rungs]
         self._clocks, self._watch = sampler_of(opened), Watch.of(opened)
         if opened.device is None:

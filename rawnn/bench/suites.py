@@ -15,6 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from rawnn.errors import ConfigError, nearest
+from rawnn.network.workloads import workload
+from rawnn.opts import TOGGLES
 
 PACKAGED = Path(__file__).with_name("bench.toml")
 
@@ -30,16 +32,29 @@ class LadderSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SetsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench workloads`: workloads by name, each with its own sets."""
+    """`bench workloads`: workloads by name, and the sets of toggles of each; `others` are those of
+    workloads that have none."""
 
     names: list[str]
     repeats: Count
+    sets: dict[str, list[str]]
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What shows the worth of a toggle: workloads that are trained with the toggles `beside`, and
+    with each of `added` beside those (the toggle itself unless some are given). Where the toggle
+    stands in `beside` with another value, it is that which `added` replaces."""
+
+    workloads: list[str]
+    beside: str
+    added: list[str] = []
 
 
 class TogglesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench toggles`: all that the toggles ask for themselves."""
+    """`bench toggles`: by toggle, what shows its worth."""
 
     repeats: Count
+    compare: dict[str, list[Comparison]]
 
 
 class AblationSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,27 +78,32 @@ class SweepSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sets: list[str]
     lr: float = 0.003
     steps: Count = 128
+    systems: list[str] = msgspec.field(default_factory=lambda: ["torch", "jax"])
 
 
 class PeersSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench peers`: workloads by name, epochs of `steps`."""
+    """`bench peers`: workloads by name, epochs of `steps`, beside the peers `systems`."""
 
     names: list[str]
     steps: Count
+    systems: list[str]
 
 
 class CurvesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench curves`: the losses of the first `steps` steps of workloads."""
+    """`bench curves`: the losses of the first `steps` steps of workloads, and of the peers
+    `systems`."""
 
     names: list[str]
     steps: Count
+    systems: list[str]
 
 
 class RandomSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench random --peers`: how many networks, from which seed on."""
+    """`bench random --peers`: how many networks, from which seed on, beside the peers `systems`."""
 
     n: Count
     seed: Annotated[int, Meta(ge=0)]
+    systems: list[str]
 
 
 class FloorsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,9 +113,10 @@ class FloorsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AllSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench all`: which suites, in which order."""
+    """`bench all`: which suites, in which order; none is begun after `budget` seconds."""
 
     suites: list[str]
+    budget: Annotated[float, Meta(gt=0)]
 
 
 class Suites(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,6 +134,11 @@ class Suites(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     all: AllSuite
 
 
+_STRUCTS = {Suites, Comparison, *(
+    hint for hint in get_type_hints(Suites).values() if isinstance(hint, type)),
+    AblationSuite, SweepSuite}
+
+
 def read_suites(path: str | None = None) -> Suites:
     """The packaged suites, with what a file of the user's says in their place. Raises ConfigError
     for a file that cannot be read, and for keys and values that mean nothing."""
@@ -125,16 +151,23 @@ def read_suites(path: str | None = None) -> Suites:
         raise ConfigError(f"cannot read the suites {path}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return _converted(_laid_over(packaged, own), path)
+
+
+def _laid_over(below: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A table with the keys of another in place of its own, tables within likewise; lists are
+    replaced whole."""
+    found = dict(below)
     for name, value in own.items():
-        before = packaged.get(name)
-        both = isinstance(before, dict) and isinstance(value, dict)
-        packaged[name] = {**before, **value} if both and before is not None else value
-    return _converted(packaged, path)
+        before = found.get(name)
+        found[name] = _laid_over(before, value) \
+            if isinstance(before, dict) and isinstance(value, dict) else value
+    return found
 
 
 def _converted(values: dict[str, Any], path: str) -> Suites:
     try:
-        return msgspec.convert(values, Suites)
+        return _checked(msgspec.convert(values, Suites), path)
     except msgspec.ValidationError as error:
         text = str(error)
         unknown = re.search(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?", text)
@@ -145,13 +178,35 @@ def _converted(values: dict[str, Any], path: str) -> Suites:
                           + nearest(unknown[1], _keys(unknown[2] or ""))) from None
 
 
+def _checked(suites: Suites, path: str) -> Suites:
+    """Raise ConfigError for workloads and toggles that there are not."""
+    named = [("workloads", name) for name in suites.workloads.names]
+    named += [("workloads.sets", name) for name in suites.workloads.sets if name != "others"]
+    named += [("ablation", suite.workload) for suite in suites.ablation]
+    named += [("peers", name) for name in suites.peers.names]
+    named += [("curves", name) for name in suites.curves.names]
+    for toggle, several in suites.toggles.compare.items():
+        if toggle not in TOGGLES:
+            raise ConfigError(f"{path}, [toggles.compare]: no toggle is called '{toggle}'"
+                              + nearest(toggle, TOGGLES))
+        named += [(f"toggles.compare.{toggle}", name) for c in several for name in c.workloads]
+    for where, name in named:
+        try:
+            workload(name)
+        except ConfigError as error:
+            raise ConfigError(f"{path}, [{where}]: {error}") from None
+    return suites
+
+
 def _keys(where: str) -> Iterator[str]:
     """The keys that may stand in a table of the file, the top level for an empty name."""
-    struct: Any = Suites
+    hint: Any = Suites
     for name in filter(None, re.sub(r"\[[^\]]*\]", "", where).split(".")):
-        hint = get_type_hints(struct).get(name, Suites)
-        struct = (get_args(hint) or (hint,))[0]
-    yield from get_type_hints(struct)
+        if hint in _STRUCTS:
+            hint = get_type_hints(hint).get(name, Suites)
+        while get_args(hint):
+            hint = get_args(hint)[-1]
+    yield from get_type_hints(hint if hint in _STRUCTS else Suites)
 
 
 def schema() -> dict[str, Any]:

@@ -19,12 +19,13 @@ from rawnn.bench.accuracy import (
     keep_oracle,
 )
 from rawnn.bench.floors import FLOORS, FloorsResult
-from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, run_ladder
+from rawnn.bench.ladder import Progress, check_rungs, run_ladder
 from rawnn.bench.measured import read_measured
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult
 from rawnn.bench.scaling import SCALINGS, ScalingResult
 from rawnn.bench.sets import SETS, SetsResult
+from rawnn.bench.suites import read_suites
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
 from rawnn.cli.floors import floors, show_floors
@@ -70,11 +71,12 @@ def bench(context: click.Context) -> None:
 
 
 @bench.command()
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True,
-              help="How often every rung is run, with a seed of its own each time.")
-@click.option("--rungs", metavar="TOGGLES", default=",".join(DEFAULT_RUNGS), show_default=True,
-              help="What each rung adds to the one before; a+b adds two at once, a preset replaces "
-                   "all. The baseline is always run.")
+@bench_option
+@click.option("--repeats", type=click.IntRange(1),
+              help="How often every rung is run, with a seed of its own each time (5).")
+@click.option("--rungs", metavar="TOGGLES",
+              help="What each rung adds to the one before (as bench.toml says); a+b adds two at "
+                   "once, a preset replaces all. The baseline is always run.")
 @click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes.")
 @click.option("--epochs", type=int, help="Passes over the training set (20).")
 @click.option("--batch", type=int, help="Examples per step (128).")
@@ -94,15 +96,18 @@ def bench(context: click.Context) -> None:
                    "computed now and kept, or not at all.")
 @click.option("--oracle-file", type=click.Path(path_type=Path), metavar="FILE",
               help="Where the reference accuracies are kept.")
-def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str | None,
-           plot_file: str | None, oracle: str, oracle_file: Path | None, **options: Any) -> None:
+def ladder(bench_file: str | None, repeats: int | None, rungs: str | None,
+           json_file: str | None, markdown_file: str | None, plot_file: str | None, oracle: str,
+           oracle_file: Path | None, **options: Any) -> None:
     """Run the ladder: the same training with one optimization more at every rung, interleaved.
 
     Exits with 1 if a rung failed; a rung that cannot run on this machine is a row that says why.
     """
     config = make_config(None, options)
-    names = [name.strip() for name in rungs.split(",") if name.strip()]
-    check_rungs(names)
+    suite = read_suites(bench_file).ladder
+    repeats = repeats or suite.repeats
+    names = suite.rungs if rungs is None else [r.strip() for r in rungs.split(",") if r.strip()]
+    check_rungs([*names, *suite.base])
     _check_outputs(json_file, markdown_file, plot_file)
     data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
     config, _ = settled(config, data)
@@ -115,7 +120,7 @@ def ladder(repeats: int, rungs: str, json_file: str | None, markdown_file: str |
             screen.advance(progress.done, progress.total, progress.rung)
 
         result = run_ladder(config, repeats, names, advance, notify=say, data=data,
-                            oracle=reference)
+                            oracle=reference, base=suite.base)
     if json_file:
         result.write_json(json_file)
     _show(result)
@@ -224,7 +229,9 @@ bench.add_command(everything)
 @click.argument("file", metavar="FILE.json")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
-def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
+@bench_option
+def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
+         ) -> None:
     """Print the table of what --json kept of a ladder, of workloads, toggles, floors or scaling."""
     result: LadderResult | SetsResult | FloorsResult | ScalingResult = read_measured(
         file, {**LADDERS, **SETS, **FLOORS, **SCALINGS})
@@ -240,7 +247,7 @@ def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
     if isinstance(result, ScalingResult):
         show_scaling(result, markdown_file)
         return
-    show_sets(result, markdown_file)
+    show_sets(result, markdown_file, bench_file)
 
 
 def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:

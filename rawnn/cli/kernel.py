@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rawnn.cli.attempt import try_
 from rawnn.cli.screen import table_console
-from rawnn.cli.trials import check, time
+from rawnn.cli.trials import check, sweep, time
 from rawnn.errors import ConfigError, DeviceError
 
 _ASSUMED = "sm_90"
@@ -110,8 +110,5 @@ def show(file: Path, names: tuple[str, ...], arch: str | None, defines: tuple[st
     click.echo(text)
 
 
-kernel.add_command(try_)
-
-
-for _command in (check, time):
+for _command in (check, time, sweep, try_):
     kernel.add_command(_command)

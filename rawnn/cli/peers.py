@@ -49,13 +49,12 @@ def random_contests(count: int | None, seed: int | None, device: str, peers: tup
     which seed, unless that is asked for."""
     json_file = json_file or resume
     earlier = read_contests(resume) if resume and Path(resume).exists() else None
-    device = device_of(device)
+    device, suite = device_of(device), read_suites(bench_file).random
     if earlier and count is None and seed is None:
         asked = earlier.asked
     else:
-        suite = read_suites(bench_file).random
         asked = drawn(suite.seed if seed is None else seed, count or suite.n, device)
-    systems, absent = chosen(peers, ("torch", "jax"))
+    systems, absent = chosen(peers, suite.systems)
     rules = Rules(systems, device, drawn_forms(asked))
     arranged = Arrangement("random-peers", asked, rules, absent, earlier)
     result = hold(arranged, budget, json_file, markdown_file)
@@ -96,8 +95,8 @@ def peers(names: tuple[str, ...], peers: tuple[str, ...], bench_file: str | None
     """
     json_file = json_file or resume
     earlier = read_contests(resume) if resume and Path(resume).exists() else None
-    systems, absent = chosen(peers, ("numpy", "torch", "jax"))
     suite = read_suites(bench_file).peers
+    systems, absent = chosen(peers, suite.systems)
     asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
     rules = Rules(systems, device_of(device), workload_forms)
     arranged = Arrangement("peers", asked, rules, absent, earlier)

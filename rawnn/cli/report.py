@@ -66,20 +66,21 @@ def _kind(file: Path) -> str:
 @bench_option
 @click.option("--out", "out", default="results", show_default=True, metavar="DIRECTORY",
               help="Where the results files are written, and those that are whole are kept.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), default=720, show_default=True,
-              metavar="SECONDS", help="Begin no suite after this.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="Begin no suite after this (720).")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
 @click.option("--dataset", type=click.Choice(["mnist", "synthetic"]), default="mnist",
               show_default=True, help="The data set.")
 @click.pass_context
 def everything(context: click.Context, names: tuple[str, ...], bench_file: str | None, out: str,
-               budget: float, device: str, dataset: str) -> None:
+               budget: float | None, device: str, dataset: str) -> None:
     """Measure all suites of bench.toml, one after the other, each into a file of its own.
 
     A suite whose file is whole is not measured again, so that after Ctrl-C the same command goes
     on where it was. A suite that fails does not stop the others.
     """
-    wanted = names or tuple(read_suites(bench_file).all.suites)
+    suite = read_suites(bench_file).all
+    wanted, budget = names or tuple(suite.suites), budget or suite.budget
     for name in wanted:
         if name not in SUITES:
             raise ConfigError(f"unknown suite '{name}'" + (
@@ -116,17 +117,10 @@ def _measure(context: click.Context, name: str, file: Path, left: float, bench_f
     group = context.parent.command if context.parent else None
     assert isinstance(group, click.Group)
     command = group.commands[name]
-    suites = read_suites(bench_file)
     values: dict[str, object] = {"device": device, "dataset": dataset, "bench_file": bench_file,
                                  "json_file": str(file),
                                  "markdown_file": str(file.with_suffix(".md"))}
-    if name == "ladder":
-        values |= {"repeats": suites.ladder.repeats, "rungs": ",".join(suites.ladder.rungs)}
-    elif name == "workloads":
-        values |= {"repeats": suites.workloads.repeats, "names": tuple(suites.workloads.names)}
-    elif name == "toggles":
-        values |= {"repeats": suites.toggles.repeats}
-    elif name in RESUMABLE:
+    if name in RESUMABLE:
         values |= {"budget": left, "resume": str(file) if _kind(file) else None}
     if name == "random":
         values["beside_peers"] = True

@@ -17,18 +17,20 @@ from rawnn.bench.sets import (
     WorkloadSet,
     run_sets,
 )
+from rawnn.bench.suites import TogglesSuite, read_suites
 from rawnn.bench.workloads import workload_sets
 from rawnn.bench.worth import comparison_sets, markdown, terminal_table, toggles_named
+from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import RawnnError
-from rawnn.network.workloads import WORKLOADS
 from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Toggle
 
 _OPTIONS = [
-    click.option("--repeats", type=click.IntRange(1), default=3, show_default=True,
-                 help="Runs of each set, with a seed of its own each time."),
+    click.option("--repeats", type=click.IntRange(1),
+                 help="Runs of each set, with a seed of its own each time (3)."),
+    bench_option,
     click.option("--epochs", type=click.IntRange(1),
                  help="Passes over the data (the workload's own)."),
     click.option("--dataset", default="mnist", show_default=True, metavar="NAME",
@@ -50,16 +52,17 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @click.option("--workload", "names", multiple=True, metavar="NAME",
-              help="A built-in workload; several may be given (all of them).")
+              help="A built-in workload; several may be given (those of bench.toml).")
 @click.option("--opt", "opts", multiple=True, metavar="TOGGLES",
               help="A set of toggles to measure each with; several may be given (best, the "
                    "workload's own, and best,sr where its weights are in 16 bits).")
 @_measuring
 def workloads(names: tuple[str, ...], opts: tuple[str, ...], markdown_file: str | None,
-              **options: Any) -> None:
+              bench_file: str | None, repeats: int | None, **options: Any) -> None:
     """Measure the built-in workloads: time a step, accuracy and device memory."""
-    result = _measured("workloads", workload_sets(names or tuple(WORKLOADS), opts),
-                       markdown_file, **options)
+    suite = read_suites(bench_file).workloads
+    result = _measured("workloads", workload_sets(names or suite.names, opts, suite),
+                       markdown_file, repeats=repeats or suite.repeats, **options)
     click.echo(result.provenance())
     _keep(result.markdown(), markdown_file)
     _finish(result)
@@ -68,19 +71,23 @@ def workloads(names: tuple[str, ...], opts: tuple[str, ...], markdown_file: str 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[TOGGLE]...")
 @_measuring
-def toggles(names: tuple[str, ...], markdown_file: str | None, **options: Any) -> None:
+def toggles(names: tuple[str, ...], markdown_file: str | None, bench_file: str | None,
+            repeats: int | None, **options: Any) -> None:
     """Measure what each toggle is worth: the workloads that show it, without it and with it.
 
     All toggles are measured unless some are named.
     """
-    chosen = toggles_named(names)
-    result = _measured("toggles", comparison_sets(chosen), markdown_file, **options)
+    suite = read_suites(bench_file).toggles
+    chosen = toggles_named(names, suite)
+    result = _measured("toggles", comparison_sets(chosen, suite), markdown_file,
+                       repeats=repeats or suite.repeats, **options)
     click.echo()
-    _compare(result, chosen, markdown_file)
+    _compare(result, chosen, markdown_file, suite)
     _finish(result)
 
 
-def show_sets(result: SetsResult, markdown_file: str | None) -> None:
+def show_sets(result: SetsResult, markdown_file: str | None, bench_file: str | None = None
+              ) -> None:
     """Print what `workloads` or `toggles` measured, as it was printed then."""
     rows = _Rows((m.workload, m.opt) for m in result.measurements)
     for measured in result.measurements:
@@ -91,10 +98,12 @@ def show_sets(result: SetsResult, markdown_file: str | None) -> None:
         return
     names = {word.partition("=")[0] for m in result.measurements for word in m.opt.split(",")}
     click.echo()
-    _compare(result, [t for name, t in TOGGLES.items() if name in names], markdown_file)
+    _compare(result, [t for name, t in TOGGLES.items() if name in names], markdown_file,
+             read_suites(bench_file).toggles)
 
 
-def _compare(result: SetsResult, chosen: Sequence[Toggle], markdown_file: str | None) -> None:
+def _compare(result: SetsResult, chosen: Sequence[Toggle], markdown_file: str | None,
+             suite: TogglesSuite) -> None:
     """Each toggle without and with it: as text here, as Markdown in the file."""
     console = table_console()
     sentences(console, [
@@ -102,12 +111,12 @@ def _compare(result: SetsResult, chosen: Sequence[Toggle], markdown_file: str | 
     for toggle in chosen:
         console.print()
         sentences(console, [f"{toggle.name}: {toggle.claim}"])
-        table, below = terminal_table(toggle, result)
+        table, below = terminal_table(toggle, result, suite)
         console.print(table)
         sentences(console, [f"- {line}" for line in below])
     console.print()
     sentences(console, [result.provenance()])
-    _keep("\n".join(f"## `{toggle.name}`: {toggle.claim}\n\n{markdown(toggle, [result])}"
+    _keep("\n".join(f"## `{toggle.name}`: {toggle.claim}\n\n{markdown(toggle, [result], suite)}"
                     for toggle in chosen), markdown_file)
 
 

@@ -112,7 +112,8 @@ def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...]
             raise ConfigError(f"unknown sweep '{name}'" + (
                 nearest(name, known) or f"; there are {', '.join(known)}"))
     suites = [s for s in suites if not names or s.name in names]
-    systems, absent = chosen(peers, ("torch", "jax"))
+    usual = dict.fromkeys(name for s in suites for name in s.systems)
+    systems, absent = chosen(peers, tuple(usual))
     json_file = json_file or resume
     earlier = read_contests(resume) if resume and Path(resume).exists() else None
     asked = [p for s in suites for p in swept(s)]
@@ -145,7 +146,7 @@ def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...
     """
     check_output("--json", json_file)
     suite = read_suites(bench_file).curves
-    systems, absent = chosen(peers, ("torch",))
+    systems, absent = chosen(peers, suite.systems)
     for reason in absent.values():
         say(f"{reason}; it is left out")
     half = -(-(steps or suite.steps) // 2)

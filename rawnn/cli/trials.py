@@ -1,14 +1,17 @@
-"""`rawnn kernel check` and `rawnn kernel time`: is a kernel of one's own right, and how fast?"""
+"""`rawnn kernel check`, `time` and `sweep`: is a kernel of one's own right, how fast is it, and
+with which macros is it fastest?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rawnn.errors import ConfigError
+from rawnn.cli.screen import say
+from rawnn.errors import ConfigError, RawnnError
 
 if TYPE_CHECKING:
     from rawnn.lab.kernel import Kernel
@@ -114,22 +117,59 @@ def _device(wanted: str) -> Any:
     return open_gpu(int(number), print) if number else default_device()
 
 
+WATCH = click.option("--watch", is_flag=True, help="Again at every save, till Ctrl-C.")
+_SOURCES = (".cu", ".cuh", ".h", ".hpp", ".py")
+_PAUSE = 0.3
+"""Seconds between looks at the files."""
+
+
+def repeated(file: Path, include: tuple[str, ...], watch: bool, once: Callable[[], int]) -> int:
+    """`once`, or with `watch` again whenever a source beside FILE or in its folders of headers is
+    saved; what is wrong is said, and the next save waited for."""
+    if not watch:
+        return once()
+    folders = [file.parent, *map(Path, include)]
+
+    def stamps() -> dict[Path, int]:
+        found = [path for folder in folders for path in folder.iterdir()
+                 if path.suffix in _SOURCES]
+        return {path: path.stat().st_mtime_ns for path in found if path.exists()}
+
+    try:
+        while True:
+            seen = stamps()
+            try:
+                once()
+            except RawnnError as error:
+                say(str(error))
+            say(f"waiting for the next save beside {file}; Ctrl-C ends")
+            while stamps() == seen:
+                sleep(_PAUSE)
+    except KeyboardInterrupt:
+        return 0
+
+
 @click.command()
 @of_work
 @click.option("--trials", default=12, show_default=True, help="Sets of sizes, where drawn.")
 @click.option("--special", is_flag=True, help="Put NaN, infinities and zeros among the inputs.")
-def check(file: Path, name: str | None, trials: int, special: bool, seed: int, limit: float,
-          **given: Any) -> int:
+@WATCH
+def check(file: Path, name: str | None, trials: int, special: bool, watch: bool, seed: int,
+          limit: float, **given: Any) -> int:
     """Is the kernel of FILE right? Tried on many sizes beside a reference, as its header says, and
     these options in place of it.
 
     The exit status is 0 where it is, else 1."""
     from rawnn.lab.checking import check as checked
 
-    kernel, work = described(file, name, given)
-    found = checked(kernel, work, trials=trials, special=special, seed=seed, limit=limit or None)
-    click.echo(str(found))
-    return 0 if found else 1
+    def once() -> int:
+        kernel, work = described(file, name, dict(given))
+        found = checked(kernel, work, trials=trials, special=special, seed=seed,
+                        limit=limit or None)
+        click.echo(str(found))
+        return 0 if found else 1
+
+    return repeated(file, given["include"], watch, once)
 
 
 @click.command()
@@ -139,17 +179,81 @@ def check(file: Path, name: str | None, trials: int, special: bool, seed: int, l
 @click.option("--samples", default=40, show_default=True, help="Of a cold and of a warm cache.")
 @click.option("--bytes", "moved", metavar="TEXT", help="Bytes that have to move, as an expression.")
 @click.option("--flops", metavar="TEXT", help="Operations, as an expression ('2 * m * n * k').")
+@WATCH
 def time(file: Path, name: str | None, at: tuple[str, ...], samples: int, moved: str | None,
-         flops: str | None, seed: int, limit: float, **given: Any) -> int:
+         flops: str | None, watch: bool, seed: int, limit: float, **given: Any) -> int:
     """How long does the kernel of FILE take, and how far is that from what the GPU can? Its results
-    are compared with the reference behind the clock.
+    are compared with the reference behind the clock. With --watch it is checked on many sizes, too.
 
     The exit status is 1 where they are wrong, or where the time cannot be true."""
+    from rawnn.lab.checking import check as checked
     from rawnn.lab.timing import time as timed
 
+    def once() -> int:
+        kernel, work = described(file, name, dict(given))
+        if watch:
+            click.echo(str(checked(kernel, work, seed=seed, limit=limit or None).require()))
+        found = timed(kernel, work, at=_at(at), samples=samples, seed=seed, limit=limit or None,
+                      **_declared(moved, flops))
+        click.echo(str(found))
+        return 0
+
+    return repeated(file, given["include"], watch, once)
+
+
+@click.command()
+@of_work
+@click.option("--over", multiple=True, metavar="NAME=VALUES",
+              help="A macro, or grid, block, shared or cluster, with values: TILE=64,128.")
+@click.option("--restrict", multiple=True, metavar="TEXT",
+              help="A condition on them: 'TILE * WIDTH <= 1024'.")
+@click.option("--budget", type=click.IntRange(1), metavar="N", help="Try so many, drawn. [all]")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="FILE",
+              help="Keep what is found in this file, and go on from it.")
+@click.option("--at", multiple=True, metavar="NAME=SIZE",
+              help="Sizes to time. [default: the largest]")
+@click.option("--samples", default=20, show_default=True, help="Of each variant.")
+def sweep(file: Path, name: str | None, over: tuple[str, ...], restrict: tuple[str, ...],
+          budget: int | None, resume: Path | None, at: tuple[str, ...], samples: int, seed: int,
+          limit: float, **given: Any) -> int:
+    """Which macros and launch shapes make the kernel of FILE fastest? Every variant is checked
+    before it is timed. What the header says as `sweep` and `restrict` is taken unless options do.
+
+    The exit status is 1 where no variant is right."""
+    from rawnn.lab.header import header
+    from rawnn.lab.sweeping import sweep as swept
+
     kernel, work = described(file, name, given)
-    declared = {key: value for key, value in (("bytes", moved), ("flops", flops)) if value}
-    found = timed(kernel, work, at={n: _sizes(v)[0] for n, v in _pairs(at, "--at")},
-                  samples=samples, seed=seed, limit=limit or None, **declared)
+    table = header(kernel.source.text, file)
+    parameters = {n: _values(text) for n, text in _pairs(over, "--over")} or table.get("sweep", {})
+    if not parameters:
+        raise ConfigError(f"say what to sweep over: --over TILE=64,128, or in the header of {file} "
+                          f"sweep = {{TILE = [64, 128]}}")
+    told = table.get("restrict", [])
+    found = swept(kernel, parameters, work, restrict=restrict or (
+        [told] if isinstance(told, str) else told), budget=budget, at=_at(at), samples=samples,
+        seed=seed, limit=limit or None, resume=resume, tell=lambda variant: say(str(variant)))
     click.echo(str(found))
+    if found.variants[0].cold is None:
+        return 1
+    click.echo("best: " + " ".join(f"{n}={v}" for n, v in found.best.parameters.items()))
     return 0
+
+
+def _values(text: str) -> list[Any]:
+    """Numbers where they are numbers, split at commas outside of brackets."""
+    def read(part: str) -> Any:
+        try:
+            return int(part)
+        except ValueError:
+            return part
+
+    return [read(part) for part in _extents(text)]
+
+
+def _at(texts: tuple[str, ...]) -> dict[str, int]:
+    return {n: _sizes(v)[0] for n, v in _pairs(texts, "--at")}
+
+
+def _declared(moved: str | None, flops: str | None) -> dict[str, str]:
+    return {key: value for key, value in (("bytes", moved), ("flops", flops)) if value}

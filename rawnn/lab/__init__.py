@@ -2,9 +2,13 @@
 
 from rawnn.lab.arrays import Array, TensorMap, array, empty, simulated, tensor_map
 from rawnn.lab.checking import Checked, CheckFailed, check
+from rawnn.lab.files import kernel_of
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.sanitizer import Sanitized, sanitize
+from rawnn.lab.sweeping import Swept, sweep
 from rawnn.lab.timing import Refused, Timed, time
 from rawnn.lab.work import Work
 
-__all__ = ["Array", "CheckFailed", "Checked", "Kernel", "Refused", "TensorMap", "Timed", "Work",
-           "array", "check", "empty", "simulated", "tensor_map", "time"]
+__all__ = ["Array", "CheckFailed", "Checked", "Kernel", "Refused", "Sanitized", "Swept",
+           "TensorMap", "Timed", "Work", "array", "check", "empty", "kernel_of", "sanitize",
+           "simulated", "sweep", "tensor_map", "time"]

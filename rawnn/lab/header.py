@@ -36,11 +36,14 @@ PLUGGED: dict[str, type | tuple[type, ...]] = {
 """What it takes the place of in a training step."""
 CHECKED: dict[str, type | tuple[type, ...]] = {
     "shapes": dict, "sizes": dict, "inputs": dict, "reference": (str, dict), "length": (int, str),
-    "bytes": (int, float, str), "flops": (int, float, str), "types": dict, "writes": list,
+    "bytes": (int, float, str), "flops": (int, float, str), "types": dict,
+    "writes": list, "symbols": dict,
     "compute": str, "sums": str, "tolerance": (int, float), "deterministic": bool,
 }
 """What it is to compute, and on what it is tried."""
-KNOWN = {**COMPILED, **LAUNCHED, **PLUGGED, **CHECKED}
+SWEPT: dict[str, type | tuple[type, ...]] = {"sweep": dict, "restrict": (str, list)}
+"""Macros and launch shapes to sweep over, and conditions on them."""
+KNOWN = {**COMPILED, **LAUNCHED, **PLUGGED, **CHECKED, **SWEPT}
 
 _BLOCK = re.compile(r"/\*\s*rawnn\b[^\S\n]*\n(.*?)\*/", re.DOTALL)
 

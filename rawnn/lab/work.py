@@ -42,6 +42,8 @@ class Work:
     `values` are the other numbers that the kernel takes, or expressions; floats left out are drawn.
     `inputs` says what arrays hold: "normal" (floats, by default), "uniform" (0 to 1), "lo..hi"
     (whole numbers for integers), a number, or a function of (generator, shape).
+    `symbols` says what `__constant__` and `__device__` variables hold, likewise or by values; the
+    reference may ask for them.
     `writes` are the arrays that may be written, all that are not const by default.
 
     `length` is how many products are added up for one element, `compute` "tf32" where factors are
@@ -63,6 +65,7 @@ class Work:
     require: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    symbols: Mapping[str, Any] = field(default_factory=dict)
     writes: Sequence[str] | None = None
     length: Expression = 1
     compute: str = "float32"
@@ -169,7 +172,8 @@ def _expression(text: str) -> Reference:
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     code: CodeType = compile(tree, "<reference>", "eval")
     builtin = {"abs": abs, "min": min, "max": max, "range": range, "len": len, "sum": sum,
-               "int": int, "float": float}
+               "int": int, "float": float,
+               "__import__": __import__}  # NumPy imports some of itself when it is used
 
     def call(**known: Any) -> Any:
         return eval(code, {"__builtins__": builtin, "np": np, **known})

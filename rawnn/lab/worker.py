@@ -17,8 +17,8 @@ from rawnn.run.machine import open_gpu
 
 
 def main(number: int) -> None:
+    """Serve the other end of the connection that the file descriptor `number` is."""
     connection: Connection = Connection(number)
-    os.dup2(2, 1)
     recipe, ordinal, parameters = connection.recv()
     try:
         device = open_gpu(ordinal, lambda message: print(message, file=sys.stderr))
@@ -31,4 +31,5 @@ def main(number: int) -> None:
 
 
 if __name__ == "__main__":
+    os.dup2(2, 1)
     main(int(sys.argv[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -18,8 +18,4 @@ register(Toggle(
     claim="all tensors are placed once in one allocation; the baseline allocates at each use",
     source="cuMemAlloc and cuMemFree cost microseconds each, and cuMemFree waits for the GPU",
     group="memory", apply=apply,
-    comparisons=(
-        Comparison("linear", "none,preload"),
-        Comparison("linear", "none,preload,nosync"),
-    ),
 ))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rawnn.common.words import counted
 from rawnn.errors import ConfigError
-from rawnn.opts.registry import Comparison, Parameter, Rewritten, Toggle, positive_count, register
+from rawnn.opts.registry import Parameter, Rewritten, Toggle, positive_count, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
@@ -70,8 +70,4 @@ register(Toggle(
     source="the report's batch-size study; Shallue et al., 2019, on what a larger batch costs",
     group="numbers", apply=apply, host=True, parameter=Parameter("N|max", parse, None),
     came_to=lambda value, plan: plan.batch,
-    comparisons=(
-        Comparison("linear", "best", ("batch=32", "batch=256", "batch=512", "batch=1024",
-                                      "batch=4096")),
-    ),
 ))

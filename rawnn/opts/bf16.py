@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.opts.precision import stored
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -17,6 +17,4 @@ register(Toggle(
     claim="inputs, activations and gradients in bfloat16, weights as copies of float32 masters",
     source="Micikevicius et al., Mixed Precision Training, 2018; Kalamkar et al., 2019",
     group="numbers", apply=apply, conflicts=("fp16", "fp8", "tf32"), host=True,
-    comparisons=tuple(Comparison(workload, "best")
-                      for workload in ("linear", "mlp4", "wide1024")),
 ))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Machine, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -95,10 +95,4 @@ register(Toggle(
     claim="matrix products by cuBLASLt, its algorithm chosen once per shape",
     source="the report's cuBLAS rung; cuBLASLt through nvmath-python's bindings",
     group="kernels", apply=apply, needs=needs, needs_text="nvmath-python, cuBLAS",
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync"),
-        Comparison("linear", "preload,arena,nosync,fuse,graphs=epoch"),
-        Comparison("mlp4", "preload,arena,nosync,graphs=200,fuse"),
-        Comparison("wide1024", "preload,arena,nosync,graphs=200,fuse"),
-    ),
 ))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Machine, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -36,8 +36,4 @@ register(Toggle(
     claim="softmax by cuDNN; with fuse, the fused kernel then starts at the probabilities",
     source="the report's cuDNN rung",
     group="kernels", apply=apply, needs=needs, needs_text="cuDNN",
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync,cublas,fuse"),
-        Comparison("linear", "preload,arena,nosync,cublas,fuse,graphs"),
-    ),
 ))

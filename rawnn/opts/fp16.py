@@ -4,7 +4,7 @@ loss scaling; `fp16=acc16` sums products in half precision as well, but for weig
 from __future__ import annotations
 
 from rawnn.opts.precision import choice, computing, stored, with_loss_scale
-from rawnn.opts.registry import Comparison, Parameter, Rewritten, Toggle, register
+from rawnn.opts.registry import Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -28,6 +28,4 @@ register(Toggle(
     source="Micikevicius et al., Mixed Precision Training, 2018",
     group="numbers", apply=apply, conflicts=("bf16", "fp8", "tf32"), host=True,
     parameter=Parameter("acc32|acc16", choice("fp16", "acc32", "acc16"), "acc32"),
-    comparisons=tuple(Comparison(workload, "best", ("fp16", "fp16=acc16"))
-                      for workload in ("linear", "mlp4", "wide1024")),
 ))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rawnn.opts.precision import stored, with_loss_scale
-from rawnn.opts.registry import Comparison, Machine, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -39,6 +39,4 @@ register(Toggle(
     source="Micikevicius et al., FP8 Formats for Deep Learning, 2022",
     group="numbers", apply=apply, conflicts=("fp16", "bf16", "tf32", "sr"), beside=beside,
     host=True,
-    comparisons=tuple(Comparison(workload, "best", ("bf16", "fp8"))
-                      for workload in ("linear", "mlp4", "wide1024")),
 ))

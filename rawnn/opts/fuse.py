@@ -16,7 +16,6 @@ from rawnn.network.losses import LOSSES
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import (
-    Comparison,
     Outcome,
     Parameter,
     Rewritten,
@@ -235,29 +234,23 @@ def _or(rewrite: Callable[[Plan], Plan], reason: str) -> Callable[[Plan], Plan |
     return apply
 
 
-_MMA = "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl"
 _FAMILIES = (linear.FAMILY, narrow.FAMILY, head.FAMILY, skinny.FAMILY)
 FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
     Fusion("loss", "the loss, its accuracy and its gradient in one pass; unless a library computes "
                    "it, with the softmax itself",
-           _or(_loss, "no loss whose accuracy or gradient is an op of its own"),
-           (("linear", "preload,arena,nosync,cublas,graphs=epoch"), ("mlp4", _MMA))),
+           _or(_loss, "no loss whose accuracy or gradient is an op of its own")),
     Fusion("epilogue", "bias and activation in the product ahead of them",
-           _or(_epilogue, "no product that could add a bias or apply an activation behind it"),
-           (("mlp4", _MMA), ("wide1024", _MMA))),
+           _or(_epilogue, "no product that could add a bias or apply an activation behind it")),
     Fusion("slope", "the activation's slope in the product of the input gradient",
-           _or(partial(_slope, saves="output"), "no product that could apply the slope behind it"),
-           (("mlp4", _MMA), ("wide1024", _MMA))),
+           _or(partial(_slope, saves="output"), "no product that could apply the slope behind it")),
     Fusion("update", "the update in the product of the weight gradient, weights and biases in one "
                      "kernel: of plain SGD, or by tensor cores of any optimizer; or what cuBLASLt "
                      "allows of plain SGD: alpha = -lr, beta = 1, in place; or a sum of slices",
-           _or(_update, "no update directly behind the gradient's product that it could do"),
-           (("mlp4", _MMA), ("wide1024", _MMA))),
+           _or(_update, "no update directly behind the gradient's product that it could do")),
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
     Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "
                          "wanted the product without",
-           _or(partial(_slope, saves="input"), "no slope left that a product could apply"),
-           ()),  # of the built-in workloads none has such an activation
+           _or(partial(_slope, saves="input"), "no slope left that a product could apply")),
 )}
 """In the order in which they are tried."""
 
@@ -295,13 +288,4 @@ register(Toggle(
     group="kernels", apply=apply, host=True,
     parameter=Parameter("-NAME", leaving_out("fuse", "fusions", FUSIONS), ""),
     outcomes=lambda plan, value: rewritten(plan, value)[1],
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync"),
-        Comparison("linear", "preload,arena,nosync,graphs=epoch"),
-        *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl")
-          for workload in ("wide128", "mlp4", "wide1024")),
-        Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"),
-    ),
-    parts=tuple(Comparison(workload, f"{beside},fuse=-{name}") for name, fusion in FUSIONS.items()
-                for workload, beside in fusion.shown),
 ))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rawnn.errors import ConfigError
 from rawnn.opts.nccl import reduces
-from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -69,9 +69,4 @@ register(Toggle(
     source="the report's last rung: CUDA Graphs, here built node by node from the plan's edges",
     group="scheduling", apply=apply, needs=needs, needs_text="driver for CUDA 12.3",
     parameter=Parameter("auto|step|N|epoch|while", parse, "auto"), implies=("nosync", "arena"),
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync,fuse", (
-            "graphs=step", "graphs=4", "graphs", "graphs=epoch", "graphs=while")),
-        Comparison("mlp4", "preload,arena,nosync,bf16,mma,fuse", ("graphs",)),
-    ),
 ))

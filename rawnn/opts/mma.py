@@ -8,7 +8,6 @@ from rawnn.common.dtypes import itemsize
 from rawnn.device.target import features_of
 from rawnn.errors import ConfigError
 from rawnn.opts.registry import (
-    Comparison,
     Machine,
     Parameter,
     Rewritten,
@@ -137,13 +136,4 @@ register(Toggle(
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|sync|wgmma|-KIND", parse, "auto"), settle=settle,
     conflicts=("cublas",),
-    comparisons=(
-        *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,fuse,streams,pdl",
-                     ("tiled", "cublas", "mma=sync", "mma")) for workload in ("mlp4", "wide1024")),
-    ),
-    parts=(
-        Comparison("wide1024", "preload,arena,nosync,graphs=200,bf16,mma=-sync,fuse,streams,pdl"),
-        Comparison("wide4096", "batch=512,preload,arena,nosync,graphs=200,bf16,mma=-wgmma,fuse"),
-        Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma=-skinny,fuse,streams,pdl"),
-    ),
 ))

@@ -9,6 +9,7 @@ the gradient's product step aside, for the gradient has to leave in between.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rawnn.errors import ConfigError
@@ -16,39 +17,43 @@ from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
-from rawnn.step.ops.collectives import KIND, TURN, all_reduce
+from rawnn.step.ops.collectives import TURN, all_gather, all_reduce, reduce_scatter
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.step.tensor import PART, Role, Tensor
 
 BUCKET_MB = 25
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
-FORM = "N|fp32|bf16"
-"""One of these, or the first and another behind a colon."""
+FORM = "N|fp32|bf16|sharded"
+"""One of these, or several with colons between them."""
+TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Buckets:
     """`nbytes` of gradients make a bucket; `dtype` is what they are reduced in, "" where the
-    weights say it."""
+    weights say it. Where it is `sharded` each rank updates its rows of each matrix."""
 
     nbytes: int
     dtype: str
+    sharded: bool = False
 
 
 def parse(text: str) -> str:
-    found = re.fullmatch(r"(?:([0-9]{1,6})(?::|$))?(fp32|bf16)?", text)
-    if not text or not found or text.endswith(":") or (found[1] and int(found[1]) < 1):
+    words = text.split(":")
+    kinds = ["sharded" if w == "sharded" else "type" if w in TYPES else "size"
+             if re.fullmatch(r"[1-9][0-9]{0,5}", w) else "" for w in words]
+    if "" in kinds or len(set(kinds)) < len(kinds):
         raise ConfigError(f"nccl={text}: give megabytes of a bucket, what gradients are reduced "
-                          f"in (fp32 or bf16), or both, as in nccl=25:fp32")
+                          f"in (fp32 or bf16), sharded, or several of them, as in nccl=25:fp32")
     return text
 
 
 def buckets(value: str | int | None) -> Buckets:
     """What the toggle's value says."""
-    size, _, dtype = str(value or "").partition(":")
-    if not size.isdigit():
-        size, dtype = str(BUCKET_MB), size
-    return Buckets(int(size) * 1_000_000, {"fp32": "float32", "bf16": "bfloat16"}.get(dtype, ""))
+    words = str(value or "").split(":")
+    size = next((int(word) for word in words if word.isdigit()), BUCKET_MB)
+    dtype = next((TYPES[word] for word in words if word in TYPES), "")
+    return Buckets(size * 1_000_000, dtype, "sharded" in words)
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
@@ -63,18 +68,72 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     waiting: list[str] = []
     left = dict.fromkeys(gradients)
     overflow = _last_overflow(plan)
+    shards = Shards(plan) if wanted.sharded else None
     for op in plan.ops:
         ops.append(op)
         for name in (name for name, _ in op.writes if name in left):
             del left[name]
             waiting.append(name)
         if waiting and (not left or sum(plan[n].nbytes for n in waiting) >= wanted.nbytes):
-            ops.append(all_reduce(f"{waiting[-1]}.all_reduce", {
-                f"g{i}": name for i, name in enumerate(waiting)}, plan.weight))
+            ops += shards.reductions(waiting) if shards else [_reduction(plan, waiting)]
             waiting = []
         if op is overflow:  # a step counts on every rank, or on none
             ops.append(all_reduce("overflow.all_reduce", {"overflow": "overflow"}, 1.0, "max"))
-    return replace(plan, ops=tuple(ops)), policy
+    plan = replace(plan, ops=tuple(ops))
+    return shards.updated(plan) if shards else plan, policy
+
+
+def _reduction(plan: Plan, names: Sequence[str]) -> Op:
+    return all_reduce(f"{names[-1]}.all_reduce", {f"g{i}": n for i, n in enumerate(names)},
+                      plan.weight)
+
+
+class Shards:
+    """Of every matrix whose rows the ranks can share evenly, the rows of this one: they alone are
+    updated here, from a gradient of which nobody has the whole (Rajbhandari et al., ZeRO, 2020).
+
+    Products read the copies of the weights, or the weights where they have none: those are gathered
+    behind each update. Masters and the optimizer's state are gathered once an epoch
+    (step/around.py).
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        gradients = [op.operands["dw"] for op in plan.ops if steps_a_parameter(op)]
+        self._shared = {name for name in gradients if len(plan[name].shape) == 2
+                        and plan[name].shape[0] % plan.ranks == 0}
+
+    def _view(self, name: str) -> Tensor:
+        t = self._plan[name]
+        rows = t.shape[0] // self._plan.ranks
+        return replace(t, name=name + PART, shape=(rows, t.shape[1]), role=Role.VIEW,
+                       source=name, first=self._plan.rank * rows)
+
+    def reductions(self, names: Sequence[str]) -> list[Op]:
+        """Those of a bucket."""
+        whole = [name for name in names if name not in self._shared]
+        parts = [(name, name + PART) for name in names if name in self._shared]
+        return [*([reduce_scatter(f"{parts[-1][0]}.reduce_scatter", parts, self._plan.weight)]
+                  if parts else []), *([_reduction(self._plan, whole)] if whole else [])]
+
+    def updated(self, plan: Plan) -> Plan:
+        """The plan, in which the updates work on this rank's rows, and the parts are gathered."""
+        ops: list[Op] = []
+        views: dict[str, Tensor] = {}
+        for op in plan.ops:
+            if not steps_a_parameter(op) or op.operands["dw"] not in self._shared:
+                ops.append(op)
+                continue
+            mine = {role: self._view(name) for role, name in op.operands.items()
+                    if plan[name].shape == plan[op.operands["w"]].shape}
+            views |= {view.name: view for view in mine.values()}
+            # Every rank rounds its rows by numbers of its own.
+            stream = op.attributes["stream"] + (self._plan.rank << 16)
+            ops.append(replace(op, operands={**op.operands, **{r: v.name for r, v in mine.items()}},
+                               attributes={**op.attributes, "stream": stream}))
+            name = op.operands.get("copy", op.operands["w"])
+            ops.append(all_gather(f"{name}.all_gather", [(name, name + PART)]))
+        return replace(plan.with_tensors(*views.values()), ops=tuple(ops))
 
 
 def _gradients(plan: Plan, wanted: Buckets) -> dict[str, Tensor]:
@@ -102,7 +161,7 @@ def _last_overflow(plan: Plan) -> Op | None:
 
 def reduces(plan: Plan) -> bool:
     """Whether ranks wait for each other in the plan."""
-    return bool(plan.find(kind=KIND))
+    return any(op.impl == "nccl" for op in plan.ops)
 
 
 def needs(machine: Machine) -> str | None:
@@ -114,8 +173,10 @@ def needs(machine: Machine) -> str | None:
 register(Toggle(
     "nccl",
     claim="every rank trains on its part of each batch; gradients are summed over all GPUs inside "
-          "the step, in buckets of N MB that overlap with the backward pass",
-    source="Li et al., PyTorch Distributed, 2020, on buckets; NCCL through NVIDIA's nccl4py",
+          "the step, in buckets of N MB that overlap with the backward pass; sharded, each rank "
+          "updates its rows of each matrix",
+    source="Li et al., PyTorch Distributed, 2020; Rajbhandari et al., ZeRO, 2020; NCCL "
+           "through NVIDIA's nccl4py",
     group="scale", apply=apply, needs=needs, needs_text="nccl4py, NCCL", host=True,
     parameter=Parameter(FORM, parse, ""), conflicts=("persistent", "tune"),
 ))

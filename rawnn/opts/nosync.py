@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -18,8 +18,4 @@ register(Toggle(
     claim="loss and accuracy stay on the GPU; the baseline copies them and waits at every step",
     source="the report's first rung: reduced synchronization",
     group="scheduling", apply=apply,
-    comparisons=(
-        Comparison("linear", "preload,arena"),
-        Comparison("linear", "preload,arena,fuse"),
-    ),
 ))

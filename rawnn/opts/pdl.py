@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Machine, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -29,11 +29,4 @@ register(Toggle(
     source="a kernel node costs 0.49 to 1.14 us on an H200, 0.37 to 0.70 us behind a programmatic "
            "edge",
     group="scheduling", apply=apply, needs=needs, needs_text="sm_90",
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync,fuse"),
-        Comparison("linear", "preload,arena,nosync,fuse,graphs=epoch"),
-        *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,mma,fuse,streams")
-          for workload in ("wide128", "mlp4", "wide1024")),
-        Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma,fuse,streams"),
-    ),
 ))

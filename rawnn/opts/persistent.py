@@ -14,7 +14,7 @@ from rawnn.onchip.choose import Choice, choose
 from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.spelling import exactly
-from rawnn.opts.registry import Comparison, Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.step.plan import Plan
@@ -100,7 +100,4 @@ register(Toggle(
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|RxG[:THREADS:TYPES[:TURNS]]", parse, "auto"), came_to=came_to,
     implies=("preload", "arena", "nosync"), conflicts=("fp8",),
-    comparisons=tuple(Comparison(workload, "preload,arena,nosync,graphs=epoch,fuse",
-                                 ("persistent",))
-                      for workload in ("linear", "wide128")),
 ))

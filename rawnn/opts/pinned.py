@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -18,8 +18,4 @@ register(Toggle(
     claim="the host's copy of the data set is page-locked: uploads need no staging and no waiting",
     source="an H200 copies 54 GB/s from page-locked memory, 9.1 GB/s from pageable memory",
     group="memory", apply=apply, instead=("preload",),
-    comparisons=(
-        Comparison("linear", "none,arena,nosync"),
-        Comparison("linear", "none,graphs=epoch,streams"),
-    ),
 ))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -18,8 +18,4 @@ register(Toggle(
     claim="memory that is freed is kept and given out again by a caching allocator of our own",
     source="the caching allocators of PyTorch and CuPy; the driver is asked in the first step only",
     group="memory", apply=apply, conflicts=("arena", "async"),
-    comparisons=(
-        Comparison("linear", "none,preload"),
-        Comparison("linear", "none,preload,nosync"),
-    ),
 ))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -28,8 +28,4 @@ register(Toggle(
     claim="the data set is copied to the GPU once, as uint8, and gathered and normalised there",
     source="a batch of 128 MNIST images is 401 kB as float32 over PCIe, 100 kB as uint8 on the GPU",
     group="memory", apply=apply, host=True,
-    comparisons=(
-        Comparison("linear", "none,arena"),
-        Comparison("linear", "none,arena,nosync,fuse"),
-    ),
 ))

@@ -35,17 +35,6 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What shows the worth of a toggle: a built-in workload that is trained with the toggles
-    `beside`, and with each of `added` beside those (the toggle itself unless some are given). Where
-    the toggle stands in `beside` with another value, it is that which `added` replaces."""
-
-    workload: str
-    beside: str
-    added: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Toggle:
     """One optimization.
 
@@ -57,9 +46,8 @@ class Toggle:
     `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
     value that a machine gives to one that leaves it open, `came_to(value, plan)` the one that says
     what became of it in the plan of a step, so that it can be asked for again. `claim` is one line;
-    `source` is where the idea comes from; `comparisons` are what `rawnn bench toggles` measures,
-    and `parts` the same of single parts of it, each left out and taken. `outcomes(plan, value)`
-    says what became of those in the plan that it is applied to.
+    `source` is where the idea comes from. `outcomes(plan, value)` says what became of its single
+    parts in the plan that it is applied to. What shows its worth stands in bench.toml.
     """
 
     name: str
@@ -79,8 +67,6 @@ class Toggle:
     settle: Callable[[str | int | None, Machine], str | int | None] = \
         lambda value, machine: value
     came_to: Callable[[str | int | None, Plan], str | int | None] = lambda value, plan: value
-    comparisons: tuple[Comparison, ...] = ()
-    parts: tuple[Comparison, ...] = ()
     outcomes: Callable[[Plan, str | int | None], list[Outcome]] = lambda plan, value: []
 
     def parse(self, text: str | None) -> str | int | None:

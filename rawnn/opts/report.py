@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Parameter, Rewritten, Toggle, positive_count, register
+from rawnn.opts.registry import Parameter, Rewritten, Toggle, positive_count, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -21,8 +21,4 @@ register(Toggle(
     source="the report's rung of rare reporting",
     group="scheduling", apply=apply, host=True,
     parameter=Parameter("N", positive_count("report"), DEFAULT_INTERVAL),
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync", ("report=10",)),
-        Comparison("linear", "best", ("report=10",)),
-    ),
 ))

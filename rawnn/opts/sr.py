@@ -8,7 +8,7 @@ in the mean, and a step reads and writes 2 bytes a weight in place of 10.
 from __future__ import annotations
 
 from rawnn.opts.precision import without_masters
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -22,6 +22,4 @@ register(Toggle(
     claim="bfloat16 weights with stochastic rounding and no float32 masters",
     source="Gupta et al., Deep Learning with Limited Numerical Precision, 2015",
     group="numbers", apply=apply, implies=("bf16",), conflicts=("fp16", "fp8", "tf32"), host=True,
-    comparisons=tuple(Comparison(workload, "best", ("bf16", "sr"))
-                      for workload in ("linear", "mlp4", "wide1024")),
 ))

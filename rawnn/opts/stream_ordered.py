@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Machine, Rewritten, Toggle, register
+from rawnn.opts.registry import Machine, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -25,8 +25,4 @@ register(Toggle(
     source="CUDA's stream-ordered memory allocator, its release threshold raised",
     group="memory", apply=apply, needs=needs, needs_text="memory pools",
     conflicts=("arena", "pool"),
-    comparisons=(
-        Comparison("linear", "none,preload"),
-        Comparison("linear", "none,preload,nosync"),
-    ),
 ))

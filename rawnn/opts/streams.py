@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -25,11 +25,4 @@ register(Toggle(
           "parallel branches",
     source="copy engines and SMs work side by side; double buffering",
     group="scheduling", apply=apply,
-    comparisons=(
-        Comparison("linear", "none,arena,nosync,pinned"),
-        Comparison("linear", "none,graphs=epoch,pinned"),
-        *(Comparison(workload, "preload,arena,nosync,graphs=200,bf16,mma,fuse,pdl")
-          for workload in ("wide256", "mlp4", "wide1024")),
-        Comparison("wide4096", "preload,arena,nosync,graphs=200,sr,mma,fuse,pdl"),
-    ),
 ))

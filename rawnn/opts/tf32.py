@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.opts.precision import computing, needs_capability
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -18,6 +18,4 @@ register(Toggle(
     source="NVIDIA A100 whitepaper; torch.backends.cuda.matmul.allow_tf32",
     group="numbers", apply=apply, needs=needs_capability(8, 0, "tensor cores for tf32"),
     needs_text="compute capability 8.0", conflicts=("fp16", "bf16", "fp8"),
-    comparisons=tuple(Comparison(workload, "best")
-                      for workload in ("linear", "mlp4", "wide1024")),
 ))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -25,9 +25,4 @@ register(Toggle(
     claim="products by our own kernels through tiles in shared memory and registers, in float",
     source="Volkov and Demmel, Benchmarking GPUs to tune dense linear algebra, 2008",
     group="kernels", apply=apply, conflicts=("cublas",),
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync,graphs=epoch"),
-        Comparison("mlp4", "preload,arena,nosync,graphs=200,fuse"),
-        Comparison("wide1024", "preload,arena,nosync,graphs=200,fuse"),
-    ),
 ))

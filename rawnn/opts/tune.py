@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.opts.registry import Comparison, Rewritten, Toggle, register
+from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 
@@ -23,10 +23,4 @@ register(Toggle(
           "GPU, driver and shape",
     source="ATLAS (Whaley and Dongarra, 1998); torch.backends.cudnn.benchmark",
     group="kernels", apply=apply,
-    comparisons=(
-        Comparison("linear", "preload,arena,nosync,cublas,fuse,graphs=epoch"),
-        Comparison("mlp4", "preload,arena,nosync,graphs=200,fuse,tiled"),
-        Comparison("mlp4", "best,bf16"),
-        Comparison("wide1024", "best,bf16"),
-    ),
 ))

@@ -21,15 +21,13 @@ from rawnn.step.plan import Plan
 class Fusion:
     """Ops of a plan that become fewer.
 
-    `apply(plan)` is the plan rewritten, or in words why it stays as it is. `claim` is one line;
-    `shown` names workloads with the toggles, beside `fuse`, under which it finds a place. The name
-    has no hyphen: fuse=-NAME leaves it out.
+    `apply(plan)` is the plan rewritten, or in words why it stays as it is. `claim` is one line.
+    The name has no hyphen: fuse=-NAME leaves it out.
     """
 
     name: str
     claim: str
     apply: Callable[[Plan], Plan | str]
-    shown: tuple[tuple[str, str], ...]
 
     def __post_init__(self) -> None:
         assert self.name.isidentifier(), self.name

@@ -206,9 +206,7 @@ def _shared(s: Scalars) -> int:
 FAMILY = Family("head", "the last layer with its softmax cross-entropy in one cluster of blocks, "
                 f"up to {MAX_CLASSES} classes and batches up to {MAX_BATCH}",
                 ("clusters",), Fusion(
-    "head", "the last layer with its loss: product, softmax, gradients and update", rewrite,
-    (("wide1024", "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl"),
-     ("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"))))
+    "head", "the last layer with its loss: product, softmax, gradients and update", rewrite))
 
 _WEIGHTS = ("classes", "features")
 

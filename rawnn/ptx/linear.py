@@ -113,8 +113,7 @@ def _template(op: Op, plan: Plan) -> list[str]:
 
 FAMILY = Family("linear", f"the step of a one-layer network of up to {MAX_FUSED_CLASSES} classes",
                 (), Fusion(
-    "linear", "the whole step of a one-layer network, in two", _rewrite,
-    (("linear", "preload,arena,nosync,graphs=epoch"),)))
+    "linear", "the whole step of a one-layer network, in two", _rewrite))
 SLICES = Family("slices", "the sum of a product's slices, and the update from it")
 
 FAMILY.register("linear_forward", "fused", KernelImpl(

@@ -362,7 +362,7 @@ FAMILY = Family("narrow", f"the step of a network of 2 to {MAX_DEPTH} layers up 
                 f"wide, batches up to {MAX_BATCH}",
                 ("asynchronous copies",), Fusion(
     "narrow", "the whole step of a network of narrow layers with 16-bit weights, in three",
-    rewrite, (("wide128", "preload,arena,nosync,graphs=200,bf16,mma,streams,pdl"),)))
+    rewrite))
 
 FAMILY.register("narrow_input", "fused", KernelImpl(
     "narrow.cu", "narrow_input", _input, _sizes,

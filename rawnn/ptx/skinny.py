@@ -269,8 +269,7 @@ _WEIGHTS_BOXES = _boxes(("dz", "x"), ("w", "copy"))
 
 FAMILY = Family("skinny", "layers of a batch of up to 64, whose weights stream from memory",
                 ("bulk copies", "clusters"), Fusion(
-    "layers", "input gradient and update of a layer whose weights stream from memory", _rewrite,
-    (("wide4096", "preload,arena,nosync,graphs=200,sr,mma,streams,pdl"),)))
+    "layers", "input gradient and update of a layer whose weights stream from memory", _rewrite))
 
 FAMILY.register("matmul", "skinny", KernelImpl(
     "skinny.cu", "skinny_nt", _nt_template, _product_sizes, _geometry, _SHAPES["nt"], _shared,

@@ -44,6 +44,7 @@ from rawnn.run.taken import Taken, kept_in, name_of, taken_of
 from rawnn.runners.base import Runner, State, Work, prepare
 from rawnn.runners.feed import form_of
 from rawnn.runners.host import HostRunner
+from rawnn.step.ops.epoch import count_after
 from rawnn.step.recipe import Recipe
 from rawnn.tuning.choices import applied
 
@@ -122,6 +123,7 @@ class Session:
         except BaseException as error:
             self._fail(error)
             self._closing.close()
+            self._blame_the_lost(error)
             raise
 
     def __enter__(self) -> Session:
@@ -139,6 +141,11 @@ class Session:
             if self.team.rank and isinstance(error, RawnnError) \
                     and not isinstance(error, RanksError):
                 error.speaks = False
+
+    def _blame_the_lost(self, error: BaseException) -> None:
+        """Where another rank is lost, that is why a call failed here: raise it in its place."""
+        if self.team is not None and isinstance(error, RawnnError):
+            self.team.check()
 
     def _prepare(self, data: Dataset | None, opened: Opened | None,
                  log_allocations: TextSink | None, stand_in: bool) -> None:
@@ -202,6 +209,10 @@ class Session:
         self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
         if before is not None:
             self._resume(*before)
+        self._outlook: dict[str, float] = {}
+        if self.team is not None and opened.device and not opened.device.backend.caution:
+            said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
+            notify(said)
         self._setup_ms = (perf_counter() - started) * 1e3
 
     def _decided(self, opened: Opened, before: tuple[Path, Checkpoint] | None
@@ -319,7 +330,7 @@ class Session:
             if name in checkpoint.state:
                 state[name] = checkpoint.state[name]
             elif name == "clock":  # the run before had no use for it
-                steps = checkpoint.epoch * self.work.updates
+                steps = count_after(checkpoint.epoch * self.work.updates)
                 state[name] = np.array([checkpoint.epoch, steps], np.int32)
             elif name not in ("loss_scale", "overflow"):
                 raise CheckpointError(f"{where} holds no '{name}': it is of another optimizer than "
@@ -360,15 +371,15 @@ class Session:
         except TrainingDiverged as error:
             error.history = loop.history  # type: ignore[attr-defined]
             raise
-        except RawnnError:
-            if self.team is not None:
-                self.team.check()  # whose loss may be why the call failed
+        except RawnnError as error:
+            self._blame_the_lost(error)
             raise
         return self._result(loop)
 
     def _result(self, loop: Loop) -> Result:
         facts = self.runner.describe()
         if self.team is not None:
+            facts |= self._outlook
             facts["ranks"] = self.team.gather("the result", {
                 "who": self.team.who,
                 "device": self.device.info.name if self.device else "host"})

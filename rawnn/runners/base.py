@@ -86,7 +86,8 @@ class Work:
         tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
                  if t.role not in (Role.PARAMETER, Role.COPY)]
         doubled = [t for t in placed if t.role is Role.BATCH and self.policy.graph]
-        return sum(t.nbytes for t in (*placed, *tests, *doubled) if t.role is not Role.HOST)
+        return sum(t.nbytes for t in (*placed, *tests, *doubled)
+                   if t.role not in (Role.HOST, Role.VIEW))
 
     def examples_of(self, step: int) -> int:
         """Examples in a step of the epoch, of all ranks together."""

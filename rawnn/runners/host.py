@@ -69,8 +69,11 @@ class HostRunner:
         """An array for every tensor of the plans; parameters are shared, the data set filled in."""
         arrays: Arrays = {}
         data = self._work.data
-        for name, tensor in used_tensors(plans).items():
-            if part == "test" and tensor.role in (Role.PARAMETER, Role.COPY):
+        tensors = used_tensors(plans)
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].role is Role.VIEW):
+            if tensor.role is Role.VIEW:
+                arrays[name] = arrays[tensor.source][tensor.first : tensor.first + tensor.shape[0]]
+            elif part == "test" and tensor.role in (Role.PARAMETER, Role.COPY):
                 arrays[name] = self._arrays[name]
             elif tensor.role in (Role.DATA, Role.HOST):
                 array = contents(data, tensor, part, first,

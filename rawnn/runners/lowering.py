@@ -22,11 +22,11 @@ from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
-from rawnn.step.ops.collectives import reduced
+from rawnn.step.ops.collectives import part_of, wholes
 from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
-    from rawnn.device.libs.collectives import Meeting, NcclContext
+    from rawnn.device.libs.collectives import Collective, Meeting, NcclContext
     from rawnn.device.libs.matmul import LtContext
     from rawnn.device.libs.softmax import CudnnContext
 
@@ -104,7 +104,7 @@ class Lowering:
         if op.impl == "cudnn":
             return [self._softmax(op, plan, addresses)]
         if op.impl == "nccl":
-            return [self._reduction(op, plan, addresses)]
+            return [self._collective(op, plan, addresses)]
         return [self._kernel(op, plan, addresses, stream)]
 
     def _kernel(self, op: Op, plan: Plan, addresses: Addresses, stream: Stream) -> Command:
@@ -192,7 +192,7 @@ class Lowering:
         operands = {r: addresses.get(op.operands[r], 0) for r in ("z", "p")}
         return LibraryCall(softmax, self.device.stream, f"{op.name} (cuDNN)", operands)
 
-    def _reduction(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
+    def _collective(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
         from rawnn.device.libs.calls import LibraryCall
         from rawnn.device.libs.collectives import NcclContext
 
@@ -205,13 +205,19 @@ class Lowering:
             self.libraries["nccl"] = _library_version(version)
             self._nccl = NcclContext(api, self._team)
             self._closing.callback(self._nccl.close)
-        tensors = {role: plan[op.operands[role]] for role in reduced(op)}
-        label = f"{op.name} (NCCL)"
-        call = self._nccl.all_reduce(
-            label, [(t.dtype, t.nbytes // t.itemsize) for t in tensors.values()],
-            op.attributes["weight"], op.attributes["reduce"] == "max")
+        label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
+        roles = wholes(op)
+        call: Collective
+        if op.kind == "all_reduce":
+            call = self._nccl.all_reduce(label, [_elements(op, plan, role) for role in roles],
+                                         weight, op.attributes["reduce"] == "max")
+        else:
+            parts = [_elements(op, plan, part_of(role)) for role in roles]
+            roles = [each for role in roles for each in (role, part_of(role))]
+            call = self._nccl.reduce_scatter(label, parts, weight) \
+                if op.kind == "reduce_scatter" else self._nccl.all_gather(label, parts)
         return LibraryCall(call, self.device.stream, label,
-                           {role: addresses.get(t.name, 0) for role, t in tensors.items()})
+                           {role: addresses.get(op.operands[role], 0) for role in roles})
 
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""
@@ -227,6 +233,12 @@ def _with_declarations(source: str, expressions: Iterable[str]) -> str:
 
 def _is_kernel(op: Op) -> bool:
     return op.kind != "upload" and op.impl not in ("cublas", "cudnn", "nccl")
+
+
+def _elements(op: Op, plan: Plan, role: str) -> tuple[str, int]:
+    """Type and elements of an operand, padding included."""
+    tensor = plan[op.operands[role]]
+    return tensor.dtype, tensor.nbytes // tensor.itemsize
 
 
 def _library_version(number: int) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rawnn.errors import ConfigError
 from rawnn.network.schedules import parse
 from rawnn.step.build import CLOCK, used_tensors
 from rawnn.step.op import Op
+from rawnn.step.ops.collectives import GATHER, all_gather
+from rawnn.step.ops.epoch import MOST_STEPS
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role, Tensor
@@ -42,6 +45,11 @@ def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
         if t.name == "order":
             return Op("shuffle", "shuffle", {"clock": "clock", "order": "order"},
                       {"seed": recipe.seed, "count": examples})
+        steps = recipe.updates(examples) * recipe.epochs
+        if steps > MOST_STEPS:
+            raise ConfigError(f"schedule = '{recipe.schedule}': a run of {steps:,} steps is too "
+                              f"long for it, which counts up to {MOST_STEPS:,}; give fewer epochs, "
+                              f"or a constant rate")
         schedule = parse(recipe.schedule).resolve(recipe.optimizer.lr, recipe.updates(examples),
                                                   recipe.epochs)
         return Op("schedule", "schedule", {"clock": "clock", "rates": "rates"},
@@ -51,11 +59,18 @@ def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
 
 
 def end(train: Plan, steps: int) -> Plan:
-    """What an epoch ends with: the clock goes on, where anything reads it."""
-    if "clock" not in train.tensors:
-        return Plan("end", {}, (), train.batch, target=train.target)
-    tick = Op("tick", "tick", {"clock": "clock"}, {"steps": steps})
-    return Plan("end", {"clock": CLOCK}, (tick,), train.batch, target=train.target).check()
+    """What an epoch ends with: the clock goes on, where anything reads it; and what each rank has
+    kept of parameters and state for itself, every rank gets."""
+    ops = [Op("tick", "tick", {"clock": "clock"}, {"steps": steps})] \
+        if "clock" in train.tensors else []
+    tensors, gathered = used_tensors([train]), {op.operands[role] for op in train.find(kind=GATHER)
+                                                for role in op.operands}
+    parts = [(t.source, t.name) for t in tensors.values() if t.role is Role.VIEW
+             and train[t.source].role is not Role.REDUCED and t.name not in gathered]
+    if parts:
+        ops.append(all_gather("parts.all_gather", parts))
+    return Plan("end", {**train.tensors, "clock": CLOCK} if ops else {}, tuple(ops), train.batch,
+                target=train.target).check()
 
 
 def _made(name: str, train: Plan, role: Role, make: Callable[[Tensor], Op]) -> Plan:

@@ -34,7 +34,7 @@ def training_step(network: Network, recipe: Recipe, form: Form, *, rest: bool = 
     builder = Builder(network, share.rows, form, max(recipe.updates(form.examples), 1),
                       recipe.batch, shuffled=recipe.shuffle)
     if recipe.ranks > 1:
-        builder.ranks, builder.share = recipe.ranks, share
+        builder.ranks, builder.rank, builder.share = recipe.ranks, recipe.rank, share
     builder.forward()
     network.answers.measure(builder)
     builder.backward()
@@ -59,7 +59,7 @@ class Builder:
         self.tensors: dict[str, Tensor] = {}
         self._ops: list[Op] = []
         self._stride = stride
-        self.ranks, self.share = 1, Share(0, batch, 1.0)
+        self.ranks, self.rank, self.share = 1, 0, Share(0, batch, 1.0)
         self.logits = f"z{network.depth}"
         self.last_gradient = f"dz{network.depth}"
         self.targets = "x" if form.reconstruct else "t"
@@ -194,7 +194,7 @@ class Builder:
 
     def plan(self, name: str) -> Plan:
         return Plan(name, self.tensors, tuple(self._ops), self.batch,
-                    scale=self.form.scale, ranks=self.ranks,
+                    scale=self.form.scale, ranks=self.ranks, rank=self.rank,
                     weight=self.share.weight).without_unused().check()
 
 

@@ -21,7 +21,7 @@ class Plan:
     """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
     is what the data set's inputs are multiplied by, `target` the GPU that the plan is for. `own`
     are the user's kernels that take the place of ops (rawnn.ptx.own). Of `ranks` that
-    share each batch, this one's examples are `weight` of it.
+    share each batch, this one is number `rank`, and its examples are `weight` of it.
 
     Toggles rewrite it; runners execute it; neither changes one in place. What `find`, `producer`
     and `consumers` ask for is indexed once a plan: a rewrite that asks for each layer, and then
@@ -37,6 +37,7 @@ class Plan:
     target: Target = HOST
     own: tuple[str, ...] = ()
     ranks: int = 1
+    rank: int = 0
     weight: float = 1.0
 
     def __getitem__(self, tensor: str) -> Tensor:

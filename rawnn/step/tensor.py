@@ -13,6 +13,15 @@ ROW_ALIGNMENT = 16
 kernels ask for."""
 
 
+PART = "/part"
+"""What the name of a view ends in, behind that of its source."""
+
+
+def whole(name: str) -> str:
+    """The tensor whose memory one of this name lies in."""
+    return name.removesuffix(PART)
+
+
 class Role(StrEnum):
     """What a tensor is for, which decides how long it lives and where it comes from."""
 
@@ -26,6 +35,7 @@ class Role(StrEnum):
     ACTIVATION = "activation"
     GRADIENT = "gradient"
     REDUCED = "reduced"  # a parameter's gradient that ranks sum: in place, its padding zero
+    VIEW = "view"  # rows of another tensor, where they lie
     SCRATCH = "scratch"  # counters of a kernel's blocks: zero at first, and left at zero
     METRIC = "metric"  # one value per step of the epoch
     CURSOR = "cursor"  # the index of the current step
@@ -38,7 +48,7 @@ class Role(StrEnum):
     @property
     def zeroed(self) -> bool:
         """Whether the tensor is filled with zeros before anything runs, padding included."""
-        return not self.temporary and self not in (Role.HOST, Role.DATA)
+        return not self.temporary and self not in (Role.HOST, Role.DATA, Role.VIEW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,8 @@ class Tensor:
 
     `dtype` is a name of rawnn.common.dtypes. `packed` leaves the padding out. `source` names the
     parameter that a copy is made from, `scale` what its values are multiplied by before they are
-    rounded. `bound` is half the width of the distribution that a parameter is drawn from.
+    rounded. `bound` is half the width of the distribution that a parameter is drawn from. A view's
+    `source` is the matrix whose rows it is, from `first` on; it is named after that, behind PART.
     """
 
     name: str
@@ -58,6 +69,7 @@ class Tensor:
     source: str = ""
     scale: float = 1.0
     bound: float = 0.0
+    first: int = 0
 
     @property
     def itemsize(self) -> int:

@@ -12,10 +12,10 @@ from rawnn.bench.curves import read_curves
 from rawnn.bench.ladder import BASE, DEFAULT_RUNGS, check_rungs
 from rawnn.bench.peers.arrange import swept
 from rawnn.bench.peers.records import read_contests
-from rawnn.bench.records import GPU_TIMER
-from rawnn.bench.sets import Measurement, SetsResult
+from rawnn.bench.records import GPU_TIMER, read_ladder
+from rawnn.bench.sets import Measurement, SetsResult, read_sets
 from rawnn.bench.statistics import spread
-from rawnn.bench.suites import PACKAGED, read_suites
+from rawnn.bench.suites import read_suites, schema
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError
 from rawnn.network.workloads import workload
@@ -71,10 +71,10 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_every_key_is_explained() -> None:
     page = (Path(__file__).parents[2] / "docs" / "suites.md").read_text()
-    for line in PACKAGED.read_text().splitlines():
-        name = line.partition("=")[0].strip(" []")
-        if name and not name.startswith("#") and '"' not in name:
-            assert f"`{name}`" in page, name
+    keys = {key for table in schema()["$defs"].values() for key in table["properties"]}
+    assert {"ladder", "rungs", "compare", "beside"} <= keys
+    for key in keys:
+        assert f"`{key}`" in page, key
 
 
 def test_an_ablation_measures_each_toggle_alone_and_in_the_set() -> None:
@@ -105,8 +105,8 @@ def test_the_interaction_is_the_worth_in_the_set_over_that_alone() -> None:
             measured("best", 1.0, 1.01), measured("best,-fuse", 3.0, 3.1),
             measured("preload,pdl", reason="pdl needs graphs"), measured("best,-pdl", 1.0, 1.02)])
     fuse, pdl = rows([toggle, other], result)
-    assert fuse == ("linear", "fuse", "1.99 x", "3.03 x", "1.53")
-    assert pdl == ("linear", "pdl", "cannot run: pdl needs graphs", "1.00 x, in the noise", "")
+    assert fuse == ("linear", "fuse", "1.99 x", "3.03 x", "1.53", "")
+    assert pdl == ("linear", "pdl", "cannot run: pdl needs graphs", "1.00 x, in the noise", "", "")
     assert "| `linear` | `fuse` | 1.99 x |" in markdown([toggle], result)
 
 
@@ -140,3 +140,64 @@ def test_curves_lie_on_top_of_each_other(tmp_path: Path) -> None:
     found = read_curves(kept)
     assert {c.system: len(c.losses) for c in found.curves} == {"rawnn": 10, "numpy": 10}
     assert all(c.error is not None and c.error < 0.1 for c in found.curves)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("[toggles.compare]\nfuze = []",
+     r"\[toggles.compare\]: no toggle is called 'fuze'; did you mean 'fuse'"),
+    ('[toggles.compare]\nfuse = [{workloads = ["linear"], besides = "x"}]',
+     r"unknown key 'besides' in \[toggles.compare.*\]; did you mean 'beside'"),
+    ('[toggles.compare]\nfuse = [{workloads = ["mpl4"], beside = "x"}]', "did you mean 'mlp4'"),
+    ('[workloads]\nnames = ["linea"]', r"\[workloads\]: unknown workload 'linea'; did you mean"),
+    ('[workloads.sets]\nlinaer = ["best"]', r"\[workloads.sets\]: unknown workload 'linaer'"),
+    ("[floors]\nsample = 3", "did you mean 'samples'"), ("[floor]\nsamples = 3", "mean 'floors'")])
+def test_names_that_mean_nothing_are_refused_with_the_nearest(tmp_path: Path, text: str,
+                                                              said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_suites(own(tmp_path, text))
+
+
+def test_a_file_of_ones_own_says_what_a_ladder_and_sets_are(tmp_path: Path) -> None:
+    """Its base and rungs, its workloads and sets, and how often."""
+    file = own(tmp_path, """
+[ladder]
+base = ["preload"]
+rungs = ["fuse"]
+repeats = 1
+[workloads]
+names = ["linear"]
+repeats = 1
+[workloads.sets]
+linear = ["preload,fuse"]
+[toggles]
+repeats = 1
+[toggles.compare]
+fuse = [{ workloads = ["linear"], beside = "preload" }]
+""")
+    short = ["--bench", file, "--epochs", "1", "--dataset", "synthetic", "--device", "sim"]
+    ladder = CliRunner().invoke(bench, ["ladder", *short, "--json", str(tmp_path / "l.json")])
+    assert ladder.exit_code == 0, ladder.output
+    found = read_ladder(tmp_path / "l.json")
+    assert [(r.name, r.opt) for r in found.rungs] == [
+        ("baseline", "none,preload"), ("fuse", "none,preload,fuse")]
+    assert found.repeats == 1
+    sets = CliRunner().invoke(bench, ["workloads", *short, "--json", str(tmp_path / "w.json")])
+    assert sets.exit_code == 0, sets.output
+    assert [(m.workload, m.opt) for m in read_sets(tmp_path / "w.json").measurements] == [
+        ("linear", "preload,fuse")]
+    toggles = CliRunner().invoke(bench, ["toggles", "fuse", *short, "--json",
+                                         str(tmp_path / "t.json")])
+    assert toggles.exit_code == 0, toggles.output
+    assert "with fuse" in toggles.output
+    shown = CliRunner().invoke(bench, ["show", str(tmp_path / "t.json"), "--bench", file])
+    assert "with fuse" in shown.output
+
+
+def test_what_is_asked_for_on_the_command_line_counts_first(tmp_path: Path) -> None:
+    file = own(tmp_path, '[ladder]\nrungs = ["fuse"]\nrepeats = 2\n')
+    CliRunner().invoke(bench, [
+        "ladder", "--bench", file, "--rungs", "nosync", "--repeats", "1", "--epochs", "1",
+        "--dataset", "synthetic", "--device", "sim", "--json", str(tmp_path / "l.json")])
+    found = read_ladder(tmp_path / "l.json")
+    assert [r.name for r in found.rungs] == ["baseline", "nosync"]
+    assert found.repeats == 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from rawnn.bench.records import GPU_TIMER
 from rawnn.bench.sets import Measurement, SetsResult
 from rawnn.bench.statistics import spread
-from rawnn.bench.worth import comparison_sets, markdown, toggles_named
+from rawnn.bench.suites import read_suites
+from rawnn.bench.worth import comparison_sets, markdown, pairings, toggles_named
 from rawnn.errors import ConfigError
 from rawnn.network.workloads import workload
 from rawnn.opts import TOGGLES, select
@@ -31,10 +34,12 @@ def test_every_set_can_run_where_every_toggle_can(name: str, opt: str) -> None:
 
 @pytest.mark.parametrize("toggle", TOGGLES.values(), ids=lambda toggle: toggle.name)
 def test_every_toggle_is_compared_with_its_absence(toggle) -> None:
-    assert bool(toggle.comparisons) == (toggle.group != "scale")  # `bench scaling` is for that
-    for comparison in (*toggle.comparisons, *toggle.parts):
+    found = pairings(toggle)
+    assert bool(found) == (toggle.group != "scale")  # `bench scaling` is for that
+    assert all(c.of_part(toggle) for c in found) == (not found)
+    for comparison in found:
         beside = [w for w in comparison.beside.split(",") if w.partition("=")[0] == toggle.name]
-        assert bool(beside) == (comparison in toggle.parts)
+        assert bool(beside) == comparison.of_part(toggle)
         assert all("=-" in word for word in beside)  # one of its parts is left out
         added = comparison.added or (toggle.name,)
         assert any(word.partition("=")[0] == toggle.name for word in added)
@@ -96,3 +101,23 @@ def test_parts_are_measured_and_shown_once_they_are() -> None:
     both = markdown(fuse, [result_of("H", {without: [3.0], with_it: [2.0]})])
     assert "| `linear` | `preload,arena,nosync,graphs=epoch,fuse=-linear` | 3.00" in both
     assert "fuse=-linear" not in markdown(fuse, [result_of("H", {with_it: [2.0]})])
+
+
+def test_every_fusion_but_one_is_shown_where_it_finds_a_place() -> None:
+    """Of the built-in workloads none has an activation that keeps its input."""
+    from rawnn.opts.fuse import FUSIONS
+
+    asked = {word for c in pairings(TOGGLES["fuse"]) for word in c.beside.split(",")}
+    assert {name for name in FUSIONS if f"fuse=-{name}" not in asked} == {"late_slope"}
+
+
+def test_a_file_of_ones_own_says_what_shows_a_toggle(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[toggles.compare]\nfuse = [{ workloads = ["wide64"], beside = "none" }]\n')
+    suite = read_suites(str(own)).toggles
+    assert comparison_sets([TOGGLES["fuse"]], suite) == [
+        ("wide64", "none"), ("wide64", "none,fuse")]
+    assert pairings(TOGGLES["pdl"], suite) == pairings(TOGGLES["pdl"])
+    own.write_text("[toggles.compare]\nfuse = []\n")
+    with pytest.raises(ConfigError, match=r"nothing under \[toggles.compare\] shows"):
+        toggles_named(["fuse"], read_suites(str(own)).toggles)

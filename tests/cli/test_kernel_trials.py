@@ -1,4 +1,4 @@
-"""`rawnn kernel check` and `rawnn kernel time`, by a file's header and by options."""
+"""`rawnn kernel check`, `time` and `sweep`, by a file's header and by options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.cli import run
+from rawnn.cli import run, trials
 from rawnn.device.sim import register
 from rawnn.device.sim.meanings import forget
 
@@ -20,6 +20,8 @@ defines = {TILE = 128}
 sizes = {n = "1..3000"}
 reference = "a * x + y"
 flops = "2 * n"
+sweep = {TILE = [32, 64, 128]}
+restrict = "TILE != 64"
 */
 template <typename T> __global__ void lab_axpy(T* y, const T* x, T a, int n) {
     int i = blockIdx.x * TILE + threadIdx.x;
@@ -74,6 +76,45 @@ def test_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert "n = 1,000 (grid 16, block 64)" in printed
     assert "12,000 bytes" in printed
     assert "2,000 operations" in printed
+
+
+def test_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["axpy.cu", "--device", "sim", "--samples", "2", "--size", "n=1..50",
+             "--resume", "kept"]
+    assert run(["kernel", "sweep", *given]) == 0
+    printed = capsys.readouterr()
+    assert "2 of 2 variants tried, 2 right" in printed.out
+    assert "best: TILE=" in printed.out
+    assert "TILE=32: " in printed.err
+    assert run(["kernel", "sweep", *given, "--over", "TILE=32,96", "--over", "shared=0,64",
+                "--restrict", "TILE > 32 or shared < 1", "--budget", "2"]) == 0
+    assert "2 of 3 variants tried" in capsys.readouterr().out
+    assert len(Path("kept").read_text().splitlines()) == 4
+    assert run(["kernel", "sweep", "rows.cu", "lab_other", "--device", "sim"]) == 2
+    assert "say what to sweep over: --over TILE=64,128" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "time"])
+def test_watching(command: str, monkeypatch: pytest.MonkeyPatch,
+                  capsys: pytest.CaptureFixture[str]) -> None:
+    waits = []
+
+    def save(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            Path("axpy.cu").write_text(SOURCE.replace("a * x[i]", "a * z[i]"))
+        if len(waits) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "sleep", save)
+    assert run(["kernel", command, "axpy.cu", "--device", "sim", "--size", "n=1,50",
+                "--watch"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("right with all of 2 sets") == 1
+    assert printed.out.count("cold L2 cache") == (command == "time")
+    assert printed.err.count("waiting for the next save beside axpy.cu; Ctrl-C ends") == 2
+    assert "identifier \"z\" is undefined" in printed.err
+    assert len(waits) == 4
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

@@ -77,6 +77,12 @@ def on_simulated(opt: str, layers: tuple[int, ...], data: Dataset, batch: int, r
                  epochs: int = 2, resumed: Any = None, seed: int = 0,
                  **options: Any) -> list[SimpleNamespace]:
     """The run on simulated GPUs joined by the simulated NCCL, by rank."""
+    return all_fine(tried(opt, layers, data, batch, ranks, epochs, resumed, seed, **options))
+
+
+def tried(opt: str, layers: tuple[int, ...], data: Dataset, batch: int, ranks: int,
+          epochs: int = 2, resumed: Any = None, seed: int = 0, **options: Any) -> list[Any]:
+    """What every rank of it came to: a run, or an error."""
 
     def act(team: Team) -> SimpleNamespace:
         with ExitStack() as closing:
@@ -92,7 +98,7 @@ def on_simulated(opt: str, layers: tuple[int, ...], data: Dataset, batch: int, r
             found.calls = simulation.calls
             return found
 
-    return all_fine(teams(ranks, act))
+    return teams(ranks, act)
 
 
 def on_hosts(opt: str, layers: tuple[int, ...], data: Dataset, batch: int, ranks: int,

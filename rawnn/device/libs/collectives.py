@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from rawnn.common.dtypes import itemsize
 from rawnn.device.cuda.errors import check
 from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM
 
@@ -59,6 +60,17 @@ class NcclContext:
                 for dtype, count in parts]
         return AllReduce(self, label, made)
 
+    def reduce_scatter(self, label: str, parts: Sequence[tuple[str, int]],
+                       weight: float) -> Scattered:
+        """The weighted sum of tensors of which each rank gets its part: (type, elements a rank)."""
+        made = [(count, DATA_TYPE[dtype], self.sum_of(dtype, weight)) for dtype, count in parts]
+        return Scattered(self, label, made)
+
+    def all_gather(self, label: str, parts: Sequence[tuple[str, int]]) -> Gathered:
+        """Tensors from the parts of all ranks: (type, elements a rank), of any type."""
+        made = [(count * itemsize(dtype), DATA_TYPE["uint8"], SUM) for dtype, count in parts]
+        return Gathered(self, label, made)
+
     def abort(self) -> None:
         """End what is under way, from any thread; a second call is harmless."""
         with self._lock:
@@ -78,29 +90,75 @@ class NcclContext:
               f"rank {self._team.rank} of {self._team.size}")
 
 
-class AllReduce:
-    """One reduction of several tensors, which NCCL does as one: calls within a group."""
+class Collective:
+    """One collective of several tensors, which NCCL does as one: calls within a group. `parts` are
+    elements (of a rank, where each has its own), type and reduction of each tensor."""
+
+    call = ""
 
     def __init__(self, context: NcclContext, label: str,
                  parts: Sequence[tuple[int, int, int]]) -> None:
-        self._context, self._label, self._parts = context, label, tuple(parts)
+        self._label, self._parts = label, tuple(parts)
         self._api, self._communicator = context.api, context.communicator
 
+    def enqueue(self, addresses: tuple[int, ...], stream: int) -> Any:
+        """Make the calls; the first result that is a failure, else that of the last."""
+        raise NotImplementedError
+
     def run(self, stream: int, *addresses: int) -> None:
-        """Enqueue on `stream`; `addresses` are those of the tensors, in order."""
+        """Enqueue on `stream`; `addresses` are those of the tensors, in order: of each the whole,
+        and then its part where it has one."""
         api = self._api
         result = api.ncclGroupStart()
         if result[0]:
             check(api, "ncclGroupStart", result, self._label)
-        failed = None
-        for address, (count, datatype, op) in zip(addresses, self._parts, strict=True):
-            result = api.ncclAllReduce(address, address, count, datatype, op, self._communicator,
-                                       stream)
-            if result[0]:
-                failed = result
-                break
+        result = self.enqueue(addresses, stream)
         ended = api.ncclGroupEnd()  # a group is ended whatever went wrong inside
-        if failed is not None:
-            check(api, "ncclAllReduce", failed, self._label)
+        if result[0]:
+            check(api, self.call, result, self._label)
         if ended[0]:
             check(api, "ncclGroupEnd", ended, self._label)
+
+
+class AllReduce(Collective):
+    """In place."""
+
+    call = "ncclAllReduce"
+
+    def enqueue(self, addresses: tuple[int, ...], stream: int) -> Any:
+        for address, (count, datatype, op) in zip(addresses, self._parts, strict=True):
+            result = self._api.ncclAllReduce(address, address, count, datatype, op,
+                                             self._communicator, stream)
+            if result[0]:
+                break
+        return result
+
+
+class Scattered(Collective):
+    """From wholes to parts."""
+
+    call = "ncclReduceScatter"
+
+    def enqueue(self, addresses: tuple[int, ...], stream: int) -> Any:
+        for whole, part, (count, datatype, op) in zip(addresses[::2], addresses[1::2], self._parts,
+                                                      strict=True):
+            result = self._api.ncclReduceScatter(whole, part, count, datatype, op,
+                                                 self._communicator, stream)
+            if result[0]:
+                break
+        return result
+
+
+class Gathered(Collective):
+    """From parts to wholes."""
+
+    call = "ncclAllGather"
+
+    def enqueue(self, addresses: tuple[int, ...], stream: int) -> Any:
+        for whole, part, (count, datatype, _) in zip(addresses[::2], addresses[1::2], self._parts,
+                                                     strict=True):
+            result = self._api.ncclAllGather(part, whole, count, datatype, self._communicator,
+                                             stream)
+            if result[0]:
+                break
+        return result

@@ -112,6 +112,18 @@ class Nccl:
         """`count` elements, in place where both buffers are one."""
         return self._done(self._all_reduce, sendbuff, recvbuff, count, datatype, op, comm, stream)
 
+    def ncclReduceScatter(self, sendbuff: int, recvbuff: int, recvcount: int, datatype: int,
+                          op: int, comm: Any, stream: int) -> tuple[int]:
+        """`recvcount` elements a rank; in place where recvbuff is this rank's part of sendbuff."""
+        return self._done(self._nccl.reduce_scatter, sendbuff, recvbuff, recvcount, datatype, op,
+                          comm, stream)
+
+    def ncclAllGather(self, sendbuff: int, recvbuff: int, sendcount: int, datatype: int, comm: Any,
+                      stream: int) -> tuple[int]:
+        """`sendcount` elements a rank; in place where sendbuff is this rank's part of recvbuff."""
+        return self._done(self._nccl.all_gather, sendbuff, recvbuff, sendcount, datatype, comm,
+                          stream)
+
     def _done(self, call: Any, *arguments: Any) -> tuple[int]:
         try:
             call(*arguments)

@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.dtypes import itemsize
 from rawnn.device.libs.nccl import DATA_TYPE, MAX, RESULTS, SUM, UNIQUE_ID_BYTES
 from rawnn.device.sim.codes import describe
 from rawnn.device.sim.cublaslt import load, quiet, store
 from rawnn.device.sim.errors import Race, Refused, SimulationError
 from rawnn.device.sim.faults import seam
 from rawnn.device.sim.graphs import Node
+from rawnn.device.sim.memory import Region
 from rawnn.device.sim.order import Task
 from rawnn.device.sim.simulation import Simulation
 
@@ -33,7 +35,7 @@ PATIENCE = 20.0
 
 _INVALID, _USAGE = "ncclInvalidArgument", "ncclInvalidUsage"
 _NAMES = {number: name for name, number in DATA_TYPE.items()}
-_STORED = {"float32": ("R_32F", 4), "float16": ("R_16F", 2), "bfloat16": ("R_16BF", 2)}
+_STORED = {"float32": "R_32F", "float16": "R_16F", "bfloat16": "R_16BF"}
 _FIRST_CUSTOM = 16
 
 
@@ -52,6 +54,39 @@ class _Part:
     def words(self) -> str:
         """What all ranks must have in common."""
         return f"{self.reduction} of {self.count:,} {self.dtype}"
+
+    @property
+    def call(self) -> str:
+        return {"scattered sum": "ncclReduceScatter", "gathering": "ncclAllGather"}.get(
+            self.reduction, "ncclAllReduce")
+
+    @property
+    def itemsize(self) -> int:
+        return itemsize(self.dtype)
+
+    def sent(self, ranks: int) -> int:
+        """Bytes of the send buffer."""
+        return self.count * self.itemsize * (ranks if self.reduction == "scattered sum" else 1)
+
+    def received(self, ranks: int) -> int:
+        """Bytes of the receive buffer."""
+        return self.count * self.itemsize * (ranks if self.reduction == "gathering" else 1)
+
+    def values(self, raw: NDArray[np.uint8]) -> NDArray[Any]:
+        """What this rank brings: in float32, or as it is where nothing is computed."""
+        if self.reduction == "gathering":
+            return raw.reshape(-1).copy()
+        if self.dtype not in _STORED:
+            return raw.reshape(-1).view(self.dtype).copy()
+        return np.float32(self.weight) * load(raw, _STORED[self.dtype]).reshape(-1)
+
+    def stored(self, result: NDArray[Any], rank: int) -> NDArray[np.uint8]:
+        """What of the result is this rank's, as bytes."""
+        if self.reduction == "scattered sum":
+            result = result[rank * self.count : (rank + 1) * self.count]
+        if self.reduction == "gathering" or self.dtype not in _STORED:
+            return result.view(np.uint8)
+        return store(result, _STORED[self.dtype]).view(np.uint8)
 
 
 @dataclass(eq=False)
@@ -133,6 +168,8 @@ class Meeting:
 
 def _combined(part: _Part, values: list[NDArray[Any]]) -> NDArray[Any]:
     """In the order of the ranks, in float32."""
+    if part.reduction == "gathering":
+        return np.concatenate(values)
     total = values[0]
     for value in values[1:]:
         total = np.maximum(total, value) if part.reduction == "max" else total + value
@@ -241,13 +278,36 @@ class SimNccl:
         if datatype not in _NAMES or count < 1 or not sendbuff or not recvbuff \
                 or op not in (SUM, MAX, *found.sums):
             raise Refused(_INVALID)
-        part = _Part(sendbuff, recvbuff, count, _NAMES[datatype], "max" if op == MAX else "sum",
-                     found.sums.get(op, 1.0))
+        self._add(found, stream, _Part(sendbuff, recvbuff, count, _NAMES[datatype],
+                                       "max" if op == MAX else "sum", found.sums.get(op, 1.0)))
+        return (0,)
+
+    @seam()
+    def ncclReduceScatter(self, sendbuff: int, recvbuff: int, recvcount: int, datatype: int,
+                          op: int, comm: Any, stream: int) -> tuple[int]:
+        found = self._communicator(comm)
+        if _NAMES.get(datatype) not in _STORED or recvcount < 1 or not sendbuff or not recvbuff \
+                or op not in (SUM, *found.sums):
+            raise Refused(_INVALID)
+        self._add(found, stream, _Part(sendbuff, recvbuff, recvcount, _NAMES[datatype],
+                                       "scattered sum", found.sums.get(op, 1.0)))
+        return (0,)
+
+    @seam()
+    def ncclAllGather(self, sendbuff: int, recvbuff: int, sendcount: int, datatype: int, comm: Any,
+                      stream: int) -> tuple[int]:
+        found = self._communicator(comm)
+        if datatype not in _NAMES or sendcount < 1 or not sendbuff or not recvbuff:
+            raise Refused(_INVALID)
+        self._add(found, stream, _Part(sendbuff, recvbuff, sendcount, _NAMES[datatype], "gathering",
+                                       1.0))
+        return (0,)
+
+    def _add(self, found: _Communicator, stream: int, part: _Part) -> None:
         if self._group is None:
             self._enqueue(found, stream, [part])
         else:
             self._group.append((found, stream, part))
-        return (0,)
 
     @seam()
     def ncclGroupEnd(self) -> tuple[int]:
@@ -262,32 +322,28 @@ class SimNccl:
         return (0,)
 
     def _enqueue(self, found: _Communicator, stream: int, parts: list[_Part]) -> None:
-        label = f"ncclAllReduce of {' + '.join(str(p.count) for p in parts)} elements"
+        label = f"{parts[0].call} of {' + '.join(str(p.count) for p in parts)} elements"
         memory = self.simulation.memory
+
+        def region(task: Task, what: str, address: int, nbytes: int) -> Region:
+            return memory.region(address, nbytes, nbytes, 1, f"{what} of {task}")
 
         def run(task: Task) -> None:
             _in_order(found, task)
-            brought = []
+            size, brought = found.meeting.size, []
             for i, part in enumerate(parts):
-                kind, item = _STORED.get(part.dtype, ("", 4))
-                region = memory.region(part.send, part.count * item, part.count * item, 1,
-                                       f"send buffer {i} of {task}")
-                memory.read(task, region, f"send buffer {i}")
-                raw = region.bytes()
-                brought.append(np.float32(part.weight) * load(raw, kind).reshape(-1) if kind
-                               else raw.reshape(-1).view(part.dtype).copy())
+                source = region(task, f"send buffer {i}", part.send, part.sent(size))
+                memory.read(task, source, f"send buffer {i}")
+                brought.append(part.values(source.bytes()))
             found.collectives += 1
             results = found.meeting.reduce(found.rank, found.collectives, str(task), parts,
                                            brought)
             for i, (part, result) in enumerate(zip(parts, results, strict=True)):
-                kind, item = _STORED.get(part.dtype, ("", 4))
-                region = memory.region(part.receive, part.count * item, part.count * item, 1,
-                                       f"receive buffer {i} of {task}")
-                memory.write(task, region, f"receive buffer {i}")
-                raw = region.bytes()
-                raw[...] = (store(result, kind) if kind else result).view(np.uint8).reshape(
-                    raw.shape)
-                memory.mark_written(region)
+                target = region(task, f"receive buffer {i}", part.receive, part.received(size))
+                memory.write(task, target, f"receive buffer {i}")
+                raw = target.bytes()
+                raw[...] = part.stored(result, found.rank).reshape(raw.shape)
+                memory.mark_written(target)
 
         self.simulation.enqueue(stream, Node("kernel", label, (), quiet(run)))
 

@@ -1,0 +1,223 @@
+"""Which macros and launch shapes are fastest? `rawnn.sweep(kernel, {"TILE": [64, 128]}, ...)`
+checks every variant before it is timed, and keeps it in a file from which a sweep goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rawnn.common.words import counted
+from rawnn.errors import ConfigError, RawnnError
+from rawnn.lab.checking import check
+from rawnn.lab.expressions import evaluate
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.problem import problem_of
+from rawnn.lab.timing import SAMPLES, time
+from rawnn.lab.work import Work
+
+Parameters = dict[str, Any]
+_LAUNCH = ("grid", "block", "shared", "cluster")
+_FINALISTS = 3
+"""The fastest are timed again, in turn: the least of many medians is partly luck."""
+_TRIALS = 4
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One set of parameters and what became of it: microseconds with a cold (median, ends of its 95
+    % interval) and a warm cache, and the share of the GPU's limit; or in `failure` why it has none.
+    """
+
+    parameters: Parameters
+    cold: float | None = None
+    low: float | None = None
+    high: float | None = None
+    warm: float | None = None
+    fraction: float | None = None
+    failure: str = ""
+
+    def __str__(self) -> str:
+        named = " ".join(f"{n}={v}" for n, v in self.parameters.items())
+        if self.cold is None:
+            return f"{named}: {self.failure}"
+        share = f", {self.fraction:.0%} of the limit" if self.fraction is not None else ""
+        return (f"{named}: {self.cold:.2f} us ({self.low:.2f}-{self.high:.2f}), "
+                f"warm {self.warm:.2f} us{share}")
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep found: all variants, the fastest first. `allowed` counts those that there are,
+    `earlier` those taken from the file."""
+
+    kernel: Kernel
+    work: Work
+    variants: tuple[Variant, ...]
+    allowed: int
+    earlier: int
+
+    @property
+    def best(self) -> Variant:
+        """The fastest. Raises ConfigError where none is right."""
+        if not self.variants or self.variants[0].cold is None:
+            raise ConfigError(f"no variant of {self.kernel.expression} is right:\n{self}")
+        return self.variants[0]
+
+    def made(self) -> tuple[Kernel, Work]:
+        """The fastest as a kernel, and how it is launched."""
+        return variant_of(self.kernel, self.work, self.best.parameters)
+
+    def __str__(self) -> str:
+        right = [v for v in self.variants if v.cold is not None]
+        lines = [f"{self.kernel.expression}: {len(self.variants)} of "
+                 f"{counted(self.allowed, 'variant')} tried"
+                 + (f" ({self.earlier} of them before)" if self.earlier else "")
+                 + f", {len(right)} right; the fastest:"]
+        lines += [f"  {v}" for v in right[:_SHOWN]]
+        if len(right) > 1:
+            lines.append(f"  slowest: {right[-1]}")
+        lines += [f"  {v}" for v in self.variants[len(right):][:_SHOWN]]
+        return "\n".join(lines)
+
+
+def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: Any = None, *,
+          restrict: Sequence[str | Callable[[Parameters], bool]] = (), budget: int | None = None,
+          at: Mapping[str, int] | None = None, samples: int = SAMPLES // 2, seed: int = 0,
+          limit: float | None = None, resume: str | Path | None = None,
+          tell: Callable[[Variant], None] = lambda variant: None, **work: Any) -> Swept:
+    """Try a grid of parameters, and say which are fastest.
+
+        rawnn.sweep(saxpy, {"TILE": [64, 128, 256]}, lambda x, y, a: a * x + y,
+                    grid="cdiv(n, TILE)", block="TILE")
+
+    `parameters` are macros with their values, or "grid", "block", "shared" and "cluster" of the
+    launch. `restrict` are conditions on them, as expressions or functions of a dictionary. All
+    variants that meet them are tried, or with a `budget` as many, drawn by `seed` without
+    repetition. Each is compiled, checked on drawn sizes, then timed on those `at` (the largest by
+    default); the fastest three are timed again. What fails is kept with its reason. `resume` is a
+    file of JSON lines: what stands there of the same text, work, sizes and GPU is not tried again.
+    `tell` hears of every variant.
+
+    Raises ConfigError for parameters without values, and where no variant meets the conditions.
+    """
+    declared = Work.of(reference, work)
+    sizes = problem_of(kernel, declared).largest(at or {})
+    every = list(_allowed(parameters, restrict))
+    if not every:
+        raise ConfigError(f"no variant meets restrict = {[str(r) for r in restrict]}")
+    chosen = every
+    if budget is not None and budget < len(every):
+        if budget < 1:
+            raise ConfigError(f"budget = {budget}: give a number of variants")
+        chosen = random.Random(seed).sample(every, budget)
+    file = _File(resume, _fingerprint(kernel, declared, sizes))
+    found: list[Variant] = []
+
+    def measured(each: Parameters, seed: int) -> Variant:
+        return _tried(kernel, declared, each, sizes, samples, seed, limit)
+
+    for each in chosen:
+        variant = file.known(each)
+        if variant is None:
+            variant = measured(each, seed)
+            file.keep(variant)
+        found.append(variant)
+        tell(variant)
+    earlier = file.used
+    found.sort(key=_order)
+    right = [v for v in found if v.cold is not None]
+    if len(right) > 1 and earlier < len(found):
+        again = [measured(v.parameters, seed + 1) for v in right[:_FINALISTS]]
+        found = sorted([*again, *found[len(again):]], key=_order)
+    return Swept(kernel, declared, tuple(found), len(every), earlier)
+
+
+def _order(variant: Variant) -> float:
+    return float("inf") if variant.cold is None else variant.cold
+
+
+def _allowed(parameters: Mapping[str, Sequence[Any]],
+             restrict: Sequence[str | Callable[[Parameters], bool]]) -> Iterator[Parameters]:
+    for name, values in parameters.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"the parameter {name} = {values!r}: give a list of values")
+    for values in itertools.product(*parameters.values()):
+        each = dict(zip(parameters, values, strict=True))
+        if all(r(each) if callable(r) else evaluate(r, each, "restrict") for r in restrict):
+            yield each
+
+
+def variant_of(kernel: Kernel, work: Work, parameters: Parameters) -> tuple[Kernel, Work]:
+    """A kernel and its work with these parameters. Raises CompileError."""
+    macros = {n: v for n, v in parameters.items() if n not in _LAUNCH}
+    launch = {n: v for n, v in parameters.items() if n in _LAUNCH}
+    return kernel.redefined(macros) if macros else kernel, replace(work, **launch)
+
+
+def _tried(kernel: Kernel, work: Work, parameters: Parameters, sizes: Mapping[str, int],
+           samples: int, seed: int, limit: float | None) -> Variant:
+    try:
+        made, declared = variant_of(kernel, work, parameters)
+        if declared.reference is not None:
+            check(made, declared, trials=_TRIALS, seed=seed, limit=limit).require()
+        timed = time(made, declared, at=sizes, samples=samples, seed=seed, limit=limit)
+    except RawnnError as error:
+        return Variant(parameters, failure=f"{type(error).__name__}: {error}")
+    return Variant(parameters, timed.cold.median, timed.cold.low, timed.cold.high,
+                   timed.warm.median, timed.fraction)
+
+
+def _fingerprint(kernel: Kernel, work: Work, sizes: Mapping[str, int]) -> str:
+    """Of everything that a time depends on, as far as it can be told; a reference is known by its
+    name alone."""
+    said = {k: getattr(v, "__qualname__", None) or repr(v) for k, v in vars(work).items()}
+    source = kernel.source
+    everything = (source.text, source.flags, source.preamble, source.arch, kernel.expression,
+                  kernel.device.info.name, sorted(sizes.items()), sorted(said.items()))
+    return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
+
+
+class _File:
+    """Variants as lines of JSON, each written as soon as it is known."""
+
+    def __init__(self, path: str | Path | None, fingerprint: str) -> None:
+        self._path = Path(path) if path is not None else None
+        self._fingerprint = fingerprint
+        self._kept: dict[str, Variant] = {}
+        self.used = 0
+        if self._path is not None and self._path.exists():
+            for number, line in enumerate(self._path.read_text().splitlines(), 1):
+                self._read(line, number)
+
+    def _read(self, line: str, number: int) -> None:
+        try:
+            record = json.loads(line)
+            same = record.pop("of") == self._fingerprint
+            variant = Variant(**record)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ConfigError(f"{self._path}, line {number}, is none of a sweep's: give another "
+                              f"file to resume") from None
+        if same:
+            self._kept[_key(variant.parameters)] = variant
+
+    def known(self, parameters: Parameters) -> Variant | None:
+        found = self._kept.get(_key(parameters))
+        self.used += found is not None
+        return found
+
+    def keep(self, variant: Variant) -> None:
+        if self._path is not None:
+            line = json.dumps({"of": self._fingerprint, **asdict(variant)}, default=str)
+            with self._path.open("a") as out:
+                out.write(line + "\n")
+
+
+def _key(parameters: Parameters) -> str:
+    return json.dumps(parameters, sort_keys=True, default=str)

@@ -1,0 +1,113 @@
+"""Sweeps: every variant that is allowed, checked, timed and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import register
+from rawnn.errors import ConfigError
+from rawnn.lab.sweeping import Variant
+from tests.lab.cheats import SHAPES
+
+SOURCE = """
+__global__ void lab_swept(const float* x, float* y, int n) {
+    for (int i = blockIdx.x * TILE + threadIdx.x; i < n; i += gridDim.x * TILE) y[i] = 2 * x[i];
+}
+"""
+GIVEN: dict[str, Any] = {"reference": lambda x: 2 * x, "grid": "cdiv(n, TILE)", "block": "TILE",
+                         "sizes": {"n": "1..500"}, "samples": 2}
+
+
+def meaning(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    np.multiply(t.x, 2, out=t.y)
+
+
+@pytest.fixture
+def kernel(device: Device) -> rawnn.Kernel:
+    register("lab_swept", meaning, SHAPES, reads=("x",), writes=("y",))
+    return rawnn.Kernel(SOURCE, "lab_swept", defines={"TILE": 32}, device=device)
+
+
+def test_all_variants(kernel: rawnn.Kernel) -> None:
+    heard: list[Variant] = []
+    found = rawnn.sweep(kernel, {"TILE": [32, 64, 128, 2048], "shared": [0, 1024]},
+                        restrict=["TILE * 2 + shared < 4096 + 1024", lambda p: p["TILE"] != 64],
+                        tell=heard.append, **GIVEN)
+    tried = [(v.parameters["TILE"], v.parameters["shared"]) for v in heard]
+    assert tried == [(32, 0), (32, 1024), (128, 0), (128, 1024), (2048, 0)]
+    assert found.allowed == 5
+    assert "a block (2048, 1, 1) has 2,048 threads" in found.variants[-1].failure
+    assert [v.cold is not None for v in found.variants] == [True] * 4 + [False]
+    assert found.best.cold is not None
+    made, work = found.made()
+    assert made.defines["TILE"] == found.best.parameters["TILE"]
+    assert work.shared == found.best.parameters["shared"]
+    for part in ("5 of 5 variants tried, 4 right", "TILE=32 shared=", "slowest: "):
+        assert part in str(found)
+
+
+def test_a_budget_draws(kernel: rawnn.Kernel) -> None:
+    def drawn(seed: int) -> list[Any]:
+        heard: list[Variant] = []
+        rawnn.sweep(kernel, {"TILE": list(range(32, 320, 32))}, budget=3, seed=seed,
+                    tell=heard.append, **GIVEN)
+        return [v.parameters["TILE"] for v in heard]
+
+    first = drawn(1)
+    assert len(set(first)) == 3
+    assert drawn(1) == first
+    assert drawn(2) != first
+
+
+def test_a_sweep_goes_on_from_its_file(kernel: rawnn.Kernel, tmp_path: Path) -> None:
+    file, heard = tmp_path / "sweep.jsonl", []
+    first = rawnn.sweep(kernel, {"TILE": [32, 64]}, resume=file, **GIVEN)
+    assert first.earlier == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["parameters"]["TILE"] for line in lines] == [32, 64]
+    count = kernel.device.compiled
+    again = rawnn.sweep(kernel, {"TILE": [32, 64]}, resume=file, tell=heard.append, **GIVEN)
+    assert (again.earlier, kernel.device.compiled) == (2, count)
+    assert [v.cold for v in heard] == [line["cold"] for line in lines]
+    more = rawnn.sweep(kernel, {"TILE": [32, 64, 96]}, resume=file, **GIVEN)
+    assert (more.earlier, len(more.variants)) == (2, 3)
+    other = rawnn.sweep(kernel, {"TILE": [32]}, resume=file, **{**GIVEN, "sizes": {"n": 7}})
+    assert other.earlier == 0
+    file.write_text("nonsense\n")
+    with pytest.raises(ConfigError, match=r"sweep\.jsonl, line 1, is none of a sweep's"):
+        rawnn.sweep(kernel, {"TILE": [32]}, resume=file, **GIVEN)
+
+
+def test_a_wrong_variant_is_never_the_fastest(device: Device) -> None:
+    def unless_64(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+        if a["n"] % 2:
+            meaning(t, a)
+
+    kernel = rawnn.Kernel(SOURCE, "lab_swept", defines={"TILE": 32}, device=device)
+    register("lab_swept", unless_64, SHAPES, reads=("x",), writes=("y",))
+    found = rawnn.sweep(kernel, {"TILE": [32, 64]}, **GIVEN)
+    assert all(v.failure.startswith("CheckFailed: ") for v in found.variants)
+    with pytest.raises(ConfigError, match="no variant of lab_swept is right"):
+        _ = found.best
+
+
+@pytest.mark.parametrize(("parameters", "changes", "sentence"), [
+    ({"TILE": []}, {}, "TILE = []: give a list"), ({"TILE": "64"}, {}, "give a list"),
+    ({"TILE": [64]}, {"restrict": ["TILE > 64"]}, "no variant meets"),
+    ({"TILE": [64, 128]}, {"budget": 0}, "give a number of variants"),
+    ({"TILE": [64]}, {"restrict": ["WIDTH > 64"]}, "asks for 'WIDTH'"),
+])
+def test_what_does_not_fit(kernel: rawnn.Kernel, parameters: Any, changes: Any,
+                           sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rawnn.sweep(kernel, parameters, **{**GIVEN, **changes})
+    assert sentence in str(caught.value)
