@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -396,8 +396,3 @@ def _macros(kernel: Kernel) -> dict[str, Any]:
         if isinstance(value, int | float):
             found[name] = value
     return found
-
-
-def replaced(work: Work, **changes: Any) -> Work:
-    """The work with other fields."""
-    return replace(work, **changes)

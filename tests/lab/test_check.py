@@ -134,6 +134,28 @@ def test_vectors_and_structs(device: Device) -> None:
     kernel = rawnn.Kernel(text, "lab_particles", device=device)
     assert kernel.elements["v"].width == 4
     assert kernel.elements["p"].dtype.names == ("mass", "kind")
+    unknown = rawnn.check(kernel, lambda v, p: p, **ONE)
+    assert "the simulated GPU knows numbers and vectors" in str(unknown)
+
+
+def test_vectors_have_an_axis_more(device: Device) -> None:
+    text = "__global__ void lab_forces(const float4* p, float4* a, int n) {}\n"
+    kernel = rawnn.Kernel(text, "lab_forces", device=device)
+    seen = []
+
+    def forces(p: Any) -> Any:
+        seen.append(p.shape)
+        return p * [1, 2, 3, 4]
+
+    rawnn.check(kernel, forces, **ONE).require()
+    assert {len(shape) for shape in seen} == {2}
+    assert {shape[1] for shape in seen} == {4}
+
+
+def test_sizes_that_seldom_fit_are_found(device: Device) -> None:
+    found = rawnn.check(HONEST.simulated(device), lambda x: 2 * x, grid="n", block=32,
+                        sizes={"n": "1..3000"}, require=["n % 64 == 0"], trials=8)
+    assert len(found.tried) == 8
 
 
 def test_a_function_of_several_launches(device: Device) -> None:
