@@ -246,6 +246,22 @@ def test_a_tensor_map_is_made_by_a_function(device: Device) -> None:
         rawnn.check(rawnn.Kernel(text, "lab_mapped", device=device), lambda y: y, **ONE)
 
 
+def test_a_reference_that_fails_is_named(device: Device) -> None:
+    def broken(x: Any) -> Any:
+        raise ValueError("shapes (3,) and (4,)")
+
+    with pytest.raises(ConfigError, match=r"the reference fails with n = \d+: ValueError: shapes"):
+        rawnn.check(HONEST.simulated(device), broken, **ONE)
+
+
+def test_defaults_of_a_reference_give_way(device: Device) -> None:
+    text = "__global__ void lab_by(float* x, float by, int n) {}\n"
+    register("lab_by", lambda t, a: t.x.__iadd__(np.float32(a["by"])), {"x": ("n",)}, reads=("x",),
+             writes=("x",))
+    kernel = rawnn.Kernel(text, "lab_by", device=device)
+    rawnn.check(kernel, lambda x, by=2.0, other=3.0: x + by, **ONE).require()
+
+
 def test_small_floats_are_inputs(device: Device) -> None:
     from rawnn.lab.draws import draw
 

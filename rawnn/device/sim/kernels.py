@@ -433,13 +433,11 @@ class Binding:
 def _elements(parameter: Parameter, label: str) -> np.dtype[Any]:
     """The type of what a pointer points at: numbers, or built-in vectors of them (float4), which
     are structured elements."""
-    if parameter.ctype in DTYPES:
-        return np.dtype(DTYPES[parameter.ctype])
     built_in = vector(parameter.ctype)
-    if built_in is None:
+    if parameter.ctype not in DTYPES and built_in is None:
         raise SimulationError(f"{label}: '{parameter.name}' points to {parameter.ctype}, and the "
                               f"simulated GPU knows numbers and vectors such as float4 alone")
-    found: np.dtype[Any] = built_in.dtype
+    found: np.dtype[Any] = np.dtype(DTYPES.get(parameter.ctype) or (built_in and built_in.dtype))
     return found
 
 
