@@ -176,7 +176,8 @@ def _expression(text: str) -> Reference:
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     code: CodeType = compile(tree, "<reference>", "eval")
     builtin = {"abs": abs, "min": min, "max": max, "range": range, "len": len, "sum": sum,
-               "int": int, "float": float}
+               "int": int, "float": float,
+               "__import__": __import__}  # NumPy imports some of itself when it is used
 
     def call(**known: Any) -> Any:
         return eval(code, {"__builtins__": builtin, "np": np, **known})
