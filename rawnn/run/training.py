@@ -209,6 +209,10 @@ class Session:
         self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
         if before is not None:
             self._resume(*before)
+        self._outlook: dict[str, float] = {}
+        if self.team is not None and opened.device and not opened.device.backend.caution:
+            said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
+            notify(said)
         self._setup_ms = (perf_counter() - started) * 1e3
 
     def _decided(self, opened: Opened, before: tuple[Path, Checkpoint] | None
@@ -375,6 +379,7 @@ class Session:
     def _result(self, loop: Loop) -> Result:
         facts = self.runner.describe()
         if self.team is not None:
+            facts |= self._outlook
             facts["ranks"] = self.team.gather("the result", {
                 "who": self.team.who,
                 "device": self.device.info.name if self.device else "host"})
