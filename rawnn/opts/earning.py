@@ -22,7 +22,6 @@ more. The state of the cache does not count, so that a run is the same whether o
 before."""
 
 
-
 @dataclass(frozen=True)
 class Launches:
     """Microseconds of a launch in a graph, of which a step has three a layer and one, and of each
