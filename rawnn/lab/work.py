@@ -42,6 +42,8 @@ class Work:
     `values` are the other numbers that the kernel takes, or expressions; floats left out are drawn.
     `inputs` says what arrays hold: "normal" (floats, by default), "uniform" (0 to 1), "lo..hi"
     (whole numbers for integers), a number, or a function of (generator, shape).
+    `symbols` says what `__constant__` and `__device__` variables hold, likewise or by values; the
+    reference may ask for them.
     `writes` are the arrays that may be written, all that are not const by default.
 
     `length` is how many products are added up for one element, `compute` "tf32" where factors are
@@ -63,6 +65,7 @@ class Work:
     require: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    symbols: Mapping[str, Any] = field(default_factory=dict)
     writes: Sequence[str] | None = None
     length: Expression = 1
     compute: str = "float32"
@@ -94,10 +97,12 @@ KNOWN = tuple(each.name for each in fields(Work) if each.name != "folder")
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference ready to be called by names: `wants` are those that it asks for, None for all."""
+    """A reference ready to be called by names: `wants` are those that it asks for, None for all,
+    `takes` those that have defaults, which are passed where there are such."""
 
     call: Callable[..., Any]
     wants: frozenset[str] | None
+    takes: frozenset[str] = frozenset()
 
     def __call__(self, known: Mapping[str, Any]) -> Any:
         """Raises ConfigError where it asks for what there is not."""
@@ -109,10 +114,11 @@ class Reference:
             raise ConfigError(f"the reference asks for '{name}', and the kernel has no such "
                               f"parameter or size{nearest(name, known)} (known: "
                               f"{', '.join(known)})")
-        return self.call(**{name: known[name] for name in self.wants})
+        given = self.wants | (self.takes & set(known))
+        return self.call(**{name: known[name] for name in given})
 
     def asks_for(self, name: str) -> bool:
-        return self.wants is None or name in self.wants
+        return self.wants is None or name in self.wants or name in self.takes
 
 
 def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,
@@ -142,7 +148,8 @@ def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,
     if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
         raise ConfigError(f"the reference {given!r} does not say the names of its parameters: "
                           f"give it those of the kernel's that it needs")
-    return Reference(given, frozenset(p.name for p in parameters if p.default is p.empty))
+    return Reference(given, frozenset(p.name for p in parameters if p.default is p.empty),
+                     frozenset(p.name for p in parameters if p.default is not p.empty))
 
 
 def _loaded(path: Path, name: str) -> Callable[..., Any]:
@@ -169,7 +176,8 @@ def _expression(text: str) -> Reference:
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     code: CodeType = compile(tree, "<reference>", "eval")
     builtin = {"abs": abs, "min": min, "max": max, "range": range, "len": len, "sum": sum,
-               "int": int, "float": float}
+               "int": int, "float": float,
+               "__import__": __import__}  # NumPy imports some of itself when it is used
 
     def call(**known: Any) -> Any:
         return eval(code, {"__builtins__": builtin, "np": np, **known})

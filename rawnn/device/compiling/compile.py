@@ -341,9 +341,29 @@ def _explain(
 
 
 def _cures(log: str) -> list[str]:
-    """What to do about the headers that the log says cannot be opened."""
-    return ["", *found] if (found := [headers.cure(name) for name in dict.fromkeys(
-        re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]) else []
+    """What to do about the headers that the log says cannot be opened, and about names of CUDA's
+    and C's headers that nvcc knows without being told."""
+    found = [headers.cure(name) for name in dict.fromkeys(
+        re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]
+    found += [f"{name} is of a header that nvcc includes by itself, and NVRTC does not: "
+              f"#include <{_DECLARED[name]}>" for name in dict.fromkeys(
+                  re.findall(r'(?:identifier|name) "(\w+)" is undefined', log))
+              if name in _DECLARED]
+    return ["", *found] if found else []
+
+
+_DECLARED = {
+    **dict.fromkeys(("INFINITY", "NAN"), "cmath"),
+    **dict.fromkeys(("FLT_MAX", "FLT_MIN", "FLT_EPSILON", "DBL_MAX"), "cfloat"),
+    **dict.fromkeys(("INT_MAX", "INT_MIN", "UINT_MAX"), "climits"),
+    **dict.fromkeys(("uint8_t", "uint16_t", "uint32_t", "uint64_t", "int8_t", "int16_t", "int32_t",
+                     "int64_t"), "cstdint"),
+    **dict.fromkeys(("cudaGridDependencySynchronize", "cudaTriggerProgrammaticLaunchCompletion"),
+                    "cuda_device_runtime_api.h"),
+    **dict.fromkeys(("__half", "half", "__half2", "__float2half"), "cuda_fp16.h"),
+    **dict.fromkeys(("__nv_bfloat16", "__nv_bfloat162", "__float2bfloat16"), "cuda_bf16.h"),
+}
+"""Names -> the header that declares them, and that can be included here."""
 
 
 def _numbered(file: str, line: int, sources: dict[str, str], paths: Sequence[Path]) -> list[str]:

@@ -122,7 +122,8 @@ def _included(text: str, folders: Sequence[Path]) -> list[str]:
 class Kernels:
     """Some kernels of one or more sources, to be built: `expressions` name instances of templates
     ("softmax<float>"); `arch` is the architecture that they are told of (900 is sm_90a, and so on),
-    `sources` the folder that they and their headers come from, `folders` further ones."""
+    `sources` the folder that they and their headers come from, `folders` further ones; `flags` are
+    more of the compiler's."""
 
     files: tuple[str, ...]
     expressions: tuple[str, ...]
@@ -131,6 +132,7 @@ class Kernels:
     sources: Path = SOURCES
     folders: tuple[Path, ...] = ()
     extra: str = ""
+    flags: tuple[str, ...] = ()
 
     def build(self) -> Twin:
         """Builds the library, where that has not been done, and loads it.
@@ -142,7 +144,7 @@ class Kernels:
         text = "\n".join([*lines, self.extra, ""])
         flags = [*_COMMON, *_KERNELS, *(f"-D{name}" for name in self.defines), f"-I{HERE}",
                  f"-I{self.sources}", *(f"-I{folder}" for folder in self.folders),
-                 f"-D__CUDA_ARCH__={self.arch}", "-D__CUDA_ARCH_FEAT_SM90_ALL"]
+                 f"-D__CUDA_ARCH__={self.arch}", "-D__CUDA_ARCH_FEAT_SM90_ALL", *self.flags]
         headers = _included(text, (self.sources, *self.folders))
         digest = _digest(text, *headers, *flags, _library())
         path = _folder() / f"kernels-{digest}.so"

@@ -1,0 +1,64 @@
+"""A user's kernel checked without a GPU: its own code, compiled by g++ and run on the twin, with
+its synchronisation watched. It takes what the twin takes: no libraries, no wmma."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rawnn.errors import RawnnError
+from rawnn.lab.arrays import simulated
+from rawnn.lab.checking import Checked, try_sizes
+from rawnn.lab.files import kernel_of
+from rawnn.lab.guarded import Contents, Images
+from rawnn.lab.problem import Launching, problem_of
+from tests.ptx.twin.twin import Kernels, Twin, TwinError
+
+
+class OnTheTwin:
+    """What launches a kernel of a file on the twin."""
+
+    def __init__(self, path: Path, expression: str, defines: Mapping[str, object]) -> None:
+        macros = tuple(f"{name}={value}" for name, value in defines.items())
+        self._expression = expression
+        self._twin: Twin = Kernels((path.name,), (expression,), defines=macros,
+                                   folders=(path.parent,), flags=("-Wno-error",)).build()
+
+    def run(self, launching: Launching | None, images: Images,
+            numbers: Mapping[str, Any]) -> Contents:
+        assert launching is not None
+        arrays = {}
+        for name, image in images.items():
+            room = np.zeros(image.nbytes + 16, np.uint8)  # vector loads want 16 bytes
+            begin = -room.ctypes.data % 16
+            arrays[name] = room[begin : begin + image.nbytes].view(image.dtype)
+            arrays[name][...] = image.values(image.content).reshape(-1)
+        try:
+            self._twin.call(self._expression, launching.grid, launching.block,
+                            shared=launching.shared, cooperative=launching.cooperative,
+                            cluster=prod(launching.cluster or (1,)), **numbers, **arrays)
+        except TwinError as error:
+            raise RawnnError(str(error)) from None
+        found = {name: image.content.copy() for name, image in images.items()}
+        for name, image in images.items():
+            image.inside(found[name])[...] = arrays[name].view(np.uint8)
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+def check_on_the_twin(path: Path, trials: int = 4, **work: Any) -> Checked:
+    """As rawnn.check of the kernel that a file's header describes."""
+    kernel, declared = kernel_of(path, device=simulated(), **work)
+    problem = problem_of(kernel, declared)
+    generator = np.random.default_rng(0)
+    runner = OnTheTwin(path, kernel.recipe.expression, kernel.recipe.defines)
+    every = problem.sizes(trials, generator)
+    every = sorted(every, key=lambda sizes: prod(sizes.values()))[:trials]
+    tried = [try_sizes(problem, sizes, runner, generator)[0] for sizes in every]
+    return Checked(problem.label, tuple(tried), len(every))

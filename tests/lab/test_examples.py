@@ -1,0 +1,82 @@
+"""The numbered kernels of examples/lab: compiled, launched on the simulated GPU, and right on the
+twin, where it can run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.lab.files import kernel_of
+from rawnn.lab.header import header
+from tests.lab.on_the_twin import check_on_the_twin
+from tests.ptx.twin.twin import Kernels, compiler
+
+LAB = Path(rawnn.__file__).parents[1] / "examples" / "lab"
+SERIES = sorted(LAB.glob("[rtsg]*/[1-9]_*.cu"))
+SMALL = {"reduction": {"n": [1, 5000, 8192]}, "transpose": {"rows": [5, 40], "cols": [33, 64]},
+         "softmax": {"rows": [1, 3], "cols": [4, 300]},
+         "gemm": {"m": [3, 65], "n": [20], "k": [17]}}
+"""Sizes for the twin, which runs thread by thread."""
+
+
+def test_every_topic_is_a_series() -> None:
+    assert {path.parent.name for path in SERIES} == set(SMALL)
+    for topic in SMALL:
+        steps = [path.name for path in SERIES if path.parent.name == topic]
+        assert [int(name[0]) for name in steps] == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("path", SERIES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_its_description_fits(path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    assert "// Learned: " in path.read_text()
+    assert header(path.read_text(), path)
+    kernel, work = kernel_of(path, device=rawnn.lab.simulated())
+    rawnn.check(kernel, work, trials=2).require()
+
+
+@pytest.mark.parametrize(("script", "words"), [
+    ("series.py softmax", "4_in_registers: its description fits; "),
+    ("plugged.py --batch 6000", "with bias_relu.cu: test accuracy 0."),
+    ("power_iteration.py", "rawnn.Graph(2 nodes, 1 edge): 5 rounds, largest eigenvalue 63.7"),
+])
+def test_the_scripts_run_on_the_simulated_gpu(script: str, words: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    done = subprocess.run([sys.executable, *f"{LAB}/{script} --device sim".split()],
+                          capture_output=True, text=True, check=False, timeout=240,
+                          env={**os.environ, "PYTHONPATH": str(LAB.parents[1])})
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+def test_the_kernel_for_the_trainer_is_right_on_the_twin() -> None:
+    rng = np.random.default_rng(0)
+    z, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 18), (18,)))
+    a = np.zeros((5, 20), np.float32)[:, :18]
+    twin = Kernels(("bias_relu.cu",), ("bias_relu<float,float>",), folders=(LAB,)).build()
+    twin.call("bias_relu<float,float>", (1,), (256,), z=z, bias=bias, a=a, rows=5, cols=18)
+    np.testing.assert_array_equal(a, np.maximum(z + bias, 0))
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@pytest.mark.parametrize("path", [p for p in SERIES if p.stem != "4_tensor_cores"],
+                         ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_its_code_is_right_on_the_twin(path: Path) -> None:
+    check_on_the_twin(path, sizes=SMALL[path.parent.name]).require()
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+def test_a_kernel_that_forgets_a_barrier_is_found_there(tmp_path: Path) -> None:
+    text = (LAB / "transpose" / "2_tile.cu").read_text()
+    wrong = tmp_path / "wrong.cu"
+    wrong.write_text(text.replace("  __syncthreads();\n", ""))
+    found = check_on_the_twin(wrong, sizes=SMALL["transpose"])
+    assert not found
+    assert "wrong.cu:15, without synchronisation" in str(found)
