@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.device.compiling.structs import vector
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Sample, Stopwatch
@@ -68,11 +69,15 @@ class Rehearsal(Stopwatch):
                                   {n: image.shape for n, image in images.items()})
             for name, values in found.items():
                 if values is not None:
-                    getattr(t, name)[...] = values.reshape(-1)
+                    target = getattr(t, name)
+                    target[...] = values.reshape(target.shape)
 
         assert isinstance(self.candidate, Kernel)
+        elements = {p.name: vector(p.ctype) for p in self.candidate.signature.parameters}
+        sizes = {n: found.size if (found := elements.get(n)) else image.dtype.itemsize
+                 for n, image in images.items()}
         register(self.candidate.signature.name, meaning,
-                 {n: (str(image.nbytes // image.dtype.itemsize),) for n, image in images.items()},
+                 {n: (str(image.nbytes // sizes[n]),) for n, image in images.items()},
                  reads=reads, writes=writes)
 
     def _sizes(self, images: Images, numbers: Mapping[str, Any]) -> dict[str, int]:

@@ -21,6 +21,7 @@ import numpy as np
 from rawnn.common.dtypes import CUDA_TYPES, LOW_PRECISION, numpy_dtype, rounded
 from rawnn.common.words import counted
 from rawnn.device.compiling.signature import KernelSignature, Parameter
+from rawnn.device.compiling.structs import vector
 from rawnn.device.sim.errors import SimulationError
 from rawnn.device.sim.graphs import Launcher
 from rawnn.device.sim.meanings import SET_CONDITION, Meaning, meaning_of
@@ -42,6 +43,21 @@ DTYPES: dict[str, Any] = {
     **{name: numpy_dtype(name) for name in LOW_PRECISION},
     **{name: numpy_dtype(stored) for name, stored in CUDA_TYPES.items()},
 }  # fmt: skip
+
+
+def dtype_of(ctype: str) -> np.dtype[Any]:
+    """NumPy's type of a C type; of float4 and the like that of so many numbers. Raises
+    SimulationError for a type that it has none for."""
+    made: np.dtype[Any]
+    if ctype in DTYPES:
+        made = np.dtype(DTYPES[ctype])
+        return made
+    layout = vector(ctype)
+    if layout is None:
+        raise SimulationError(f"the simulated GPU has no type for pointers to {ctype}")
+    members = layout.members
+    made = np.dtype((np.dtype(members[0].code), (len(members),)))
+    return made
 
 
 def stored_as(ctype: str) -> str:
@@ -227,7 +243,7 @@ class Binding:
         for parameter in signature.parameters:
             if parameter.struct is not None:
                 found |= self._members(parameter, values[parameter.name])
-        found |= {f"itemsize_{p.name}": np.dtype(DTYPES[p.ctype]).itemsize
+        found |= {f"itemsize_{p.name}": dtype_of(p.ctype).itemsize
                   for p in signature.parameters if p.pointer}
         known = functors()
         for name, value in template.items():
@@ -321,7 +337,7 @@ class Binding:
             ld = scalars.get(f"ld{name}", cols)
             if ld < cols:
                 raise SimulationError(f"{label}: ld{name} is {ld}, less than the {cols} columns")
-            dtype: np.dtype[Any] = np.dtype(DTYPES[parameter.ctype])
+            dtype = dtype_of(parameter.ctype)
             address = values[name]
             if address % dtype.itemsize:
                 raise SimulationError(
@@ -431,5 +447,7 @@ class Binding:
 
 def _strided(operand: _Operand, region: Region, shape: tuple[int, ...]) -> Any:
     size = operand.dtype.itemsize
-    strides = (operand.ld * size, size) if operand.matrix else (size,)
-    return np.ndarray(shape, operand.dtype, region.allocation.data, region.offset, strides)
+    strides: tuple[int, ...] = (operand.ld * size, size) if operand.matrix else (size,)
+    base, inner = operand.dtype.subdtype or (operand.dtype, ())
+    strides += (base.itemsize,) * len(inner)
+    return np.ndarray((*shape, *inner), base, region.allocation.data, region.offset, strides)
