@@ -106,7 +106,7 @@ def test_a_plan_of_no_gpu_is_not_launched() -> None:
     plan, _ = select("none,preload,tiled", Network((784, 10)), 4, CAPABLE).apply(
         step_plan(Network((784, 10)), 32, 128))
     (product,) = plan.find(kind="matmul", name="fc1.forward")
-    assert kernel_for(product).expression(product, plan).startswith("tiled_nt<")
+    assert kernel_for(product).expression(product, plan).startswith("product_nt<Tiled,")
     with pytest.raises(ConfigError, match="this one is for the host"):
         kernel_for(product).expression(product, replace(plan, target=HOST))
 

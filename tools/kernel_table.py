@@ -9,9 +9,9 @@ The record has the registers, shared memory and spills of every template instanc
 can ask for, on every architecture, by NVRTC 12 and 13: write it once with each. It names the text
 (includes followed, comments left out) that each source's figures were made of, and the compiler.
 The check therefore compiles every instance of a source that differs from it for every architecture,
-and of all others each instance for one, taking architectures in turn. Shared memory and spills have
-to be those recorded, and registers, to within SLACK. By another version of NVRTC than the recorded
-one everything is compiled, and only spills must not be more.
+and of all others each instance for one, taking architectures in turn; a warning ends it. Shared
+memory and spills have to be those recorded, and registers, to within SLACK. By another version of
+NVRTC than the recorded one everything is compiled, and only spills must not be more.
 
 Needs NVRTC and no GPU. Which template instances there are is asked of the engine:
 tests/catalogue.py applies the toggles to networks, and each kernel that an op of the resulting
@@ -167,6 +167,8 @@ def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
         Nvrtc, ptx.source_path(source).read_text(), name=source, arch=target,
         expressions=[i.expression for i in wanted],
         relocatable=any(impl.relocatable for impl in impls), options=("--ptxas-options=-v",))
+    if "warning" in built.log:
+        raise RuntimeError(f"{source} for {target} has a warning:\n{built.log}")
     usage, spilled = resource_usage(built.cubin), spills(built.log)
     rows = {}
     for expression, name in built.lowered.items():

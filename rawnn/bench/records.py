@@ -68,7 +68,12 @@ def place_of(opened: Opened) -> Environment:
 
 def toggle_words(result: Result) -> list[str]:
     """The toggles that were on in a run, as one types them."""
-    return [name if value is None else f"{name}={value}" for name, value in result.toggles.items()]
+    return toggle_words_of(result.toggles)
+
+
+def toggle_words_of(values: Mapping[str, str | int | None]) -> list[str]:
+    """Toggles with their values, as one types them."""
+    return [name if value is None else f"{name}={value}" for name, value in values.items()]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": "Show the plan of a step and the graph that it becomes; needs no GPU.",
     "bench": "Measure what each optimization is worth on this machine.",
     "compare": "Time sets of toggles beside each other on one network: which is faster?",
+    "profile": "Take a training step apart: every op with its time.",
     "tune": "Measure which toggles are fastest for a network here, for `best`.",
     "kernel": "Compile kernels of your own, see what became of them, check and time them.",
     "doctor": "Say what of CUDA is found, where, and what each toggle lacks; needs no GPU.",

@@ -3,14 +3,14 @@ repeated launches, and a comparison with the reference; the result says what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rawnn.common.words import counted
-from rawnn.errors import RawnnError
+from rawnn.errors import ConfigError, DeviceError, RawnnError
 from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
 from rawnn.lab.draws import Sizes
 from rawnn.lab.guarded import Contents, Image, place
@@ -24,6 +24,7 @@ from rawnn.lab.work import Work
 _NUDGE = 2.0**-20
 _REPEATS = 3
 """Further launches on the same bytes, where two on other bytes differed: to tell chance."""
+_STEPS = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
 TRIALS = 12
 """Sets of sizes that are drawn, where sizes are drawn."""
 
@@ -117,6 +118,8 @@ class Checked:
                 others = "; ".join(str(t) for t in failed[1:4])
                 lines.append(f"  also with {others}{', ...' if len(failed) > 4 else ''}")
             right = [t for t in self.tried if not t.findings]
+            lines += [f"  {text}" for text in patterns([t.sizes for t in failed],
+                                                       [t.sizes for t in right])]
             if right:
                 lines.append(f"  right with {'; '.join(str(t) for t in right[:3])}"
                              f"{', ...' if len(right) > 3 else ''}")
@@ -124,6 +127,22 @@ class Checked:
             lines.append(f"  {self.planned - len(self.tried)} more were not tried: the GPU cannot "
                          f"be used after this error")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def patterns(wrong: Sequence[Sizes], right: Sequence[Sizes]) -> Iterator[str]:
+    """What the sizes that go wrong have in common and those that go right have not."""
+    if not wrong or len(right) < 2:
+        return  # one that goes right may do so by chance
+    for name in wrong[0]:
+        bad, good = ([sizes[name] for sizes in each] for each in (wrong, right))
+        for step in _STEPS:
+            if all(n % step for n in bad) and not any(n % step for n in good):
+                yield f"right only where {name} is a multiple of {step}"
+                break
+        if min(bad) > max(good):
+            yield f"right up to {name} = {max(good):,}, wrong from {name} = {min(bad):,} on"
+        if max(bad) < min(good):
+            yield f"right from {name} = {min(good):,} on, wrong up to {name} = {max(bad):,}"
 
 
 def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials: int = TRIALS,
@@ -175,7 +194,7 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
         for given in (images, other):
             contents.append(runner.run(trial.launching, given, trial.numbers))
     except RawnnError as error:
-        return Tried(sizes, trial.launching, (), (_failure(error),)), runner_lives(runner)
+        return Tried(sizes, trial.launching, (), (_failure(error),)), _alive(runner, error)
     expected = trial.expected()
     outputs = [o for o in problem.outputs if expected.get(o.name) is not None]
     findings = misdeeds(trial, images, contents[0], expected)
@@ -191,7 +210,7 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
                              for _ in range(_REPEATS)] for given in (images, other)]
             except RawnnError as error:
                 return Tried(sizes, trial.launching, comparisons, (_failure(error),)), \
-                    runner_lives(runner)
+                    _alive(runner, error)
             findings += _unsteady(problem, images, contents, repeated, different)
             if not findings:  # two runs may differ: the second has to be right by itself
                 second = judged(trial, expected, _results(outputs, images, contents[1]),
@@ -200,9 +219,10 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
     return Tried(sizes, trial.launching, comparisons, tuple(findings)), True
 
 
-def runner_lives(runner: Runner) -> bool:
-    """Whether it can launch again after a launch that failed: in a process of its own, anew."""
-    return bool(getattr(runner, "renewable", False))
+def _alive(runner: Runner, error: RawnnError) -> bool:
+    """Whether more can be launched behind a launch that failed: where it was refused before it
+    began, and in a process of its own, which is made anew."""
+    return getattr(runner, "renewable", False) or type(error) in (ConfigError, DeviceError)
 
 
 def images_of(trial: Trial, generator: np.random.Generator) -> dict[str, Image]:

@@ -31,10 +31,13 @@ class Image:
     @classmethod
     def of(cls, values: NDArray[Any], generator: np.random.Generator) -> Image:
         """Of an array, between zones of bytes that no kernel writes by chance."""
-        raw = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         zone = min(max(-(-raw.size // _UNIT) * _UNIT, _LEAST), _MOST)
-        front, back = (np.frombuffer(generator.bytes(zone), np.uint8) for _ in range(2))
-        return cls(values.shape, values.dtype, np.concatenate([front, raw, back]), zone)
+        content = np.empty(raw.size + 2 * zone, np.uint8)
+        content[zone : zone + raw.size] = raw
+        for part in (slice(0, zone), slice(zone + raw.size, None)):
+            content[part] = np.frombuffer(generator.bytes(zone), np.uint8)
+        return cls(values.shape, values.dtype, content, zone)
 
     @property
     def nbytes(self) -> int:

@@ -37,7 +37,8 @@ PLUGGED: dict[str, type | tuple[type, ...]] = {
 """What it takes the place of in a training step."""
 CHECKED: dict[str, type | tuple[type, ...]] = {
     "shapes": dict, "sizes": dict, "inputs": dict, "reference": (str, dict), "length": (int, str),
-    "bytes": (int, float, str), "flops": (int, float, str), "types": dict, "writes": list,
+    "bytes": (int, float, str), "flops": (int, float, str), "types": dict,
+    "writes": list, "symbols": dict,
     "compute": str, "sums": str, "tolerance": (int, float), "deterministic": bool,
 }
 """What it is to compute, and on what it is tried."""

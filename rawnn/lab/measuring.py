@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from rawnn.lab.arrays import Array
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.problem import Launching
-from rawnn.lab.running import Here
+from rawnn.lab.running import Here, released
 
 Sample = tuple[Images, Mapping[str, Any], Collection[str]]
 """Images, numbers, and the names of arrays with input in them."""
@@ -40,7 +40,7 @@ class Stopwatch(Here):
         """
         with ExitStack() as held:
             arrays = [held.enter_context(self.placed(images)) for images, _, _ in samples]
-            flush = held.enter_context(self._memory(self._flush_bytes(), "what the L2 cache is "
+            flush = held.enter_context(self.memory(self._flush_bytes(), "what the L2 cache is "
                                                     "filled with"))
             events = [(self._event(held), self._event(held)) for _ in samples]
             cold: list[Touch] = [(flush, self._flush_bytes(), None)]
@@ -77,17 +77,9 @@ class Stopwatch(Here):
             return 1  # it has no cache
         return 2 * self.device.attribute("L2_CACHE_SIZE")
 
-    @contextmanager
-    def _memory(self, nbytes: int, what: str) -> Iterator[int]:
-        allocation = self.device.memory.allocate(nbytes, what)
-        try:
-            yield int(allocation.address)
-        finally:
-            self.device.memory.free(allocation)
-
     def _event(self, held: ExitStack) -> Event:
         event = Event(self.device.driver)
-        held.callback(event.close)
+        held.enter_context(released(event.close))
         return event
 
     def _warmth(self, held: ExitStack, arrays: Mapping[str, Array],
@@ -98,7 +90,7 @@ class Stopwatch(Here):
         for name, array in arrays.items():
             source = None
             if name in sample[2]:
-                source = held.enter_context(self._memory(array.nbytes, f"the input '{name}'"))
+                source = held.enter_context(self.memory(array.nbytes, f"the input '{name}'"))
                 inside = np.ascontiguousarray(sample[0][name].inside())
                 self.device.to_device(source, inside, f"'{name}'")
             touches.append((array.address, array.nbytes, source))
@@ -138,7 +130,7 @@ class Stopwatch(Here):
             executable = graph.instantiate("the samples of a kernel")
         finally:
             graph.close()
-        held.callback(executable.close)
+        held.enter_context(released(executable.close))
         executable.upload(device.stream)
         self.finish()
         executable.launch(device.stream)

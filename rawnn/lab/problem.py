@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -46,6 +46,7 @@ class Launching:
     shared: int = 0
     cluster: Dim | None = None
     cooperative: bool = False
+    symbols: Mapping[str, Host] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
         def text(extent: Dim) -> str:
@@ -78,6 +79,8 @@ class Trial:
         for operand in problem.operands:
             if operand.read:
                 given[operand.name] = _exactly(self.arrays[operand.name], nudge, by)
+        if self.launching is not None:
+            given |= {n: _exactly(v, None, 0) for n, v in self.launching.symbols.items()}
         with np.errstate(all="ignore"):
             found = problem.reference(given)
         return problem.named(found, {n: a.shape for n, a in self.arrays.items()})
@@ -194,7 +197,19 @@ class Problem:
         shared = work.shared(known) if callable(work.shared) else work.shared
         return Launching(grid, block, whole(shared, known, "shared", 0),  # type: ignore[arg-type]
                          _dim(work.cluster, known, "cluster") if work.cluster else None,
-                         work.cooperative)
+                         work.cooperative, self._symbols(known))
+
+    def _symbols(self, known: Mapping[str, Any]) -> dict[str, Host]:
+        """What the kernel's variables hold: the same for every launch, as they are the kernel's."""
+        assert isinstance(self.candidate, Kernel)
+        found = {}
+        for number, (name, kind) in enumerate(self.work.symbols.items()):
+            symbol = self.candidate.symbol(name)
+            drawn = kind is None or callable(kind) or isinstance(kind, str | int | float)
+            found[name] = draw(kind, np.random.default_rng(number), symbol.shape, symbol.dtype,
+                               known, name) if drawn else np.broadcast_to(
+                np.asarray(kind).astype(symbol.dtype), symbol.shape)
+        return found
 
     def named(self, found: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Host | None]:
         """What the reference returned, by operand. Raises ConfigError where it does not fit."""
@@ -291,6 +306,9 @@ def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> Problem:
             p.const or not written or p.name in work.inputs or reference.asks_for(p.name),
             written))
     for name, p in scalars.items():
+        if p.tensor_map:
+            raise ConfigError(f"{label} takes the tensor map '{name}': check a function in its "
+                              f"place that makes the map (rawnn.lab.tensor_map) and launches")
         drawn = p.ctype in ELEMENTS and np.dtype(ELEMENTS[p.ctype]).kind in "fVb"
         if name not in work.values and name not in automatic and not drawn:
             raise ConfigError(f"{label}: give a value for '{name}' ({p.ctype}): "

@@ -38,7 +38,7 @@ class Rehearsal(Stopwatch):
 
     def run(self, launching: Launching | None, images: Images,
             numbers: Mapping[str, Any]) -> Contents:
-        self._told(images, numbers)
+        self._told(launching, images, numbers)
         return super().run(launching, images, numbers)
 
     def measure(self, launching: Launching | None, samples: Any, warm: bool
@@ -46,13 +46,14 @@ class Rehearsal(Stopwatch):
         times, contents = [], []
         for sample in samples:  # one by one, as each has numbers of its own
             one: Sample = sample
-            self._told(one[0], one[1])
+            self._told(launching, one[0], one[1])
             took, found = super().measure(launching, [one], warm)
             times += took
             contents += found
         return times, contents
 
-    def _told(self, images: Images, numbers: Mapping[str, Any]) -> None:
+    def _told(self, launching: Launching | None, images: Images, numbers: Mapping[str, Any]
+              ) -> None:
         """Let the reference be what the kernel does for arrays of these sizes."""
         from rawnn.device.sim import register
 
@@ -61,7 +62,8 @@ class Rehearsal(Stopwatch):
         writes = tuple(o.name for o in problem.operands if o.written)
 
         def meaning(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
-            given: dict[str, Any] = {**problem.known(self._sizes(images, numbers)), **numbers}
+            given: dict[str, Any] = {**problem.known(self._sizes(images, numbers)), **numbers,
+                                     **(launching.symbols if launching else {})}
             for name in reads:
                 values = getattr(t, name).reshape(images[name].shape)
                 given[name] = values.astype(np.float64) if values.dtype.kind == "f" else values

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
 
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import check
+from rawnn.errors import RawnnError
 from rawnn.lab.arrays import Array, default_device
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel, Launcher
 from rawnn.lab.problem import Launching
+
+
+@contextmanager
+def released(release: Callable[[], None]) -> Iterator[None]:
+    """Release something at the end. Behind an error its own failure is not told: that of a kernel
+    makes every later call fail with the same code."""
+    try:
+        yield
+    except BaseException:
+        with suppress(RawnnError):
+            release()
+        raise
+    release()
 
 
 class Runner(Protocol):
@@ -52,20 +66,22 @@ class Here:
     @contextmanager
     def placed(self, images: Images) -> Iterator[dict[str, Array]]:
         """The images in device memory, as the arrays between their zones."""
-        device, taken = self.device, []
-        try:
+        with ExitStack() as held:
             arrays = {}
             for name, image in images.items():
-                allocation = device.memory.allocate(image.content.nbytes,
-                                                    f"'{name}' with its red zones")
-                taken.append(allocation)
-                device.to_device(allocation.address, image.content, f"'{name}'")
-                arrays[name] = Array.at(allocation.address + image.zone, image.shape, image.dtype,
-                                        device)
+                address = held.enter_context(self.memory(image.content.nbytes,
+                                                         f"'{name}' with its red zones"))
+                self.device.to_device(address, image.content, f"'{name}'")
+                arrays[name] = Array.at(address + image.zone, image.shape, image.dtype,
+                                        self.device)
             yield arrays
-        finally:
-            for allocation in taken:
-                device.memory.free(allocation)
+
+    @contextmanager
+    def memory(self, nbytes: int, what: str) -> Iterator[int]:
+        """Bytes of device memory, freed at the end."""
+        allocation = self.device.memory.allocate(nbytes, what)
+        with released(lambda: self.device.memory.free(allocation)):
+            yield int(allocation.address)
 
     def prepared(self, launching: Launching | None, arrays: Mapping[str, Array],
                  numbers: Mapping[str, Any]) -> Callable[[], None]:
@@ -74,6 +90,8 @@ class Here:
         if launching is None or not isinstance(self.candidate, Kernel):
             function, named = self.candidate, {n: given[n] for n in self.parameters}
             return lambda: function(**named)
+        for name, values in launching.symbols.items():
+            self.candidate.symbol(name)[:] = values
         return self.launcher(launching).bind(*(given[n] for n in self.parameters))
 
     def launcher(self, launching: Launching) -> Launcher:

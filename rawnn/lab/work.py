@@ -42,6 +42,8 @@ class Work:
     `values` are the other numbers that the kernel takes, or expressions; floats left out are drawn.
     `inputs` says what arrays hold: "normal" (floats, by default), "uniform" (0 to 1), "lo..hi"
     (whole numbers for integers), a number, or a function of (generator, shape).
+    `symbols` says what `__constant__` and `__device__` variables hold, likewise or by values; the
+    reference may ask for them.
     `writes` are the arrays that may be written, all that are not const by default.
 
     `length` is how many products are added up for one element, `compute` "tf32" where factors are
@@ -63,6 +65,7 @@ class Work:
     require: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    symbols: Mapping[str, Any] = field(default_factory=dict)
     writes: Sequence[str] | None = None
     length: Expression = 1
     compute: str = "float32"

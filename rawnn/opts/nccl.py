@@ -19,7 +19,7 @@ from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.ops.collectives import TURN, all_gather, all_reduce, reduce_scatter
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.step.tensor import PART, Role, Tensor
 
 BUCKET_MB = 25
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
@@ -99,26 +99,21 @@ class Shards:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._updates = {op.operands["dw"]: op for op in plan.ops if steps_a_parameter(op)}
-        self._shared = {name for name, op in self._updates.items()
-                        if len(plan[name].shape) == 2 and plan[name].shape[0] % plan.ranks == 0}
+        gradients = [op.operands["dw"] for op in plan.ops if steps_a_parameter(op)]
+        self._shared = {name for name in gradients if len(plan[name].shape) == 2
+                        and plan[name].shape[0] % plan.ranks == 0}
 
     def _view(self, name: str) -> Tensor:
         t = self._plan[name]
         rows = t.shape[0] // self._plan.ranks
-        return replace(t, name=f"{name}.part", shape=(rows, t.shape[1]), role=Role.VIEW,
+        return replace(t, name=name + PART, shape=(rows, t.shape[1]), role=Role.VIEW,
                        source=name, first=self._plan.rank * rows)
-
-    def _written(self, op: Op) -> str:
-        return op.operands.get("copy", op.operands["w"])
 
     def reductions(self, names: Sequence[str]) -> list[Op]:
         """Those of a bucket."""
         whole = [name for name in names if name not in self._shared]
-        parts = [(name, f"{name}.part") for name in names if name in self._shared]
-        held = [self._updates[name].operands[role] for name, _ in parts for role in ("w", "copy")
-                if role in self._updates[name].operands]
-        return [*([reduce_scatter(f"{parts[-1][0]}.reduce_scatter", parts, self._plan.weight, held)]
+        parts = [(name, name + PART) for name in names if name in self._shared]
+        return [*([reduce_scatter(f"{parts[-1][0]}.reduce_scatter", parts, self._plan.weight)]
                   if parts else []), *([_reduction(self._plan, whole)] if whole else [])]
 
     def updated(self, plan: Plan) -> Plan:
@@ -136,8 +131,8 @@ class Shards:
             stream = op.attributes["stream"] + (self._plan.rank << 16)
             ops.append(replace(op, operands={**op.operands, **{r: v.name for r, v in mine.items()}},
                                attributes={**op.attributes, "stream": stream}))
-            name = self._written(op)
-            ops.append(all_gather(f"{name}.all_gather", [(name, f"{name}.part")]))
+            name = op.operands.get("copy", op.operands["w"])
+            ops.append(all_gather(f"{name}.all_gather", [(name, name + PART)]))
         return replace(plan.with_tensors(*views.values()), ops=tuple(ops))
 
 

@@ -1,260 +1,164 @@
-// mma_nt, mma_nn, mma_tn, mma_update: products on the tensor cores by mma.sync.
+// Mma: the main loop of products on the tensor cores by mma.sync; the kernels are those of
+// product_kernels.cuh.
 //
-//   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved[m, n])
-//   nt: a[m, k], b[n, k];  nn: a[m, k], b[k, n];  tn: a[k, m], b[k, n];  as matmul.cu
-//   mma_update: w[rows, cols] -= lr * (dz[batch, rows]^T x[batch, cols] / loss_scale + decay * w),
-//               copy, bias: gradient and step in one kernel, as weight_update.cu
+// Operands: float, float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, which rounds
+// float operands to tf32; float16 for float16 operands; or tf32x3 for float operands, each as two
+// tf32: three products for one, and no less exact than products and sums in float32
+// (mma_fragments.cuh). Every sum has one order, whatever runs beside it: results repeat bit for
+// bit.
 //
-// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, mma_update <TD, TX, TW, TC, BIAS,
-// SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without CLUSTER. Operands:
-// float, float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, which rounds float operands
-// to tf32; float16 for float16 operands; or tf32x3 for float operands, each as two tf32: three
-// products for one, and no less exact than products and sums in float32 (mma_fragments.cuh). BIAS says that bias is not null. saved (with SLOPE None), overflow
-// and whatever updates.cuh calls optional may be null.
-// Every sum has one order, whatever runs beside it: results repeat bit for bit.
-//
-// Used by `mma`. Launch: grid (ceil(n / BN), ceil(m / BM)) of 32 * WM * WN * WK threads,
+// Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of 32 * WM * WN * WK threads
+// in clusters of CLUSTER blocks along x, and
 // max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of dynamic shared memory.
 // Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
 #include "mma_copy.cuh"
-#include "mma_epilogue.cuh"
 #include "mma_fragments.cuh"
 #include "mma_sums.cuh"
 #include "pdl.cuh"
+#include "product_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "mma.cu needs cp.async and mma.sync of 16 x 8 x 16: compute capability 8.0"
 #endif
 
-// One block's product: from (m0, n0) on, over its share of the inner dimension, then its epilogue.
-// Where BIAS, blocks of the first column of tiles also add up the rows of op(a).
-template <typename TILE, bool DEEP_A, bool DEEP_B, typename SUM, bool BIAS, typename TA,
-          typename TB, typename EPILOGUE>
-__device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b, int ldb, int m,
-                                              int n, int k, EPILOGUE epilogue) {
-  static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
-  constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
-  constexpr int kSteps = TILE::kBytes / 32;
-  using PanelA = Panel<TA, TILE::kM, DEEP_A, kDepth>;
-  using PanelB = Panel<TB, TILE::kN, DEEP_B, kDepth>;
-  constexpr int kBlocksM = TILE::kM / TILE::kWarpsM / 16;
-  constexpr int kBlocksN = TILE::kN / TILE::kWarpsN / 16;
-  constexpr int kStages = TILE::kStages;
-  constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
-  constexpr int kOwnSteps = kSteps / TILE::kWarpsK;
-  static_assert(kBlocksM >= 1 && kBlocksN >= 1 && kOwnSteps >= 1, "a warp has no work");
+struct Mma {
+  // One block's product: from (m0, n0) on, over its share of the inner dimension, then its
+  // epilogue. Where BIAS, blocks of the first column of tiles also add up the rows of op(a).
+  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
+            typename TB, typename EPILOGUE>
+  static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
+                                                 int n, int k, EPILOGUE epilogue) {
+    static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
+    constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
+    constexpr int kSteps = TILE::kBytes / 32;
+    using PanelA = Panel<TA, TILE::kM, DEEP_A, kDepth>;
+    using PanelB = Panel<TB, TILE::kN, DEEP_B, kDepth>;
+    constexpr int kBlocksM = TILE::kM / TILE::kWarpsM / 16;
+    constexpr int kBlocksN = TILE::kN / TILE::kWarpsN / 16;
+    constexpr int kStages = TILE::kStages;
+    constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
+    constexpr int kOwnSteps = kSteps / TILE::kWarpsK;
+    static_assert(kBlocksM >= 1 && kBlocksN >= 1 && kOwnSteps >= 1, "a warp has no work");
 
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int warp_n = warp % TILE::kWarpsN;
-  const int warp_m = warp / TILE::kWarpsN % TILE::kWarpsM;
-  const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
-  const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    const int warp = thread / 32;
+    const int warp_n = warp % TILE::kWarpsN;
+    const int warp_m = warp / TILE::kWarpsN % TILE::kWarpsM;
+    const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
+    const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
+    const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
 
-  const Share<TILE> share((k + kDepth - 1) / kDepth);
-  const int stages = share.stages;
-  const int begin = share.begin * kDepth;
-  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
-  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
-  const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
-  const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
-  const unsigned int shared = ptx::shared_address(dynamic_shared());
+    const Share<TILE> share((k + kDepth - 1) / kDepth);
+    const int stages = share.stages;
+    const int begin = share.begin * kDepth;
+    Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
+    Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
+    const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
+    const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
+    const unsigned int shared = ptx::shared_address(dynamic_shared());
 
-  pdl_wait();
+    pdl_wait();
 #pragma unroll 1
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (stage < stages) {
-      load_a.load(shared + stage * kTile);
-      load_b.load(shared + stage * kTile + PanelA::kBytes);
+    for (int stage = 0; stage < kStages - 1; ++stage) {
+      if (stage < stages) {
+        load_a.load(shared + stage * kTile);
+        load_b.load(shared + stage * kTile + PanelA::kBytes);
+      }
+      commit_copies();
     }
-    commit_copies();
-  }
-  epilogue.begin();
-  Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+    epilogue.begin();
+    Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
 
-  // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts: two
-  // short chains of additions round less than a long one.
-  constexpr bool kInParts = Same<SUM, tf32x3>::kValue && TILE::kWarpsK < 8;
-  constexpr int kPartStages = 16 / kOwnSteps;
-  Block<SUM> sums[kBlocksM][2 * kBlocksN] = {};
-  Block<SUM> all[kInParts ? kBlocksM : 1][2 * kBlocksN] = {};
-  Block<float> bias[kBlocksM] = {};
-  const bool sums_bias = BIAS && n0 == 0 && warp_n == 0;
-  int slot = 0;
+    // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts:
+    // two short chains of additions round less than a long one.
+    constexpr bool kInParts = Same<SUM, tf32x3>::kValue && TILE::kWarpsK < 8;
+    constexpr int kPartStages = 16 / kOwnSteps;
+    Block<SUM> sums[kBlocksM][2 * kBlocksN] = {};
+    Block<SUM> all[kInParts ? kBlocksM : 1][2 * kBlocksN] = {};
+    Block<float> bias[kBlocksM] = {};
+    const bool sums_bias = BIAS && n0 == 0 && warp_n == 0;
+    int slot = 0;
 #pragma unroll 1
-  for (int stage = 0; stage < stages; ++stage) {
-    wait_for_copies<kStages - 2>();
-    __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
-    const unsigned int tile_a = shared + slot * kTile;
-    const unsigned int tile_b = tile_a + PanelA::kBytes;
-    const int ahead = slot == 0 ? kStages - 1 : slot - 1;
-    // With the last copies on their way: blocks of the next kernel take shared memory, which this
-    // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
-    // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
-    if (stage + kStages == stages || stage + 1 == stages) pdl_trigger();
+    for (int stage = 0; stage < stages; ++stage) {
+      wait_for_copies<kStages - 2>();
+      __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
+      const unsigned int tile_a = shared + slot * kTile;
+      const unsigned int tile_b = tile_a + PanelA::kBytes;
+      const int ahead = slot == 0 ? kStages - 1 : slot - 1;
+      // With the last copies on their way: blocks of the next kernel take shared memory, which this
+      // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
+      // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
+      if (stage + kStages == stages || stage + 1 == stages) pdl_trigger();
 #pragma unroll
-    for (int step = 0; step < kOwnSteps; ++step) {
-      Factor<TA, SUM> left[kBlocksM];
-      Factor<TB, SUM> right[kBlocksN];
+      for (int step = 0; step < kOwnSteps; ++step) {
+        Factor<TA, SUM> left[kBlocksM];
+        Factor<TB, SUM> right[kBlocksN];
 #pragma unroll
-      for (int i = 0; i < kBlocksM; ++i) fragments_a.load(left[i].word, tile_a, i, step);
+        for (int i = 0; i < kBlocksM; ++i) fragments_a.load(left[i].word, tile_a, i, step);
 #pragma unroll
-      for (int j = 0; j < kBlocksN; ++j) fragments_b.load(right[j].word, tile_b, j, step);
-      if (step == 0) {  // while the first fragments are on their way
-        if (stage + kStages - 1 < stages) {
-          load_a.load(shared + ahead * kTile);
-          load_b.load(shared + ahead * kTile + PanelA::kBytes);
+        for (int j = 0; j < kBlocksN; ++j) fragments_b.load(right[j].word, tile_b, j, step);
+        if (step == 0) {  // while the first fragments are on their way
+          if (stage + kStages - 1 < stages) {
+            load_a.load(shared + ahead * kTile);
+            load_b.load(shared + ahead * kTile + PanelA::kBytes);
+          }
+          commit_copies();
         }
-        commit_copies();
-      }
 #pragma unroll
-      for (int j = 0; j < kBlocksN; ++j) right[j].take();
-#pragma unroll
-      for (int i = 0; i < kBlocksM; ++i) {
-        left[i].take();
-        multiply_row<TA, TB, SUM, kBlocksN>(sums[i], left[i], right);
-        if (sums_bias) add_rows<TA, TB, SUM>(bias[i], left[i]);
-      }
-    }
-    if constexpr (kInParts) {
-      if (stage % kPartStages == kPartStages - 1 || stage == stages - 1) {
+        for (int j = 0; j < kBlocksN; ++j) right[j].take();
 #pragma unroll
         for (int i = 0; i < kBlocksM; ++i) {
-#pragma unroll
-          for (int j = 0; j < 2 * kBlocksN; ++j) move_sums(all[i][j], sums[i][j]);
+          left[i].take();
+          multiply_row<TA, TB, SUM, kBlocksN>(sums[i], left[i], right);
+          if (sums_bias) add_rows<TA, TB, SUM>(bias[i], left[i]);
         }
       }
-    }
-    slot = slot == kStages - 1 ? 0 : slot + 1;
-  }
-  wait_for_copies<0>();
-  __syncthreads();  // the operands are done with: their place takes the sums
-
-  float* const parts = reinterpret_cast<float*>(dynamic_shared());
-  float* const part = parts + warp_k * Sums<TILE>::kPart;
-  constexpr int kPitch = Sums<TILE>::kPitch;
-  const int g = lane / 4;
-  const int q = lane % 4;
-  constexpr bool kPairedA = Fragments<PanelA, true>::kPaired;
-  constexpr bool kPairedB = Fragments<PanelB, false>::kPaired;
+      if constexpr (kInParts) {
+        if (stage % kPartStages == kPartStages - 1 || stage == stages - 1) {
 #pragma unroll
-  for (int i = 0; i < kBlocksM; ++i) {
+          for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = (warp_m * kBlocksM + i) * 16 + (kPairedA ? 2 * g + half : g + 8 * half);
-      float* const to = part + row * kPitch;
-#pragma unroll
-      for (int j = 0; j < kBlocksN; ++j) {
-        const int column = (warp_n * kBlocksN + j) * 16;
-        const Block<SUM>(&found)[2 * kBlocksN] = kInParts ? all[i] : sums[i];
-        const float2 first = found[2 * j].row(half);
-        const float2 second = found[2 * j + 1].row(half);
-        if constexpr (kPairedB) {
-          const float values[4] = {first.x, second.x, first.y, second.y};
-          store_values<4>(to + column + 4 * q, values);
-        } else {
-          *reinterpret_cast<float2*>(to + column + 2 * q) = first;
-          *reinterpret_cast<float2*>(to + column + 8 + 2 * q) = second;
+            for (int j = 0; j < 2 * kBlocksN; ++j) move_sums(all[i][j], sums[i][j]);
+          }
         }
       }
-      if (sums_bias && q == 0) to[TILE::kN] = bias[i].row(half).x;
+      slot = slot == kStages - 1 ? 0 : slot + 1;
     }
+    wait_for_copies<0>();
+    __syncthreads();  // the operands are done with: their place takes the sums
+
+    float* const parts = reinterpret_cast<float*>(dynamic_shared());
+    float* const part = parts + warp_k * Sums<TILE>::kPart;
+    constexpr int kPitch = Sums<TILE>::kPitch;
+    const int g = lane / 4;
+    const int q = lane % 4;
+    constexpr bool kPairedA = Fragments<PanelA, true>::kPaired;
+    constexpr bool kPairedB = Fragments<PanelB, false>::kPaired;
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = (warp_m * kBlocksM + i) * 16 + (kPairedA ? 2 * g + half : g + 8 * half);
+        float* const to = part + row * kPitch;
+#pragma unroll
+        for (int j = 0; j < kBlocksN; ++j) {
+          const int column = (warp_n * kBlocksN + j) * 16;
+          const Block<SUM>(&found)[2 * kBlocksN] = kInParts ? all[i] : sums[i];
+          const float2 first = found[2 * j].row(half);
+          const float2 second = found[2 * j + 1].row(half);
+          if constexpr (kPairedB) {
+            const float values[4] = {first.x, second.x, first.y, second.y};
+            store_values<4>(to + column + 4 * q, values);
+          } else {
+            *reinterpret_cast<float2*>(to + column + 2 * q) = first;
+            *reinterpret_cast<float2*>(to + column + 8 + 2 * q) = second;
+          }
+        }
+        if (sums_bias && q == 0) to[TILE::kN] = bias[i].row(half).x;
+      }
+    }
+    finish.template run<BIAS>(parts, n0 == 0);
   }
-  finish.template run<BIAS>(parts, n0 == 0);
-}
-
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, int BYTES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    mma_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
-           int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
-           float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
-  block_product<TILE, true, true, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
-}
-
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, int BYTES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    mma_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
-  block_product<TILE, true, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
-}
-
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, int BYTES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    mma_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
-  block_product<TILE, false, false, SUM, false>(a, lda, b, ldb, m, n, k, epilogue);
-}
-
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    mma_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-               int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
-               const int* __restrict__ cursor, const int* __restrict__ clock,
-               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-               int rows, int cols, float lr, float decay, float copy_scale, int offset,
-               bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
-  const UpdateEpilogue<TW, TC, Sgd> epilogue{
-      w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
-      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
-  block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
-}
-
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    mma_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-                 int ldw, float* v, int ldv, float* bias, float* bias_v, TC* copy, int ldcopy,
-                 const float* __restrict__ rates, const int* __restrict__ cursor,
-                 const int* __restrict__ clock, const float* __restrict__ loss_scale,
-                 const int* __restrict__ overflow, int batch, int rows, int cols, float lr,
-                 float decay, float momentum, bool nesterov, float copy_scale, int offset,
-                 bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
-  const UpdateEpilogue<TW, TC, Momentum> epilogue{
-      w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
-      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
-      lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
-  block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
-}
-
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    mma_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-             int ldw, float* m, int ldm, float* v, int ldv, float* bias, float* bias_m,
-             float* bias_v, TC* copy, int ldcopy, const float* __restrict__ rates,
-             const int* __restrict__ cursor, const int* __restrict__ clock,
-             const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-             int rows, int cols, float lr, float decay, double beta1, double beta2, float eps,
-             bool decoupled, float copy_scale, int offset, bool stochastic,
-             unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
-  const UpdateEpilogue<TW, TC, Adam> epilogue{
-      w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
-      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
-      lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};
-  block_product<TILE, false, false, SUM, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
-}
+};

@@ -129,7 +129,7 @@ OTHERS = (
 """What `tune` tries besides."""
 UPDATES = ("weight_update", "weight_momentum", "weight_adam")
 
-register_family(SYNC, "mma", "mma.cu", choose, _shared, sums=True, others=OTHERS, updates=UPDATES)
+register_family(SYNC, "mma", "mma.cu", "Mma", choose, _shared, others=OTHERS, updates=UPDATES)
 
 
 def choose_wgmma(p: Product, target: Target) -> Tile:
@@ -156,8 +156,8 @@ WGMMA_OTHERS = (
     Tile(256, 128, 16, 1, 1, 4, bytes=128),
 )
 
-register_family(WGMMA, "wgmma", "wgmma.cu", choose_wgmma, _shared_wgmma, sums=False,
-                fixed=("BYTES",), others=WGMMA_OTHERS, updates=UPDATES, specific=True)
+register_family(WGMMA, "wgmma", "wgmma.cu", "Wgmma", choose_wgmma, _shared_wgmma,
+                others=WGMMA_OTHERS, updates=UPDATES, specific=True)
 
 
 PACES: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
@@ -214,5 +214,5 @@ def _shared_wgmma_tf32(s: Scalars) -> int:
     return max(int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared)), sums_bytes(s))
 
 
-register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", choose_wgmma_tf32,
-                _shared_wgmma_tf32, sums=True, fixed=("BYTES",), updates=UPDATES, specific=True)
+register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_tf32,
+                _shared_wgmma_tf32, updates=UPDATES, specific=True)

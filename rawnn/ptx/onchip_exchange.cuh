@@ -18,7 +18,7 @@ struct Mailboxes {
   float* first;           // two of FLOATS floats
   unsigned int barriers;  // two barriers, as a shared address
   int rank;
-  int exchanges;  // that have been waited for
+  unsigned int exchanges;  // that have been waited for; may wrap around
 
   __device__ __forceinline__ float* box() const { return first + (exchanges & 1) * FLOATS; }
   __device__ __forceinline__ unsigned int barrier() const { return barriers + (exchanges & 1) * 8; }

@@ -1,22 +1,18 @@
-// tiled_nt, tiled_nn, tiled_tn, tiled_update: products through tiles in shared memory and in
-// registers, with float arithmetic, for operands of any types.
+// Tiled: the main loop of products through tiles in shared memory and in registers, with float
+// arithmetic, for operands of any types; the kernels are those of product_kernels.cuh.
 //
-//   The products, operands and scalars of matmul.cu and weight_update.cu.
+// SUM is float, CLUSTER 1, and BYTES 0: a stage is 32 elements of the inner dimension, whatever
+// their types. The lanes of a warp stand 4 down and 8 across, so a thread has BM / WM / 4 by
+// BN / WN / 8 elements, in groups of 4 by 4.
 //
-// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, tile>, tiled_update <TD, TX, TW, TC, BIAS,
-// tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without CLUSTER; any storage types.
-// BIAS says that bias is not null; the other optional operands may be null. The lanes of a warp
-// stand 4 down and 8 across, so a thread has BM / WM / 4 by BN / WN / 8 elements, in groups of 4 by
-// 4.
-//
-// Used by `tiled`. Launch: as mma.cu, without clusters; a stage is 32 elements of the inner
-// dimension, so dynamic shared memory is STAGES * 32 * (BM * sizeof(TA) + BN * sizeof(TB)) bytes,
-// or WK * BM * (BN + 8) * 4 where WK > 1 and that is more.
+// Used by `tiled`. Launch: as mma.cu; dynamic shared memory is
+// STAGES * 32 * (BM * sizeof(TA) + BN * sizeof(TB)) bytes, or WK * BM * (BN + 8) * 4 where WK > 1
+// and that is more.
 // Limit: shared-memory reads at 4 x 4 elements a thread, multiply-adds at 8 x 8.
 #include "mma_copy.cuh"
-#include "mma_epilogue.cuh"
 #include "mma_sums.cuh"
 #include "pdl.cuh"
+#include "product_kernels.cuh"
 
 constexpr int kTiledDepth = 32;
 
@@ -59,186 +55,135 @@ struct Quads {
   }
 };
 
-template <typename TILE, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA, typename TB,
-          typename EPILOGUE>
-__device__ __forceinline__ void block_product(const TA* a, int lda, const TB* b, int ldb, int m,
-                                              int n, int k, EPILOGUE epilogue) {
-  constexpr int kRows = TILE::kM / TILE::kWarpsM / 4;   // of a thread
-  constexpr int kColumns = TILE::kN / TILE::kWarpsN / 8;
-  constexpr int kStages = TILE::kStages;
-  using PanelA = Panel<TA, TILE::kM, DEEP_A, kTiledDepth, 4>;
-  using PanelB = Panel<TB, TILE::kN, DEEP_B, kTiledDepth, 4>;
-  constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
-  static_assert(kRows % 4 == 0 && kColumns % 4 == 0, "a thread takes groups of 4 by 4");
-  static_assert(TILE::kCluster == 1, "no clusters");
+struct Tiled {
+  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
+            typename TB, typename EPILOGUE>
+  static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
+                                                 int n, int k, EPILOGUE epilogue) {
+    constexpr int kRows = TILE::kM / TILE::kWarpsM / 4;   // of a thread
+    constexpr int kColumns = TILE::kN / TILE::kWarpsN / 8;
+    constexpr int kStages = TILE::kStages;
+    using PanelA = Panel<TA, TILE::kM, DEEP_A, kTiledDepth, 4>;
+    using PanelB = Panel<TB, TILE::kN, DEEP_B, kTiledDepth, 4>;
+    constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
+    static_assert(kRows % 4 == 0 && kColumns % 4 == 0, "a thread takes groups of 4 by 4");
+    static_assert(TILE::kCluster == 1, "no clusters");
 
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int across = warp % TILE::kWarpsN * 8 + lane % 8;
-  const int down = warp / TILE::kWarpsN % TILE::kWarpsM * 4 + lane / 8;
-  const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
-  const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
-  constexpr int kSpanM = TILE::kWarpsM * 16;
-  constexpr int kSpanN = TILE::kWarpsN * 32;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    const int warp = thread / 32;
+    const int across = warp % TILE::kWarpsN * 8 + lane % 8;
+    const int down = warp / TILE::kWarpsN % TILE::kWarpsM * 4 + lane / 8;
+    const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
+    const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
+    const int n0 = static_cast<int>(blockIdx.x) * TILE::kN;
+    constexpr int kSpanM = TILE::kWarpsM * 16;
+    constexpr int kSpanN = TILE::kWarpsN * 32;
 
-  Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, 0, k, thread);
-  Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, 0, k, thread);
-  const int stages = (k + kTiledDepth - 1) / kTiledDepth;
-  const unsigned int shared = ptx::shared_address(dynamic_shared());
+    Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, 0, k, thread);
+    Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, 0, k, thread);
+    const int stages = (k + kTiledDepth - 1) / kTiledDepth;
+    const unsigned int shared = ptx::shared_address(dynamic_shared());
 
-  pdl_wait();
-  pdl_trigger();
+    pdl_wait();
+    pdl_trigger();
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (stage < stages) {
-      load_a.load(shared + stage * kTile);
-      load_b.load(shared + stage * kTile + PanelA::kBytes);
+    for (int stage = 0; stage < kStages - 1; ++stage) {
+      if (stage < stages) {
+        load_a.load(shared + stage * kTile);
+        load_b.load(shared + stage * kTile + PanelA::kBytes);
+      }
+      commit_copies();
     }
-    commit_copies();
-  }
 
-  epilogue.begin();
+    epilogue.begin();
 
-  float sums[kRows][kColumns] = {};
-  float bias[kRows] = {};
-  int slot = 0;
-  for (int stage = 0; stage < stages; ++stage) {
-    wait_for_copies<kStages - 2>();
-    __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
-    const int ahead = slot == 0 ? kStages - 1 : slot - 1;
-    if (stage + kStages - 1 < stages) {
-      load_a.load(shared + ahead * kTile);
-      load_b.load(shared + ahead * kTile + PanelA::kBytes);
-    }
-    commit_copies();
-    const unsigned char* const tile = dynamic_shared() + slot * kTile;
-    const Quads<PanelA, kRows / 4, kSpanM> quads_a{tile, down * 4};
-    const Quads<PanelB, kColumns / 4, kSpanN> quads_b{tile + PanelA::kBytes, across * 4};
-    constexpr int kOwn = kTiledDepth / TILE::kWarpsK;
+    float sums[kRows][kColumns] = {};
+    float bias[kRows] = {};
+    int slot = 0;
+    for (int stage = 0; stage < stages; ++stage) {
+      wait_for_copies<kStages - 2>();
+      __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
+      const int ahead = slot == 0 ? kStages - 1 : slot - 1;
+      if (stage + kStages - 1 < stages) {
+        load_a.load(shared + ahead * kTile);
+        load_b.load(shared + ahead * kTile + PanelA::kBytes);
+      }
+      commit_copies();
+      const unsigned char* const tile = dynamic_shared() + slot * kTile;
+      const Quads<PanelA, kRows / 4, kSpanM> quads_a{tile, down * 4};
+      const Quads<PanelB, kColumns / 4, kSpanN> quads_b{tile + PanelA::kBytes, across * 4};
+      constexpr int kOwn = kTiledDepth / TILE::kWarpsK;
 #pragma unroll 2
-    for (int i = 0; i < kOwn; i += 4) {
-      float left[kRows][4];
-      float right[kColumns][4];
-      quads_a.load(left, warp_k * kOwn + i);
-      quads_b.load(right, warp_k * kOwn + i);
+      for (int i = 0; i < kOwn; i += 4) {
+        float left[kRows][4];
+        float right[kColumns][4];
+        quads_a.load(left, warp_k * kOwn + i);
+        quads_b.load(right, warp_k * kOwn + i);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+        for (int j = 0; j < 4; ++j) {
 #pragma unroll
-        for (int row = 0; row < kRows; ++row) {
+          for (int row = 0; row < kRows; ++row) {
 #pragma unroll
-          for (int column = 0; column < kColumns; ++column) {
-            sums[row][column] = fmaf(left[row][j], right[column][j], sums[row][column]);
+            for (int column = 0; column < kColumns; ++column) {
+              sums[row][column] = fmaf(left[row][j], right[column][j], sums[row][column]);
+            }
+          }
+        }
+        if (BIAS && blockIdx.x == 0) {
+#pragma unroll
+          for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) bias[row] += left[row][j];
           }
         }
       }
-      if (BIAS && blockIdx.x == 0) {
+      slot = slot == kStages - 1 ? 0 : slot + 1;
+    }
+
+    if constexpr (TILE::kWarpsK == 1) {
+      const bool whole = epilogue.whole();
 #pragma unroll
-        for (int row = 0; row < kRows; ++row) {
+      for (int i = 0; i < kRows; ++i) {
+        const int row = m0 + i / 4 * kSpanM + down * 4 + i % 4;
 #pragma unroll
-          for (int j = 0; j < 4; ++j) bias[row] += left[row][j];
+        for (int group = 0; group < kColumns / 4; ++group) {
+          const int column = n0 + group * kSpanN + across * 4;
+          float four[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
+          if (whole) {
+            epilogue.template store<true>(row, column, four,
+                                          epilogue.template fetch<true>(row, column));
+          } else {
+            epilogue.template store<false>(row, column, four,
+                                           epilogue.template fetch<false>(row, column));
+          }
+        }
+        if constexpr (BIAS) {
+          if (blockIdx.x == 0 && across == 0) epilogue.store_bias(row, bias[i]);
         }
       }
-    }
-    slot = slot == kStages - 1 ? 0 : slot + 1;
-  }
-
-  if constexpr (TILE::kWarpsK == 1) {
-    const bool whole = epilogue.whole();
+    } else {
+      wait_for_copies<0>();
+      __syncthreads();  // the operands are done with: their place takes the sums
+      float* const parts = reinterpret_cast<float*>(dynamic_shared());
+      float* const part = parts + warp_k * Sums<TILE>::kPart;
+      constexpr int kPitch = Sums<TILE>::kPitch;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int row = m0 + i / 4 * kSpanM + down * 4 + i % 4;
+      for (int i = 0; i < kRows; ++i) {
+        float* const to = part + (i / 4 * kSpanM + down * 4 + i % 4) * kPitch;
 #pragma unroll
-      for (int group = 0; group < kColumns / 4; ++group) {
-        const int column = n0 + group * kSpanN + across * 4;
-        float four[4];
+        for (int group = 0; group < kColumns / 4; ++group) {
+          float four[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
-        if (whole) {
-          epilogue.template store<true>(row, column, four,
-                                        epilogue.template fetch<true>(row, column));
-        } else {
-          epilogue.template store<false>(row, column, four,
-                                         epilogue.template fetch<false>(row, column));
+          for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
+          store_values<4>(to + group * kSpanN + across * 4, four);
         }
+        if (BIAS && across == 0) to[TILE::kN] = bias[i];
       }
-      if constexpr (BIAS) {
-        if (blockIdx.x == 0 && across == 0) epilogue.store_bias(row, bias[i]);
-      }
+      Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+      finish.template run<BIAS>(parts, n0 == 0);
     }
-  } else {
-    wait_for_copies<0>();
-    __syncthreads();  // the operands are done with: their place takes the sums
-    float* const parts = reinterpret_cast<float*>(dynamic_shared());
-    float* const part = parts + warp_k * Sums<TILE>::kPart;
-    constexpr int kPitch = Sums<TILE>::kPitch;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      float* const to = part + (i / 4 * kSpanM + down * 4 + i % 4) * kPitch;
-#pragma unroll
-      for (int group = 0; group < kColumns / 4; ++group) {
-        float four[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
-        store_values<4>(to + group * kSpanN + across * 4, four);
-      }
-      if (BIAS && across == 0) to[TILE::kN] = bias[i];
-    }
-    Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
-    finish.template run<BIAS>(parts, n0 == 0);
   }
-}
-
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    tiled_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
-             int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
-             float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
-  block_product<TILE, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
-}
-
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    tiled_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
-  block_product<TILE, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
-}
-
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, int BM, int BN, int WM, int WN, int WK, int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    tiled_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-             const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-             int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
-  block_product<TILE, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
-}
-
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, int BM, int BN, int WM,
-          int WN, int WK, int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WM * WN * WK)
-    tiled_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-                 int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
-                 const int* __restrict__ cursor, const int* __restrict__ clock,
-                 const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-                 int rows, int cols, float lr, float decay, float copy_scale, int offset,
-                 bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, 1, 0, ALIGNED>;
-  const UpdateEpilogue<TW, TC, Sgd> epilogue{
-      w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
-      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
-  block_product<TILE, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
-}
+};

@@ -45,5 +45,5 @@ OTHERS = (
 )
 """What `tune` tries besides."""
 
-register_family(FAMILY, "tiled", "tiled.cu", choose, _shared, sums=False,
-                fixed=("CLUSTER", "BYTES"), others=OTHERS)
+register_family(FAMILY, "tiled", "tiled.cu", "Tiled", choose, _shared,
+                tensor_cores=False, others=OTHERS)

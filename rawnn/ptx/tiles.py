@@ -128,19 +128,17 @@ _UPDATE_SHAPES: dict[str, Shape] = {
 }
 
 
-def register_family(family: Family, impl: str, source: str, choose: Choose,
-                    shared: Callable[[Scalars], int], *, sums: bool,
-                    fixed: tuple[str, ...] = (), others: Sequence[Tile] = (),
-                    updates: tuple[str, ...] = ("weight_update",), specific: bool = False) -> None:
-    """Add the kernels <source>_nt, _nn, _tn, and _update, _momentum, ... for the ops `updates`, of
-    `source` to a family, as `impl`.
+def register_family(family: Family, impl: str, source: str, loop: str, choose: Choose,
+                    shared: Callable[[Scalars], int], *, tensor_cores: bool = True,
+                    others: Sequence[Tile] = (), updates: tuple[str, ...] = ("weight_update",),
+                    specific: bool = False) -> None:
+    """Add the kernels of ptx/product_kernels.cuh with the main loop `loop` of `source` to a family,
+    as `impl`: product_nt, _nn, _tn, and _update, _momentum, ... for the ops `updates`.
 
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
-    have the tile's parameters); `sums` says that the type of the sums is a template parameter,
-    `fixed` which of the tile's are not. `others` are the tiles that an op's `choice` picks from,
-    counted from 1 on. `specific` is as in KernelImpl.
+    have the tile's parameters). Without `tensor_cores` sums are those of float. `others` are the
+    tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in KernelImpl.
     """
-    name = source.removesuffix(".cu")
 
     def chosen(op: Op, plan: Plan) -> Tile:
         choice = int(op.attributes.get("choice", 0))
@@ -153,18 +151,19 @@ def register_family(family: Family, impl: str, source: str, choose: Choose,
         return chosen(op, plan).scalars()
 
     def last(op: Op, plan: Plan) -> list[str]:
-        found = chosen(op, plan).scalars()
-        numbers = [str(v) for k, v in found.items() if k not in fixed]
-        return [*([_sum(op, plan)] if sums else []), *numbers, flag(_aligned(op, plan))]
+        numbers = map(str, chosen(op, plan).scalars().values())
+        sums = _sum(op, plan) if tensor_cores else "float"
+        return [sums, *numbers, flag(_aligned(op, plan))]
 
     def product(op: Op, plan: Plan) -> list[str]:
         a = op.attributes
         saved = next((r for r in ("saved", "pre") if r in op.operands), "c")
-        return [*types(op, plan, "a", "b", "c"), flag(bool(a["bias"])), functor(a["activation"]),
-                functor(a["slope"]), *types(op, plan, saved), *last(op, plan)]
+        return [loop, *types(op, plan, "a", "b", "c"), flag(bool(a["bias"])),
+                functor(a["activation"]), functor(a["slope"]), *types(op, plan, saved),
+                *last(op, plan)]
 
     def update(op: Op, plan: Plan) -> list[str]:
-        return [*types(op, plan, "dz", "x", "w", "copy"), flag("bias" in op.operands),
+        return [loop, *types(op, plan, "dz", "x", "w", "copy"), flag("bias" in op.operands),
                 *last(op, plan)]
 
     def update_sizes(op: Op, plan: Plan) -> Scalars:
@@ -177,11 +176,11 @@ def register_family(family: Family, impl: str, source: str, choose: Choose,
 
     for layout, shapes in _SHAPES.items():
         family.register("matmul", impl, KernelImpl(
-            source, f"{name}_{layout}", product, tile, _geometry, shapes, shared, cluster,
+            source, f"product_{layout}", product, tile, _geometry, shapes, shared, cluster,
             choices, specific=specific), layout)
     for kind in updates:
         family.register(kind, impl, KernelImpl(
-            source, f"{name}_{kind.removeprefix('weight_')}", update, update_sizes, _geometry,
+            source, f"product_{kind.removeprefix('weight_')}", update, update_sizes, _geometry,
             _UPDATE_SHAPES, shared, cluster, choices, specific=specific))
 
 

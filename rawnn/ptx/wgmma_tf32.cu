@@ -1,27 +1,26 @@
-// wgmma_tf32_nt, wgmma_tf32_nn, wgmma_tf32_tn, wgmma_tf32_update, _momentum, _adam: products of
-// float32 on Hopper's tensor cores (sm_90a), each computed by two warpgroups.
+// WgmmaTf32: the main loop of products of float32 on Hopper's tensor cores (sm_90a), each computed
+// by two warpgroups; the kernels are those of product_kernels.cuh.
 //
-//   The products, operands and scalars of mma.cu; operands are float. SUM is float, which rounds
-//   them to tf32, or tf32x3, each as two tf32 and three products for one (mma_fragments.cuh).
+// Operands are float. SUM is float, which rounds them to tf32, or tf32x3, each as two tf32 and
+// three products for one (mma_fragments.cuh).
 //
 // wgmma takes one operand from registers, the other from shared memory, where tf32 must lie along
 // the inner dimension. So of nn, whose b does not, the transpose is computed: b comes from
 // registers. While the tensor cores work on a stage, the next stage's other operand is prepared:
 // rounded or split, and transposed where it is tn's. With tf32x3 the sums of two steps begin at
-// zero and are added to the others by the float units, as in mma.cu; every sum has one order.
+// zero and are added to the others by the float units, as in mma.cu; every sum has one order. The
+// operand from registers has 128 rows of the tile, the other 64 or 128; a stage is 128 BYTES.
 //
-// template <TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, wgmma_tf32_update <TD, TX, TW, TC,
-// BIAS, SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) without BYTES. The operand from registers has 128 rows of the tile, the other 64 or 128.
-//
-// Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; a stage is 128 bytes of the inner
-// dimension; besides the stages two prepared operands, of two parts each with tf32x3.
+// Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; besides the stages two prepared
+// operands, of two parts each with tf32x3.
 // Limit: large products, the tensor cores, and the preparation beside them.
 #include "device/fences.cuh"
 #include "mma_copy.cuh"
-#include "mma_epilogue.cuh"
 #include "mma_sums.cuh"
 #include "mma_warpgroup.cuh"
 #include "pdl.cuh"
+#define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+#include "product_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "wgmma_tf32.cu needs the instructions of one architecture: compile it for sm_90a"
@@ -55,7 +54,9 @@ __device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, in
     }
     chunk.take();
     ptx::store_shared(ready + to, chunk.word);
-    if constexpr (Same<SUM, tf32x3>::kValue) ptx::store_shared(ready + READY::kBytes + to, chunk.low);
+    if constexpr (Same<SUM, tf32x3>::kValue) {
+      ptx::store_shared(ready + READY::kBytes + to, chunk.low);
+    }
   }
 }
 
@@ -208,95 +209,14 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   finish.template run<BIAS>(parts, n0 == 0);
 }
 
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, bool ALIGNED>
-__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
-    wgmma_tf32_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
-           int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
-           float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
-  block_product<TILE, SUM, true, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
-}
-
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, bool ALIGNED>
-__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
-    wgmma_tf32_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
-  block_product<TILE, SUM, false, true, true, false>(b, ldb, a, lda, m, n, k, epilogue);
-}
-
-template <typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION, typename SLOPE,
-          typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, bool ALIGNED>
-__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
-    wgmma_tf32_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
-           const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
-           int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
-      c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
-  block_product<TILE, SUM, false, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
-}
-
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
-__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
-    wgmma_tf32_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-               int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
-               const int* __restrict__ cursor, const int* __restrict__ clock,
-               const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-               int rows, int cols, float lr, float decay, float copy_scale, int offset,
-               bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
-  const UpdateEpilogue<TW, TC, Sgd> epilogue{
-      w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
-      rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
-  block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
-}
-
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
-__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
-    wgmma_tf32_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-                 int ldw, float* v, int ldv, float* bias, float* bias_v, TC* copy, int ldcopy,
-                 const float* __restrict__ rates, const int* __restrict__ cursor,
-                 const int* __restrict__ clock, const float* __restrict__ loss_scale,
-                 const int* __restrict__ overflow, int batch, int rows, int cols, float lr,
-                 float decay, float momentum, bool nesterov, float copy_scale, int offset,
-                 bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
-  const UpdateEpilogue<TW, TC, Momentum> epilogue{
-      w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
-      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
-      lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
-  block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
-}
-
-template <typename TD, typename TX, typename TW, typename TC, bool BIAS, typename SUM, int BM,
-          int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, bool ALIGNED>
-__global__ void __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
-    wgmma_tf32_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
-             int ldw, float* m, int ldm, float* v, int ldv, float* bias, float* bias_m,
-             float* bias_v, TC* copy, int ldcopy, const float* __restrict__ rates,
-             const int* __restrict__ cursor, const int* __restrict__ clock,
-             const float* __restrict__ loss_scale, const int* __restrict__ overflow, int batch,
-             int rows, int cols, float lr, float decay, double beta1, double beta2, float eps,
-             bool decoupled, float copy_scale, int offset, bool stochastic,
-             unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, 128, ALIGNED>;
-  const UpdateEpilogue<TW, TC, Adam> epilogue{
-      w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
-      {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
-      lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};
-  block_product<TILE, SUM, false, false, false, BIAS>(dz, lddz, x, ldx, rows, cols, batch, epilogue);
-}
+struct WgmmaTf32 {
+  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
+  static __device__ __forceinline__ void product(const float* a, int lda, const float* b, int ldb,
+                                                 int m, int n, int k, EPILOGUE epilogue) {
+    if constexpr (DEEP_A && !DEEP_B) {
+      block_product<TILE, SUM, false, true, true, BIAS>(b, ldb, a, lda, m, n, k, epilogue);
+    } else {
+      block_product<TILE, SUM, DEEP_A, DEEP_B, false, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
+    }
+  }
+};

@@ -25,6 +25,8 @@ from rawnn.runners.base import Work
 from rawnn.step.recipe import Recipe
 from rawnn.version import __version__
 
+BACKWARD = 2 / 3
+"""The part of a step's arithmetic that is the backward pass."""
 OF_A_HOST = ("device", "data", "save", "resume")
 """What may differ from rank to rank: where things are."""
 PACKAGES = ("numpy", "ml_dtypes", "cuda-bindings", "nvmath-python", "nccl4py", "nvidia-nccl-cu12",
@@ -114,6 +116,22 @@ def of_rank(recipe: Recipe, team: Team) -> Recipe:
         raise ConfigError(f"a batch of {batch} cannot be split evenly among {size} ranks: the "
                           f"nearest that can are {' and '.join(map(str, near))}")
     return replace(recipe, ranks=size, rank=team.rank)
+
+
+def outlook(team: Team, inside_us: float, together_us: float) -> tuple[str, dict[str, float]]:
+    """What can be expected of the ranks, in a sentence, and the figures that it goes by: those of
+    the slowest rank."""
+    inside, together = map(max, zip(*team.gather("the outlook", [inside_us, together_us]),
+                                    strict=True))
+    found = {"compute_us": inside, "reduce_us": together}
+    said = f"a step computes for {inside:,.0f} us on each of {team.size} ranks, and its " \
+           f"gradients take {together:,.0f} us to reduce"
+    if together > inside:
+        said += (": sending them bounds the step; more examples a rank (--batch), bf16 or fewer "
+                 "ranks make better use of the GPUs")
+    elif together > inside * BACKWARD:
+        said += ", more than the backward pass can hide"
+    return said, found
 
 
 def metrics(team: Team, work: Work, losses: NDArray[np.float32],

@@ -44,6 +44,7 @@ from rawnn.run.taken import Taken, kept_in, name_of, taken_of
 from rawnn.runners.base import Runner, State, Work, prepare
 from rawnn.runners.feed import form_of
 from rawnn.runners.host import HostRunner
+from rawnn.step.ops.epoch import count_after
 from rawnn.step.recipe import Recipe
 from rawnn.tuning.choices import applied
 
@@ -208,6 +209,10 @@ class Session:
         self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
         if before is not None:
             self._resume(*before)
+        self._outlook: dict[str, float] = {}
+        if self.team is not None and opened.device and not opened.device.backend.caution:
+            said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
+            notify(said)
         self._setup_ms = (perf_counter() - started) * 1e3
 
     def _decided(self, opened: Opened, before: tuple[Path, Checkpoint] | None
@@ -325,7 +330,7 @@ class Session:
             if name in checkpoint.state:
                 state[name] = checkpoint.state[name]
             elif name == "clock":  # the run before had no use for it
-                steps = checkpoint.epoch * self.work.updates
+                steps = count_after(checkpoint.epoch * self.work.updates)
                 state[name] = np.array([checkpoint.epoch, steps], np.int32)
             elif name not in ("loss_scale", "overflow"):
                 raise CheckpointError(f"{where} holds no '{name}': it is of another optimizer than "
@@ -374,6 +379,7 @@ class Session:
     def _result(self, loop: Loop) -> Result:
         facts = self.runner.describe()
         if self.team is not None:
+            facts |= self._outlook
             facts["ranks"] = self.team.gather("the result", {
                 "who": self.team.who,
                 "device": self.device.info.name if self.device else "host"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.device.cuda.allocators import Allocator, Pool, StreamOrdered
 from rawnn.device.cuda.device import Device, padded
+from rawnn.device.cuda.launch import Command
 from rawnn.device.cuda.pinned import PinnedMemory
 from rawnn.device.cuda.stream import Event
 from rawnn.errors import ConfigError
@@ -33,6 +34,7 @@ from rawnn.runners.programs import (
 )
 from rawnn.step.build import used_tensors
 from rawnn.step.joining import spans
+from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
@@ -126,6 +128,49 @@ class GpuRunner:
         graphs = graph_plans(plan, policy, steps)
         self._lowering.compile([g.plan for g in graphs])
         return GraphProgram(self._lowering, graphs, self._addresses, self._host, "trial")
+
+    def commands(self, plan: Plan) -> list[tuple[Op, list[Command]]]:
+        """The commands of each op of a plan of the same tensors, in order, for the caller to run
+        at the steps of an epoch, from the first on. Raises ConfigError where temporaries have no
+        place of their own."""
+        if self._allocator is not None:
+            raise ConfigError("ops can be run one by one only where every tensor has its place: "
+                              "add arena to the toggles")
+        self._lowering.compile([plan])
+        self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
+        self._begin.run(1)
+        return [(op, self._lowering.commands(op, plan, self._addresses, self._host))
+                for op in plan.ops]
+
+    def timed_apart(self, most: int = 16) -> tuple[float, float]:
+        """Microseconds that a step takes without what it does together with other ranks, and those
+        that this takes by itself. All ranks call it; parameters and state are as before."""
+        before, work = self.state(), self._work
+        steps = min(work.steps, most)
+        inside, together = (replace(work.train, ops=tuple(
+            op for op in work.train.ops if (op.impl == "nccl") is shared))
+            for shared in (False, True))
+        try:
+            return (self._timed(self.trial(inside, steps), steps),
+                    self._timed(make_program(self._lowering, together, self._addresses, self._host,
+                                             self._allocator), steps))
+        finally:
+            self.load(before)
+
+    def _timed(self, program: Program, steps: int) -> float:
+        """Microseconds a step by the device's clock; closes the program."""
+        stream = self._device.stream
+        with ExitStack() as closing:
+            closing.callback(program.close)
+            start, end = (Event(self._device.driver) for _ in range(2))
+            closing.callback(start.close)
+            closing.callback(end.close)
+            program.run(steps)  # which warms up
+            start.record(stream)
+            program.run(steps)
+            end.record(stream)
+            stream.synchronize("timing steps")
+            return end.milliseconds_since(start) * 1e3 / steps
 
     def _make_allocator(self) -> Allocator | None:
         """What gives temporaries memory at each use; None where they are placed once."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rawnn.errors import ConfigError
 from rawnn.network.schedules import parse
 from rawnn.step.build import CLOCK, used_tensors
 from rawnn.step.op import Op
 from rawnn.step.ops.collectives import GATHER, all_gather
+from rawnn.step.ops.epoch import MOST_STEPS
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role, Tensor
@@ -43,6 +45,11 @@ def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
         if t.name == "order":
             return Op("shuffle", "shuffle", {"clock": "clock", "order": "order"},
                       {"seed": recipe.seed, "count": examples})
+        steps = recipe.updates(examples) * recipe.epochs
+        if steps > MOST_STEPS:
+            raise ConfigError(f"schedule = '{recipe.schedule}': a run of {steps:,} steps is too "
+                              f"long for it, which counts up to {MOST_STEPS:,}; give fewer epochs, "
+                              f"or a constant rate")
         schedule = parse(recipe.schedule).resolve(recipe.optimizer.lr, recipe.updates(examples),
                                                   recipe.epochs)
         return Op("schedule", "schedule", {"clock": "clock", "rates": "rates"},

@@ -13,12 +13,14 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+from rawnn.step.tensor import whole
+
 Attributes = Mapping[str, Any]
 Reference = Callable[[SimpleNamespace, Attributes], None]
 
 Access = tuple[str, range | None]
-"""A tensor, and the slots of it that are touched: None means all of it, a range the elements of a
-metric at those offsets from the cursor."""
+"""A tensor (of a view its source), and the slots of it that are touched: None means all of it, a
+range the elements of a metric at those offsets from the cursor."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Op:
 
     def _accesses(self, names: tuple[str, ...]) -> tuple[Access, ...]:
         return tuple(
-            (self.operands[name], self.slots if name in self.spec.slotted else None)
+            (whole(self.operands[name]), self.slots if name in self.spec.slotted else None)
             for name in names
             if name in self.operands
         )

@@ -13,6 +13,15 @@ ROW_ALIGNMENT = 16
 kernels ask for."""
 
 
+PART = "/part"
+"""What the name of a view ends in, behind that of its source."""
+
+
+def whole(name: str) -> str:
+    """The tensor whose memory one of this name lies in."""
+    return name.removesuffix(PART)
+
+
 class Role(StrEnum):
     """What a tensor is for, which decides how long it lives and where it comes from."""
 
@@ -49,7 +58,7 @@ class Tensor:
     `dtype` is a name of rawnn.common.dtypes. `packed` leaves the padding out. `source` names the
     parameter that a copy is made from, `scale` what its values are multiplied by before they are
     rounded. `bound` is half the width of the distribution that a parameter is drawn from. A view's
-    `source` is the matrix whose rows it is, from `first` on.
+    `source` is the matrix whose rows it is, from `first` on; it is named after that, behind PART.
     """
 
     name: str

@@ -13,6 +13,7 @@ from rawnn.network.optimizers import Optimizer
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
+from rawnn.step.ops.epoch import MOST_STEPS, count_after
 from tests.engine import dataset_for, make_work, run_on, trained
 from tests.onchip import errors
 from tests.tolerances import of_run
@@ -142,3 +143,27 @@ def test_a_step_is_no_more_than_twice_as_far_from_float64_as_in_numpy(
             for arrays in (exact._arrays, plain.state(), found))
         ratio = errors.relative(on_chip, wanted) / errors.relative(by_numpy, wanted)
         assert ratio <= errors.BOUND, (str(drawn), names[0], ratio)
+
+
+@pytest.mark.parametrize("blocks", ["1x1", "4x1", "1x4", "2x2"])
+def test_a_million_steps_end(device: Device, machine: Machine, blocks: str) -> None:
+    """A thousand launches of a thousand steps, with the count of steps going back on the way."""
+    if blocks != "1x1" and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    steps, batch = 1000, 8
+    data = dataset_for(Network((16, 24, 8)), steps * batch, 23)
+    work = make_work(f"persistent={blocks},graphs=epoch", (16, 24, 8), data, batch, 1e-3,
+                     machine=machine, optimizer=Optimizer("adam", 1e-3), shuffle=True)
+    runner = GpuRunner(device, work)
+    try:
+        begin = MOST_STEPS - 500_000
+        runner.load({**runner.state(), "clock": np.array([0, begin], np.int32)})
+        for _ in range(1000):
+            runner.epoch(False)
+        milliseconds = sum(runner.epoch_milliseconds())
+        state = runner.state()
+    finally:
+        runner.close()
+    assert list(state["clock"]) == [1000, count_after(begin + 1_000_000)]
+    assert all(np.isfinite(array).all() for array in state.values())
+    assert milliseconds < 60_000

@@ -13,6 +13,7 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.sim import register
 from rawnn.errors import ConfigError
 from rawnn.lab import CheckFailed, Work
+from rawnn.lab.checking import patterns
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
 
 SMALL: dict[str, Any] = {"sizes": {"n": "1..3000"}}
@@ -179,6 +180,48 @@ def test_a_kernel_of_several_sizes_needs_shapes(device: Device) -> None:
     kernel = rawnn.Kernel(text, "lab_two", device=device)
     with pytest.raises(ConfigError, match=r"how large is 'x'\? Say shapes="):
         rawnn.check(kernel, lambda x: x, grid=1, block=1)
+
+
+def test_variables_of_the_kernel(device: Device) -> None:
+    text = ("__constant__ float taps[3];\n__device__ int bias;\n"
+            "__global__ void lab_taps(const float* x, float* y, int n) { y[0] = taps[0] + bias; }")
+    kernel = rawnn.Kernel(text, "lab_taps", device=device)
+    given = {**ONE, "symbols": {"taps": [1, 2, 3], "bias": "5..9"}}
+    found = rawnn.check(kernel, lambda x, taps, bias: taps[1] * x + bias, **given).require()
+    assert "the reference in the kernel's place" in str(found)
+    assert kernel.symbol("taps").numpy().tolist() == [1, 2, 3]
+    assert 5 <= kernel.symbol("bias").numpy() <= 9
+    with pytest.raises(ConfigError, match="no __constant__ or __device__ variable 'tabs'"):
+        rawnn.check(kernel, lambda x: x, **ONE, symbols={"tabs": 1})
+
+
+def test_what_sizes_have_in_common_is_said(device: Device) -> None:
+    def sizes(*values: int) -> list[dict[str, int]]:
+        return [{"n": value} for value in values]
+
+    assert list(patterns(sizes(1, 33, 70), sizes(64, 128))) == [
+        "right only where n is a multiple of 64"]
+    assert list(patterns(sizes(5000, 9001), sizes(1, 4095, 7))) == [
+        "right up to n = 4,095, wrong from n = 5,000 on"]
+    assert list(patterns(sizes(1, 2), sizes(33, 31))) == [
+        "right from n = 31 on, wrong up to n = 2"]
+    for wrong, right in ((sizes(1, 9), sizes(4)), (sizes(1), []), ([], sizes(1))):
+        assert not list(patterns(wrong, right))
+
+
+def test_a_launch_that_is_refused_does_not_end_the_check(device: Device) -> None:
+    found = rawnn.check(HONEST.simulated(device), lambda x: 2 * x, grid=1, block="n",
+                        sizes={"n": [32, 2000, 64, 4000]})
+    assert [bool(t.findings) for t in found.tried] == [False, False, True, True]
+    assert "a block (2000, 1, 1) has 2,000 threads" in str(found)
+    assert "right up to n = 64, wrong from n = 2,000 on" in str(found)
+
+
+def test_a_tensor_map_is_made_by_a_function(device: Device) -> None:
+    text = ("struct alignas(64) TensorMap { unsigned long long words[16]; };\n__global__ void "
+            "lab_mapped(float* y, const __grid_constant__ TensorMap y_map, int n) {}\n")
+    with pytest.raises(ConfigError, match="check a function in its place that makes the map"):
+        rawnn.check(rawnn.Kernel(text, "lab_mapped", device=device), lambda y: y, **ONE)
 
 
 def test_small_floats_are_inputs(device: Device) -> None:

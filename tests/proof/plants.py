@@ -465,8 +465,9 @@ def instances(work: Work, wanted: Found) -> Plants:
 def _general(name: str, word: str, template: dict[str, str]) -> bool:
     """Whether the next value of a template parameter only makes room for more: rows need not be
     aligned, or may be ragged; layers behind the last (narrow.cu); more classes (head.cu), or as
-    many layers' weights at a time as there are between the first and the last."""
-    if (name, word) in (("ALIGNED", "true"), ("RAGGED", "false")):
+    many layers' weights at a time as there are between the first and the last. Or there is none:
+    a source has one main loop of products, and tiled.cu's asks for no bytes of a stage."""
+    if (name, word) in (("ALIGNED", "true"), ("RAGGED", "false"), ("BYTES", "0"), ("LOOP", word)):
         return True
     depth = int(template.get("DEPTH", "0"))
     if re.fullmatch(r"SIZE\d", name):

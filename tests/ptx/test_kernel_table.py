@@ -1,13 +1,16 @@
 """results/kernels.json says what every kernel uses: it has them all, and what it says is so.
 Compiling needs NVRTC, no GPU; of sources that are as recorded each instance is compiled for one
-architecture (tools/kernel_table.py)."""
+architecture by the tool's check (tools/kernel_table.py), and a third of them here."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import sys
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +18,9 @@ from typing import Any
 import pytest
 
 from rawnn import ptx
+from rawnn.device.compiling.signature import parse_kernels
 from rawnn.errors import MissingLibrary
+from tests.engine import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,17 +69,31 @@ def test_every_kernel_in_the_sources_is_an_instance() -> None:
     """A kernel that no toggle reaches would be dead code."""
     kernels = set()
     for source in ptx.SOURCES.glob("*.cu"):
-        text = re.sub(r"__launch_bounds__\(.*\)\n", "", source.read_text())
-        kernels |= set(re.findall(r"__global__ void\s+(\w+)\(", text))
+        kernels |= parse_kernels(source.read_text()).keys()
     assert kernels == {i.expression.partition("<")[0] for i in tool.instances()}
+
+
+def a_third(pairs: list[Any], arch: str) -> Iterator[Any]:
+    """Of each source that is as recorded one in three of what is compiled at once, all of others:
+    the tool's check, which CI runs, takes them all. A kernel's registers depend on what is compiled
+    beside it, so that is left together."""
+    for source, group in itertools.groupby(pairs, key=lambda pair: pair[0].source):
+        current = tool.is_current(RECORD, source, *tool.compiler())
+        first = zlib.crc32(f"{source}, {arch}".encode())
+        for n, pair in enumerate(group):
+            if not current or (first + n // tool.CHUNK) % 3 == 0:
+                yield pair
 
 
 @pytest.mark.parametrize("arch", tool.ARCHITECTURES)
 def test_kernels_use_what_the_table_says(archs: list[str], arch: str) -> None:
     if arch not in archs:
         pytest.skip(f"this NVRTC does not know {arch}")
-    found = tool.measure_all(tool.to_check(RECORD, [arch]), processes=1)
-    assert len(found) > 20
+    wanted = tool.to_check(RECORD, [arch])
+    if not FULL:
+        wanted = list(a_third(wanted, arch))
+    found = tool.measure_all(wanted, processes=1)
+    assert len(found) > (20 if FULL else 5)
     assert tool.complaints(found, RECORD, *tool.compiler()) == []
 
 

@@ -217,9 +217,19 @@ def test_unresolved_template_type_has_no_format():
 
 def test_every_shipped_source_is_read():
     paths = sorted(SOURCES.glob("*.cu"))
+    products = (SOURCES / "product_kernels.cuh").read_text().count("__global__ void")
     for path in paths:
         kernels = parse_kernels(path.read_text())
-        assert len(kernels) == path.read_text().count("__global__ void"), path.name
+        assert len(kernels) == (path.read_text().count("__global__ void")
+                                or products), path.name
+
+
+def test_a_source_without_kernels_has_those_of_its_headers(tmp_path):
+    (tmp_path / "a.cuh").write_text('#include "b.cuh"\n__global__ void one(float* x) {}\n')
+    (tmp_path / "b.cuh").write_text("template <int N> __global__ void two(int n) {}\n")
+    assert set(parse_kernels('#include "a.cuh"\n// __global__\n', (tmp_path,))) == {"one", "two"}
+    own = '#include "a.cuh"\n__global__ void three() {}\n'
+    assert set(parse_kernels(own, (tmp_path,))) == {"three"}
 
 
 def test_source_path_names_the_nearest():

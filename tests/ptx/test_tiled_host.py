@@ -25,7 +25,12 @@ ALIGNED = {True: "true", False: "false"}
 
 
 def _product(layout: str, types: str, rest: str, tile: tuple[int, ...], aligned: bool) -> str:
-    return f"tiled_{layout}<{types},{rest},{','.join(map(str, tile))},{ALIGNED[aligned]}>"
+    return f"product_{layout}<Tiled,{types},{rest},float,{_tile(tile)},{ALIGNED[aligned]}>"
+
+
+def _tile(tile: tuple[int, ...]) -> str:
+    """With its clusters, which are none, and its bytes, which follow from the types."""
+    return ",".join(map(str, (*tile, 1, 0)))
 
 
 PRODUCTS = [
@@ -38,8 +43,8 @@ PRODUCTS = [
     _product("tn", "bfloat16,bfloat16,float", "false,None,None,float", LARGE, False),
 ]
 UPDATES = [
-    f"tiled_update<float,float,float,bfloat16,true,{','.join(map(str, SHARED))},true>",
-    f"tiled_update<bfloat16,float16,bfloat16,float,true,{','.join(map(str, SMALL))},false>",
+    f"product_update<Tiled,float,float,float,bfloat16,true,float,{_tile(SHARED)},true>",
+    f"product_update<Tiled,bfloat16,float16,bfloat16,float,true,float,{_tile(SMALL)},false>",
 ]
 SHAPES = ((1, 1, 1), (33, 70, 37), (16, 32, 128))
 
@@ -53,8 +58,8 @@ def emulator(request: pytest.FixtureRequest) -> emulated_kernels.Emulator:
 
 def _arguments(expression: str) -> tuple[list[str], tuple[int, ...], bool]:
     """Types and functors, the tile, and whether rows are aligned."""
-    found = expression.partition("<")[2].rstrip(">").split(",")
-    return found[:-7], tuple(int(word) for word in found[-7:-1]), found[-1] == "true"
+    found = expression.partition("<")[2].rstrip(">").split(",")[1:]
+    return found[:-10], tuple(int(word) for word in found[-9:-3]), found[-1] == "true"
 
 
 def _operand(values: np.ndarray, dtype: np.dtype, aligned: bool) -> np.ndarray:
@@ -82,7 +87,7 @@ def _launch(tile: tuple[int, ...], rows: int, cols: int) -> tuple[tuple[int, int
 def test_products(emulator: emulated_kernels.Emulator, expression: str) -> None:
     rng = np.random.default_rng(3)
     names, tile, aligned = _arguments(expression)
-    layout = expression[6:8]
+    layout = expression.removeprefix("product_")[:2]
     ta, tb, tc, ts = (np.dtype(DTYPES[name]) for name in (*names[:3], names[6]))
     for m, n, k in SHAPES:
         a = _operand(rng.standard_normal((k, m) if layout == "tn" else (m, k)), ta, aligned)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
+from rawnn.ranks import Team
+from rawnn.run.parallel import outlook
+from rawnn.runners.gpu import GpuRunner
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
 from tests.engine import CAPABLE, FULL, make_work, random_dataset, run_on
-from tests.ranks.runs import joined, on_hosts, on_simulated, work_of
+from tests.ranks.runs import collected, joined, on_hosts, on_simulated, teams, work_of
+from tests.together import all_fine
 from tests.tolerances import of_run
 
 LAYERS, BATCH = (29, 18, 7), 8
@@ -132,6 +140,18 @@ def test_sharded_updates_equal_whole_ones(opt: str, optimizer: Optimizer) -> Non
                                                             strict=True))), {"bfloat16"})
     for one, other in zip(*(each.state.values() for each in found), strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("more", ["", ",fuse,mma", ",fuse,bf16,mma", ",cublas,fuse"])
+def test_sharded_in_several_buckets(more: str) -> None:
+    """Layers are updated while those below are still passed back."""
+    layers, data = (20, 600, 520, 6), random_dataset(20, 6, train=16, test=4)
+    opt = f"preload,graphs=epoch,streams{more}"
+    found = on_simulated(f"{opt},nccl=sharded:1", layers, data, BATCH, 2)
+    assert len(found[0].work.train.find(kind="reduce_scatter")) == 2
+    whole = on_simulated(f"{opt},nccl=1", layers, data, BATCH, 2)[0]
+    for name, array in whole.state.items():
+        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
 
 
 def test_what_sharded_ranks_left_others_go_on_with() -> None:
@@ -252,3 +272,46 @@ def test_without_the_package_the_extra_is_named() -> None:
     bare = replace(CAPABLE, has_package=lambda name: name != "nccl.bindings")
     with pytest.raises(ConfigError, match=r"'nccl' cannot run here.*rawnn\[nccl12\]"):
         select("nccl", Network(LAYERS), 5, bare)
+
+
+@pytest.mark.parametrize("opt", ["preload,arena,nosync,nccl", "nccl=sharded", "pool,nccl",
+                                 "preload,graphs=epoch,streams,fuse,bf16,nccl=1",
+                                 "graphs=step,nccl", "preload,graphs=3,fuse,nccl=sharded"])
+def test_timing_both_sides_apart_leaves_everything_as_it_was(opt: str) -> None:
+    def act(team: Team) -> Any:
+        with ExitStack() as closing:
+            simulation = Simulation()
+            device = Device(simulation.backend())
+            closing.callback(device.close)
+            work = work_of(opt, LAYERS, DATA, BATCH, 2, team.rank, shuffle=True,
+                           optimizer=Optimizer("adam", 1e-2))
+            runner = GpuRunner(device, work, team)
+            closing.callback(runner.close)
+            before = runner.state()
+            inside, together = runner.timed_apart()
+            behind = runner.state()
+            assert all(np.array_equal(before[name], behind[name]) for name in before)
+            found = collected(runner, work, 2)
+            closing.close()
+            simulation.assert_clean()
+            assert inside > 0
+            assert together > 0
+            return found
+
+    wanted = on_simulated(opt, LAYERS, DATA, BATCH, 2, shuffle=True,
+                          optimizer=Optimizer("adam", 1e-2))
+    for found, other in zip(all_fine(teams(2, act)), wanted, strict=True):
+        for name in other.parameters:
+            assert np.array_equal(found.parameters[name], other.parameters[name])
+
+
+@pytest.mark.parametrize(("times", "said"), [
+    ((100.0, 50.0), "and its gradients take 50 us to reduce$"),
+    ((100.0, 80.0), "more than the backward pass can hide$"),
+    ((100.0, 300.0), "sending them bounds the step; more examples a rank"),
+])
+def test_where_sending_bounds_a_step_it_is_said(times: tuple[float, float], said: str) -> None:
+    found = all_fine(teams(2, lambda team: outlook(team, *(t / (1 + team.rank) for t in times))))
+    assert found[0] == found[1]
+    assert re.search(said, found[0][0]), found
+    assert found[0][1] == {"compute_us": times[0], "reduce_us": times[1]}

@@ -55,6 +55,11 @@ def test_there_are_edges_of_every_sort(opt: str) -> None:
     assert kinds == {(True, True), (True, False), (False, True)}
 
 
+@pytest.mark.parametrize("opt", OPTS)
+def test_with_every_edge_they_train(opt: str) -> None:
+    assert not [each for each in tried(opt, LAYERS, DATA, 4, 2) if isinstance(each, Exception)]
+
+
 @pytest.mark.parametrize(("opt", "edge"), EDGES if FULL else EDGES[::4])
 def test_an_edge_of_a_collective_that_is_left_out_is_noticed(
         opt: str, edge: tuple[int, int]) -> None:
@@ -72,19 +77,23 @@ def test_an_edge_of_a_collective_that_is_left_out_is_noticed(
                for each in found), found
 
 
-def ranks_of_a_session(faults: dict[int, Faults], opt: str = "preload,graphs=epoch") -> list[Any]:
-    """What became of two ranks, each a session on a simulated GPU."""
+def ranks_of_a_session(faults: dict[int, Faults], opt: str = "preload,graphs=epoch",
+                       listener: Listener | None = None) -> list[Any]:
+    """What became of two ranks, each a session on a simulated GPU: one that passes for a GPU whose
+    times mean something where there is a `listener`."""
 
     def act(team: Team) -> Any:
         with ExitStack() as closing:
             simulation = Simulation(faults=faults.get(team.rank))
-            device = Device(simulation.backend())
+            backend = simulation.backend()
+            device = Device(replace(backend, caution="") if listener else backend)
             closing.callback(device.close)
             opened = Opened(device, machine_of(device), 0.0)
             config = Config(layers=(9, 5), epochs=3, batch=4, device="sim", opt=opt)
             data = random_dataset(9, 5, train=8, test=4)
             try:
-                with Session(config, Listener(), data=data, opened=opened, team=team) as session:
+                with Session(config, listener or Listener(), data=data, opened=opened,
+                             team=team) as session:
                     return session.run()
             finally:
                 closing.close()
@@ -101,6 +110,21 @@ def test_two_sessions_reach_what_one_does() -> None:
     assert "nccl" in first.toggles
     assert [each["device"] for each in first.facts["ranks"]] == ["simulated GPU"] * 2
     assert first.environment.libraries["nccl"] == "2.27.3"
+
+
+def test_what_can_be_expected_is_said_before_it_starts() -> None:
+    said: list[str] = []
+
+    class Heard(Listener):
+        def notify(self, message: str) -> None:
+            said.append(message)
+
+    first, second = ranks_of_a_session({}, listener=Heard())
+    assert any("its gradients take" in each for each in said)
+    assert {"compute_us", "reduce_us"} <= first.facts.keys()
+    plain, _ = ranks_of_a_session({})
+    assert [r.train_loss for r in first.history] == [r.train_loss for r in plain.history]
+    assert second.facts["compute_us"] == first.facts["compute_us"]
 
 
 CALLS = ("ncclGetVersion", "ncclCommInitRank", "ncclRedOpCreatePreMulSum", "ncclGroupStart",

@@ -3,6 +3,7 @@ toggles, what an epoch begins with, graphs and their edges."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import process_time
 
 import pytest
@@ -15,6 +16,8 @@ from rawnn.step.plan import Plan
 from tests.engine import CAPABLE, step_plan
 
 BATCH, STEPS = 128, 468
+USUAL = 0.03
+"""Seconds that `loop` takes where a second is promised."""
 
 
 def planned(layers: int, opt: str) -> tuple[Plan, list[GraphPlan], float]:
@@ -32,15 +35,29 @@ def planned(layers: int, opt: str) -> tuple[Plan, list[GraphPlan], float]:
     return step, graphs, process_time() - started
 
 
+def loop() -> float:
+    """The processor's seconds for some Python, which a busy machine makes slower, too."""
+    network, started = Network((784, 10)), process_time()
+    made = {f"fc{n}": replace(network, layers=(784, n + 1)) for n in range(12_000)}
+    sum(len(name) for name in sorted(made, key=lambda name: made[name].layers))
+    return process_time() - started
+
+
+def slower() -> float:
+    """By how much the machine is slower than the usual one, now."""
+    return max(min(loop() for _ in range(5)) / USUAL, 1.0)
+
+
 @pytest.mark.parametrize("opt", ["none", "best", "best,bf16", "best,fp8", "cublas,cudnn,fuse"])
 def test_400_layers_take_a_second(opt: str) -> None:
     assert len(planned(400, opt)[0].ops) >= 3 * 400 - 3
-    assert min(planned(400, opt)[2] for _ in range(3)) < 1  # other processes share the caches
+    # Other processes share the caches.
+    assert min(planned(400, opt)[2] for _ in range(3)) < slower()
 
 
 @pytest.mark.parametrize("opt", ["none", "best"])
 def test_5000_layers_take_seconds(opt: str) -> None:
-    assert planned(5000, opt)[2] < 15
+    assert planned(5000, opt)[2] < 15 * slower()
 
 
 def test_best_unrolls_fewer_steps_where_these_have_more_nodes() -> None:

@@ -194,13 +194,18 @@ class KernelSignature:
 def parse_kernels(text: str, folders: Sequence[Path] = (SOURCES,)) -> dict[str, KernelSignature]:
     """Signatures of every `__global__` function template or function in CUDA C `text`, by name.
 
-    Structs that they take by value are declared in `text`, or in headers that it includes in quotes
-    from `folders`. A declaration before the definition is replaced by the definition; explicit
-    specialisations and instantiations are skipped. Raises ConfigError for an overloaded kernel, a
-    parameter passed by reference, and a declaration that cannot be read.
+    A text that has none takes those of the headers that it includes in quotes from `folders`, and
+    there structs are declared, too, that kernels take by value. A declaration before the definition
+    is replaced by the definition; explicit specialisations and instantiations are skipped. Raises
+    ConfigError for an overloaded kernel, a parameter passed by reference, and a declaration that
+    cannot be read.
     """
     structs = _Structs(text, folders)
-    return {name: structs.filled(kernel) for name, kernel in _declared(text).items()}
+    kernels = _declared(text)
+    if not kernels:
+        for header in included(text, folders)[1:]:
+            kernels = kernels | _declared(header)
+    return {name: structs.filled(kernel) for name, kernel in kernels.items()}
 
 
 @lru_cache(256)  # a run reads a source when it loads it and again when it proves what it compiled

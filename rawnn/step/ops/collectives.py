@@ -26,13 +26,10 @@ def all_reduce(name: str, tensors: Mapping[str, str], weight: float, reduce: str
               "nccl")
 
 
-def reduce_scatter(name: str, parts: Sequence[tuple[str, str]], weight: float,
-                   held_back: Sequence[str]) -> Op:
+def reduce_scatter(name: str, parts: Sequence[tuple[str, str]], weight: float) -> Op:
     """The op that sums each whole of (whole, part) and leaves this rank's rows in the part, a view
-    of it; the rest of the whole means nothing then. It waits for all that read the tensors
-    `held_back`, parts of which are written behind it under the names of their views."""
-    return Op(SCATTER, name, {**_paired(parts), "turn": TURN.name,
-                              **{f"f{i}": name for i, name in enumerate(held_back)}},
+    of it; the rest of the whole means nothing then."""
+    return Op(SCATTER, name, {**_paired(parts), "turn": TURN.name},
               {"weight": weight, "reduce": "sum"}, "nccl")
 
 
@@ -79,7 +76,7 @@ def _spec(op: Op) -> OpSpec:
         return OpSpec(GATHER, tuple(r for r in roles if r[0] in "pt"),
                       tuple(r for r in roles if r[0] in "gt"), _gathered,
                       summary=SUMMARIES[GATHER])
-    reads = tuple(r for r in roles if r[0] not in "pf")
+    reads = tuple(r for r in roles if r[0] != "p")
     return OpSpec(op.kind, reads, roles, _reference, summary=OPS[op.kind].summary)
 
 

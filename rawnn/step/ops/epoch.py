@@ -8,6 +8,17 @@ from rawnn.common import random
 from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import matrix_view
 
+TURN = 1 << 29
+MOST_STEPS = 3 * TURN
+"""Up to so many steps the clock counts exactly."""
+
+
+def count_after(steps: int) -> int:
+    """What the clock shows after `steps` steps: from MOST_STEPS on it turns through the last TURN
+    below. So the steps of an epoch, fewer than TURN, can be added in 32 bits however long training
+    goes on, Adam's bias is as good as gone, and random bits come again after TURN steps only."""
+    return steps if steps < MOST_STEPS else MOST_STEPS - TURN + steps % TURN
+
 
 @define("initialise", reads=(), writes=("w",))
 def initialise(t: SimpleNamespace, a: Attributes) -> None:
@@ -41,9 +52,9 @@ def schedule(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("tick", reads=("clock",), writes=("clock",))
 def tick(t: SimpleNamespace, a: Attributes) -> None:
-    """clock += (1, steps): one more epoch is done."""
+    """clock += (1, steps): one more epoch is done; the steps as count_after has them."""
     t.clock[0] += 1
-    t.clock[1] += a["steps"]
+    t.clock[1] = count_after(int(t.clock[1]) + int(a["steps"]))
 
 
 @define("advance", reads=("cursor",), writes=("cursor",))

@@ -17,6 +17,7 @@ from linear_cases import threads_for
 
 from rawnn.common import random
 from rawnn.network.schedules import RULES, functor, parse
+from rawnn.step.ops.epoch import MOST_STEPS, count_after
 
 GATHERS = (
     *(("unsigned char", x, "unsigned char") for x in DTYPES if "float" in x),
@@ -175,6 +176,13 @@ def check_cursor(emulator: Emulator, rng: np.random.Generator) -> None:
     clock = np.array([2, 936], np.int32)
     emulator.call("tick", (1,), (1,), clock=clock, steps=468)
     assert list(clock) == [3, 1404]
+    for before in (MOST_STEPS - 469, MOST_STEPS - 468, MOST_STEPS - 1):
+        clock = np.array([2, before], np.int32)
+        emulator.call("tick", (1,), (1,), clock=clock, steps=468)
+        assert list(clock) == [3, count_after(before + 468)]
+    clock = np.array([2, MOST_STEPS - 1], np.int32)
+    emulator.call("tick", (1,), (1,), clock=clock, steps=2**31 - 1)
+    assert list(clock) == [3, count_after(MOST_STEPS + 2**31 - 2)]
 
 
 def check_philox(emulator: Emulator, rng: np.random.Generator) -> None:

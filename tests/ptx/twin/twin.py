@@ -299,8 +299,9 @@ def signature_of(kernels: Kernels, expression: str) -> KernelSignature:
     """Of the kernel in its source. Raises LookupError where no source has it."""
     name = expression.partition("<")[0]
     for file in kernels.files:
-        path = next(f / file for f in (kernels.sources, *kernels.folders) if (f / file).is_file())
-        text = path.read_text()
-        if f" {name}(" in text and name in (found := parse_kernels(text)):
+        folders = (kernels.sources, *kernels.folders)
+        path = next(f / file for f in folders if (f / file).is_file())
+        found = parse_kernels(path.read_text(), folders)
+        if name in found:
             return find_kernel(found, expression)
     raise LookupError(f"no source has the kernel {name}")

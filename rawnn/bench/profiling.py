@@ -1,0 +1,294 @@
+"""Every op of a step with its time: on the device between events, or as CUPTI saw its kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from typing import Literal
+
+import msgspec
+
+from rawnn.bench import cupti
+from rawnn.bench.costing import OWN, op_costs
+from rawnn.bench.cupti import Activity
+from rawnn.bench.floors import kept
+from rawnn.bench.peers.rawnn_system import Training
+from rawnn.bench.peers.worker import timed
+from rawnn.bench.records import place_of, toggle_words_of
+from rawnn.bench.statistics import Spread, spread
+from rawnn.common.files import write_atomically
+from rawnn.data import Dataset
+from rawnn.device.cuda.stream import Event
+from rawnn.errors import ConfigError
+from rawnn.ptx.kernels import KERNELS, kernel_for
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened
+from rawnn.run.result import Environment
+from rawnn.runners.base import Work
+from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.graphplan import graph_plans
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+
+Way = Literal["events", "cupti"]
+WAYS: tuple[Way, ...] = ("events", "cupti")
+WARM = 5
+"""Steps ahead of those that are measured."""
+SHOWN_STEPS = 20
+"""Steps in a trace at most."""
+EMPTY_PAIRS = 50
+
+
+class OpTime(msgspec.Struct, frozen=True, kw_only=True):
+    """An op of a step: microseconds, and those between the end of what ran before it and its start.
+    `nbytes` and `operations` are the plan's; `least_us` is what they take by this GPU's limits,
+    None where these are not kept."""
+
+    name: str
+    kind: str
+    us: Spread
+    gap_us: Spread | None = None
+    nbytes: int = 0
+    operations: int = 0
+    least_us: float | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """The share of the time that its bytes or operations take at least."""
+        return self.least_us / self.us.median if self.least_us and self.us.median else None
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """One op at one step: microseconds from the first one's start."""
+
+    name: str
+    kind: str
+    step: int
+    start_us: float
+    us: float
+
+
+class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A step taken apart. `step_us` is a whole step as the policy runs it; `way` how ops were
+    timed, `empty_us` what two events with nothing between them took, which is taken off each op."""
+
+    kind: Literal["profile"] = "profile"
+    schema_version: int = 1
+    config: Config
+    environment: Environment
+    dataset: str
+    toggles: list[str]
+    notes: list[str]
+    way: Way
+    steps: int
+    step_us: Spread
+    empty_us: float
+    ops: list[OpTime]
+    spans: list[Span]
+
+    @property
+    def ops_us(self) -> float:
+        """All ops of a step."""
+        return sum(op.us.median for op in self.ops)
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write it atomically. Raises RawnnError where the file cannot be written."""
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
+            way: Way | None = None) -> ProfileResult:
+    """Take a step of a run apart: by CUPTI where it can be asked and is wanted (`way`; None: where
+    it can), else by events around each op, launched one by one on a stream.
+
+    Raises ConfigError without a GPU, MissingLibrary where CUPTI was asked for and is not there.
+    """
+    if opened.device is None:
+        raise ConfigError(f"a profile is of a GPU: {opened.machine.gpu}")
+    sim = opened.device.backend.name == "sim"
+    chosen: Way = way or ("events" if sim or cupti.missing() else "cupti")
+    program = Training(config, data, opened)
+    with program.session as session:
+        runner = session.runner
+        assert isinstance(runner, GpuRunner)
+        work = runner.work
+        whole = timed(program)
+        if chosen == "cupti":
+            seen = cupti.activities(lambda: (program.block(1), None)[1])
+            spans, empty = _spans_of(seen, work), 0.0
+        else:
+            spans, empty = _between_events(opened, runner, work, steps)
+        ops = _ops_of(spans, work, opened)
+        environment = place_of(opened)
+        return ProfileResult(
+            config=session.config, environment=environment, dataset=data.name,
+            toggles=toggle_words_of(session.selection.values),
+            notes=list(session.selection.notes), way=chosen,
+            steps=len({span.step for span in spans}),
+            step_us=spread([ms * 1e3 / work.updates for ms in whole.milliseconds]),
+            empty_us=empty, ops=ops, spans=[s for s in spans if s.step < SHOWN_STEPS])
+
+
+# -- by events -------------------------------------------------------------------------------------
+
+
+def _between_events(opened: Opened, runner: GpuRunner, work: Work,
+                    steps: int) -> tuple[list[Span], float]:
+    """The spans of some steps whose ops are launched one by one, and what two events with nothing
+    between them take."""
+    device = opened.device
+    assert device is not None
+    stream, annotated = device.stream, cupti.ranges()
+    commands = runner.commands(work.train)
+    with ExitStack() as closing:
+
+        def event() -> Event:
+            made = Event(device.driver)
+            closing.callback(made.close)
+            return made
+
+        pairs = [(event(), event()) for _ in range(EMPTY_PAIRS)]
+        for first, second in pairs:
+            first.record(stream)
+            second.record(stream)
+        marks: list[tuple[Op, int, Event, Event]] = []
+        for step in range(-WARM, steps):
+            with annotated(f"step {step}" if step >= 0 else "warm-up"):
+                for op, several in commands:
+                    start, end = event(), event()
+                    with annotated(op.own_name):
+                        start.record(stream)
+                        for command in several:
+                            command.run((step + WARM) % max(work.steps, 1))
+                        end.record(stream)
+                    if step >= 0:
+                        marks.append((op, step, start, end))
+        stream.synchronize("a profile")
+        empty = spread([b.milliseconds_since(a) * 1e3 for a, b in pairs]).median
+        origin = marks[0][2]
+        return [Span(name=op.own_name, kind=f"{op.kind}/{op.impl}", step=step,
+                     start_us=start.milliseconds_since(origin) * 1e3,
+                     us=max(end.milliseconds_since(start) * 1e3 - empty, 0.0))
+                for op, step, start, end in marks], empty
+
+
+# -- by CUPTI --------------------------------------------------------------------------------------
+
+
+def _spans_of(seen: Sequence[Activity], work: Work) -> list[Span]:
+    """What CUPTI saw of an epoch as spans, each by the name of its op."""
+    enqueued = _in_order(work)
+    names = named(seen, [_kernel_name(op) for op, _ in enqueued])
+    origin = seen[0].start if seen else 0
+    spans = []
+    for activity, place in zip(seen, names, strict=True):
+        op, step = enqueued[place] if place is not None else (None, 0)
+        spans.append(Span(
+            name=op.own_name if op else activity.name,
+            kind=f"{op.kind}/{op.impl}" if op else BESIDE, step=step,
+            start_us=(activity.start - origin) / 1e3, us=(activity.end - activity.start) / 1e3))
+    return spans
+
+
+def _in_order(work: Work) -> list[tuple[Op, int]]:
+    """The ops of an epoch in the order in which they are enqueued, each with its step."""
+    if not work.policy.graph:
+        return [(op, step) for step in range(work.steps) for op in work.train.ops]
+    found: list[tuple[Op, int]] = []
+    first = 0
+    for part in graph_plans(work.train, work.policy, work.steps):
+        for _ in range(part.launches):
+            found += [(op, first + op.offset) for op in part.plan.ops]
+            first += part.plan.steps
+    return found
+
+
+def _kernel_name(op: Op) -> str:
+    """Of the kernel that runs it, "" where it is a library's or a copy."""
+    try:
+        return kernel_for(op).name
+    except ConfigError:
+        return ""
+
+
+def named(seen: Sequence[Activity], kernels: Sequence[str]) -> list[int | None]:
+    """Which of the kernels, in the order in which they were enqueued, each activity is, by its
+    place; None for one that is none of them. Activities that overtake each other (branches of a
+    graph) are found among the next few. "" stands for what has kernels of a library, or is a copy:
+    the activities between its neighbours, unless they are kernels of ours."""
+    left = deque(enumerate(kernels))
+    own = {kernel.name for kernel in KERNELS.values()}
+    found: list[int | None] = []
+    for activity in seen:
+        words = set(re.split(r"\W+", activity.name))
+        match = next((n for n, (_, kernel) in enumerate(islice(left, REACH)) if kernel and (
+            kernel in words or _mangled(kernel) in activity.name)), None)
+        if match is not None:
+            ahead = [left.popleft() for _ in range(match)]
+            found.append(left.popleft()[0])
+            left.extendleft(reversed([entry for entry in ahead if entry[1]]))
+        elif left and not left[0][1] and not any(
+                name in words or _mangled(name) in activity.name for name in own):
+            found.append(left[0][0])
+        else:
+            found.append(None)
+    return found
+
+
+REACH = 64
+"""Kernels ahead among which an activity is looked for."""
+BESIDE = "beside the steps"
+
+
+def _mangled(kernel: str) -> str:
+    """A name as it stands in that of a C++ function."""
+    return f"{len(kernel)}{kernel}"
+
+
+# -- what is said of them --------------------------------------------------------------------------
+
+
+def _ops_of(spans: Sequence[Span], work: Work, opened: Opened) -> list[OpTime]:
+    times: dict[tuple[str, str], list[float]] = {}
+    gaps: dict[tuple[str, str], list[float]] = {}
+    before: Span | None = None
+    for span in spans:
+        key = span.name, span.kind
+        times.setdefault(key, []).append(span.us)
+        if before is not None:
+            gap = span.start_us - before.start_us - before.us
+            gaps.setdefault(key, []).append(max(gap, 0.0))
+        before = span
+    work_of = _work_of(work.train, work, opened)
+    made = []
+    for (name, kind), us in times.items():
+        nbytes, operations, least = work_of.get(name, (0, 0, None))
+        found = gaps.get((name, kind))
+        made.append(OpTime(name=name, kind=kind, us=spread(us),
+                           gap_us=spread(found) if found else None, nbytes=nbytes,
+                           operations=operations, least_us=least))
+    return made
+
+
+def _work_of(plan: Plan, work: Work,
+             opened: Opened) -> dict[str, tuple[int, int, float | None]]:
+    """By op: bytes, operations, and the microseconds that they take at least."""
+    assert opened.device is not None
+    info = opened.device.info
+    floors = kept(info.name, info.driver)
+    found = {}
+    for cost in op_costs(plan, work.policy, floors.result if floors else None):
+        least = None if cost.bound == OWN or cost.memory_us is None \
+            else max(cost.memory_us, cost.arithmetic_us or 0.0)
+        found[cost.op.own_name] = (cost.nbytes, cost.operations, least)
+    return found
+
+
+def beside(config: Config, opt: str) -> Config:
+    """The same run with other toggles."""
+    return replace(config, opt=opt)

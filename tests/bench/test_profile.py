@@ -1,0 +1,248 @@
+"""A step taken apart: by events on the simulated GPU, by CUPTI as a stand-in says; as a trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from rawnn.bench import cupti
+from rawnn.bench.cupti import Activity
+from rawnn.bench.profiling import BESIDE, ProfileResult, Way, named, profile
+from rawnn.bench.traces import trace_events, write_trace
+from rawnn.cli import run as command
+from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.network.layers import Network
+from rawnn.run.config import Config
+from rawnn.run.machine import open_device
+from tests.bench.test_floors import made
+from tests.engine import dataset_for
+
+SMALL = ["--device", "sim", "--dataset", "synthetic", "--layers", "784-16-10", "--batch", "2000",
+         "--steps", "3"]
+LAYERS, BATCH, EXAMPLES = (12, 8, 4), 8, 64
+DATA = dataset_for(Network(LAYERS), EXAMPLES, 16)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("RAWNN_FLOORS", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def taken_apart(opt: str, layers: tuple[int, ...] = LAYERS, way: Way | None = None
+                ) -> ProfileResult:
+    config = Config(layers=layers, batch=BATCH, opt=opt, device="sim")
+    opened = open_device("sim", lambda message: None)
+    assert opened.device
+    try:
+        return profile(config, DATA, opened, 3, way)
+    finally:
+        opened.device.close()
+
+
+@pytest.mark.parametrize("opt", ["preload,arena,nosync,fuse", "preload,graphs=step,fuse",
+                                 "best,bf16,-persistent", "arena", "preload,persistent"])
+def test_every_op_of_a_step_is_timed(opt: str) -> None:
+    result = taken_apart(opt)
+    assert result.way == "events"
+    assert result.steps == 3
+    assert len({op.name for op in result.ops}) == len(result.ops)
+    assert [s.name for s in result.spans] == 3 * [op.name for op in result.ops]
+    for op in result.ops:
+        assert op.us.n == 3
+        copies = 2 if op.kind == "upload/memcpy" else 1
+        assert op.us.median == pytest.approx(copies)  # a task takes a microsecond there
+        assert op.nbytes > 0
+    starts = [s.start_us for s in result.spans]
+    assert starts == sorted(starts)
+
+
+def test_the_roofline_is_this_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAWNN_FLOORS", str(tmp_path / "f.json"))
+    made("simulated GPU").write_json(tmp_path / "f.json")
+    plain = taken_apart("preload,arena,nosync")
+    assert all(op.least_us is None for op in plain.ops)  # another driver's
+    monkeypatch.setattr("rawnn.bench.profiling.kept", lambda gpu, driver: SimpleNamespace(
+        result=made(gpu)))
+    known = taken_apart("preload,arena,nosync")
+    for op in known.ops:
+        assert op.least_us
+        assert op.fraction == pytest.approx(op.least_us / op.us.median)
+
+
+def test_a_trace_has_every_op_at_its_time(tmp_path: Path) -> None:
+    """As the Trace Event Format wants it: complete events of a process and a track."""
+    file = tmp_path / "t.json"
+    result = taken_apart("preload,arena,nosync,fuse")
+    write_trace([result], file)
+    trace = json.loads(file.read_text())
+    events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    named_ = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"]
+              if e["name"] == "thread_name"}
+    ops = [e for e in events if named_[e["pid"], e["tid"]] == "ops"]
+    steps = [e for e in events if named_[e["pid"], e["tid"]] == "steps"]
+    assert [(e["name"], e["cat"]) for e in ops] == 3 * [(op.name, op.kind) for op in result.ops]
+    assert [e["name"] for e in steps] == ["step 0", "step 1", "step 2"]
+    for before, after in pairwise(ops):
+        assert after["ts"] >= before["ts"] + before["dur"]
+    for event in ops:
+        step = steps[event["args"]["step"]]
+        assert step["ts"] <= event["ts"] <= event["ts"] + event["dur"]
+        assert event["ts"] + event["dur"] <= step["ts"] + step["dur"] + 1e-6
+    assert trace["otherData"]["timed by"] == "events"
+
+
+def test_two_sets_are_shown_beside_each_other(tmp_path: Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    file, kept = tmp_path / "t.json", tmp_path / "p.json"
+    assert command(["profile", *SMALL, "--opt", "preload,arena,nosync", "--diff",
+                    "preload,arena,nosync,fuse", "--trace", str(file), "--json", str(kept)]) == 0
+    out = capsys.readouterr().out
+    for words in ("all ops 7.00 us", "fc1.weight.sgd", "the roofline is left out", "SIMULATED"):
+        assert words in out
+    found = msgspec.json.decode(kept.read_bytes(), type=ProfileResult)
+    assert "fc1.bias_add" in {op.name for op in found.ops}
+    said = out.splitlines()
+    (gone,) = [line for line in said if "relu1.backward" in line and "activate" not in line]
+    assert [cell.strip() for cell in gone.split("│")[1:-1]] == ["relu1.backward", "1.00", "-",
+                                                                "-1.00"]
+    assert any("the step as it runs" in line for line in said)
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {e["args"]["name"].rpartition(": ")[2] for e in events
+            if e["name"] == "process_name"} == {"preload,arena,nosync", "preload,arena,nosync,fuse"}
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--device", "host"], "a profile is of a GPU: --device host was asked for"),
+    (["--opt", "none,preload"], "add arena to the toggles"),
+    (["--opt", "nosink"], "did you mean 'nosync'"),
+    (["--trace", "/nowhere/t.json"], "/nowhere")])
+def test_what_cannot_be_is_refused_in_a_sentence(words: list[str], said: str,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["profile", *SMALL, *words]) != 0
+    assert said in capsys.readouterr().err
+
+
+# -- CUPTI -----------------------------------------------------------------------------------------
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, records: Callable[[], list[Any]]) -> list[str]:
+    """A package `cupti` that says what `records` returns; returns what it was asked."""
+    asked: list[str] = []
+    module = ModuleType("cupti.cupti")
+    hold: dict[str, Any] = {}
+
+    def register(requested: Callable[[], tuple[int, int]], completed: Any) -> None:
+        assert requested()[0] > 0
+        hold["completed"] = completed
+
+    module.__dict__.update(
+        ActivityKind=SimpleNamespace(CONCURRENT_KERNEL="kernel", MEMCPY="copy", MEMSET="fill"),
+        activity_register_callbacks=register,
+        activity_enable=lambda kind: asked.append(f"on {kind}"),
+        activity_disable=lambda kind: asked.append(f"off {kind}"),
+        activity_flush_all=lambda flag: hold["completed"](records()))
+    package = ModuleType("cupti")
+    package.__dict__["cupti"] = module
+    monkeypatch.setitem(sys.modules, "cupti", package)
+    monkeypatch.setitem(sys.modules, "cupti.cupti", module)
+    return asked
+
+
+def test_activities_come_by_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = stand_in(monkeypatch, lambda: [SimpleNamespace(name="b", start=20, end=30),
+                                           SimpleNamespace(start=5, end=6)])
+    ran: list[int] = []
+    found = cupti.activities(lambda: ran.append(1))
+    assert ran == [1]
+    assert found == [Activity("SimpleNamespace", 5, 6), Activity("b", 20, 30)]
+    assert asked == ["on kernel", "on copy", "on fill", "off kernel", "off copy", "off fill"]
+
+
+def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupti", None)
+    monkeypatch.setitem(sys.modules, "cupti.cupti", None)
+    assert "cannot be imported" in cupti.missing()
+    with pytest.raises(MissingLibrary, match="pip install cupti-python"):
+        cupti.activities(lambda: None)
+
+
+def test_cupti_that_does_not_work_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, list)
+
+    def refuses(kind: str) -> None:
+        raise RuntimeError("another profiler")
+
+    sys.modules["cupti.cupti"].activity_enable = refuses  # type: ignore[attr-defined]
+    with pytest.raises(MissingLibrary, match="another profiler"):
+        cupti.activities(lambda: None)
+
+
+def test_activities_are_ops_by_their_kernels_in_order() -> None:
+    """Mangled or not; branches of a graph may overtake each other; libraries' kernels lie between
+    those of their neighbours."""
+    def seen(*names: str) -> list[Activity]:
+        return [Activity(name, n, n + 1) for n, name in enumerate(names)]
+
+    kernels = ["gather", "matmul_nt", "matmul_nt", "sgd"]
+    assert named(seen("tick", "_Z6gatherIhfhEvPKT_", "matmul_nt<float>", "_Z9matmul_ntIfE", "sgd"),
+                 kernels) == [None, 0, 1, 2, 3]
+    assert named(seen("gather", "sgd", "matmul_nt", "matmul_nt"), kernels) == [0, 3, 1, 2]
+    assert named(seen("gather", "sm90_gemm", "splitKreduce", "sgd", "tick"),
+                 ["gather", "", "sgd"]) == [0, 1, 1, 2, None]
+
+
+def test_an_epoch_as_cupti_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph of all steps: each kernel under its op's name, at its step, with its gap."""
+    steps = EXAMPLES // BATCH
+    records = [SimpleNamespace(name="tick", start=0, end=500)]
+    for n in range(steps):
+        records += [SimpleNamespace(name="_Z14linear_forwardI", start=1000 + 4000 * n,
+                                    end=2000 + 4000 * n),
+                    SimpleNamespace(name="_Z13linear_updateI", start=2500 + 4000 * n,
+                                    end=4500 + 4000 * n)]
+    stand_in(monkeypatch, lambda: records)
+    result = taken_apart("preload,fuse,graphs=epoch", (12, 4), "cupti")
+    times = {op.name: op for op in result.ops}
+    assert (result.way, result.steps) == ("cupti", steps)
+    assert times["tick"].kind == BESIDE
+    forward, update = times["linear_forward"], times["linear_update"]
+    assert (forward.us.n, forward.us.median) == (steps, 1.0)
+    assert update.us.median == 2.0
+    assert update.gap_us
+    assert update.gap_us.median == 0.5
+    assert result.ops_us == pytest.approx(3.5)
+    assert [s.step for s in result.spans[1:5]] == [0, 0, 1, 1]
+    assert trace_events([result])
+
+
+def test_ranges_are_nothing_without_nvtx_and_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with cupti.ranges()("step 1"):
+        pass
+    entered: list[str] = []
+
+    @contextmanager
+    def annotate(name: str, domain: str) -> Iterator[None]:
+        entered.append(f"{domain} {name}")
+        yield
+
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(annotate=annotate))
+    with cupti.ranges()("step 1"):
+        pass
+    assert entered == ["rawnn step 1"]
+
+
+def test_a_config_error_is_no_crash() -> None:
+    with pytest.raises(ConfigError, match="a profile is of a GPU"):
+        profile(Config(device="host"), DATA, open_device("host", print))

@@ -1,0 +1,48 @@
+"""A step taken apart on a GPU: by events, and by CUPTI where cupti-python is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rawnn.bench import cupti
+from rawnn.bench.profiling import BESIDE, ProfileResult, Way, profile
+from rawnn.device.cuda.device import Device
+from rawnn.network.layers import Network
+from rawnn.run.config import Config
+from rawnn.run.machine import Opened, machine_of
+from tests.engine import dataset_for
+
+pytestmark = pytest.mark.gpu
+
+LAYERS, BATCH, EXAMPLES = (64, 256, 10), 32, 1024
+DATA = dataset_for(Network(LAYERS), EXAMPLES, 64)
+
+
+def taken_apart(device: Device, opt: str, way: Way) -> ProfileResult:
+    config = Config(layers=LAYERS, batch=BATCH, opt=opt)
+    return profile(config, DATA, Opened(device, machine_of(device), 0.0), 20, way)
+
+
+@pytest.mark.parametrize("opt", ["preload,arena,nosync", "preload,graphs=epoch,fuse",
+                                 "best,-persistent"])
+def test_ops_take_some_microseconds_each(device: Device, opt: str) -> None:
+    result = taken_apart(device, opt, "events")
+    assert result.steps == 20
+    assert 0 < result.empty_us < 20
+    for op in result.ops:
+        assert 0 <= op.us.median < 1000, op
+    assert sum(op.us.median > 0.5 for op in result.ops) > len(result.ops) / 2
+
+
+@pytest.mark.parametrize("opt", ["preload,arena,nosync", "preload,graphs=epoch,fuse",
+                                 "best,-persistent"])
+def test_cupti_sees_every_op_of_every_step(device: Device, opt: str) -> None:
+    if reason := cupti.missing():
+        pytest.skip(reason)
+    result = taken_apart(device, opt, "cupti")
+    named = {op.name: op for op in result.ops if op.kind != BESIDE}
+    assert result.steps == EXAMPLES // BATCH
+    assert all(op.us.n >= result.steps - 1 for op in named.values())
+    by_events = {op.name for op in taken_apart(device, opt, "events").ops}
+    assert named.keys() == by_events
+    assert result.ops_us < 2 * result.step_us.median + 50

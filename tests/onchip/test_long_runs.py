@@ -1,0 +1,120 @@
+"""Counters that wrap around, and counts that get large: a run may be as long as it likes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
+from rawnn.errors import ConfigError
+from rawnn.network.optimizers import Optimizer
+from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.host import HostRunner
+from rawnn.step.ops.epoch import MOST_STEPS, TURN, count_after
+from tests.engine import make_work, random_dataset
+from tests.onchip.problems import FULL
+from tests.onchip.test_twin import Launch, check
+from tests.ptx.twin.twin import compiler
+
+needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+AHEAD = 3
+"""Arrivals, or exchanges, ahead of 2^32 at which a counter starts."""
+
+MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file", 2, 3, "FG"),
+            ("float16", 2, 3, "SFGF")]
+"""Clusters that all update everything, or each its share; with a loss scale."""
+
+
+@needs_twin
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), MEETINGS if FULL else MEETINGS[:2])
+def test_clusters_meet_where_their_counters_wrap_around(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
+    """The same kernel, whose counters begin shortly ahead of 2^32 and not at 0."""
+    launch = Launch(name, ranks, groups, types)
+    text, changed = re.subn(r"(ptx::grid_barrier\(met, )", rf"\g<1>{2**32 - AHEAD}u + ",
+                            launch.impl.text)
+    assert changed >= 1
+    launch.impl = replace(launch.impl, text=text)
+    launch.arrays["counters"][1::32][:ranks] = -AHEAD
+    check(launch, tmp_path, 1)
+
+
+@needs_twin
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), [
+    ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 1, "FSFF")][: 2 if FULL else 1])
+def test_mailboxes_take_turns_where_their_count_wraps_around(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
+    launch = Launch(name, ranks, groups, types)
+    text, changed = re.subn(r"(Mailboxes<[^;]*, rank, )0}", rf"\g<1>{2**32 - 4}u}}",
+                            launch.impl.text)
+    assert changed == 1
+    launch.impl = replace(launch.impl, text=text)
+    check(launch, tmp_path, 1)
+
+
+@needs_twin
+def test_a_kernel_whose_steps_are_counted_high(tmp_path: Path) -> None:
+    launch = Launch("Adam in an order", 4, 1, "FSFF")
+    launch.arrays["clock"][:] = 9, MOST_STEPS - 2
+    check(launch, tmp_path, 0)
+
+
+# -- steps since training began --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2**30, MOST_STEPS - 1, MOST_STEPS, MOST_STEPS + 1,
+                                   2**31 - 1, 2**31, 2**32, 2**32 + 7, 10**15])
+def test_the_count_leaves_room_for_an_epoch(steps: int) -> None:
+    shown = count_after(steps)
+    assert shown == steps if steps < MOST_STEPS else MOST_STEPS - TURN <= shown < MOST_STEPS
+    assert shown % TURN == steps % TURN
+    assert shown + TURN < 2**31
+    assert count_after(shown + 5) == count_after(steps + 5)
+
+
+OPTIONS = [("preload", "host"), ("persistent,graphs=epoch", "sim"), ("preload,fuse", "sim"),
+           ("preload,bf16,sr", "host"), ("preload,bf16,sr", "sim")]
+
+
+@pytest.mark.parametrize(("opt", "where"), OPTIONS)
+def test_training_goes_on_past_2_to_the_31_steps(opt: str, where: str) -> None:
+    """Adam, whose bias is gone by then, does what it did at step 10^9; with bits drawn at random,
+    host and device draw the same."""
+
+    def after(first: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        data = random_dataset(12, 4, 40, 8)
+        work = make_work(opt, (12, 5, 4), data, optimizer=Optimizer("adam", 1e-2), shuffle=True)
+        simulation = Simulation()
+        device = Device(simulation.backend())
+        runner = HostRunner(work) if where == "host" else GpuRunner(device, work)
+        try:
+            runner.load({**runner.state(), "clock": np.array([3, first], np.int32)})
+            for _ in range(4):
+                runner.epoch(True)
+            return dict(runner.parameters()), dict(runner.state())
+        finally:
+            runner.close()
+            device.close()
+            simulation.assert_clean()
+
+    steps = 5  # of an epoch
+    begin = MOST_STEPS - 2 * steps + 2
+    parameters, state = after(begin)
+    assert list(state["clock"]) == [7, count_after(begin + 4 * steps)]
+    assert all(np.isfinite(array).all() for array in parameters.values())
+    if "sr" not in opt:
+        for name, array in after(10**9)[0].items():
+            np.testing.assert_array_equal(array, parameters[name])
+
+
+def test_a_schedule_says_how_far_it_counts() -> None:
+    data = random_dataset(12, 4, 40, 8)
+    make_work("preload", (12, 4), data, schedule="cosine", epochs=MOST_STEPS // 5)
+    with pytest.raises(ConfigError, match=r"is too long for it, which counts up to 1,610,612,736"):
+        make_work("preload", (12, 4), data, schedule="cosine", epochs=MOST_STEPS // 5 + 1)
