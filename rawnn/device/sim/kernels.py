@@ -45,21 +45,6 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def dtype_of(ctype: str) -> np.dtype[Any]:
-    """NumPy's type of a C type; of float4 and the like that of so many numbers. Raises
-    SimulationError for a type that it has none for."""
-    made: np.dtype[Any]
-    if ctype in DTYPES:
-        made = np.dtype(DTYPES[ctype])
-        return made
-    layout = vector(ctype)
-    if layout is None:
-        raise SimulationError(f"the simulated GPU has no type for pointers to {ctype}")
-    members = layout.members
-    made = np.dtype((np.dtype(members[0].code), (len(members),)))
-    return made
-
-
 def stored_as(ctype: str) -> str:
     """The low precision that a C type is; "" for any other."""
     return ctype if ctype in LOW_PRECISION else CUDA_TYPES.get(ctype, "")
@@ -243,7 +228,7 @@ class Binding:
         for parameter in signature.parameters:
             if parameter.struct is not None:
                 found |= self._members(parameter, values[parameter.name])
-        found |= {f"itemsize_{p.name}": dtype_of(p.ctype).itemsize
+        found |= {f"itemsize_{p.name}": _elements(p, self._kernel.expression).itemsize
                   for p in signature.parameters if p.pointer}
         known = functors()
         for name, value in template.items():
@@ -337,7 +322,7 @@ class Binding:
             ld = scalars.get(f"ld{name}", cols)
             if ld < cols:
                 raise SimulationError(f"{label}: ld{name} is {ld}, less than the {cols} columns")
-            dtype = dtype_of(parameter.ctype)
+            dtype = _elements(parameter, label)
             address = values[name]
             if address % dtype.itemsize:
                 raise SimulationError(
@@ -445,9 +430,18 @@ class Binding:
         return region, np.ndarray(shape, operand.dtype, region.allocation.data, start, strides)
 
 
+def _elements(parameter: Parameter, label: str) -> np.dtype[Any]:
+    """The type of what a pointer points at: numbers, or built-in vectors of them (float4), which
+    are structured elements."""
+    built_in = vector(parameter.ctype)
+    if parameter.ctype not in DTYPES and built_in is None:
+        raise SimulationError(f"{label}: '{parameter.name}' points to {parameter.ctype}, and the "
+                              f"simulated GPU knows numbers and vectors such as float4 alone")
+    found: np.dtype[Any] = np.dtype(DTYPES.get(parameter.ctype) or (built_in and built_in.dtype))
+    return found
+
+
 def _strided(operand: _Operand, region: Region, shape: tuple[int, ...]) -> Any:
     size = operand.dtype.itemsize
-    strides: tuple[int, ...] = (operand.ld * size, size) if operand.matrix else (size,)
-    base, inner = operand.dtype.subdtype or (operand.dtype, ())
-    strides += (base.itemsize,) * len(inner)
-    return np.ndarray((*shape, *inner), base, region.allocation.data, region.offset, strides)
+    strides = (operand.ld * size, size) if operand.matrix else (size,)
+    return np.ndarray(shape, operand.dtype, region.allocation.data, region.offset, strides)
