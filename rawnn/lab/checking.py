@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from rawnn.common.words import counted
-from rawnn.errors import ConfigError, DeviceError, RawnnError
+from rawnn.errors import ConfigError, DeviceError, OutOfMemory, RawnnError
 from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
 from rawnn.lab.draws import Sizes
 from rawnn.lab.guarded import Contents, Image, place
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.problem import Launching, Operand, Problem, Trial, problem_of
+from rawnn.lab.problem import Launching, Operand, Problem, Trial
 from rawnn.lab.process import runner_for
 from rawnn.lab.rehearsal import NOTE, Rehearsal
+from rawnn.lab.roles import problem_of
 from rawnn.lab.running import Runner
 from rawnn.lab.work import Work
 
@@ -222,7 +223,8 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
 def _alive(runner: Runner, error: RawnnError) -> bool:
     """Whether more can be launched behind a launch that failed: where it was refused before it
     began, and in a process of its own, which is made anew."""
-    return getattr(runner, "renewable", False) or type(error) in (ConfigError, DeviceError)
+    return getattr(runner, "renewable", False) or type(error) in (
+        ConfigError, DeviceError, OutOfMemory)
 
 
 def images_of(trial: Trial, generator: np.random.Generator) -> dict[str, Image]:

@@ -21,7 +21,7 @@ _EDGES = (8, 32, 64, 128, 256, 1024)
 """What kernels split their work by: sizes are drawn at multiples of these, and one off them."""
 _RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
 _ALL = 64  # combinations of listed sizes that are tried, all of them
-_TRIES = 200
+_TRIES, _PATIENCE = 200, 10
 
 
 def size_range(given: Any, name: str) -> tuple[int, int] | tuple[int, ...]:
@@ -88,7 +88,8 @@ def draw_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence
         for attempt in range(_TRIES * trials):
             if len(found) >= trials:
                 break
-            drawn = {n: _drawn(low, high, generator) for n, (low, high) in ranges.items()}
+            even = attempt > _PATIENCE * trials  # conditions such as n % 16 == 0 are seldom met
+            drawn = {n: _drawn(low, high, generator, even) for n, (low, high) in ranges.items()}
             sizes = (first, last)[attempt] if attempt < 2 else drawn
             whole = {**sizes, **{n: int(generator.choice(v)) for n, v in listed.items()}}
             whole = {n: whole[n] for n in names}
@@ -99,14 +100,14 @@ def draw_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence
     return sorted(found, key=lambda sizes: prod(sizes.values()))
 
 
-def _drawn(low: int, high: int, generator: np.random.Generator) -> int:
+def _drawn(low: int, high: int, generator: np.random.Generator, even: bool) -> int:
     """Evenly over orders of magnitude, three times in four moved to a multiple of what kernels
-    split work by, or to one off it."""
+    split work by, or to one off it; `even` always to a multiple."""
     size = int(np.exp(generator.uniform(np.log(low), np.log(high + 1))))
-    if generator.random() < 0.75:
+    if even or generator.random() < 0.75:
         edges = [e for e in _EDGES if e <= size] or [1]
         edge = int(generator.choice(edges))
-        size = size // edge * edge + int(generator.integers(-1, 2))
+        size = size // edge * edge + (0 if even else int(generator.integers(-1, 2)))
     return min(max(size, low), high)
 
 

@@ -3,9 +3,8 @@ and what has to come out."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -14,14 +13,15 @@ from numpy.typing import NDArray
 
 from rawnn.device.compiling.signature import Parameter
 from rawnn.device.cuda.launch import Dim
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import ConfigError, RawnnError, nearest
 from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.draws import Sizes, draw, draw_sizes, independent, largest, with_specials
-from rawnn.lab.expressions import evaluate, names_in, whole
+from rawnn.lab.expressions import evaluate, whole
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.work import Extents, Geometry, Reference, Work, reference_of
+from rawnn.lab.work import Geometry, Reference, Work
 
 Host = NDArray[Any]
+_DRAWN = 12
 _FURTHER = 1 << 16  # elements by which a long draw is longer, at least
 
 
@@ -81,8 +81,15 @@ class Trial:
                 given[operand.name] = _exactly(self.arrays[operand.name], nudge, by)
         if self.launching is not None:
             given |= {n: _exactly(v, None, 0) for n, v in self.launching.symbols.items()}
-        with np.errstate(all="ignore"):
-            found = problem.reference(given)
+        try:
+            with np.errstate(all="ignore"):
+                found = problem.reference(given)
+        except RawnnError:
+            raise
+        except Exception as error:
+            sizes = ", ".join(f"{n} = {v}" for n, v in self.sizes.items())
+            raise ConfigError(f"the reference fails with {sizes or 'its only size'}: "
+                              f"{type(error).__name__}: {error}") from error
         return problem.named(found, {n: a.shape for n, a in self.arrays.items()})
 
 
@@ -121,13 +128,25 @@ class Problem:
                           generator, self._constants())
 
     def largest(self, at: Mapping[str, int]) -> Sizes:
-        """The largest of all sizes, but for those that `at` gives. Raises ConfigError for a name
-        that is no size."""
+        """The largest of all sizes, but for those that `at` gives; where these do not meet what the
+        work requires, the largest of some drawn. Raises ConfigError for a name that is no size,
+        and where none is found that will do."""
         for name in at:
             if name not in self.names:
                 raise ConfigError(f"at: '{name}' is no size of {self.label}"
                                   f"{nearest(name, self.names)} ({', '.join(self.names)})")
-        return {**largest(self.names, self.work.sizes, self.together), **at}
+        found = {**largest(self.names, self.work.sizes, self.together), **at}
+        if not self._fits(found):
+            drawn = self.sizes(_DRAWN, np.random.default_rng(0))[-1]
+            found = {**drawn, **at}
+        if not self._fits(found):
+            raise ConfigError(f"{', '.join(f'{n} = {v}' for n, v in found.items())} does not meet "
+                              f"require = {list(self.work.require)}: say at= sizes that do")
+        return found
+
+    def _fits(self, sizes: Sizes) -> bool:
+        return all(evaluate(each, {**self._constants(), **sizes}, "require")
+                   for each in self.work.require)
 
     def _constants(self) -> dict[str, Any]:
         plain = {n: v for n, v in self.work.values.items() if isinstance(v, int | float)}
@@ -267,137 +286,3 @@ def _dim(given: Geometry | None, known: Mapping[str, Any], what: str) -> Dim:
         raise ConfigError(f"{what} = {value!r}: give one to three extents")
     x, y, z = (*(whole(part, known, what) for part in parts), 1, 1)[:3]
     return x, y, z
-
-
-def problem_of(candidate: Kernel | Callable[..., Any], work: Work) -> Problem:
-    """A candidate with its work. Raises ConfigError, with the cure, for what is missing or does
-    not fit."""
-    reference = reference_of(work.reference, work.folder)
-    if isinstance(candidate, Kernel):
-        return _of_kernel(candidate, work, reference)
-    if not callable(candidate):
-        raise ConfigError(f"{candidate!r} is neither a rawnn.Kernel nor a function that launches")
-    return _of_function(candidate, work, reference)
-
-
-def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> Problem:
-    label, parameters = kernel.expression, kernel.signature.parameters
-    for what in ("grid", "block"):
-        if getattr(work, what) is None:
-            raise ConfigError(f"{label}: say how it is launched: grid=\"(n + 255) // 256\", "
-                              f"block=256 ({what} is missing)")
-    scalars = {p.name: p for p in parameters if not p.pointer}
-    macros = _macros(kernel)
-    automatic = [name for name, p in scalars.items()
-                 if name not in work.values and _whole_number(p)]
-    pointers = [p for p in parameters if p.pointer]
-    _known_names(work, {p.name for p in pointers}, set(scalars), label)
-    operands = []
-    for p in pointers:
-        elements = kernel.elements[p.name]
-        dtype = np.dtype(work.types[p.name]) if p.name in work.types else elements.dtype
-        if dtype is None:
-            raise ConfigError(f"{label}: what '{p.name}' points at ({p.ctype}) is not known: say "
-                              f"types={{\"{p.name}\": np.float32}}")
-        extents = _extents(p.name, work, automatic, label)
-        written = not p.const if work.writes is None else p.name in work.writes
-        operands.append(Operand(
-            p.name, dtype, (*extents, elements.width) if elements.width > 1 else extents,
-            p.const or not written or p.name in work.inputs or reference.asks_for(p.name),
-            written))
-    for name, p in scalars.items():
-        if p.tensor_map:
-            raise ConfigError(f"{label} takes the tensor map '{name}': check a function in its "
-                              f"place that makes the map (rawnn.lab.tensor_map) and launches")
-        drawn = p.ctype in ELEMENTS and np.dtype(ELEMENTS[p.ctype]).kind in "fVb"
-        if name not in work.values and name not in automatic and not drawn:
-            raise ConfigError(f"{label}: give a value for '{name}' ({p.ctype}): "
-                              f"values={{\"{name}\": ...}}")
-    return _problem(kernel, label, work, reference, operands, [p.name for p in parameters],
-                    scalars, automatic, macros)
-
-
-def _of_function(function: Callable[..., Any], work: Work, reference: Reference) -> Problem:
-    label = getattr(function, "__name__", repr(function))
-    names = list(inspect.signature(function).parameters)
-    if not work.shapes:
-        raise ConfigError(f"{label}: say what arrays it takes: shapes={{\"x\": \"n\"}}, and in "
-                          f"types= those that are not float32")
-    _known_names(work, set(names), set(names), label)
-    operands = []
-    for name in (n for n in names if n in work.shapes):
-        asked = reference.asks_for(name)
-        written = name in work.writes if work.writes is not None else not asked
-        operands.append(Operand(name, np.dtype(work.types.get(name, np.float32)),
-                                _extents(name, work, (), label), not written or asked
-                                or name in work.inputs, written))
-    free = [n for n in names if n not in work.shapes and n not in work.values]
-    return _problem(function, label, work, reference, operands, names,
-                    {n: Parameter(n, "int", False, False) for n in names if n not in work.shapes},
-                    free, {})
-
-
-def _problem(candidate: Any, label: str, work: Work, reference: Reference,
-             operands: Sequence[Operand], parameters: Sequence[str],
-             scalars: Mapping[str, Parameter], automatic: Sequence[str],
-             macros: Mapping[str, Any]) -> Problem:
-    if not any(o.written for o in operands):
-        raise ConfigError(f"{label} writes nothing: all of its pointers are const"
-                          + (" or left out of writes=" if work.writes is not None else ""))
-    known = {*macros, *work.values}
-    asked: dict[str, None] = dict.fromkeys(automatic)
-    together = 1
-    for operand in operands:
-        of_array = {n: None for e in operand.extents
-                    for n in sorted(names_in(e, f"shapes: {operand.name}")) if n not in known}
-        asked |= of_array
-        together = max(together, len(of_array))
-    for name in work.sizes:
-        asked.setdefault(name)
-    names = tuple(n for n in asked if n not in known)
-    return Problem(candidate, label, work, reference, tuple(operands), tuple(parameters),
-                   scalars, names, together, macros)
-
-
-def _known_names(work: Work, arrays: set[str], scalars: set[str], label: str) -> None:
-    for what, given, known in (("shapes", work.shapes, arrays), ("types", work.types, arrays),
-                               ("inputs", work.inputs, arrays), ("writes", work.writes or (),
-                                                                 arrays)):
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{what}: {label} has no array '{name}'{nearest(name, known)} "
-                                  f"({', '.join(sorted(known))})")
-
-
-def _extents(name: str, work: Work, automatic: Sequence[str], label: str) -> tuple[Any, ...]:
-    given: Extents | None = work.shapes.get(name)
-    if given is None:
-        if len(automatic) != 1:
-            raise ConfigError(f"{label}: how large is '{name}'? Say "
-                              f"shapes={{\"{name}\": (\"rows\", \"cols\")}} in terms of sizes"
-                              + (f" ({', '.join(automatic)})" if automatic else ""))
-        return (automatic[0],)
-    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-
-
-def _whole_number(parameter: Parameter) -> bool:
-    return parameter.ctype in ELEMENTS and np.dtype(ELEMENTS[parameter.ctype]).kind in "iu"
-
-
-def _macros(kernel: Kernel) -> dict[str, Any]:
-    """The kernel's macros that are numbers."""
-    found: dict[str, Any] = {}
-    for name, value in kernel.defines.items():
-        if isinstance(value, str):
-            try:
-                value = int(value, 0)
-            except ValueError:
-                continue
-        if isinstance(value, int | float):
-            found[name] = value
-    return found
-
-
-def replaced(work: Work, **changes: Any) -> Work:
-    """The work with other fields."""
-    return replace(work, **changes)

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rawnn.lab.guarded import Contents, Images
+from rawnn.lab.guarded import Contents, Image, Images
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.problem import Launching, Problem
@@ -64,17 +65,18 @@ class Rehearsal(Stopwatch):
             given: dict[str, Any] = {**problem.known(self._sizes(images, numbers)), **numbers,
                                      **(launching.symbols if launching else {})}
             for name in reads:
-                values = getattr(t, name).reshape(images[name].shape)
+                values = _plain(getattr(t, name), images[name]).reshape(images[name].shape)
                 given[name] = values.astype(np.float64) if values.dtype.kind == "f" else values
             found = problem.named(problem.reference(given),
                                   {n: image.shape for n, image in images.items()})
-            for name, values in found.items():
-                if values is not None:
-                    getattr(t, name)[...] = values.reshape(-1)
+            for name, result in found.items():
+                if result is not None:
+                    _plain(getattr(t, name), images[name])[...] = result.reshape(-1)
 
         assert isinstance(self.candidate, Kernel)
         register(self.candidate.signature.name, meaning,
-                 {n: (str(image.nbytes // image.dtype.itemsize),) for n, image in images.items()},
+                 {n: (str(image.nbytes // image.dtype.itemsize
+                          // self.candidate.elements[n].width),) for n, image in images.items()},
                  reads=reads, writes=writes)
 
     def _sizes(self, images: Images, numbers: Mapping[str, Any]) -> dict[str, int]:
@@ -92,3 +94,8 @@ class Rehearsal(Stopwatch):
 
         assert isinstance(self.candidate, Kernel)
         meanings.forget(self.candidate.signature.name)
+
+
+def _plain(view: NDArray[Any], image: Image) -> NDArray[Any]:
+    """The numbers of an operand: those of vectors one by one."""
+    return view.view(image.dtype) if view.dtype.names else view

@@ -17,7 +17,7 @@ from rawnn.errors import ConfigError, RawnnError
 from rawnn.lab.checking import check
 from rawnn.lab.expressions import evaluate
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.problem import problem_of
+from rawnn.lab.roles import problem_of
 from rawnn.lab.timing import SAMPLES, time
 from rawnn.lab.work import Work
 
@@ -175,13 +175,20 @@ def _tried(kernel: Kernel, work: Work, parameters: Parameters, sizes: Mapping[st
 
 
 def _fingerprint(kernel: Kernel, work: Work, sizes: Mapping[str, int]) -> str:
-    """Of everything that a time depends on, as far as it can be told; a reference is known by its
-    name alone."""
-    said = {k: getattr(v, "__qualname__", None) or repr(v) for k, v in vars(work).items()}
+    """Of everything that a time depends on, as far as it can be told; functions are known by
+    their names alone."""
+    said = {k: _said(v) for k, v in vars(work).items()}
     source = kernel.source
     everything = (source.text, source.flags, source.preamble, source.arch, kernel.expression,
                   kernel.device.info.name, sorted(sizes.items()), sorted(said.items()))
     return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
+
+
+def _said(value: Any) -> str:
+    """A field of a work in words that are the same in another process."""
+    if isinstance(value, Mapping):
+        return str(sorted((k, _said(v)) for k, v in value.items()))
+    return getattr(value, "__qualname__", None) or repr(value)
 
 
 class _File:

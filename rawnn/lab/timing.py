@@ -28,8 +28,9 @@ from rawnn.lab.draws import Sizes
 from rawnn.lab.guarded import Contents, Image
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Sample, Stopwatch
-from rawnn.lab.problem import Launching, Problem, Trial, problem_of
+from rawnn.lab.problem import Launching, Problem, Trial
 from rawnn.lab.process import Apart, runner_for
+from rawnn.lab.roles import problem_of
 from rawnn.lab.work import Work
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def _least(problem: Problem, trial: Trial, cold: Times, warm: Times, roof: Roofl
         try:  # kHz, bits; two transfers a clock
             rate = 2e-6 * device.attribute("MEMORY_CLOCK_RATE") / 8 \
                 * device.attribute("GLOBAL_MEMORY_BUS_WIDTH")
-        except DeviceError:
+        except (DeviceError, AttributeError):  # newer drivers may not say
             return
         if rate:
             yield at_least / rate * 1e-3, cold, \

@@ -97,10 +97,12 @@ KNOWN = tuple(each.name for each in fields(Work) if each.name != "folder")
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference ready to be called by names: `wants` are those that it asks for, None for all."""
+    """A reference ready to be called by names: `wants` are those that it asks for, None for all,
+    `takes` those that have defaults, which are passed where there are such."""
 
     call: Callable[..., Any]
     wants: frozenset[str] | None
+    takes: frozenset[str] = frozenset()
 
     def __call__(self, known: Mapping[str, Any]) -> Any:
         """Raises ConfigError where it asks for what there is not."""
@@ -112,10 +114,11 @@ class Reference:
             raise ConfigError(f"the reference asks for '{name}', and the kernel has no such "
                               f"parameter or size{nearest(name, known)} (known: "
                               f"{', '.join(known)})")
-        return self.call(**{name: known[name] for name in self.wants})
+        given = self.wants | (self.takes & set(known))
+        return self.call(**{name: known[name] for name in given})
 
     def asks_for(self, name: str) -> bool:
-        return self.wants is None or name in self.wants
+        return self.wants is None or name in self.wants or name in self.takes
 
 
 def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,
@@ -145,7 +148,8 @@ def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,
     if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
         raise ConfigError(f"the reference {given!r} does not say the names of its parameters: "
                           f"give it those of the kernel's that it needs")
-    return Reference(given, frozenset(p.name for p in parameters if p.default is p.empty))
+    return Reference(given, frozenset(p.name for p in parameters if p.default is p.empty),
+                     frozenset(p.name for p in parameters if p.default is not p.empty))
 
 
 def _loaded(path: Path, name: str) -> Callable[..., Any]:

@@ -132,8 +132,12 @@ class Team:
             self._send(0, {"doing": what})
 
     def on_failure(self, act: Callable[[], None]) -> None:
-        """Have `act` called, in another thread, when some rank is lost."""
-        self._acts.append(act)
+        """Have `act` called, in another thread, when some rank is lost; at once where one is."""
+        with self._lock:
+            self._acts.append(act)
+            lost = self._failure is not None
+        if lost:
+            act()
 
     def check(self) -> None:
         """Raise RanksError where some rank is lost."""
@@ -208,8 +212,9 @@ class Team:
                 return
             speaker = 1 if said.startswith("rank 0 ") else 0
             self._failure = RanksError(said, self.rank == speaker)
+            acts = list(self._acts)
         self._tell(said, known or set())
-        for act in self._acts:
+        for act in acts:
             with suppress(Exception):  # the loss is what is reported
                 act()
         if self._guard:

@@ -134,6 +134,28 @@ def test_vectors_and_structs(device: Device) -> None:
     kernel = rawnn.Kernel(text, "lab_particles", device=device)
     assert kernel.elements["v"].width == 4
     assert kernel.elements["p"].dtype.names == ("mass", "kind")
+    unknown = rawnn.check(kernel, lambda v, p: p, **ONE)
+    assert "the simulated GPU knows numbers and vectors" in str(unknown)
+
+
+def test_vectors_have_an_axis_more(device: Device) -> None:
+    text = "__global__ void lab_forces(const float4* p, float4* a, int n) {}\n"
+    kernel = rawnn.Kernel(text, "lab_forces", device=device)
+    seen = []
+
+    def forces(p: Any) -> Any:
+        seen.append(p.shape)
+        return p * [1, 2, 3, 4]
+
+    rawnn.check(kernel, forces, **ONE).require()
+    assert {len(shape) for shape in seen} == {2}
+    assert {shape[1] for shape in seen} == {4}
+
+
+def test_sizes_that_seldom_fit_are_found(device: Device) -> None:
+    found = rawnn.check(HONEST.simulated(device), lambda x: 2 * x, grid="n", block=32,
+                        sizes={"n": "1..3000"}, require=["n % 64 == 0"], trials=8)
+    assert len(found.tried) == 8
 
 
 def test_a_function_of_several_launches(device: Device) -> None:
@@ -222,6 +244,22 @@ def test_a_tensor_map_is_made_by_a_function(device: Device) -> None:
             "lab_mapped(float* y, const __grid_constant__ TensorMap y_map, int n) {}\n")
     with pytest.raises(ConfigError, match="check a function in its place that makes the map"):
         rawnn.check(rawnn.Kernel(text, "lab_mapped", device=device), lambda y: y, **ONE)
+
+
+def test_a_reference_that_fails_is_named(device: Device) -> None:
+    def broken(x: Any) -> Any:
+        raise ValueError("shapes (3,) and (4,)")
+
+    with pytest.raises(ConfigError, match=r"the reference fails with n = \d+: ValueError: shapes"):
+        rawnn.check(HONEST.simulated(device), broken, **ONE)
+
+
+def test_defaults_of_a_reference_give_way(device: Device) -> None:
+    text = "__global__ void lab_by(float* x, float by, int n) {}\n"
+    register("lab_by", lambda t, a: t.x.__iadd__(np.float32(a["by"])), {"x": ("n",)}, reads=("x",),
+             writes=("x",))
+    kernel = rawnn.Kernel(text, "lab_by", device=device)
+    rawnn.check(kernel, lambda x, by=2.0, other=3.0: x + by, **ONE).require()
 
 
 def test_small_floats_are_inputs(device: Device) -> None:

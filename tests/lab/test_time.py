@@ -143,6 +143,14 @@ def test_work_on_another_stream_is_waited_for(sim: Simulation, device: Device) -
     side.close()
 
 
+def test_the_largest_sizes_that_fit_are_timed(device: Device) -> None:
+    given = {**GIVEN, "sizes": {"n": "1..3001"}, "require": ["n % 64 == 0"]}
+    found = rawnn.time(HONEST.simulated(device), **given)
+    assert found.sizes["n"] % 64 == 0
+    with pytest.raises(ConfigError, match="n = 7 does not meet require"):
+        rawnn.time(HONEST.simulated(device), **given, at={"n": 7})
+
+
 def test_what_does_not_fit(device: Device) -> None:
     kernel = HONEST.simulated(device)
     with pytest.raises(ConfigError, match="at: 'm' is no size of lab_honest"):

@@ -145,7 +145,7 @@ def test_sharded_updates_equal_whole_ones(opt: str, optimizer: Optimizer) -> Non
 @pytest.mark.parametrize("more", ["", ",fuse,mma", ",fuse,bf16,mma", ",cublas,fuse"])
 def test_sharded_in_several_buckets(more: str) -> None:
     """Layers are updated while those below are still passed back."""
-    layers, data = (20, 600, 520, 6), random_dataset(20, 6, train=16, test=4)
+    layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=16, test=4)
     opt = f"preload,graphs=epoch,streams{more}"
     found = on_simulated(f"{opt},nccl=sharded:1", layers, data, BATCH, 2)
     assert len(found[0].work.train.find(kind="reduce_scatter")) == 2

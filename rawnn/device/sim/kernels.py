@@ -21,6 +21,7 @@ import numpy as np
 from rawnn.common.dtypes import CUDA_TYPES, LOW_PRECISION, numpy_dtype, rounded
 from rawnn.common.words import counted
 from rawnn.device.compiling.signature import KernelSignature, Parameter
+from rawnn.device.compiling.structs import vector
 from rawnn.device.sim.errors import SimulationError
 from rawnn.device.sim.graphs import Launcher
 from rawnn.device.sim.meanings import SET_CONDITION, Meaning, meaning_of
@@ -227,7 +228,7 @@ class Binding:
         for parameter in signature.parameters:
             if parameter.struct is not None:
                 found |= self._members(parameter, values[parameter.name])
-        found |= {f"itemsize_{p.name}": np.dtype(DTYPES[p.ctype]).itemsize
+        found |= {f"itemsize_{p.name}": _elements(p, self._kernel.expression).itemsize
                   for p in signature.parameters if p.pointer}
         known = functors()
         for name, value in template.items():
@@ -321,7 +322,7 @@ class Binding:
             ld = scalars.get(f"ld{name}", cols)
             if ld < cols:
                 raise SimulationError(f"{label}: ld{name} is {ld}, less than the {cols} columns")
-            dtype: np.dtype[Any] = np.dtype(DTYPES[parameter.ctype])
+            dtype = _elements(parameter, label)
             address = values[name]
             if address % dtype.itemsize:
                 raise SimulationError(
@@ -427,6 +428,17 @@ class Binding:
         shape = (last, operand.cols) if operand.matrix else (last,)
         strides = (operand.ld * size, size) if operand.matrix else (size,)
         return region, np.ndarray(shape, operand.dtype, region.allocation.data, start, strides)
+
+
+def _elements(parameter: Parameter, label: str) -> np.dtype[Any]:
+    """The type of what a pointer points at: numbers, or built-in vectors of them (float4), which
+    are structured elements."""
+    built_in = vector(parameter.ctype)
+    if parameter.ctype not in DTYPES and built_in is None:
+        raise SimulationError(f"{label}: '{parameter.name}' points to {parameter.ctype}, and the "
+                              f"simulated GPU knows numbers and vectors such as float4 alone")
+    found: np.dtype[Any] = np.dtype(DTYPES.get(parameter.ctype) or (built_in and built_in.dtype))
+    return found
 
 
 def _strided(operand: _Operand, region: Region, shape: tuple[int, ...]) -> Any:
