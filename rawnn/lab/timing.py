@@ -249,7 +249,7 @@ class _Clock:
         results = {name: images[name].values(contents[name])
                    for name, exact in expected.items() if exact is not None}
         comparisons = judged(trial, expected, results, self._generator)
-        findings += [Finding("wrong", c.operand, f"'{c.operand}' is wrong: {c}")
+        findings += [Finding("wrong", c.operand, f"wrong: {c}")
                      for c in comparisons if not c.passed]
         self.checked += self._compared
         if findings:
