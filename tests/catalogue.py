@@ -27,7 +27,7 @@ from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE, VALUES, form_for
 
-OPEN = ("max", "auto", "RxG[:THREADS:TYPES]")
+OPEN = ("max", "auto", "RxG[:THREADS:TYPES[:TURNS]]")
 """Words for what a run finds out, and for the blocks of `persistent`."""
 LIBRARIES = ("cublas", "cudnn")
 

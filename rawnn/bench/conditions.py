@@ -1,31 +1,21 @@
-"""The GPU's clocks, temperature, power and reasons for slowing down, sampled while something runs.
-
-NVIDIA's management library is asked through `nvidia-ml-py`, from a thread; without the package, or
-without such a GPU, nothing is observed and nothing else changes.
-"""
+"""A GPU's clocks, temperature, power and reasons for slowing down, sampled while something runs."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
 
 import msgspec
 
-from rawnn.bench.clocks import smi_index
-from rawnn.bench.statistics import Spread, spread
+from rawnn.bench.clocks import ClockSample, ManagedGpu, summarize
+from rawnn.bench.statistics import Spread
 from rawnn.run.machine import Opened
 
 INTERVAL_S = 0.05
 """Seconds between samples; one takes some 0.1 ms of a core, in the thread that takes it."""
 
-SLOWDOWNS = {"HwSlowdown": "hardware slowdown", "HwThermalSlowdown": "too hot",
-             "HwPowerBrakeSlowdown": "power brake", "SwThermalSlowdown": "too hot (driver)",
-             "SwPowerCap": "power limit"}
-"""NVML's reasons for lower clocks -> what a reader is told. Idle or locked clocks are none."""
 HARMLESS = ("power limit",)
 """Reasons that a GPU at full load has anyway, which make no run worth repeating."""
 
@@ -55,55 +45,36 @@ class Seen:
     conditions: Conditions | None = None
 
 
-class _Nothing:
-    """In place of the library where there is no GPU to watch."""
-
-    def nvmlInit(self) -> None:
-        raise OSError("there is no GPU")
-
-
 class Watch:
-    """Samples one GPU, CUDA's device `ordinal`. Use as a context manager."""
+    """Samples one GPU from a thread."""
 
-    def __init__(self, ordinal: int, library: Any = None) -> None:
-        self._nvml, self._handle = library, None
-        try:
-            if library is None:
-                import pynvml
-
-                self._nvml = pynvml
-            self._nvml.nvmlInit()
-            name = smi_index(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() \
-                else self._nvml.nvmlDeviceGetHandleByUUID(name)
-        except Exception:  # no package, no library, no such GPU: nothing is observed
-            self._handle = None
+    def __init__(self, gpu: ManagedGpu) -> None:
+        self._gpu = gpu
 
     @classmethod
     def of(cls, opened: Opened) -> Watch:
         """Of the GPU that was opened; one that observes nothing for the host and simulated GPUs."""
-        device = opened.device
-        real = device is not None and device.backend.name != "sim"
-        return cls(device.info.ordinal) if device and real else cls(0, _Nothing())
+        return cls(ManagedGpu.of(opened))
 
     @property
     def observes(self) -> bool:
-        return self._handle is not None
+        return self._gpu.observes
 
     @contextmanager
     def during(self) -> Iterator[Seen]:
         """Sample from now until the block ends."""
         seen = Seen()
-        if self._handle is None:
+        if not self.observes:
             yield seen
             return
-        samples: list[dict[str, float]] = []
+        samples: list[ClockSample | None] = []
         reasons: set[str] = set()
-        done, begun, energy = threading.Event(), monotonic(), self._energy()
+        done, begun, energy = threading.Event(), monotonic(), self._gpu.energy()
 
         def watch() -> None:
             while True:
-                samples.append(self._sample(reasons))
+                reasons.update(self._gpu.slowdowns())
+                samples.append(self._gpu.sample())
                 if done.wait(INTERVAL_S):
                     return
 
@@ -114,38 +85,10 @@ class Watch:
         finally:
             done.set()
             thread.join()
-            end = self._energy()
+            end = self._gpu.energy()
             used = None if energy is None or end is None else (end - energy) / 1e3
-            spreads = {name: spread(values) for name in ("sm_mhz", "mem_mhz", "temperature_c",
-                                                         "power_w")
-                       if (values := [s[name] for s in samples if name in s])}
-            seen.conditions = Conditions(**spreads, slowdowns=sorted(reasons), energy_j=used,
-                                         seconds=monotonic() - begun)
-
-    def _energy(self) -> float | None:
-        """Millijoules since the driver was loaded."""
-        return self._ask(lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h))
-
-    def _sample(self, reasons: set[str]) -> dict[str, float]:
-        questions = {
-            "sm_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM),
-            "mem_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM),
-            "temperature_c": lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU),
-            "power_w": lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3,
-        }
-        bits = self._ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h))
-        for name, words in SLOWDOWNS.items():
-            bit = getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0)
-            if bits is not None and int(bits) & bit:
-                reasons.add(words)
-        found = {name: self._ask(question) for name, question in questions.items()}
-        return {name: value for name, value in found.items() if value is not None}
-
-    def _ask(self, question: Any) -> float | None:
-        try:
-            return float(question(self._nvml, self._handle))
-        except Exception:  # this GPU does not report it
-            return None
+            seen.conditions = Conditions(**summarize(samples), slowdowns=sorted(reasons),
+                                         energy_j=used, seconds=monotonic() - begun)
 
 
 def merged(parts: list[Conditions]) -> Conditions | None:

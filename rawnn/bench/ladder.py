@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from rawnn.bench.accuracy import Oracle
-from rawnn.bench.clocks import sampler_of
+from rawnn.bench.clocks import ManagedGpu
 from rawnn.bench.conditions import Conditions, Watch
 from rawnn.bench.footprint import Footprint, footprint
 from rawnn.bench.records import (
@@ -151,7 +151,7 @@ class _Ladder:
         self._libraries: dict[str, str] = {}
         base = tuple(on)
         steps = [(name, tuple(name.split("+"))) for name in rungs]
-        self._clocks, self._watch = sampler_of(opened), Watch.of(opened)
+        self._gpu, self._watch = ManagedGpu.of(opened), Watch.of(opened)
         if opened.device is None:
             base = tuple(w for w in base if _on_host(w))
             left_out = [name for name, words in steps if not all(map(_on_host, words))]
@@ -207,7 +207,7 @@ class _Ladder:
         if result.interrupted:
             self._interrupted = True
             return
-        sample = self._clocks.sample() if self._clocks else None
+        sample = self._gpu.sample()
         step.runs.append(Run.of(repeat, result, sample, traces[0]))
         self._libraries.update(result.environment.libraries)
         step.rung = msgspec.structs.replace(

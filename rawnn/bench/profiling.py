@@ -117,7 +117,7 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
         runner = session.runner
         assert isinstance(runner, GpuRunner)
         work = runner.work
-        whole = timed(program)
+        whole = [program.block(1)] if sim else timed(program).milliseconds
         if chosen == "cupti":
             seen = cupti.activities(lambda: (program.block(1), None)[1])
             spans, empty = _spans_of(seen, work), 0.0
@@ -130,7 +130,7 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
             toggles=toggle_words_of(session.selection.values),
             notes=list(session.selection.notes), way=chosen,
             steps=len({span.step for span in spans}),
-            step_us=spread([ms * 1e3 / work.updates for ms in whole.milliseconds]),
+            step_us=spread([ms * 1e3 / work.updates for ms in whole]),
             empty_us=empty, ops=ops, spans=[s for s in spans if s.step < SHOWN_STEPS])
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from rawnn.bench.clocks import ClockSample, sampler_of, summarize
+from rawnn.bench.clocks import ClockSample, ManagedGpu, summarize
 from rawnn.bench.columns import markdown_table
 from rawnn.bench.conditions import Conditions, Watch, merged
 from rawnn.bench.footprint import Footprint, footprint, x_floor
@@ -249,7 +249,7 @@ class _Sets:
                  opened: Opened) -> None:
         self._kind, self._series, self._repeats = kind, series, repeats
         self._data, self._opened = data, opened
-        self._sampler, self._environment = sampler_of(opened), place_of(opened)
+        self._gpu, self._environment = ManagedGpu.of(opened), place_of(opened)
         self._watch = Watch.of(opened)
         self._interrupted = False
 
@@ -287,7 +287,7 @@ class _Sets:
             return
         series.runs.append(run)
         series.conditions += [seen.conditions] if seen.conditions else []
-        series.clocks.append(self._sampler.sample() if self._sampler else None)
+        series.clocks.append(self._gpu.sample())
         self._environment.libraries.update(run.environment.libraries)
 
     def result(self) -> SetsResult:

@@ -41,6 +41,7 @@ def kernel_of(path: str | Path, expression: str | None = None, *, device: Device
                                                 else folders)), *include],
         "arch": arch or told.get("arch"),
     }
+    symbols = told.get("symbols")
     name = expression or told.get("kernel")
     if name is None:
         found = instances(Source.of(path, **compiled), ())
@@ -53,5 +54,5 @@ def kernel_of(path: str | Path, expression: str | None = None, *, device: Device
         given[key] = {**given[key], **value} if merged else value
     if isinstance(given.get("require"), str):
         given["require"] = [given["require"]]
-    return (Kernel(path, name, device=device, **compiled),
+    return (Kernel(path, name, device=device, symbols=symbols, **compiled),
             Work.of(given.pop("reference", None), {**given, "folder": path.parent}))

@@ -23,6 +23,7 @@ Table = dict[str, Any]
 
 COMPILED: dict[str, type | tuple[type, ...]] = {
     "kernel": str, "defines": dict, "options": list, "include": (str, list), "arch": str,
+    "symbols": dict,
 }
 """Which kernel, and how it is compiled."""
 LAUNCHED: dict[str, type | tuple[type, ...]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -44,6 +44,7 @@ class Recipe:
     options: tuple[str, ...]
     include: tuple[Path, ...]
     arch: str | None
+    symbols: dict[str, Any] = field(default_factory=dict)
 
 
 class Kernel:
@@ -61,7 +62,8 @@ class Kernel:
         kernel.synchronize()
 
     `defines` are macros (True: defined without a value), `options` further ones for NVRTC,
-    `include` folders for headers, `arch` an architecture such as "sm_90a" in place of the GPU's.
+    `include` folders for headers, `arch` an architecture such as "sm_90a" in place of the GPU's;
+    `symbols` are values of `__constant__` and `__device__` variables.
 
     Launches go to rawnn's own stream. A launch with an array of another library comes after what
     that library has enqueued, and CUDA's default stream waits for it. With a stream given to
@@ -77,6 +79,7 @@ class Kernel:
     def __init__(self, source: str | os.PathLike[str], expression: str, *,
                  defines: Mapping[str, object] | None = None, options: Sequence[str] = (),
                  include: Sequence[str | os.PathLike[str]] = (), arch: str | None = None,
+                 symbols: Mapping[str, Any] | None = None,
                  device: Device | None = None) -> None:
         made = Source.of(source, defines, options, include, arch)
         self.device = device or default_device()
@@ -99,6 +102,8 @@ class Kernel:
             if parameter.pointer:
                 self.elements[parameter.name] = elements_of(parameter, layout)
         self._launchers: dict[Any, Launcher] = {}
+        for name, values in (symbols or {}).items():
+            self.symbol(name)[:] = values
 
     @property
     def expression(self) -> str:
@@ -118,7 +123,8 @@ class Kernel:
     def made(cls, recipe: Recipe, device: Device) -> Kernel:
         """Of what another kernel was made of."""
         return cls(recipe.source, recipe.expression, defines=recipe.defines,
-                   options=recipe.options, include=recipe.include, arch=recipe.arch, device=device)
+                   options=recipe.options, include=recipe.include, arch=recipe.arch,
+                   symbols=recipe.symbols, device=device)
 
     @property
     def defines(self) -> Mapping[str, object]:
@@ -180,7 +186,8 @@ class Kernel:
     def symbol(self, name: str) -> Symbol:
         """The variable `name` of the source, `__constant__` or `__device__`: write it by
         `kernel.symbol("taps")[:] = values`. Raises ConfigError where there is none."""
-        return symbol(name, self._source.declarations, self._function, self.device)
+        return symbol(name, self._source.declarations, self._function, self.device,
+                      self.recipe.symbols)
 
     def synchronize(self) -> None:
         """Wait for all launches, on whatever stream; an error inside a kernel surfaces here."""

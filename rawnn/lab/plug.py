@@ -76,6 +76,9 @@ def impl(op: str, source: str | os.PathLike[str] | Kernel, expression: str | Non
     if told.get("op", op) != op:
         raise ConfigError(f"{made.name} says op = {told['op']!r} in its header, and is to run the "
                           f"op '{op}'")
+    if told.get("symbols"):
+        raise ConfigError(f"{made.name}: a kernel of the training step has no symbols set: write "
+                          f"them into the source, __constant__ float taps[] = {{...}}")
     given = {"grid": grid, "block": block, "shared": shared, "cluster": cluster, "values": values,
              "cooperative": cooperative, "where": where, "require": require}
     how = {**told, **{key: value for key, value in given.items() if value is not None}}

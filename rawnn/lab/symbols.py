@@ -22,8 +22,10 @@ class Symbol:
     so far, and are waited for.
     """
 
-    def __init__(self, declared: SymbolType, address: int, nbytes: int, device: Device) -> None:
+    def __init__(self, declared: SymbolType, address: int, nbytes: int, device: Device,
+                 written: dict[str, Any]) -> None:
         self.name, self.address, self.nbytes, self.device = (declared.name, address, nbytes, device)
+        self._written = written  # what a kernel made of the same recipe is given, too
         self.dtype = _dtype(declared)
         count, rest = divmod(nbytes, self.dtype.itemsize)
         self.shape = declared.shape if declared.shape is not None else (count,)
@@ -48,6 +50,7 @@ class Symbol:
             raise ConfigError(f"{self!r} does not take values of shape {given.shape}: {error}"
                               ) from None
         self.device.to_device(self.address, host, repr(self))
+        self._written[self.name] = host
 
     def numpy(self) -> NDArray[Any]:
         """A copy on the host."""
@@ -59,7 +62,8 @@ class Symbol:
         return f"rawnn.lab.Symbol({self.name}: {self.dtype}{list(self.shape)})"
 
 
-def symbol(name: str, text: str, function: Function, device: Device) -> Symbol:
+def symbol(name: str, text: str, function: Function, device: Device,
+           written: dict[str, Any]) -> Symbol:
     """The variable `name` of the source `text` that `function` was compiled from. Raises
     ConfigError with the nearest name where it declares none, or the kernel does not use it."""
     known = {each.name: each for each in symbols(text)}
@@ -74,7 +78,7 @@ def symbol(name: str, text: str, function: Function, device: Device) -> Symbol:
         raise ConfigError(f"the variable '{name}' is not in the compiled kernel ({error}): use it "
                           f"in the kernel, and declare it outside of namespaces and without static"
                           ) from None
-    return Symbol(known[name], address, nbytes, device)
+    return Symbol(known[name], address, nbytes, device, written)
 
 
 def _dtype(declared: SymbolType) -> np.dtype[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -17,6 +17,9 @@ MOST_WARPS, LEAST_WARPS = 16, 8
 PRICES = (0.0, 0.02, 0.1, 1.0)
 """Cycles that a byte of shared memory may cost, by turns: the dearer, the less memory the types
 found take."""
+TURNS = (2, 3, 4, 6, 8)
+"""Micro-batches of a cluster, the fewest first, where the whole batch does not fit. With a loss
+scale there is but one: what a turn leaves in rows that the next does not fill may be infinite."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,26 @@ class Choice:
 def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Choice:
     """The decomposition with the least expected time; of `ranks` x `groups` blocks where these are
     given. Raises Unsupported where nothing fits."""
+    best, least = _cheapest(chip, _candidates(problem, chip, ranks, groups))
+    for turns in TURNS if best is None and not problem.scaled else ():
+        found, _ = _cheapest(chip, (_with_threads(replace(d, turns=turns))
+                                    for d in _candidates(problem, chip, ranks, groups)
+                                    if d.groups > 1 and d.share >= turns))
+        if found is not None:
+            return found
+    if best is None:
+        raise Unsupported(
+            f"does not fit the chip (a block would need {least / 1024:.0f} KiB of shared memory or "
+            f"more, and has {chip.shared / 1024:.0f} KiB on this GPU)",
+            "leave persistent out, or take a smaller batch or network")
+    return best
+
+
+def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice | None, int]:
+    """The cheapest that fits; and where none does, the bytes that a block would need at least."""
     best: Choice | None = None
     least = 0
-    for d in _candidates(problem, chip, ranks, groups):
+    for d in candidates:
         us = cost.microseconds(d)
         if best is not None and (us >= best.us or cost.most_bytes(d) > 2 * chip.shared):
             continue
@@ -48,12 +68,7 @@ def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Cho
         us += found.far_tiles * cost.H200.far_tile / cost.H200.clock
         if found.nbytes <= chip.shared and (best is None or us < best.us):
             best = Choice(found, us)
-    if best is None:
-        raise Unsupported(
-            f"does not fit the chip (a block would need {least / 1024:.0f} KiB of shared memory or "
-            f"more, and has {chip.shared / 1024:.0f} KiB on this GPU)",
-            "leave persistent out, or take a smaller batch or network")
-    return best
+    return best, least
 
 
 def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int) -> Iterator[Decomposition]:

@@ -186,7 +186,9 @@ def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
 def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     """All phases of a step."""
     layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
-    return [*layers, *fixed_phases(d, costs), *meeting_phases(d, costs)]
+    turn = [*layers, *fixed_phases(d, costs)]
+    return [*(Phase(phase.name, d.turns * phase.cycles) for phase in turn),
+            *meeting_phases(d, costs)]
 
 
 def cycles(d: Decomposition, costs: Costs = H200) -> float:

@@ -46,16 +46,20 @@ def pitch(n: int) -> int:
 @dataclass(frozen=True)
 class Decomposition:
     """`ranks` blocks of a cluster share the widths by the `types` of the boundaries 0 .. depth,
-    `groups` clusters the batch; a block has `threads`."""
+    `groups` clusters the batch; a block has `threads`. A cluster takes its share of the batch in so
+    many `turns`, micro-batches whose gradients are added up; more than one only where there are
+    several clusters, whose gradients have a place in a workspace."""
 
     problem: Problem
     ranks: int
     groups: int
     threads: int
     types: str
+    turns: int = 1
 
     def __str__(self) -> str:
-        return f"{self.ranks} x {self.groups} blocks of {self.threads} threads, {self.types}"
+        turns = f", {self.turns} micro-batches" if self.turns > 1 else ""
+        return f"{self.ranks} x {self.groups} blocks of {self.threads} threads, {self.types}{turns}"
 
     @property
     def blocks(self) -> int:
@@ -71,8 +75,13 @@ class Decomposition:
         return ceil(self.problem.batch, self.groups)
 
     @cached_property
+    def turn_share(self) -> int:
+        """Examples of the largest group's micro-batches."""
+        return ceil(self.share, self.turns)
+
+    @cached_property
     def columns(self) -> int:
-        return up(self.share, 8)
+        return up(self.turn_share, 8)
 
     @cached_property
     def pitch(self) -> int:

@@ -111,7 +111,7 @@ class Layout:
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps."""
         d = self.decomposition
-        found = {"tally": 2 * self.parts * steps, "counters": self.counters + 1}
+        found = {"tally": 2 * self.parts * d.turns * steps, "counters": self.counters + 1}
         if self.sync:
             copies = 2 if self.sync == ALL else 1
             found["gradients"] = copies * d.blocks * self.tiles * TILE

@@ -22,7 +22,8 @@ def _lines(choice: Choice) -> Iterator[str]:
     layout = choice.layout
     d, p = layout.decomposition, layout.decomposition.problem
     yield f"on the chip: {d.groups} cluster(s) of {d.ranks} block(s) of {d.threads} threads; " \
-          f"{d.share} example(s) a cluster"
+          f"{d.share} example(s) a cluster" \
+          f"{f' in {d.turns} micro-batches' if d.turns > 1 else ''}"
     for layer, kind in enumerate(d.kinds):
         tiles = layout.layers[layer]
         split = f", split in {tiles.forward.split}" if tiles.forward.split > 1 else ""

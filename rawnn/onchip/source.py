@@ -88,7 +88,10 @@ class _Kernel(StepWriter):
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
         w("const int cursor_now = *cursor + offset;")
-        if p.partial:
+        if d.turns > 1:
+            w(f"const int turns = span * {d.turns};")
+            self.turns_of_steps()
+        elif p.partial:
             w("// The step behind the whole ones has the examples that are left.")
             w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
               f" : left; }};")
@@ -99,8 +102,9 @@ class _Kernel(StepWriter):
         for boundary, n in enumerate(p.layers):
             size = d.slices[boundary]
             w(f"[[maybe_unused]] const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
-        w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + step)"
-          f" * {p.stride} + group * {d.share}; }};")
+        if d.turns == 1:
+            w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
+              f"step) * {p.stride} + group * {d.share}; }};")
         w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads}) "
           "shared[i] = 0.0f;")
         w("__syncthreads();")
@@ -132,8 +136,8 @@ class _Kernel(StepWriter):
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
             w(f"fetch_order<Shape>(fetched, order, first_of(0), {self.present('0')});")
-            w(f"if (span > 1) fetch_order<Shape>(fetched + {d.columns}, order, first_of(1), "
-              f"{self.present('1')});")
+            w(f"if ({self.turns} > 1) fetch_order<Shape>(fetched + {d.columns}, order, "
+              f"first_of(1), {self.present('1')});")
             w("ptx::commit_copies();")
             w("ptx::wait_for_copies<0>();")
             w("__syncthreads();")
@@ -150,6 +154,23 @@ class _Kernel(StepWriter):
             if self.layout.exchange:
                 w(f"Mailboxes<Shape, {self.layout.exchange}> mail = {{{self.at('exchange')}, "
                   f"barriers + 16, rank, 0}};")
+
+    def turns_of_steps(self) -> None:
+        """Which examples a turn has: a part of its step's."""
+        d, p, w = self.d, self.p, self.w
+        batch = str(p.batch)
+        if p.partial:
+            w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
+              f" : left; }};")
+            batch = f"batch_of(turn / {d.turns})"
+        w("const auto present_in = [=](int turn) {")
+        w(f"const int here = min({d.share}, {batch} - group * {d.share});")
+        w(f"return max(0, min({d.turn_share}, here - turn % {d.turns} * {d.turn_share}));")
+        w("};")
+        w("const auto first_of = [=](int turn) {")
+        w(f"return static_cast<long long>(cursor_now + turn / {d.turns}) * {p.stride} + group * "
+          f"{d.share} + turn % {d.turns} * {d.turn_share};")
+        w("};")
 
     def load_layer(self, layer: int) -> None:
         p, w, part = self.p, self.w, self.layout.layers[layer]
@@ -222,6 +243,6 @@ class _Kernel(StepWriter):
             each = terms // p.batch
             of_step = f"[=](int step) {{ return static_cast<float>(batch_of(step) * {each}); }}"
         w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
-          f"{found.parts}, span, {of_step}, counters, "
+          f"{found.parts * d.turns}, span, {of_step}, counters, "
           f"counters + 1, {found.counters}, loss + cursor_now, "
           f"{correct}, reinterpret_cast<int*>(tallies));")

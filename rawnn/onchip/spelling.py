@@ -13,9 +13,10 @@ CURE = "write persistent alone, and a cost model decides"
 
 
 def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
-            types: str) -> Choice:
+            types: str, turns: int = 1) -> Choice:
     """The decomposition of `ranks` x `groups` blocks of `threads` threads with boundaries of these
-    `types`, and what is expected of it. Raises Unsupported where there is none, or no room."""
+    `types`, in so many `turns`, and what is expected of it. Raises Unsupported where there is none,
+    or no room."""
     if groups > min(chip.most_groups(ranks), problem.batch):
         raise Unsupported(
             f"cannot be shared by {ranks} x {groups} blocks: {chip.most_groups(ranks)} clusters of "
@@ -25,7 +26,9 @@ def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
                           f"{WARP}, {MOST_WARPS * WARP} at most", CURE)
     if reason := _wrong(problem, ranks, types):
         raise Unsupported(f"cannot have boundaries {types}: {reason}", CURE)
-    d = Decomposition(problem, ranks, groups, threads, types)
+    if turns > 1 and (groups == 1 or problem.scaled):
+        raise Unsupported("takes micro-batches in several clusters without a loss scale only", CURE)
+    d = Decomposition(problem, ranks, groups, threads, types, turns)
     found = layout_of(d, chip.shared)
     if found.nbytes > chip.shared:
         raise Unsupported(f"does not fit the chip as {d} (a block would need "

@@ -18,6 +18,16 @@ from rawnn.onchip.writer import literal
 class StepWriter(UpdateWriter):
     """Writes the phases of a step, one behind the other."""
 
+    @property
+    def turn(self) -> str:
+        """Of a micro-batch, counted from the launch; a step where it has but one."""
+        return "t" if self.d.turns > 1 else "u"
+
+    @property
+    def turns(self) -> str:
+        """How many there are in a launch."""
+        return "turns" if self.d.turns > 1 else "span"
+
     # -- input -----------------------------------------------------------------------------------
     def fetch(self, step: str) -> None:
         """Ask for all that step `step` needs."""
@@ -56,7 +66,7 @@ class StepWriter(UpdateWriter):
 
     def present(self, step: str) -> str:
         """Examples of this cluster in a step."""
-        return f"present_in({step})" if self.p.partial else "present"
+        return f"present_in({step})" if self.p.partial or self.d.turns > 1 else "present"
 
     def share(self, terms: int) -> str:
         """What a step's mean over a batch of `terms` numbers divides by, as a factor."""
@@ -75,7 +85,8 @@ class StepWriter(UpdateWriter):
         time = f"clock[1] + cursor_now + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
         scale = "scaling->scale, " if p.scaled else ""
-        self.w(f"if (thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
+        first = "part == 0 && " if self.d.turns > 1 else ""
+        self.w(f"if ({first}thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
                f"{time}{settings});")
 
     def wait_for_input(self, step: str) -> None:
@@ -85,42 +96,43 @@ class StepWriter(UpdateWriter):
 
     def fetch_ahead(self) -> None:
         w, d = self.w, self.d
-        w("if (u + 1 < span) {")
-        self.fetch("u + 1")
+        t = self.turn
+        w(f"if ({t} + 1 < {self.turns}) {{")
+        self.fetch(f"{t} + 1")
         if self.p.ordered:
-            w("if (u + 2 < span) {")
-            w(f"fetch_order<Shape>(fetched + (u & 1) * {d.columns}, order, first_of(u + 2), "
-              f"{self.present('u + 2')});")
+            w(f"if ({t} + 2 < {self.turns}) {{")
+            w(f"fetch_order<Shape>(fetched + ({t} & 1) * {d.columns}, order, first_of({t} + 2), "
+              f"{self.present(f'{t} + 2')});")
             w("ptx::commit_copies();")
             w("}")
         w("}")
 
     # -- a step ------------------------------------------------------------------------------------
     def step(self) -> None:
-        d, p, w, found = self.d, self.p, self.w, self.layout
-        if p.partial:
-            w("const int present = present_in(u);")
-        if p.converted:
-            w(f"float* const x = {self.at('x')};")
-            raw = f"reinterpret_cast<const {p.input_type}*>{self.at('raw')} + (u & 1) * " \
-                  f"{d.columns * found.raw_pitch}"
-            vectors = f"{self.at('mean')}, {self.at('inverse_std')}" if p.normalised \
-                else "nullptr, nullptr"
-            w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
-              f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
-              f"{self.count(0)}, present);")
-            w("__syncthreads();")
-        else:
-            w(f"float* const x = {self.at('x')} + (u & 1) * {found.input_floats};")
-        if p.partial:  # no rows of another step, whose infinities times 0 would be NaN
-            w("if (cursor_now + u >= whole) {")
-            w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")
-            w("__syncthreads();")
-            w("}")
+        d, p, w = self.d, self.p, self.w
         for layer, stream in enumerate(p.streams):
             n = layer + 1
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
               f"cursor_now + u, part{n}.out, part{n}.in}};")
+        if d.turns == 1:
+            self.whole_turn()
+            self.meet()
+            if p.scaled:
+                w(f"if (thread == 0) scaling->adjust(left_out, {p.growth}, (u + 1) & 1);")
+            self.next_turn()
+            return
+        w(f"for (int part = 0; part < {d.turns}; ++part) {{")
+        w(f"const int t = u * {d.turns} + part;")
+        self.whole_turn()
+        self.next_turn()
+        w("}")
+        self.meet()
+        w("__syncthreads();")
+
+    def whole_turn(self) -> None:
+        """From the examples of a turn to its gradients."""
+        p, w, found = self.p, self.w, self.layout
+        self.input()
         if p.scaled:
             w("int* const found = scaling->found + (u & 1);")
         for layer in range(p.depth):
@@ -142,15 +154,39 @@ class StepWriter(UpdateWriter):
             w("}")
         elif p.scaled:
             self.hear_overflow()
-        self.meet()
-        if p.scaled:
-            w(f"if (thread == 0) scaling->adjust(left_out, {p.growth}, (u + 1) & 1);")
-        w("if (u + 1 < span) {")
-        self.wait_for_input("u + 1")
+
+    def next_turn(self) -> None:
+        """The input of the next turn is there."""
+        w, t = self.w, self.turn
+        w(f"if ({t} + 1 < {self.turns}) {{")
+        self.wait_for_input(f"{t} + 1")
         w("}")
-        if p.labelled:
+        if self.p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
+
+    def input(self) -> None:
+        """x, as floats."""
+        d, p, w, found, t = self.d, self.p, self.w, self.layout, self.turn
+        if p.partial or d.turns > 1:
+            w(f"const int present = present_in({t});")
+        if p.converted:
+            w(f"float* const x = {self.at('x')};")
+            raw = f"reinterpret_cast<const {p.input_type}*>{self.at('raw')} + ({t} & 1) * " \
+                  f"{d.columns * found.raw_pitch}"
+            vectors = f"{self.at('mean')}, {self.at('inverse_std')}" if p.normalised \
+                else "nullptr, nullptr"
+            w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
+              f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
+              f"{self.count(0)}, present);")
+            w("__syncthreads();")
+        else:
+            w(f"float* const x = {self.at('x')} + ({t} & 1) * {found.input_floats};")
+        if p.partial and d.turns == 1:  # no rows of another step, whose infinities times 0 are NaN
+            w("if (cursor_now + u >= whole) {")
+            w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")
+            w("__syncthreads();")
+            w("}")
 
     def product(self, kind: str, layer: int, finish: str, count: str, *,
                 sent: bool = False) -> None:
@@ -320,7 +356,7 @@ class StepWriter(UpdateWriter):
                 targets, pitch = f"x{offset}", self.layout.input_pitch
             else:
                 pitch = self.layout.target_pitch
-                targets = f"{self.at('y')} + (u & 1) * {d.columns * pitch}"
+                targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
             w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
               f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
               f"tallies{made});")
@@ -330,7 +366,7 @@ class StepWriter(UpdateWriter):
         w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
         w(f"const Tally total = add_tallies<{tallies(d)}>(tallies);")
         w("if (lane_index() == 0) {")
-        w(f"reinterpret_cast<float2*>(tally)[u * {self.layout.parts}ll + {place}] = "
+        w(f"reinterpret_cast<float2*>(tally)[{self.turn} * {self.layout.parts}ll + {place}] = "
           "make_float2(total.loss, __int_as_float(total.right));")
         w("}")
         w("}")

@@ -22,10 +22,11 @@ class UpdateWriter(KernelWriter):
             if self.layout.sync:
                 turn = "(u & 1)" if self.layout.sync == ALL else "0"
                 many = self.layout.tiles
-                w(f"const PublishTiles<{part.across}, {part.tiles}> finish = {{"
+                way, adds = ("AddTiles", ", part > 0") if d.turns > 1 else ("PublishTiles", "")
+                w(f"const {way}<{part.across}, {part.tiles}> finish = {{"
                   f"reinterpret_cast<float4*>(gradients) + ((({turn} * {d.groups} + group) * "
                   f"{d.ranks}ll + rank) * {many} + {part.base})"
-                  f" * {TILE // 4}}};")
+                  f" * {TILE // 4}{adds}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
                 w("const Rule rule = *rule_of_step;")

@@ -59,6 +59,10 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
         chosen = choose(problem_of(plan), chip_of(machine.target))
     except Unsupported as reason:
         return Verdict(False, f"best leaves persistent out: the step {reason.reason}")
+    if chosen.decomposition.turns > 1:
+        return Verdict(False, f"best leaves persistent out: the batch fits the chip in "
+                              f"{chosen.decomposition.turns} micro-batches only, which nobody has "
+                              f"timed yet; {chosen.us:.0f} us a step are expected of it")
     launches = measured or launched(plan, numbers)
     if chosen.us >= launches:
         return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "

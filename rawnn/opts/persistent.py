@@ -22,15 +22,15 @@ from rawnn.step.tensor import Role, Tensor
 
 
 def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
-            types: str = "") -> Plan:
+            types: str = "", turns: int = 1) -> Plan:
     """`plan`, a step that trains, as one op, shared as the cost model says of so many blocks and
     clusters (0: of any), or exactly as asked where `threads` and `types` are given. Raises
     Unsupported where no kernel does it."""
     if reason := plan.target.lacks(*NEEDED):
         raise Unsupported(reason)
     problem, chip = problem_of(plan), chip_of(plan.target)
-    return as_one_op(plan, exactly(problem, chip, ranks, groups, threads, types) if types else
-                     choose(problem, chip, ranks, groups))
+    return as_one_op(plan, exactly(problem, chip, ranks, groups, threads, types, turns)
+                     if types else choose(problem, chip, ranks, groups))
 
 
 def as_one_op(plan: Plan, chosen: Choice) -> Plan:
@@ -60,21 +60,22 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if plan.name != "train":
         return plan, policy
     found = _FORM.fullmatch(str(value))
-    ranks, groups, threads, types = found.groups("") if found else ("",) * 4
+    ranks, groups, threads, types, turns = found.groups("") if found else ("",) * 5
     try:
-        return rewrite(plan, int(ranks or 0), int(groups or 0), int(threads or 0), types), policy
+        return rewrite(plan, int(ranks or 0), int(groups or 0), int(threads or 0), types,
+                       int(turns or 1)), policy
     except Unsupported as reason:
         raise ConfigError(f"the toggle 'persistent' cannot run so: the step {reason}") from None
 
 
-_FORM = re.compile(r"([1-9]\d?)x([1-9]\d{0,2})(?::([1-9]\d{1,3}):([FSG]{2,}))?")
+_FORM = re.compile(r"([1-9]\d?)x([1-9]\d{0,2})(?::([1-9]\d{1,3}):([FSG]{2,})(?::([1-9]\d?))?)?")
 
 
 def parse(text: str) -> str:
     if text != "auto" and not _FORM.fullmatch(text):
         raise ConfigError(f"persistent={text}: give auto, or blocks of a cluster by clusters, as "
                           f"in 4x8, with threads of a block and types of the boundaries as in "
-                          f"4x8:256:FSGF")
+                          f"4x8:256:FSGF, and micro-batches as in 4x8:256:FSGF:2")
     return text
 
 
@@ -82,7 +83,8 @@ def came_to(value: str | int | None, plan: Plan) -> str | int | None:
     """How the kernel shares the work, in full."""
     for op in plan.find(kind=KIND):
         d: Decomposition = op.attributes["chosen"].decomposition
-        return f"{d.ranks}x{d.groups}:{d.threads}:{d.types}"
+        turns = f":{d.turns}" if d.turns > 1 else ""
+        return f"{d.ranks}x{d.groups}:{d.threads}:{d.types}{turns}"
     return value
 
 
@@ -96,6 +98,6 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|RxG[:THREADS:TYPES]", parse, "auto"), came_to=came_to,
+    parameter=Parameter("auto|RxG[:THREADS:TYPES[:TURNS]]", parse, "auto"), came_to=came_to,
     implies=("preload", "arena", "nosync"), conflicts=("fp8",),
 ))

@@ -175,7 +175,9 @@ __global__ void __launch_bounds__(kThreads)
 
 #if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_exchanges)
 // Mailboxes take turns, as in onchip_exchange.cuh: whoever sends the exchange after the next has this
-// block's part of the next, which was sent once its mailbox had been read.
+// block's part of the next, which each thread sends once it has read what it reads of the one before.
+// Threads that send nothing take no part: nobody would wait for them, and who comes two phases of a
+// barrier late waits for ever.
 __global__ void __launch_bounds__(kThreads)
     exchanges(float* __restrict__ sums, int size, int quads, int threads, int rounds) {
   const int rank = static_cast<int>(ptx::cluster_rank());
@@ -191,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
   ptx::cluster_barrier();
   float value = static_cast<float>(rank);
 #pragma unroll 1
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < rounds && thread < quads; ++round) {
     float4* const box = boxes + (round & 1) * size * quads;
     const unsigned int barrier = barriers + (round & 1) * 8;
     if (thread == 0) ptx::arrive_expecting(barrier, size * quads * 16);
@@ -204,18 +206,15 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     ptx::wait_for_remote(barrier, round >> 1 & 1);
-    float sum = 0.0f;
     for (int quad = thread; quad < quads; quad += kThreads) {
-      sum = 0.0f;
+      float sum = 0.0f;
       for (int i = 0; i < size; ++i) {
         const float4 came = box[i * quads + quad];
         sum += (came.x + came.y) + (came.z + came.w);
       }
+      value = sum / static_cast<float>(4 * size);
     }
-    if (thread < quads) value = sum / static_cast<float>(4 * size);
-    __syncthreads();  // all have read: what comes next may overwrite the mailbox before
   }
-  ptx::cluster_barrier();  // a block's memory is there as long as others may write to it
-  store(sums, threads, value);
+  store(sums, threads, value);  // a block has got all that others send it: it may end before they do
 }
 #endif

@@ -23,6 +23,32 @@ struct PublishTiles {
   }
 };
 
+// The same of a micro-batch: from the second one on (`adds`) it is added to what this very thread left
+// there of those before.
+template <int ACROSS, int TILES>
+struct AddTiles {
+  using Early = float4;
+  float4* tiles;
+  bool adds;
+
+  __device__ __forceinline__ Early early(int mt, int nt) const {
+    if (!adds) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return __ldcg(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index());
+  }
+  __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
+                                        const Early& before) const {
+    __stcg(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
+           make_float4(before.x + sum[0], before.y + sum[1], before.z + sum[2], before.w + sum[3]));
+  }
+  __device__ __forceinline__ void sums(int nt, float first, float second) const {
+    const int place = nt * 8 + lane_index() % 4 * 2;
+    auto* const at =
+        reinterpret_cast<float2*>(reinterpret_cast<float*>(tiles + TILES * kTileQuads) + place);
+    const float2 before = adds ? __ldcg(at) : make_float2(0.0f, 0.0f);
+    __stcg(at, make_float2(before.x + first, before.y + second));
+  }
+};
+
 __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
   sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
 }

@@ -1,54 +1,84 @@
-import subprocess
-from collections.abc import Sequence
+"""What is read of a GPU's clocks between runs, with a stand-in for NVML."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rawnn.bench.clocks import ClockSample, ClockSampler, smi_index, summarize
+from rawnn.bench.clocks import ClockSample, ManagedGpu, nvml_name, summarize
 
 
-def test_a_reading_is_parsed_and_asks_for_the_right_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+class Library(SimpleNamespace):
+    """NVML with one GPU; `refuses` are questions that it does not answer."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "sm", "mem", "core"
+    nvmlClocksThrottleReasonSwPowerCap = 4
+    nvmlClocksThrottleReasonHwThermalSlowdown = 64
+    refuses: tuple[str, ...] = ()
+    asked: Any = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in super().__getattribute__("refuses"):
+            raise RuntimeError("Not Supported")
+        return super().__getattribute__(name)
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        self.asked = index
+        return "gpu"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self.asked = uuid
+        return "gpu"
+
+    def nvmlDeviceGetClockInfo(self, gpu: str, which: str) -> int:
+        assert gpu == "gpu"
+        return {"sm": 1980, "mem": 2619}[which]
+
+    def nvmlDeviceGetTemperature(self, gpu: str, which: str) -> int:
+        assert (gpu, which) == ("gpu", "core")
+        return 41
+
+    def nvmlDeviceGetPowerUsage(self, gpu: str) -> int:
+        return 125510
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: str) -> int:
+        return 4 + 64 + 1
+
+
+def test_a_reading_is_of_the_right_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-abc")
-    asked: list[Sequence[str]] = []
-
-    def smi(arguments: Sequence[str]) -> str:
-        asked.append(arguments)
-        return "1980, 2619, 41, 125.51\n"
-
-    sample = ClockSampler(1, smi).sample()
-    assert sample == ClockSample(sm_mhz=1980, mem_mhz=2619, temperature_c=41, power_w=125.51)
-    assert asked[0][-2:] == ["-i", "GPU-abc"]
+    library = Library()
+    gpu = ManagedGpu(1, library)
+    assert gpu.sample() == ClockSample(sm_mhz=1980, mem_mhz=2619, temperature_c=41, power_w=125.51)
+    assert gpu.slowdowns() == {"power limit", "too hot"}
+    assert library.asked == "GPU-abc"
+    assert ManagedGpu(0, library).observes
+    assert library.asked == 3
 
 
 def test_quantities_the_gpu_does_not_report_are_none() -> None:
-    sample = ClockSampler(0, lambda a: "1980, [N/A], 41, [Not Supported]\n").sample()
-    assert sample == ClockSample(sm_mhz=1980, temperature_c=41)
+    library = Library(refuses=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature",
+                               "nvmlDeviceGetCurrentClocksThrottleReasons"))
+    gpu = ManagedGpu(0, library)
+    assert gpu.sample() == ClockSample(sm_mhz=1980, mem_mhz=2619)
+    assert gpu.slowdowns() == set()
+    assert gpu.energy() is None  # which this library does not know
 
 
-@pytest.mark.parametrize("answer", [
-    FileNotFoundError("nvidia-smi"), subprocess.CalledProcessError(9, "nvidia-smi"),
-    subprocess.TimeoutExpired("nvidia-smi", 10), "", "1980, 2619\n",
-])
-def test_without_a_reading_it_stops_asking(answer: str | Exception) -> None:
-    calls = 0
-
-    def smi(arguments: Sequence[str]) -> str:
-        nonlocal calls
-        calls += 1
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    sampler = ClockSampler(0, smi)
-    assert sampler.sample() is None
-    assert sampler.sample() is None
-    assert calls == 1
+@pytest.mark.parametrize("refused", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
+def test_without_the_library_or_the_gpu_there_is_no_reading(refused: str) -> None:
+    gpu = ManagedGpu(0, Library(refuses=(refused,)))
+    assert not gpu.observes
+    assert gpu.sample() is None
 
 
 @pytest.mark.parametrize(("ordinal", "visible", "index"), [
     (0, "", "0"), (2, "", "2"), (0, "5", "5"), (1, "5, 6", "6"), (3, "5,6", "3"),
 ])
 def test_cuda_visible_devices_renumbers(ordinal: int, visible: str, index: str) -> None:
-    assert smi_index(ordinal, visible) == index
+    assert nvml_name(ordinal, visible) == index
 
 
 def test_the_summary_skips_what_was_not_read() -> None:

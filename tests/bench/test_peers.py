@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from rawnn.bench.clocks import ManagedGpu
 from rawnn.bench.compare import compare
 from rawnn.bench.conditions import Conditions, Watch
 from rawnn.bench.peers import worker
@@ -322,7 +323,7 @@ def test_a_file_of_other_contests_is_not_gone_on_with() -> None:
 
 def test_a_system_that_breaks_is_an_entry_and_the_others_go_on() -> None:
     rules = Rules(("rawnn", "nosuch", "numpy"), "host")
-    contest, = run_contests([tiny(steps=4)], rules, Watch(0))
+    contest, = run_contests([tiny(steps=4)], rules, Watch(ManagedGpu(0)))
     found = {e.system: e for e in contest.entries}
     assert found["nosuch"].status == "failed"
     assert "No module named 'rawnn.bench.peers.nosuch_system'" in found["nosuch"].reason
@@ -398,7 +399,7 @@ class Library:
 
 
 def test_conditions_are_sampled_while_something_runs() -> None:
-    with Watch(0, Library()).during() as seen:
+    with Watch(ManagedGpu(0, Library())).during() as seen:
         pass
     found = seen.conditions
     assert found is not None
@@ -415,7 +416,7 @@ def test_nothing_is_observed_without_the_library() -> None:
         def nvmlInit(self) -> None:
             raise OSError("no driver")
 
-    watch = Watch(0, Broken())
+    watch = Watch(ManagedGpu(0, Broken()))
     assert not watch.observes
     with watch.during() as seen:
         pass
@@ -424,7 +425,7 @@ def test_nothing_is_observed_without_the_library() -> None:
 
 def test_a_throttled_turn_is_repeated_and_then_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     contest, = run_contests([tiny(steps=4)], Rules(("rawnn", "numpy"), "host", rounds=1),
-                            Watch(0, Library()))
+                            Watch(ManagedGpu(0, Library())))
     for entry in contest.entries:
         assert entry.throttled == ["hardware slowdown"]
         assert len(entry.us) == 4

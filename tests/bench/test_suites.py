@@ -168,14 +168,15 @@ repeats = 1
 names = ["linear"]
 repeats = 1
 [workloads.sets]
-linear = ["preload,fuse"]
+linear = ["none,fuse"]
 [toggles]
 repeats = 1
 [toggles.compare]
-fuse = [{ workloads = ["linear"], beside = "preload" }]
+fuse = [{ workloads = ["linear"], beside = "none" }]
 """)
-    short = ["--bench", file, "--epochs", "1", "--dataset", "synthetic", "--device", "sim"]
-    ladder = CliRunner().invoke(bench, ["ladder", *short, "--json", str(tmp_path / "l.json")])
+    short = ["--bench", file, "--epochs", "1", "--dataset", "synthetic", "--device", "host"]
+    ladder = CliRunner().invoke(bench, ["ladder", *short[:-1], "sim", "--batch", "2000", "--json",
+                                        str(tmp_path / "l.json")])
     assert ladder.exit_code == 0, ladder.output
     found = read_ladder(tmp_path / "l.json")
     assert [(r.name, r.opt) for r in found.rungs] == [
@@ -184,7 +185,7 @@ fuse = [{ workloads = ["linear"], beside = "preload" }]
     sets = CliRunner().invoke(bench, ["workloads", *short, "--json", str(tmp_path / "w.json")])
     assert sets.exit_code == 0, sets.output
     assert [(m.workload, m.opt) for m in read_sets(tmp_path / "w.json").measurements] == [
-        ("linear", "preload,fuse")]
+        ("linear", "none,fuse")]
     toggles = CliRunner().invoke(bench, ["toggles", "fuse", *short, "--json",
                                          str(tmp_path / "t.json")])
     assert toggles.exit_code == 0, toggles.output
@@ -197,7 +198,8 @@ def test_what_is_asked_for_on_the_command_line_counts_first(tmp_path: Path) -> N
     file = own(tmp_path, '[ladder]\nrungs = ["fuse"]\nrepeats = 2\n')
     CliRunner().invoke(bench, [
         "ladder", "--bench", file, "--rungs", "nosync", "--repeats", "1", "--epochs", "1",
-        "--dataset", "synthetic", "--device", "sim", "--json", str(tmp_path / "l.json")])
+        "--batch", "2000", "--dataset", "synthetic", "--device", "sim", "--json",
+        str(tmp_path / "l.json")])
     found = read_ladder(tmp_path / "l.json")
     assert [r.name for r in found.rungs] == ["baseline", "nosync"]
     assert found.repeats == 1

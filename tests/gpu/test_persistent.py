@@ -92,6 +92,24 @@ def test_the_loss_scale_goes_as_on_the_host(device: Device, machine: Machine, bl
         np.testing.assert_allclose(found[name], array, rtol=0, atol=4 * of_run({"float16"}))
 
 
+@pytest.mark.parametrize("blocks", ["1x2:256:FFFFF:2", "2x3:256:FSFGF:2", "4x2:256:FGGSF:3"])
+def test_micro_batches_train_as_the_host(device: Device, machine: Machine, blocks: str) -> None:
+    if blocks[0] != "1" and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    layers = (40, 18, 64, 33, 9)
+    options: dict[str, Any] = {"optimizer": Optimizer("adam", 1e-3), "shuffle": True,
+                               "partial": True, "batch": 23}
+    data = dataset_for(Network(layers), 300, 23)
+    wanted = trained(HostRunner(make_work("preload", layers, data, **options), "float64"))
+    work = make_work(f"persistent={blocks},graphs=epoch", layers, data, machine=machine, **options)
+    found = [run_on(device, work) for _ in range(2)]
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
+                                   atol=4 * of_run({"float32"}))
+        np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
+    np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
+
+
 @pytest.mark.parametrize("graphs", ["", ",graphs=7", ",graphs=while"])
 def test_launches_of_any_length_give_the_same_bits(device: Device, machine: Machine,
                                                    graphs: str) -> None:

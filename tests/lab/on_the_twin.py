@@ -15,7 +15,8 @@ from rawnn.lab.arrays import simulated
 from rawnn.lab.checking import Checked, try_sizes
 from rawnn.lab.files import kernel_of
 from rawnn.lab.guarded import Contents, Images
-from rawnn.lab.problem import Launching, problem_of
+from rawnn.lab.problem import Launching
+from rawnn.lab.roles import problem_of
 from tests.ptx.twin.twin import Kernels, Twin, TwinError
 
 

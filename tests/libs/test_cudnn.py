@@ -56,8 +56,8 @@ def test_missing_library_says_where_it_looked(
         Cudnn()
     message = str(raised.value)
     places = ", ".join((
-        str(tmp_path / "nvidia/cudnn/lib"), "/opt/cuda-of-mine/lib64", "/opt/libs-of-mine",
-        "/opt/system",
+        str(tmp_path / "nvidia/cudnn/lib"), "/opt/libs-of-mine", "/opt/cuda-of-mine/lib64",
+        "/usr/local/cuda/lib64", "/opt/system",
     ))
     assert message.startswith("cuDNN (libcudnn-none.so.9) cannot be loaded")
     assert f"looked on the loader's path and in {places};" in message

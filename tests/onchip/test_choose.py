@@ -45,6 +45,20 @@ def test_wide_layers_are_shared_and_large_batches_too() -> None:
     assert choose(problem((16, 32, 10), batch=4096), HOPPER).decomposition.groups > 1
 
 
+def test_a_batch_that_does_not_fit_is_taken_in_turns() -> None:
+    p = problem((160, 32, 48, 32, 432, 48), batch=2528,
+                form={"inputs": "float32", "scale": 1.0}, network={"loss": "bce"})
+    found = choose(p, HOPPER)
+    d = found.decomposition
+    assert d.turns > 1
+    assert d.groups > 1
+    assert found.layout.nbytes <= HOPPER.shared
+    assert cost.cycles(d) > cost.cycles(replace(d, turns=1))
+    assert f"in {d.turns} micro-batches" in describe(found)
+    with pytest.raises(Unsupported, match="does not fit the chip"):
+        choose(replace(p, numbers="float16", growth=2000), HOPPER)
+
+
 def test_more_work_is_expected_to_take_longer() -> None:
     d = choose(problem((64, 64, 10)), HOPPER, 1, 1).decomposition
     wider = choose(problem((64, 128, 10)), HOPPER, 1, 1).decomposition

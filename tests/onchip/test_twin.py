@@ -65,14 +65,14 @@ class Launch:
     last step is on a partial batch of `left` examples, where there are some."""
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
-                 scale: tuple[float, float] = (64.0, 0.0), left: int = 0) -> None:
+                 scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1) -> None:
         keywords = dict(VARIETY[name.removesuffix(FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
         plan = replace(prepared(network, batch, left=left, **keywords), target=known((9, 0)))
         self.plan: Plan = rewrite(plan, ranks, groups)
         if types:
-            d = Decomposition(problem_of(plan), ranks, groups, 256, types)
+            d = Decomposition(problem_of(plan), ranks, groups, 256, types, turns)
             room = 0 if name.endswith(FAR) else HOPPER.shared
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
@@ -153,6 +153,7 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
     """The kernel leaves what NumPy does, and counters as it found them."""
     found, wanted = launch.on_twin(folder, run, sources), launch.by_reference()
     numbers = launch.decomposition.problem.numbers
+    chance = launch.decomposition.problem.streams  # rounding moves weights more than a step does
     unit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 4e-2}[numbers]
     of_change = {"float32": 2e-4, "tf32": 1e-3, "float16": 4e-3, "bfloat16": 2e-2}[numbers]
     for role in launch.op.spec.writes:
@@ -166,7 +167,7 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
             continue
         a, b = found[role].astype(np.float64), wanted[role]
         assert np.linalg.norm(a - b) <= unit * max(np.linalg.norm(b), 1e-3), role
-        if role[0] in "wb" and role[1].isdigit():
+        if role[0] in "wb" and role[1].isdigit() and not chance:
             change = np.linalg.norm(b - launch.arrays[role])
             assert np.linalg.norm(a - b) <= of_change * change, role
     assert not found["counters"].any()
@@ -203,7 +204,7 @@ SCALES = [
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"),
-                         SCALES if FULL else [SCALES[2], SCALES[5]])
+                         SCALES if FULL else SCALES[5:6])
 def test_steps_that_overflow_are_left_out_everywhere(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
         scale: tuple[float, float]) -> None:
@@ -232,7 +233,7 @@ def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOUR
         assert not np.array_equal(weights, launch.arrays[f"w{layer}"].astype(np.float32))
 
 
-@pytest.mark.parametrize(("types", "ranks", "groups"), CHANCE if FULL else [CHANCE[2], CHANCE[5]])
+@pytest.mark.parametrize(("types", "ranks", "groups"), CHANCE if FULL else CHANCE[5:6])
 def test_weights_are_rounded_with_the_bits_that_numpy_draws(
         tmp_path: Path, types: str, ranks: int, groups: int) -> None:
     check_by_chance(Launch(DECAY, ranks, groups, types), tmp_path, 2)
@@ -250,7 +251,27 @@ PARTIAL = [
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups", "types", "left"),
-                         PARTIAL if FULL else [PARTIAL[1], PARTIAL[3]])
+                         PARTIAL if FULL else PARTIAL[3:4])
 def test_a_partial_batch_ends_an_epoch(tmp_path: Path, name: str, ranks: int, groups: int,
                                        types: str, left: int) -> None:
     check(Launch(name, ranks, groups, types, left=left), tmp_path, 2)
+
+
+TURNS = [
+    ("softmax, SGD", 1, 2, "FFFF", 2, 0), ("softmax, SGD", 2, 3, "SFGF", 2, 5),
+    ("Adam in an order", 4, 2, "FSFF", 3, 0), ("Adam in an order", 1, 3, "FFFF", 2, 7),
+    ("float32 inputs, a schedule", 2, 2, "FSFF", 2, 0), ("long rows", 2, 2, "SF", 3, 0),
+    ("mean squares, gelu, no bias", 2, 2, "SFSF", 2, 3), ("an autoencoder", 2, 2, "SFS", 4, 0),
+    ("binary cross-entropy, tanh", 4, 2, "FGFS", 2, 0), ("bfloat16", 2, 2, "FSFG", 2, 0),
+    ("rounded by chance, Adam", 2, 2, "FSFG", 2, 3), ("a wide middle", 8, 2, "FGFG", 2, 0),
+    ("clusters share sums", 2, 3, "FG", 2, 4),
+]
+"""How the work is shared by clusters that take their examples in micro-batches, how many, and what
+is left for a partial batch."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "turns", "left"),
+                         TURNS if FULL else TURNS[1:2])
+def test_micro_batches(tmp_path: Path, name: str, ranks: int, groups: int, types: str, turns: int,
+                       left: int) -> None:
+    check(Launch(name, ranks, groups, types, left=left, turns=turns), tmp_path, 2)

@@ -25,7 +25,8 @@ from tests.engine import CAPABLE, dataset_for, make_work, run_on, step_plan, tra
 
 LAYERS = (29, 24, 7)
 WAYS = ("persistent", "persistent,graphs=epoch", "persistent,graphs=3", "persistent,graphs=while",
-        "persistent,graphs=epoch,report=2", "persistent=2x3,graphs=epoch")
+        "persistent,graphs=epoch,report=2", "persistent=2x3,graphs=epoch",
+        "persistent=2x2:256:FGF:2,graphs=epoch")
 RECIPES: tuple[dict[str, Any], ...] = (
     {}, {"optimizer": Optimizer("adam", 1e-3), "shuffle": True, "partial": True},
     {"network_options": {"loss": "mse", "activation": "gelu"}, "schedule": "cosine"},
@@ -176,6 +177,15 @@ def test_best_leaves_it_out_of_short_runs_and_says_from_when_on() -> None:
 ])
 def test_best_goes_without_what_cannot_be(layers: tuple[int, ...], words: str) -> None:
     assert "persistent" not in chosen(layers, words).values
+
+
+def test_best_leaves_out_micro_batches_which_nobody_has_timed() -> None:
+    network, batch = Network((160, 32, 48, 32, 432, 48), loss="bce"), 2528
+    form = Form(batch * 256, inputs="float32", labels="", targets=48)
+    found = select("best", network, 256, CAPABLE, batch=batch, form=form,
+                   recipe=Recipe(batch, epochs=400))
+    assert "persistent" not in found.values
+    assert any("micro-batches only" in note for note in found.notes)
 
 
 def test_best_on_an_older_gpu() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.device import places
 from rawnn.device.compiling import headers
 from rawnn.errors import MissingLibrary
 
@@ -30,9 +31,9 @@ LAYOUTS = {
 def site(tmp_path, monkeypatch):
     """A site-packages folder standing in for the real one; `install` puts wheels into it."""
     folders = {"cuda": [], "nvidia": []}
-    monkeypatch.setattr(headers, "_package_folders", lambda package: folders[package])
+    monkeypatch.setattr(places, "wheels", lambda package="nvidia": folders[package])
     monkeypatch.setattr(headers, "_pathfinder_headers", lambda: iter(()))
-    monkeypatch.setattr(headers, "_toolkits", lambda: iter([tmp_path / "toolkit"]))
+    monkeypatch.setattr(places, "toolkits", lambda: iter([tmp_path / "toolkit"]))
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     headers.cudadevrt_library.cache_clear()

@@ -2,8 +2,7 @@
 
 Wheels of CUDA 12 put each component in a folder of its own (`nvidia/cuda_runtime/include`), those
 of CUDA 13 all in one (`nvidia/cu13/include`, where `cuda_fp16.h` also needs `include/cccl`). The
-wheels are looked up by hand first: that takes a millisecond against the 70 ms of importing
-`cuda.pathfinder`, which comes second, and a toolkit last.
+wheels come first, `cuda.pathfinder` second (device/places.py says why), and a toolkit last.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from rawnn.device import places
 from rawnn.errors import MissingLibrary
 
 _INCLUDE_FOLDERS = {
@@ -42,7 +41,7 @@ _NVRTC_FILES = ("libnvrtc.so.*", "libnvrtc-builtins.so.*", "nvrtc64_*.dll")
 def cuda_major() -> int | None:
     """Major CUDA version of the installed `cuda.bindings`, without importing them; None where
     they are not installed. Where wheels of two CUDA versions are installed, this says which."""
-    for folder in _package_folders("cuda"):
+    for folder in places.wheels("cuda"):
         try:
             text = (folder / "bindings" / "_version.py").read_text()
         except OSError:
@@ -87,9 +86,9 @@ def _header_places() -> Iterator[tuple[Path, ...]]:
     needed."""
     yield from _by_major(_INCLUDE_FOLDERS)
     yield tuple(dict.fromkeys(_pathfinder_headers()))
-    prefix = os.environ.get("CONDA_PREFIX")
-    roots = [Path(prefix) / "targets/x86_64-linux", Path(prefix)] if prefix else []
-    for root in (*roots, *_toolkits()):
+    roots = [root for prefix in places.conda()
+             for root in (prefix / "targets/x86_64-linux", prefix)]
+    for root in (*roots, *places.toolkits()):
         yield root / "include", root / "include/cccl"
 
 
@@ -125,7 +124,7 @@ def cudadevrt_library() -> Path:
     looked: list[Path] = []
     name = "cudadevrt.lib" if sys.platform == "win32" else "libcudadevrt.a"
     candidates = [folder for folders in _by_major(_DEVRT_FOLDERS) for folder in folders]
-    for root in _toolkits():
+    for root in places.toolkits():
         candidates += [root / "lib64", root / "targets/x86_64-linux/lib", root / "lib"]
     for folder in candidates:
         looked.append(folder)
@@ -166,13 +165,10 @@ def nvrtc_identity() -> str | None:
 def _nvrtc_files() -> list[Path]:
     """NVRTC's files in the first place that has them: wheels, conda, the loader's path, a
     toolkit (the order of `cuda.pathfinder`, which loads it)."""
-    places: list[Iterable[Path]] = list(_by_major(_NVRTC_FOLDERS))
-    prefix = os.environ.get("CONDA_PREFIX")
-    places.append([Path(prefix) / "lib"] if prefix else [])
-    loader = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    places.append([Path(entry) for entry in loader if entry])
-    places += [[root / "lib64", root / "lib"] for root in _toolkits()]
-    for folders in places:
+    looked: list[Iterable[Path]] = list(_by_major(_NVRTC_FOLDERS))
+    looked += [[prefix / "lib" for prefix in places.conda()], places.loader()]
+    looked += [[root / "lib64", root / "lib"] for root in places.toolkits()]
+    for folders in looked:
         for folder in folders:
             found = [path for pattern in _NVRTC_FILES for path in sorted(folder.glob(pattern))]
             if any("builtins" not in path.name for path in found):
@@ -184,17 +180,8 @@ def _by_major(table: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[Path, ...]
     """Folders of `table` in each `nvidia` package folder, the bindings' own CUDA version first."""
     major = cuda_major()
     for version in sorted(table, key=lambda number: (number != major, -number)):
-        for root in _package_folders("nvidia"):
+        for root in places.wheels("nvidia"):
             yield tuple(root / folder for folder in table[version])
-
-
-def _package_folders(package: str) -> list[Path]:
-    """Folders of a namespace package that several wheels share."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return []
-    return [Path(entry) for entry in (spec.submodule_search_locations or ())] if spec else []
 
 
 def _pathfinder_headers() -> Iterator[Path]:
@@ -214,24 +201,17 @@ def _pathfinder_headers() -> Iterator[Path]:
 
 def tool_folders() -> tuple[Path, ...]:
     """Where CUDA's own tools (nvdisasm, compute-sanitizer) may lie, besides PATH."""
-    wheels = (root / folder for root in _package_folders("nvidia")
+    wheels = (root / folder for root in places.wheels("nvidia")
               for folder in ("cu13/bin", "cuda_nvdisasm/bin", "cuda_nvcc/bin"))
-    prefix = os.environ.get("CONDA_PREFIX")
-    return (*wheels, *([Path(prefix) / "bin"] if prefix else []),
-            *(root / folder for root in _toolkits() for folder in ("bin", "compute-sanitizer")))
-
-
-def _toolkits() -> Iterator[Path]:
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if os.environ.get(variable):
-            yield Path(os.environ[variable])
-    yield Path("/usr/local/cuda")
+    return (*wheels, *(prefix / "bin" for prefix in places.conda()),
+            *(root / folder for root in places.toolkits()
+              for folder in ("bin", "compute-sanitizer")))
 
 
 def _not_found(what: str, looked: Iterable[Path]) -> str:
     extra = "cu13" if cuda_major() == 13 else "cu12"
-    places = ", ".join(str(path) for path in dict.fromkeys(looked))
+    everywhere = ", ".join(str(path) for path in dict.fromkeys(looked))
     return (
         f"{what} cannot be found; install with: pip install 'rawnn[{extra}]' "
-        f"(looked in {places})"
+        f"(looked in {everywhere})"
     )

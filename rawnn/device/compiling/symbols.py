@@ -14,6 +14,8 @@ from rawnn.errors import ConfigError
 _DECLARED = re.compile(
     r"\b__(?:constant|device|managed)__\s+((?:[\w:]+\s+)*?[\w:]+[\s*]+)(\w+)\s*"
     r"((?:\[[^\]]*\]\s*)*)(?=[;={])")
+_DEEP = 4
+"""Constants of constants that an extent may be made of."""
 _QUALIFIERS = {"static", "extern", "inline", "constexpr", "__constant__", "__device__",
                "__managed__", "alignas"}
 
@@ -21,7 +23,8 @@ _QUALIFIERS = {"static", "extern", "inline", "constexpr", "__constant__", "__dev
 @dataclass(frozen=True)
 class SymbolType:
     """A variable's name, the type of its elements in canonical words and that type's layout, None
-    where it is not known; `shape` where the source gives it in plain numbers, else None."""
+    where it is not known; `shape` where the source says it in numbers, constants and macros, else
+    None."""
 
     name: str
     ctype: str
@@ -43,7 +46,7 @@ def symbols(text: str) -> Iterator[SymbolType]:
         words = [word for word in type_words(match[1]) if word not in _QUALIFIERS]
         pointer = "*" in match[1]
         ctype = canonical(words)
-        extents = [_number(e, code) for e in re.findall(r"\[([^\]]*)\]", match[3])]
+        extents = [_number(e, code, text) for e in re.findall(r"\[([^\]]*)\]", match[3])]
         shape = None if None in extents else tuple(e for e in extents if e is not None)
         try:
             layout = layout_of("unsigned long long" if pointer else ctype, [code])
@@ -57,15 +60,20 @@ def find_symbol(text: str, name: str) -> SymbolType | None:
     return next((each for each in symbols(text) if each.name == name), None)
 
 
-def _number(extent: str, code: str) -> int | None:
-    """Of "6", a product such as "4 * 6", or the name of a constant."""
-    total = 1
-    for factor in extent.split("*"):
-        factor = factor.strip()
-        if not factor.isdigit():
-            found = re.search(rf"\b{re.escape(factor)}\s*=\s*(\d+)\s*;", code) if factor else None
-            if found is None:
-                return None
-            factor = found[1]
-        total *= int(factor)
-    return total
+def _number(extent: str, code: str, text: str) -> int | None:
+    """Of "6", or of arithmetic with numbers, constants and macros: "2 * RADIUS + 1"."""
+    def value(match: re.Match[str]) -> str:
+        name = re.escape(match[0])
+        found = re.search(rf"\b{name}\s*=\s*([^;{{}}]+);", code) \
+            or re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+([^\n]+?)[ \t]*(?://.*)?$", text,
+                         re.MULTILINE)
+        return f"({found[1]})" if found else match[0]
+
+    for _ in range(_DEEP):
+        extent = re.sub(r"\b[A-Za-z_]\w*", value, extent)
+    if not re.fullmatch(r"[\d\s+\-*/()]+", extent) or "**" in extent:
+        return None
+    try:
+        return int(eval(extent.replace("/", "//"), {"__builtins__": {}}))
+    except (SyntaxError, ArithmeticError, TypeError):
+        return None

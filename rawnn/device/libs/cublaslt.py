@@ -17,7 +17,7 @@ from rawnn.device.libs import locate
 from rawnn.errors import DeviceError
 
 FILE_NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
-WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib")
+WHEEL_FOLDERS = ("cu13/lib", "cublas/lib")
 
 NOT_SUPPORTED = 15
 """CUBLAS_STATUS_NOT_SUPPORTED: what the heuristic answers when no algorithm fits."""

@@ -14,7 +14,7 @@ from typing import Any
 from rawnn.device.libs import locate
 
 FILE_NAMES = ("libcudnn.so.9",)
-WHEEL_FOLDERS = ("nvidia/cudnn/lib",)
+WHEEL_FOLDERS = ("cudnn/lib",)
 
 # cudnnDataType_t, cudnnSoftmaxAlgorithm_t and cudnnSoftmaxMode_t
 # (cudnn_graph.h, cudnn_ops.h).

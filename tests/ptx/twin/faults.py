@@ -60,11 +60,12 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("float16, mean squares", 4, 3, "FGFS", (2.0**21, 0.0)),
     (DECAY, 2, 3, "SFGF"), ("rounded by chance, Adam", 4, 1, "FSFF"),
     ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
-    ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2),
+    ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
+    ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
-cost model takes them; of float16 the loss scale and its count of good steps; and the examples of a
-partial batch that ends it. Between them they take
+cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
+partial batch that ends it, and how many micro-batches a batch is. Between them they take
 every template of onchip_*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
@@ -153,7 +154,8 @@ class Fault:
 def written_files() -> dict[str, tuple[Any, ...]]:
     """The kernels of WRITTEN by the names that their faults give as the file."""
     return {f"{GENERATED} {how[0]}, {how[1]}x{how[2]} {how[3]}".rstrip()
-            + (f", {how[5]} left" if how[5:] else ""): how for how in WRITTEN}
+            + "".join(f", {number} {what}" for number, what in zip(
+                how[5:], ("left", "turns"), strict=False) if number): how for how in WRITTEN}
 
 
 @cache

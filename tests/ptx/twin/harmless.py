@@ -9,7 +9,7 @@ HARMLESS: dict[str, str] = {
     "memory [2]":
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
     "wgmma.cu: index: if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = "
-    "group.bias[2 * half]; [74]":
+    "group.bias[2 * half]; [76]":
         "the sums are products with ones: all columns of a row are the same",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
@@ -44,6 +44,18 @@ OUT_OF_REACH: dict[str, str] = {
     "skinny_backward.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
     ": 0u; [62]":
         "it makes -0 of the NaN that a GPU's arithmetic gives, 0x7fffffff; the host gives another",
+    "floors.cu: barrier: for (int round = 0; round < rounds; ++round) ptx::cluster_barrier(); [47]":
+        "the barrier is there to be timed: nothing is exchanged across it",
+    "floors.cu: wait: pdl_wait(); [2]":
+        "the kernel touches no memory: it is there to be timed",
+    "floors_wgmma.cu: wait: ptx::wait_for_products<1>(); [4]":
+        "it only keeps the queue short: all products are waited for behind the loop",
+    "floors_wgmma.cu: wait: ptx::wait_for_products<1>(); [4] #2":
+        "it only keeps the queue short: all products are waited for behind the loop",
+    "floors_wgmma.cu: wait for one too few: ptx::wait_for_products<1>(); [9]":
+        "it only keeps the queue short: all products are waited for behind the loop",
+    "floors_wgmma.cu: wait for one too few: ptx::wait_for_products<1>(); [9] #2":
+        "it only keeps the queue short: all products are waited for behind the loop",
 }
 """Faults that a GPU would show and the twin does not, and why; by Fault.name."""
 

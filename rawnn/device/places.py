@@ -1,0 +1,51 @@
+"""Where NVIDIA's files may lie: in folders of wheels, in conda's, where the loader looks, in a
+toolkit.
+
+They are looked up by hand: importing `cuda.pathfinder` takes 70 ms where this takes one, it loads
+libraries where their files are to be named (for the key of the cubin cache, and in `rawnn doctor`),
+and it knows nothing of a toolkit's tools. Of headers it is asked where wheels have none
+(compiling/headers.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def wheels(package: str = "nvidia") -> list[Path]:
+    """Folders of a package that several wheels share; it may lie in several site-packages folders
+    at once (a virtual environment that sees the system's packages), and where one of them has an
+    __init__.py, Python knows that one alone. Nothing is imported."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    known = [Path(entry) for entry in spec.submodule_search_locations or ()]
+    others = [folder for entry in sys.path if (folder := Path(entry) / package).is_dir()]
+    return list(dict.fromkeys([*known, *others]))
+
+
+def conda() -> list[Path]:
+    """The folder of conda's environment, if there is one."""
+    prefix = os.environ.get("CONDA_PREFIX")
+    return [Path(prefix)] if prefix else []
+
+
+def loader() -> list[Path]:
+    """Where the loader looks first."""
+    return [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+            if entry]
+
+
+def toolkits() -> Iterator[Path]:
+    """CUDA toolkits, those that the environment names first."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable])
+    yield Path("/usr/local/cuda")
