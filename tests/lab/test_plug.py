@@ -287,3 +287,10 @@ def test_what_is_wrong_is_said_with_its_cure(op: str, source: str, how: dict[str
 def test_words_that_name_none(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_work(words, LAYERS, DATA)
+
+
+def test_a_kernel_of_the_step_is_no_kernel_to_check_by_itself(
+        mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "check", str(mine), "--device", "sim"]) == 2
+    assert "computes the op 'bias_relu' of a training step: `rawnn kernel try" in \
+        capsys.readouterr().err
