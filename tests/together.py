@@ -59,5 +59,7 @@ class Member:
         assert self._waiting._there.wait(20)
         return self._waiting._value
 
+    failed = False
+
     def on_failure(self, act: Callable[[], None]) -> None:
         pass

@@ -23,6 +23,8 @@ from rawnn.lab.running import Runner
 from rawnn.lab.work import Work
 
 _NUDGE = 2.0**-20
+_NEAR = 100
+"""Tolerances that an error may be off by for the tolerance to be what is wrong."""
 _REPEATS = 3
 """Further launches on the same bytes, where two on other bytes differed: to tell chance."""
 _STEPS = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
@@ -334,10 +336,15 @@ def _wrong(each: Comparison, images: Mapping[str, Image], other: Mapping[str, Im
             f"{name}{where} on{' to the end' if tail else ''}",
             "does the grid cover sizes that are no multiple of the block? Round it up: "
             "cdiv(n, threads)" if tail else "which threads should have written them?")
-    length = "" if each.reason or each.error > 100 * max(each.tolerance, 1e-300) else \
-        "if each element is a sum of many products, say so: length=\"k\"; tensor cores on " \
-        "float32 round factors: compute=\"tf32\""
-    return Finding("wrong", name, f"'{name}' is wrong: {each}", length)
+    cure = ""
+    if "NaN where" in each.reason and not np.array_equal(first.inside(), second.inside()):
+        cure = "outputs hold NaN before the launch: is one read, or added to, before it is set? " \
+               "One that is meant to hold something has to be asked for by the reference"
+    elif not each.reason and each.error < _NEAR * each.tolerance and (
+            not each.wrong or each.wrong * 10 > each.count):
+        cure = "if each element is a sum of many products, say so: length=\"k\"; tensor cores on " \
+               "float32 round factors: compute=\"tf32\""
+    return Finding("wrong", name, f"wrong: {each}", cure)
 
 
 def _different(outputs: Sequence[Operand], images: Mapping[str, Image],

@@ -47,13 +47,16 @@ class Comparison:
             return f"{self.operand} ({self.dtype}) " + (
                 "equal" if self.passed else f"{self.wrong:,} of {self.count:,} elements differ; "
                 f"the worst, {self.worst}: expected {self.expected}, got {self.got}")
+        if self.reason:
+            return (f"{self.operand} ({self.dtype}) has {self.reason}, of {self.count:,} elements; "
+                    f"{self.worst}: expected {_text(self.expected)}, got {_text(self.got)}")
         end = f"the worst element, {self.worst}: expected {_text(self.expected)}, " \
               f"got {_text(self.got)}"
         head = f"{self.operand} ({self.dtype}) error {self.error:.1e} of its norm, " \
                f"{self.tolerance:.1e} allowed"
         wrong = "" if self.passed else (f"; {self.wrong:,} of {self.count:,} elements are wrong"
                                         if self.wrong else "")
-        return f"{head}{wrong}{'; ' + self.reason if self.reason else ''}; {end}"
+        return f"{head}{wrong}; {end}"
 
 
 def type_name(dtype: np.dtype[Any]) -> str:

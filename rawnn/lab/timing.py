@@ -180,6 +180,9 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     _refuse_too_fast(problem, trial, cold, warm, roof, on)
     notes = [] if roof else [f"how far from the limit that is cannot be said: the limits of "
                              f"{on.info.name} have not been measured (rawnn bench floors)"]
+    if roof and computed and number_class(problem) not in roof.flops:
+        notes.append(f"nothing was measured of how fast this GPU computes in "
+                     f"{number_class(problem)}: memory alone is compared with")
     if not real:
         notes.append("the simulated GPU's times say nothing of a GPU")
     uses = uses_of(kernel, trial.launching) if isinstance(kernel, Kernel) and trial.launching \
@@ -199,7 +202,9 @@ class _Clock:
         self._problem, self._sizes, self._runner = problem, sizes, runner
         self._generator, self._compared = generator, compared
         self._pools: dict[str, Any] = {}
-        self.checked, self.last = 0, None  # type: int, Trial | None
+        self._most = 0
+        self.checked = 0
+        self.last: Trial | None = None
 
     def times(self, samples: int, warm: bool) -> Times:
         """Of `samples` launches. Raises CheckFailed where a result is wrong."""
@@ -215,11 +220,12 @@ class _Clock:
         return Times(spread(found), *median_interval(found))
 
     def _size(self) -> int:
-        """Samples that a batch has room for: every one has its arrays twice."""
-        trial = self._trial()
-        needed = 2 * sum(Image.of(a, self._generator).content.nbytes
-                         for a in trial.arrays.values()) or 1
-        return max(1, min(_BATCH, self._runner.free() // _ROOM // needed))
+        """Samples that a batch has room for: every one has its arrays twice, between zones."""
+        if not self._most:
+            images = images_of(self._trial(), self._generator)
+            needed = 2 * sum(image.content.nbytes for image in images.values())
+            self._most = max(1, min(_BATCH, self._runner.free() // _ROOM // needed))
+        return self._most
 
     def _trial(self) -> Trial:
         self.last = self._problem.trial(self._sizes, self._generator, pools=self._pools)
@@ -249,7 +255,7 @@ class _Clock:
         results = {name: images[name].values(contents[name])
                    for name, exact in expected.items() if exact is not None}
         comparisons = judged(trial, expected, results, self._generator)
-        findings += [Finding("wrong", c.operand, f"'{c.operand}' is wrong: {c}")
+        findings += [Finding("wrong", c.operand, f"wrong: {c}")
                      for c in comparisons if not c.passed]
         self.checked += self._compared
         if findings:
@@ -272,10 +278,10 @@ def number_class(problem: Problem) -> str:
         return "tf32"
     names = [o.dtype.name for o in problem.operands if o.read] or \
         [o.dtype.name for o in problem.operands]
-    for name in ("float8", "bfloat16", "float16"):
+    for name in ("float8", "bfloat16", "float16", "float32"):
         if any(n.startswith(name) for n in names):
             return name
-    return "float32"
+    return names[0]
 
 
 def limits(roof: Roofline | None, moved: int, computed: int | None, kind: str

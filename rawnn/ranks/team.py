@@ -23,8 +23,11 @@ from rawnn.errors import RanksError
 from rawnn.ranks.meeting import meet
 from rawnn.ranks.place import Place
 
+NOTICE = 1.0
+"""Seconds in which a rank notices by itself that another is lost, before what waits for it on the
+device is broken off: a communicator that is aborted must not be used any more."""
 GRACE = 5.0
-"""Seconds in which a rank that waits in a library's call has to come back once another is lost."""
+"""Seconds after that in which it has to come back from a call, and release what it has."""
 QUIET = 0.2
 """Least seconds between two words on what a rank is doing."""
 
@@ -33,18 +36,19 @@ class Team:
     """This rank and the others. Every method but `fail`, `check` and `doing` is called by all
     ranks, in the same order, and raises RanksError where one of them is lost.
 
-    With `guard`, a process that does not come back from a library's call within GRACE seconds of
-    another rank's loss ends at once.
+    With `guard`, a process that does not come back from a library's call, or does not get to
+    `close`, within NOTICE and GRACE seconds of a rank's loss ends at once.
     """
 
     def __init__(self, place: Place, facts: Mapping[str, str], guard: bool = False) -> None:
         self.place, self.rank, self.size = place, place.rank, place.size
         self._guard, self._acts = guard, list[Callable[[], None]]()
-        self._inbox: queue.Queue[Any] = queue.Queue()
         self._inboxes: dict[int, queue.Queue[Any]] = {}
         self._failure: RanksError | None = None
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._over = threading.Event()
+        self._leaving = self._broken = False
+        self._last_words = ""
         self._doing, self._told = "making ready", 0.0
         self.who = f"{socket.gethostname()}, pid {os.getpid()}"
         self._wires, self._names = meet(place, self.who)
@@ -132,11 +136,11 @@ class Team:
             self._send(0, {"doing": what})
 
     def on_failure(self, act: Callable[[], None]) -> None:
-        """Have `act` called, in another thread, when some rank is lost; at once where one is."""
+        """Have `act` called, in whatever thread, once some rank is lost or this one has failed."""
         with self._lock:
             self._acts.append(act)
-            lost = self._failure is not None
-        if lost:
+            late = self._broken
+        if late:
             act()
 
     def check(self) -> None:
@@ -146,18 +150,23 @@ class Team:
 
     @property
     def failed(self) -> bool:
-        return self._failure is not None
+        """Whether some rank is lost, or this one."""
+        return self._failure is not None or self._leaving
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank cannot go on, and why."""
+        """Tell the others that this rank cannot go on, and why. What waits for them on the device
+        is broken off, for they do not come any more."""
         if self._failure is None:
             self._tell(f"rank {self.rank} ({self.who}) failed while {self._doing}: "
                        f"{str(error) or type(error).__name__}", set())
-        self.close()
+            self._last_words = str(error) if self.rank == 0 else ""
+        self._leaving = True
+        self._break_off(0.0)
 
     def close(self) -> None:
         """Leave; a second call is harmless."""
-        self._closed.set()
+        self._leaving = True
+        self._over.set()
         for rank, wire in self._wires.items():
             self._send(rank, {"bye": True})
             wire.close()
@@ -169,10 +178,10 @@ class Team:
 
     def _next(self, rank: int, what: str) -> Any:
         while True:
-            self.check()
             try:
                 theirs, value = self._inboxes[rank].get(timeout=0.1)
-            except queue.Empty:
+            except queue.Empty:  # what came ahead of a loss counts: all see the same then
+                self.check()
                 continue
             if theirs != what:
                 self._lost(f"rank {rank} is at '{theirs}' while rank {self.rank} is at '{what}'")
@@ -193,12 +202,12 @@ class Team:
                 elif "bye" in message:
                     self._left.add(rank)
         except EOFError:
-            if not self._closed.is_set() and rank not in self._left:
+            if not self._leaving and rank not in self._left:
                 about = f"it was last heard of {self._doings[rank]}" if self.rank == 0 else \
                     f"rank {self.rank} was {self._doing}"
                 self._lost(f"rank {rank} ({self._names.get(rank, 'unknown')}) ended without a "
                            f"word: {about}", {rank})
-            elif not self._closed.is_set():
+            elif not self._leaving:
                 self._inboxes[rank].put([f"the end of rank {rank}", None])
 
     def _tell(self, said: str, but: set[int]) -> None:
@@ -208,26 +217,36 @@ class Team:
     def _lost(self, said: str, known: set[int] | None = None) -> None:
         """Some rank is lost: tell the others, and break off what waits for it here."""
         with self._lock:
-            if self._failure is not None or self._closed.is_set():
+            if self._failure is not None or self._leaving:
                 return
             speaker = 1 if said.startswith("rank 0 ") else 0
             self._failure = RanksError(said, self.rank == speaker)
-            acts = list(self._acts)
+        if self.rank == speaker:
+            self._last_words = said
         self._tell(said, known or set())
+        self._break_off(NOTICE)
+
+    def _break_off(self, seconds: float) -> None:
+        """After so many seconds; a process with a guard then has GRACE seconds to end."""
+        if not self._guard:
+            self._act()
+            return
+        threading.Thread(target=self._watch, args=(seconds,), daemon=True, name="guard").start()
+
+    def _watch(self, seconds: float) -> None:
+        self._over.wait(seconds)
+        self._act()
+        if not self._over.wait(GRACE):
+            if self._last_words:
+                with suppress(OSError):
+                    os.write(2, f"rawnn: error: {self._last_words}\n".encode())
+            with suppress(Exception):
+                sys.stdout.flush()
+            os._exit(1)
+
+    def _act(self) -> None:
+        with self._lock:
+            acts, self._broken = ([] if self._broken else list(self._acts)), True
         for act in acts:
             with suppress(Exception):  # the loss is what is reported
                 act()
-        if self._guard:
-            guard = threading.Timer(GRACE, self._end_at_once)
-            guard.daemon = True
-            guard.start()
-
-    def _end_at_once(self) -> None:
-        if self._closed.is_set():
-            return
-        if self._failure is not None and self._failure.speaks:
-            with suppress(OSError):
-                os.write(2, f"rawnn: error: {self._failure}\n".encode())
-        with suppress(Exception):
-            sys.stdout.flush()
-        os._exit(1)

@@ -12,7 +12,7 @@ import pytest
 
 from rawnn.bench.plot import plot_scaling
 from rawnn.bench.ranked import Answer, Request
-from rawnn.bench.scaling import Point, ScalingResult, measure, points, read_scaling, sizes
+from rawnn.bench.scaling import Point, ScalingResult, measure, once, points, read_scaling, sizes
 from rawnn.bench.statistics import spread
 from rawnn.errors import ConfigError
 from rawnn.run.result import environment
@@ -90,17 +90,26 @@ def test_what_fails_is_a_row_and_the_rest_is_measured(monkeypatch: pytest.Monkey
     assert len(result.devices) == 2
 
 
-def test_two_ranks_on_the_host_are_measured(rawnn: Rawnn, tmp_path: Path) -> None:
+def test_two_ranks_on_the_host_are_measured(tmp_path: Path) -> None:
+    options = {"layers": (784, 10), "batch": 256, "epochs": 2, "device": "host",
+               "dataset": "synthetic", "opt": "preload"}
+    found = once("rawnn", options, 2, print)
+    assert isinstance(found, Answer)
+    assert found.toggles == "preload, nccl"
+    assert len(found.step_us) == 1
+    assert [each["device"] for each in found.ranks] == ["host"] * 2
+
+
+def test_the_command_keeps_and_shows_what_was_measured(
+    rawnn: Rawnn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rawnn.bench.scaling.once", lambda system, options, ranks, say:
+                        Answer([10.0 * ranks], [0.5], ranks=[{"who": "x", "device": "y"}] * ranks))
     target = tmp_path / "scaling.json"
     done = rawnn("bench", "scaling", "--ranks", "2", "--workload", "linear", "--device", "host",
-                 "--opt", "preload", "--dataset", "synthetic", "--epochs", "2", "--repeats", "1",
-                 "--batch", "256", "--json", str(target))
+                 "--repeats", "1", "--batch", "256", "--json", str(target))
     assert done.status == 0, done.err
-    found = read_scaling(target)
-    assert all(p.us and p.us.median > 0 for p in found.points)
-    assert [p.toggles for p in found.points] == ["preload", "preload, nccl"] * 2
-    one, two = (p.losses for p in found.points[:2])
-    assert one == pytest.approx(two, rel=1e-4)
+    assert [p.us.median for p in read_scaling(target).points if p.us] == [10.0, 20.0] * 2
     assert rawnn("bench", "show", str(target)).out == done.out
 
 

@@ -124,6 +124,10 @@ def test_what_is_faster_than_the_gpu_is_refused(device: Device, monkeypatch: pyt
     assert (found.bound, found.least) == ("memory", pytest.approx(1.2))
     assert found.fraction == pytest.approx(1.2 / found.cold.median)
     assert "60% of this GPU's limit: memory allows 1.20 us (a test)" in str(found)
+    monkeypatch.setattr(timing, "roofline_of", lambda gpu: SimpleNamespace(
+        memory_gbps=20.0, flops={}, where="a test", l2_gbps=None))
+    found = rawnn.time(kernel, **GIVEN, flops="n")
+    assert "nothing was measured of how fast this GPU computes in float32" in str(found)
 
 
 def test_work_on_another_stream_is_waited_for(sim: Simulation, device: Device) -> None:

@@ -66,16 +66,9 @@ def test_kernels_of_several_blocks_compile(nvrtc: Nvrtc, name: str, ranks: int,
         assert built(nvrtc, text, arch) <= MOST_SPILLED
 
 
-def test_a_kernel_that_takes_turns_compiles(nvrtc: Nvrtc) -> None:
+def test_a_kernel_that_takes_turns_and_a_partial_batch_compiles(nvrtc: Nvrtc) -> None:
     d = choose(problem(**VARIETY["Adam in an order"]), HOPPER, 4, 2).decomposition
-    layout = layout_of(replace(d, turns=2), HOPPER.shared)
-    assert built(nvrtc, source(layout, "train_steps"), "sm_90") <= MOST_SPILLED
-
-
-@pytest.mark.parametrize(("name", "ranks", "groups"), [("Adam in an order", 4, 2)])
-def test_a_kernel_that_ends_an_epoch_compiles(nvrtc: Nvrtc, name: str, ranks: int,
-                                              groups: int) -> None:
-    layout = choose(problem(**VARIETY[name]), HOPPER, ranks, groups).layout.with_partial_batch()
+    layout = layout_of(replace(d, turns=2), HOPPER.shared).with_partial_batch()
     assert built(nvrtc, source(layout, "train_steps"), "sm_90") <= MOST_SPILLED
 
 

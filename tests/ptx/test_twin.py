@@ -34,6 +34,7 @@ HAZARDS: dict[str, tuple[str, str, dict[str, Any], str]] = {
                         "without synchronisation"),
     "end of a block": ("remote<true,true>", "remote<true,false>", CLUSTER, "end"),
     "sent": ("sent<true>", "sent<false>", CLUSTER, "initialised|publish_barriers"),
+    "atomic note": ("noted<true>", "noted<false>", {"shared": 128}, "without synchronisation"),
     "grid barrier": ("grid<true>", "grid<false>", {"grid": (3,), "cooperative": True},
                      "without synchronisation"),
     "release fence": ("ticket<true,true>", "ticket<false,true>", {"grid": (3,), "block": (1,)},

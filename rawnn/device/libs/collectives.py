@@ -17,11 +17,15 @@ class Meeting(Protocol):
     rank: int
     size: int
 
+    @property
+    def failed(self) -> bool:
+        """Whether some rank is lost, so that nothing more comes of what is under way."""
+
     def broadcast(self, value: bytes | None) -> bytes:
         """Rank 0's value, on every rank."""
 
     def on_failure(self, act: Callable[[], None]) -> None:
-        """Have `act` called, in another thread, when some rank is lost."""
+        """Have `act` called, in whatever thread, once some rank is lost."""
 
 
 class NcclContext:
@@ -79,7 +83,10 @@ class NcclContext:
             self.api.ncclCommAbort(communicator)
 
     def close(self) -> None:
-        """Destroy reductions and communicator; a second call is harmless."""
+        """Destroy reductions and communicator, or abort it where a rank is lost; a second call is
+        harmless."""
+        if self._team.failed:
+            self.abort()
         with self._lock:
             communicator, self.communicator = self.communicator, None
         if communicator is None:

@@ -194,6 +194,17 @@ __global__ void ticket(float* x, int* counter) {
   for (unsigned int i = 0; i < gridDim.x; ++i) x[8 + i] = x[i];
 }
 
+// Atomic operations on shared memory do not conflict with each other, but with a plain read.
+template <bool RIGHT>
+__global__ void noted(float* x) {
+  int* const note = ptx::dynamic_shared<int>();
+  if (threadIdx.x == 0) *note = 0;
+  __syncthreads();
+  atomicExch(note, 1);
+  if (RIGHT) __syncthreads();
+  x[threadIdx.x] = static_cast<float>(*note);
+}
+
 // Beyond an operand, misaligned, beyond an array, shifted too far, a barrier that not all reach.
 template <int WHAT>
 __global__ void undefined(float* x, int n) {

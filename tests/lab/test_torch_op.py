@@ -1,0 +1,130 @@
+"""An operator for PyTorch: what of it needs no PyTorch, and by a stand-in for torch.library what it
+is registered as. With PyTorch and a GPU: tests/gpu/test_torch_op.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.lab.torch_op import TorchOp, torch_op
+from rawnn.lab.work import Work
+
+FORWARD = """
+__global__ void bias_relu(const float* z, const float* bias, float scale, float* a, int rows,
+                          int cols) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < rows * cols) a[i] = scale * fmaxf(z[i] + bias[i % cols], 0.0f);
+}
+"""
+BACKWARD = """
+__global__ void gradient(const float* da, const float* a, float scale, float* dz, int rows,
+                         int cols) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < rows * cols) dz[i] = a[i] > 0.0f ? scale * da[i] : 0.0f;
+}
+"""
+MATRIX = ("rows", "cols")
+LAUNCH: dict[str, Any] = {"grid": "cdiv(rows * cols, 128)", "block": 128}
+WORK = Work(lambda z, bias, scale: scale * np.maximum(z + bias, 0),
+            shapes={"z": MATRIX, "bias": "cols", "a": MATRIX}, **LAUNCH)
+GRADIENT = Work(lambda da, a, scale: np.where(a > 0, scale * da, 0),
+                shapes={"da": MATRIX, "a": MATRIX, "dz": MATRIX}, **LAUNCH)
+
+
+def kernels(device: Any = None) -> tuple[rawnn.Kernel, rawnn.Kernel]:
+    return (rawnn.Kernel(FORWARD, "bias_relu", device=device),
+            rawnn.Kernel(BACKWARD, "gradient", device=device))
+
+
+def test_arguments_outputs_and_sizes_follow_from_the_work() -> None:
+    device = rawnn.lab.simulated()
+    forward, backward = (TorchOp(k, w) for k, w in zip(kernels(device), (WORK, GRADIENT),
+                                                       strict=True))
+    assert forward.schema == "(Tensor z, Tensor bias, float scale) -> Tensor"
+    assert forward.sizes({"z": (3, 5), "bias": (5,)}) == {"rows": 3, "cols": 5}
+    assert [(o.name, shape) for o, shape in forward.made({"z": (3, 5), "bias": (5,)})] == \
+        [("a", (3, 5))]
+    backward.check_gradients_of(forward)
+    with pytest.raises(ConfigError, match=r"'bias' is of shape \[4\], but cols is 5"):
+        forward.sizes({"z": (3, 5), "bias": (4,)})
+    with pytest.raises(ConfigError, match="'z' has 2 dimensions"):
+        forward.sizes({"z": (15,), "bias": (5,)})
+    with pytest.raises(ConfigError, match="the backward kernel asks for 'z'"):
+        forward.check_gradients_of(backward)
+
+
+def test_what_no_operator_can_be_made_of() -> None:
+    device = rawnn.lab.simulated()
+    kernel = rawnn.Kernel("__global__ void f(float* x, int n) { x[0] = n; }", "f", device=device)
+    with pytest.raises(ConfigError, match="reads and writes 'x': an operator's outputs are made"):
+        TorchOp(kernel, Work(lambda x: x, grid=1, block=1))
+    with pytest.raises(ConfigError, match="the size 'n' is no extent of an input"):
+        TorchOp(kernel, Work(lambda n: np.zeros(n), shapes={"x": "n"}, grid=1, block=1))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
+def test_without_pytorch_it_is_said() -> None:
+    kernel, _ = kernels(rawnn.lab.simulated())
+    with pytest.raises(MissingLibrary, match="pip install torch"):
+        torch_op("mine::bias_relu", kernel, WORK)
+
+
+class Tensor:
+    """As much of a tensor as the operator touches."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.shape = array.shape
+
+    def new_empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        return Tensor(np.full(shape, np.nan, dtype))
+
+    def detach(self) -> Tensor:
+        return self
+
+    contiguous = detach
+
+
+def test_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: dict[str, Any] = {}
+
+    def custom_op(name: str, run: Any, **said: Any) -> Any:
+        made = SimpleNamespace(run=run, **said)
+        made.register_fake = lambda f: setattr(made, "fake", f)
+        made.register_autograd = lambda b, setup_context: vars(made).update(
+            back=b, setup=setup_context)
+        registered[name] = made
+        return made
+
+    torch = SimpleNamespace(library=SimpleNamespace(custom_op=custom_op), float32=np.float32,
+                            cuda=SimpleNamespace(current_stream=lambda: 5))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    launched = []
+    monkeypatch.setattr(TorchOp, "launch", lambda self, given, stream: launched.append(
+        (self.kernel.expression, sorted(given), stream)))
+    first, second = kernels(rawnn.lab.simulated())
+    made = torch_op("mine::relu", first, WORK, backward=(second, GRADIENT))
+    assert list(registered) == ["mine::relu", "mine::relu_backward"]
+    assert (made.device_types, made.mutates_args) == ("cuda", ())
+    z, bias = Tensor(np.ones((3, 5))), Tensor(np.ones(5))
+    assert made.fake(z, bias, 2.0).shape == (3, 5)
+    a = made.run(z, bias, 2.0)
+    assert launched == [("bias_relu", ["a", "bias", "scale", "z"], 5)]
+    context = SimpleNamespace(save_for_backward=lambda *t: vars(context).update(saved_tensors=t))
+    made.setup(context, (z, bias, 2.0), a)
+    assert context.saved_tensors == (a,)
+    monkeypatch.setattr(registered["mine::relu_backward"], "__call__", None, raising=False)
+    asked = []
+    second_op = registered["mine::relu_backward"]
+    cells = dict(zip(made.back.__code__.co_freevars, made.back.__closure__, strict=True))
+    cells["second"].cell_contents = lambda *given: asked.append(given) or second_op.run(*given)
+    found = made.back(context, Tensor(np.ones((3, 5))))
+    assert asked[0][1:] == (a, 2.0)
+    assert [None if g is None else g.shape for g in found] == [(3, 5), None, None]
