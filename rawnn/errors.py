@@ -61,3 +61,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known word nearest to `word`, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def unknown(what: str, name: object, known: Iterable[str],
+            there_are: str = "there are") -> ConfigError:
+    """That a name is none of the known ones: with the nearest, or all where none is near."""
+    names = list(known)
+    return ConfigError(f"unknown {what} '{name}'"
+                       + (nearest(str(name), names) or f"; {there_are} {', '.join(names)}"))

@@ -12,11 +12,12 @@ import numpy as np
 from rawnn.data import Dataset
 from rawnn.data.normalise import PIXEL_SCALE
 from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
-from rawnn.runners.base import Work, prepare
+from rawnn.runners.base import Runner, Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.step.build import evaluation_step, training_step
@@ -128,3 +129,31 @@ def run_on(device: Device, work: Work, epochs: int = 2) -> SimpleNamespace:
         return trained(runner, epochs)
     finally:
         runner.close()
+
+
+def outcome(runner: Runner) -> SimpleNamespace:
+    """Three epochs, the middle one unmeasured, and all that can be compared of them."""
+    losses, correct = [], []
+    for measured in (True, False, True):
+        runner.epoch(measured)
+        if measured:
+            found = runner.metrics()
+            losses.append(found[0].copy())
+            correct.append(found[1].copy())
+    return SimpleNamespace(losses=losses, correct=correct, evaluation=runner.evaluate(),
+                           parameters=runner.parameters(), facts=runner.describe())
+
+
+def check_against_host(opt: str, how: str, layers: tuple[int, ...], data: Dataset,
+                       **options: Any) -> None:
+    """`opt` on the simulated GPU, run as the toggles `how` say, comes to what it does on the host,
+    bit for bit."""
+    simulation = Simulation(1)
+    device = Device(simulation.backend())
+    found = run_on(device, make_work(opt + how, layers, data, **options))
+    device.close()
+    simulation.assert_clean()
+    wanted = trained(HostRunner(make_work(opt, layers, data, **options)))
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+    for name, value in found.parameters.items():
+        np.testing.assert_array_equal(value, wanted.parameters[name])

@@ -14,7 +14,7 @@ from rawnn.bench.footprint import x_floor
 from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
 from rawnn.bench.suites import TogglesSuite, read_suites
 from rawnn.bench.table import milliseconds, times_text
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import ConfigError, unknown
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
 from rawnn.opts.registry import Toggle
@@ -51,8 +51,7 @@ def toggles_named(names: Sequence[str], suite: TogglesSuite | None = None) -> li
     for others."""
     for name in names:
         if name not in TOGGLES:
-            raise ConfigError(f"unknown toggle '{name}'" + (
-                nearest(name, TOGGLES) or f"; the toggles are {', '.join(TOGGLES)}"))
+            raise unknown("toggle", name, TOGGLES, "the toggles are")
         if not pairings(TOGGLES[name], suite):
             raise ConfigError(
                 f"'{name}' is worth something with several GPUs only: rawnn bench scaling measures "

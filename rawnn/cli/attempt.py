@@ -12,8 +12,7 @@ from rawnn.cli.compare import show
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import PATH, TOGGLES, config_options, make_config, run_option, toggle_names
 from rawnn.cli.screen import say, sentences, table_console
-from rawnn.data import Dataset
-from rawnn.data.source import check_fit, named, settled
+from rawnn.data.source import fitted
 from rawnn.errors import MissingLibrary, RawnnError
 from rawnn.run.machine import open_device
 
@@ -47,12 +46,7 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
     opt = f"{beside},{own.op}={file}"
     if not (options.get("layers") or options.get("workload") or config_file):
         options["layers"] = LAYERS
-    config = make_config(config_file, options)
-    data: Dataset = named(config, say)
-    if config.autoencoder:
-        data = data.reconstructing()
-    config, _ = settled(config, data)
-    check_fit(config, data)
+    config, data = fitted(make_config(config_file, options), say)
     console = table_console()
     opened = open_device(config.device, say)
     device = opened.device

@@ -22,8 +22,7 @@ from rawnn.cli.options import (
 )
 from rawnn.cli.screen import say, table_console
 from rawnn.common.files import check_output
-from rawnn.data import Dataset
-from rawnn.data.source import check_fit, named, settled
+from rawnn.data.source import fitted
 from rawnn.errors import RawnnError
 from rawnn.run.machine import open_device
 
@@ -48,12 +47,7 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     """
     check_output("--json", json_file)
     opts = options.pop("opt")
-    config = make_config(config_file, options)
-    data: Dataset = named(config, say)
-    if config.autoencoder:
-        data = data.reconstructing()
-    config, _ = settled(config, data)
-    check_fit(config, data)
+    config, data = fitted(make_config(config_file, options), say)
     opened = open_device(config.device, say)
     try:
         found = duel(config, opts, data, opened, rounds,

@@ -16,8 +16,7 @@ from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_opt
 from rawnn.cli.peers import print_table
 from rawnn.cli.screen import say, sentences, table_console
 from rawnn.common.files import check_output
-from rawnn.data import Dataset
-from rawnn.data.source import check_fit, named, settled
+from rawnn.data.source import fitted
 from rawnn.errors import RawnnError
 from rawnn.run.machine import open_device
 
@@ -49,12 +48,7 @@ def profile(config_file: str | None, steps: int, way: Any, other: str | None,
     """
     check_output("--trace", trace_file)
     check_output("--json", json_file)
-    config = make_config(config_file, options)
-    data: Dataset = named(config, say)
-    if config.autoencoder:
-        data = data.reconstructing()
-    config, _ = settled(config, data)
-    check_fit(config, data)
+    config, data = fitted(make_config(config_file, options), say)
     opened = open_device(config.device, say)
     try:
         several = [profiled(config, data, opened, steps, way)]

@@ -13,7 +13,7 @@ from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import say
 from rawnn.common.files import check_output
-from rawnn.errors import ConfigError, RawnnError, nearest
+from rawnn.errors import ConfigError, RawnnError, unknown
 
 SUITES = ("floors", "ladder", "workloads", "toggles", "ablation", "sweep", "peers", "curves",
           "random")
@@ -83,8 +83,7 @@ def everything(context: click.Context, names: tuple[str, ...], bench_file: str |
     wanted, budget = names or tuple(suite.suites), budget or suite.budget
     for name in wanted:
         if name not in SUITES:
-            raise ConfigError(f"unknown suite '{name}'" + (
-                nearest(name, SUITES) or f"; there are {', '.join(SUITES)}"))
+            raise unknown("suite", name, SUITES)
     folder, begun = Path(out), monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option, device_of, finish, hold, print_table
 from rawnn.cli.screen import say
 from rawnn.common.files import check_output, write_atomically
-from rawnn.errors import ConfigError, RawnnError, nearest
+from rawnn.errors import ConfigError, RawnnError, unknown
 from rawnn.run.config import check_device
 from rawnn.run.machine import open_device
 
@@ -109,8 +109,7 @@ def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...]
     known = [s.name for s in suites]
     for name in names:
         if name not in known:
-            raise ConfigError(f"unknown sweep '{name}'" + (
-                nearest(name, known) or f"; there are {', '.join(known)}"))
+            raise unknown("sweep", name, known)
     suites = [s for s in suites if not names or s.name in names]
     usual = dict.fromkeys(name for s in suites for name in s.systems)
     systems, absent = chosen(peers, tuple(usual))

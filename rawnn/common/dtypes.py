@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import unknown
 
 _NUMPY: dict[str, Any] = {
     "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
@@ -37,8 +37,7 @@ FLOATS = ("float32", *LOW_PRECISION)
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy type of a storage type. Raises ConfigError for an unknown name."""
     if name not in _NUMPY:
-        raise ConfigError(f"unknown type '{name}'" + (nearest(name, _NUMPY) or
-                          f"; the types are {', '.join(_NUMPY)}"))
+        raise unknown("type", name, _NUMPY, "the types are")
     found: np.dtype[Any] = np.dtype(_NUMPY[name])
     return found
 

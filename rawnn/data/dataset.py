@@ -24,7 +24,7 @@ from rawnn.data.catalog import (
 from rawnn.data.idx import Bytes
 from rawnn.data.normalise import Normalisation, Normalise
 from rawnn.data.store import RawStore, default_directory
-from rawnn.errors import ConfigError, DataError, nearest
+from rawnn.errors import ConfigError, DataError, unknown
 
 ENVIRONMENT = "RAWNN_DATA"
 
@@ -90,10 +90,7 @@ def load_dataset(
 def _load(name: str, path: str | os.PathLike[str] | None, cache_dir: Path | None, notify: Notify,
           offline: bool, stand_in: bool) -> Dataset:
     if name not in DATASETS:
-        known = ", ".join(DATASETS)
-        raise ConfigError(
-            f"unknown data set '{name}'{nearest(name, DATASETS) or f'; there are {known}'}"
-        )
+        raise unknown("data set", name, DATASETS)
     if name == "synthetic":
         if path is not None:
             raise ConfigError("the data set 'synthetic' is generated and takes no --data")

@@ -28,6 +28,17 @@ def named(config: Config, notify: Callable[[str], None], stand_in: bool = False)
         seed=config.seed, notify=notify, stand_in=stand_in)
 
 
+def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Dataset]:
+    """The Config with what its data decide, and the data, which fit it. Raises ConfigError and
+    DataError."""
+    data = named(config, notify)
+    if config.autoencoder:
+        data = data.reconstructing()
+    config, _ = settled(config, data)
+    check_fit(config, data)
+    return config, data
+
+
 def given(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset:
     """A Dataset as it is, or one of arrays (X, y) as `from_arrays` takes them; what is None is
     taken from the Config. Raises ConfigError and DataError."""

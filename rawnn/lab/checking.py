@@ -171,7 +171,9 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     generator = np.random.default_rng(seed)
     every = problem.sizes(trials, generator)
     first = problem.trial(every[0], np.random.default_rng(seed), special)
-    first.expected()  # what does not fit is said before anything is launched
+    if all(exact is None for exact in first.expected().values()):  # said before any launch
+        raise ConfigError("the reference returns no array to compare with: let it return what the "
+                          "kernel writes, such as {\"y\": ...}")
     runner = runner_for(problem, limit, device)
     notes = (NOTE,) if isinstance(runner, Rehearsal) else ()
     tried: list[Tried] = []
@@ -200,7 +202,8 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
         return Tried(sizes, trial.launching, (), (_failure(error),)), _alive(runner, error)
     expected = trial.expected()
     outputs = [o for o in problem.outputs if expected.get(o.name) is not None]
-    findings = misdeeds(trial, images, contents[0], expected)
+    findings = misdeeds(trial, images, contents[0], expected) or \
+        misdeeds(trial, other, contents[1], expected)
     comparisons = judged(trial, expected, _results(outputs, images, contents[0]), generator)
     for each in comparisons:
         if not each.passed:

@@ -42,6 +42,8 @@ _BATCH = 16
 """Samples of one graph, at most; a first batch warms up and does not count."""
 _ROOM = 4
 """The part of the free memory that a batch may take is one of so many."""
+_HOST = 1 << 29
+"""Bytes on the host of a batch's arrays, which lie there before and behind it."""
 _CHECKING = 1.0
 """Seconds that results of a batch are compared for; the fastest sample always is."""
 _SLACK, _FASTER_THAN_A_COPY = 1.05, 1.15
@@ -223,8 +225,9 @@ class _Clock:
         """Samples that a batch has room for: every one has its arrays twice, between zones."""
         if not self._most:
             images = images_of(self._trial(), self._generator)
-            needed = 2 * sum(image.content.nbytes for image in images.values())
-            self._most = max(1, min(_BATCH, self._runner.free() // _ROOM // needed))
+            nbytes = sum(image.content.nbytes for image in images.values())
+            self._most = max(1, min(_BATCH, self._runner.free() // _ROOM // (2 * nbytes),
+                                    _HOST // nbytes))
         return self._most
 
     def _trial(self) -> Trial:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common import random
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import unknown
 from rawnn.network.activations import Activation, activation
 from rawnn.network.losses import Loss, loss
 from rawnn.step.tensor import Role, Tensor
@@ -44,9 +44,7 @@ class Network:
         activation(self.activation)
         loss(self.loss)
         if self.init not in INITIALISERS:
-            raise ConfigError(f"unknown initialisation '{self.init}'"
-                              + (nearest(self.init, INITIALISERS)
-                                 or f"; there are {', '.join(INITIALISERS)}"))
+            raise unknown("initialisation", self.init, INITIALISERS)
 
     @property
     def depth(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import unknown
 
 WIDTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -27,6 +27,5 @@ def workload(name: object) -> dict[str, Any]:
         width = int(found[1])
         return {**WORKLOADS["wide128"], "layers": (784, width, width, width, 10)}
     if not isinstance(name, str) or name not in WORKLOADS:
-        raise ConfigError(f"unknown workload '{name}'" + (
-            nearest(str(name), WORKLOADS) or f"; there are {', '.join(WORKLOADS)}"))
+        raise unknown("workload", name, WORKLOADS)
     return dict(WORKLOADS[name])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from rawnn.device.target import HOST, Target
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import ConfigError, unknown
 from rawnn.network.layers import Network
 from rawnn.opts import presets
 from rawnn.opts.numbers import numbers_of
@@ -171,8 +171,7 @@ def _known(name: str) -> None:
                           f"write the toggles to be left out, as in best,-cudnn")
     if name not in TOGGLES and not is_op(name):
         known = (*TOGGLES, *presets.PRESETS)
-        raise ConfigError(f"unknown toggle '{name}'" + (nearest(name, known) or
-                          f"; the toggles are {', '.join(known)}"))
+        raise unknown("toggle", name, known, "the toggles are")
 
 
 def _keep_host_toggles(asked: presets.Values, notes: list[str], machine: Machine,

@@ -19,13 +19,6 @@ from rawnn.graphs import ExecutableGraph, Graph
 from tests.sim.work import read, relu, sgd, vector
 
 
-@pytest.fixture
-def graph(device: Device) -> Any:
-    made = Graph(device.driver, device.context)
-    yield made
-    made.close()
-
-
 def run(device: Device, executable: ExecutableGraph) -> None:
     executable.launch(device.stream)
     device.stream.synchronize()

@@ -112,13 +112,15 @@ def tiring(launches: int) -> Callable[[], Meaning]:
     return made
 
 
-def trusting_addresses() -> Meaning:
-    seen: set[int] = set()
+def trespassing_later() -> Meaning:
+    launches = [0]
 
     def meaning(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
-        if t.x.ctypes.data not in seen:
-            doubled(t, a)
-        seen.add(t.x.ctypes.data)
+        doubled(t, a)
+        launches[0] += 1
+        if launches[0] % 2 == 0:
+            memory, end = past(t.y, t.y.size)
+            memory[end] = 0
 
     return meaning
 
@@ -200,6 +202,10 @@ CHEATS = (
           "__device__ volatile int launches;\n"),
     Cheat("writes_past_the_end", "y[i] = i < n ? 2 * x[i] : 0;", honest_then(_past_end),
           ("outside",)),
+    Cheat("writes_past_the_end_in_turns",
+          "if (i < n) y[i] = 2 * x[i]; __syncthreads();\n"
+          "    if (i == 0 && launches++ % 2) y[n] = 0;", trespassing_later, ("outside",),
+          "__device__ int launches;\n"),
     Cheat("writes_before_the_start", WRITE + " if (i == 0) y[-1] = 0;",
           honest_then(_before_start), ("outside",)),
     Cheat("changes_an_input", WRITE + " if (i == n / 2) ((float*)x)[i] = 0;",

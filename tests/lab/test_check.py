@@ -183,6 +183,8 @@ def test_a_function_of_several_launches(device: Device) -> None:
     ({"reference": lambda x: {"x": x}}, "returns 'x', which is no array that lab_honest may write"),
     ({"reference": lambda x: x[1:]}, "returns 'y' of shape"),
     ({"reference": lambda x: None}, "the reference returns None"),
+    ({"reference": lambda x: {}}, "returns no array to compare with"),
+    ({"reference": lambda x: {"y": None}}, "returns no array to compare with"),
     ({"reference": np.add}, "does not say the names"), ({"reference": "2 *"}, "cannot be read"),
     ({"reference": "none.py:f"}, "is not there"), ({"sizes": {"n": 0}}, "of at least 1"),
     ({"sizes": {"n": "5"}}, 'a range as "1..4096"'), ({"sizes": {"n": "9..5"}}, "no range"),

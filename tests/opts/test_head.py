@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
@@ -25,7 +23,15 @@ from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 from tests.catalogue import legal
-from tests.engine import CAPABLE, make_work, random_dataset, run_on, spelled, step_plan, trained
+from tests.engine import (
+    CAPABLE,
+    check_against_host,
+    make_work,
+    random_dataset,
+    spelled,
+    step_plan,
+    trained,
+)
 
 LAYERS = (29, 264, 35, 7)  # too wide to be one of `fuse`'s narrow networks
 DATA = random_dataset(29, 7, 40, 8)
@@ -92,16 +98,7 @@ def test_the_rewrite_changes_nothing_that_is_computed(options: dict[str, Any],
     ",arena,nosync,streams,pdl,graphs=epoch", ",report=2"])
 def test_the_simulated_device_gives_the_hosts_result(how: str, options: dict[str, Any],
                                                      number: str) -> None:
-    opt = f"preload,{number},mma,fuse"
-    simulation = Simulation(1)
-    device = Device(simulation.backend())
-    found = run_on(device, make_work(opt + how, LAYERS, DATA, **options))
-    device.close()
-    simulation.assert_clean()
-    wanted = trained(HostRunner(make_work(opt, LAYERS, DATA, **options)))
-    np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, value in found.parameters.items():
-        np.testing.assert_array_equal(value, wanted.parameters[name])
+    check_against_host(f"preload,{number},mma,fuse", how, LAYERS, DATA, **options)
 
 
 def test_every_pair_of_toggles_goes_with_it() -> None:
@@ -112,7 +109,7 @@ def test_every_pair_of_toggles_goes_with_it() -> None:
                 or not legal(words, network):
             continue
         plan = rewritten(LAYERS, opt=",".join(words))
-        assert "softmax_head" in kinds(plan) or {"cudnn", "batch"} & set(pair), pair
+        assert "softmax_head" in kinds(plan) or {"cudnn", "batch", "persistent"} & set(pair), pair
 
 
 @pytest.mark.parametrize(("layers", "options"), [

@@ -18,7 +18,15 @@ from rawnn.runners import graphplan
 from rawnn.runners.host import HostRunner
 from rawnn.step.dependencies import dependencies
 from rawnn.step.plan import Plan
-from tests.engine import CAPABLE, make_work, random_dataset, run_on, step_plan, trained
+from tests.engine import (
+    CAPABLE,
+    check_against_host,
+    make_work,
+    random_dataset,
+    run_on,
+    step_plan,
+    trained,
+)
 
 LAYERS = (29, 24, 16, 7)
 DATA = random_dataset(29, 7, 40, 8)
@@ -63,15 +71,7 @@ def test_the_rewrite_changes_nothing_that_is_computed(options: dict[str, Any]) -
     "", ",graphs=step", ",graphs=3", ",graphs=epoch", ",graphs=while",
     ",arena,nosync,streams,pdl,graphs=epoch", ",report=2"])
 def test_the_simulated_device_gives_the_hosts_result(how: str, options: dict[str, Any]) -> None:
-    simulation = Simulation(1)
-    device = Device(simulation.backend())
-    found = run_on(device, make_work(OPT + how, LAYERS, DATA, **options))
-    device.close()
-    simulation.assert_clean()
-    wanted = trained(HostRunner(make_work(OPT, LAYERS, DATA, **options)))
-    np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, value in found.parameters.items():
-        np.testing.assert_array_equal(value, wanted.parameters[name])
+    check_against_host(OPT, how, LAYERS, DATA, **options)
 
 
 def test_steps_are_joined_into_two_launches_each() -> None:

@@ -13,12 +13,12 @@ from rawnn.errors import ConfigError
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
-from rawnn.runners.base import Runner, Work, prepare
+from rawnn.runners.base import Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.step.recipe import Recipe
 from tests.catalogue import forms, legal
-from tests.engine import CAPABLE, random_dataset
+from tests.engine import CAPABLE, outcome, random_dataset
 
 MODES = ("graphs=step", "graphs=1", "graphs=2", "graphs=3", "graphs=epoch", "graphs=while")
 
@@ -71,19 +71,6 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(layers, batch, draw(st.integers(1, 4)), draw(st.integers(0, batch - 1)),
                 draw(st.integers(1, 9)), draw(st.integers(0, 10_000)), draw(st.booleans()),
                 draw(st.booleans()))
-
-
-def outcome(runner: Runner) -> SimpleNamespace:
-    """Three epochs, the middle one unmeasured, and all that can be compared of them."""
-    losses, correct = [], []
-    for measured in (True, False, True):
-        runner.epoch(measured)
-        if measured:
-            found = runner.metrics()
-            losses.append(found[0].copy())
-            correct.append(found[1].copy())
-    return SimpleNamespace(losses=losses, correct=correct, evaluation=runner.evaluate(),
-                           parameters=runner.parameters(), facts=runner.describe())
 
 
 def on_host(case: Case) -> SimpleNamespace:

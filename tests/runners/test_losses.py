@@ -15,10 +15,10 @@ from rawnn.device.sim import Simulation
 from rawnn.network.layers import Network
 from rawnn.network.losses import LOSSES
 from rawnn.network.optimizers import Optimizer
-from rawnn.runners.base import Runner, Work
+from rawnn.runners.base import Work
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from tests.engine import GRAPHS, dataset_for, make_work
+from tests.engine import GRAPHS, dataset_for, make_work, outcome
 from tests.tolerances import RUN
 
 LAYERS, BATCH, EXAMPLES = (13, 9, 6, 5), 6, 28
@@ -32,19 +32,6 @@ def work_of(opt: str, loss: str, options: dict[str, Any]) -> Work:
     return make_work(f"{opt},report=2", LAYERS, dataset_for(network, EXAMPLES, 11), batch=BATCH,
                      network_options={"loss": loss, "activation": "tanh"}, seed=2, epochs=3,
                      **options)
-
-
-def outcome(runner: Runner) -> SimpleNamespace:
-    """Three epochs, the middle one unmeasured."""
-    losses, correct = [], []
-    for measured in (True, False, True):
-        runner.epoch(measured)
-        if measured:
-            found = runner.metrics()
-            losses.append(found[0].copy())
-            correct.append(found[1].copy())
-    return SimpleNamespace(loss=losses, correct=correct, evaluation=runner.evaluate(),
-                           parameters=runner.parameters())
 
 
 def on_host(loss: str, options: dict[str, Any]) -> SimpleNamespace:
@@ -72,8 +59,8 @@ def simulated(opt: str, loss: str, options: dict[str, Any], seed: int = 0) -> Si
 def test_the_gpu_agrees_with_the_host(loss: str, opt: str, options: dict[str, Any]) -> None:
     found, wanted = simulated(opt, loss, options), on_host(loss, options)
     steps = EXAMPLES // BATCH + bool(options.get("partial"))
-    assert [len(part) for part in found.loss] == [steps, steps]
-    np.testing.assert_allclose(found.loss, wanted.loss, rtol=RUN, atol=RUN)
+    assert [len(part) for part in found.losses] == [steps, steps]
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=RUN, atol=RUN)
     np.testing.assert_array_equal(found.correct, wanted.correct)
     for name, array in wanted.parameters.items():
         np.testing.assert_allclose(found.parameters[name], array, rtol=0, atol=RUN, err_msg=name)
@@ -99,7 +86,7 @@ def test_graphs_of_uploaded_batches_equal_the_stream_bit_for_bit(loss: str, mode
 
 
 def same(found: SimpleNamespace, wanted: SimpleNamespace) -> None:
-    np.testing.assert_array_equal(found.loss, wanted.loss)
+    np.testing.assert_array_equal(found.losses, wanted.losses)
     np.testing.assert_array_equal(found.correct, wanted.correct)
     for name, array in wanted.parameters.items():
         np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)

@@ -14,7 +14,7 @@ from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
 from rawnn.bench.suites import SweepSuite
-from rawnn.errors import ConfigError, RawnnError, nearest
+from rawnn.errors import ConfigError, RawnnError, unknown
 from rawnn.network.workloads import WORKLOADS, workload
 from rawnn.run.config import parse_layers
 from rawnn.run.machine import open_device
@@ -95,9 +95,7 @@ def chosen(names: Sequence[str], usual: Sequence[str]) -> tuple[tuple[str, ...],
     ConfigError for unknown ones."""
     for name in names:
         if name not in SYSTEMS or name == OURS:
-            known = [s for s in SYSTEMS if s != OURS]
-            raise ConfigError(f"unknown peer '{name}'" + (
-                nearest(name, known) or f"; there are {', '.join(known)}"))
+            raise unknown("peer", name, [s for s in SYSTEMS if s != OURS])
     wanted = list(dict.fromkeys(names or usual))
     absent = {name: reason for name in wanted if (reason := missing(name))}
     return (OURS, *(name for name in wanted if name not in absent)), absent

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import unknown
 
 Array = NDArray[Any]
 
@@ -42,8 +42,7 @@ def register(activation: Activation) -> Activation:
 def activation(name: str) -> Activation:
     """The activation `name`. Raises ConfigError for an unknown one."""
     if name not in ACTIVATIONS:
-        raise ConfigError(f"unknown activation '{name}'" + (nearest(name, ACTIVATIONS) or
-                          f"; there are {', '.join(ACTIVATIONS)}"))
+        raise unknown("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import unknown
 
 if TYPE_CHECKING:
     from rawnn.step.build import Builder
@@ -45,8 +45,7 @@ def register(loss: Loss) -> Loss:
 def loss(name: str) -> Loss:
     """The loss `name`. Raises ConfigError for an unknown one."""
     if name not in LOSSES:
-        raise ConfigError(f"unknown loss '{name}'" + (nearest(name, LOSSES) or
-                          f"; there are {', '.join(sorted(LOSSES))}"))
+        raise unknown("loss", name, sorted(LOSSES))
     return LOSSES[name]
 
 

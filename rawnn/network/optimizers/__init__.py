@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import ConfigError, unknown
 
 Settings = Mapping[str, float]
 
@@ -69,8 +69,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
-            raise ConfigError(f"unknown optimizer '{self.name}'" + (nearest(self.name, RULES) or
-                              f"; there are {', '.join(RULES)}"))
+            raise unknown("optimizer", self.name, RULES)
         for key, value in self.given.items():
             if key not in self.rule.settings:
                 has = ", ".join(option(name) for name in self.rule.settings)

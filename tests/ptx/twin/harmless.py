@@ -9,7 +9,7 @@ HARMLESS: dict[str, str] = {
     "memory [2]":
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
     "wgmma.cu: index: if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = "
-    "group.bias[2 * half]; [74]":
+    "group.bias[2 * half]; [76]":
         "the sums are products with ones: all columns of a row are the same",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
