@@ -184,4 +184,5 @@ def _lacks(machine: Machine) -> Iterable[Lack]:
             capability = "compute capability" in reason
             yield Lack(toggle.name, f"it {reason}", "a newer GPU" if capability else
                        "a newer driver" if "driver" in reason else
+                       nccl.INSTALL if toggle.name == "nccl" else
                        f"pip install 'rawnn[{_extra()}]'")
