@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
+
 import rawnn
 
 KERNEL = Path(__file__).with_name("bias_relu.cu")
@@ -19,12 +21,15 @@ KERNEL = Path(__file__).with_name("bias_relu.cu")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="gpu")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--examples", type=int, default=50_000)
     asked = parser.parse_args()
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(asked.examples, 100)).astype(np.float32)
+    y = (x @ generator.normal(size=(100, 5))).argmax(axis=1)
     found = {}
     for opt in ("best", f"best,bias_relu={KERNEL}"):
-        found[opt] = rawnn.train(opt=opt, layers=(784, 128, 128, 10), epochs=2, batch=asked.batch,
-                                 dataset="synthetic", device=asked.device)
+        found[opt] = rawnn.train(data=(x, y), opt=opt, layers=(100, 128, 128, 5), epochs=3,
+                                 device=asked.device)
     (_, ours), (_, mine) = found.items()
     for name, result in (("best", ours), ("with bias_relu.cu", mine)):
         simulated = " (simulated)" if asked.device == "sim" else ""

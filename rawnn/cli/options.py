@@ -82,7 +82,7 @@ PATH = click.Path()  # a text that shells complete as a path
 _RUN: dict[str, Callable[[Any], Any]] = {
     "opt": _option(TOGGLES, "--opt", "Toggles and presets, separated by commas: "
                    "graphs=epoch,cublas starts from preload,arena; none,fuse does not; "
-                   "best,-cudnn; seed.", "best",
+                   "best,-cudnn; seed; best,bias_relu=mine.cu with a kernel of your own.", "best",
                    metavar="TOGGLES", values=toggle_names, many=True),
     "workload": _option(TOGGLES, "--workload", "Start from a built-in workload: linear, mlp4, "
                         "wide128 ... wide8192.", "none", metavar="NAME", values=workload_names),

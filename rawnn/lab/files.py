@@ -48,6 +48,10 @@ def kernel_of(path: str | Path, expression: str | None = None, *, device: Device
         if len(found) > 1:
             raise ConfigError(f"{path} has {len(found)} kernels ({', '.join(found)}): name one")
         name = found[0]
+    if "{" in name or ("op" in table and "reference" not in {**table, **work}):
+        raise ConfigError(f"{path} says that it computes the op '{table.get('op', '?')}' of a "
+                          f"training step: `rawnn kernel try {path}` checks and times it there; to "
+                          f"take it by itself, name an instance and say shapes and a reference")
     given = {n: v for n, v in table.items() if n in KNOWN}
     for key, value in work.items():
         merged = isinstance(value, Mapping) and isinstance(given.get(key), Mapping)

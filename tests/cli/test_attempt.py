@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rawnn.bench.attempt import Curves, alone, right, step_of
+from rawnn.bench.peers import worker
 from rawnn.cli import run
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation
@@ -53,7 +54,10 @@ def test_without_a_gpu_all_but_execution(mine: Path, capsys: pytest.CaptureFixtu
     assert "there is no GPU here: what it computes was not checked" in " ".join(said.split())
 
 
-def test_beside_best_in_turns(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beside_best_in_turns(mine: Path, capsys: pytest.CaptureFixture[str],
+                              monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WARM_S": 0.0, "PATIENCE_S": 0.0, "SAMPLES": 1}.items():
+        monkeypatch.setattr(worker, name, value)
     assert run(["kernel", "try", str(mine), "--as", "bias_relu", "--device", "sim", *SMALL]) == 0
     said = capsys.readouterr().out
     assert "alone     relu1: " in said

@@ -10,6 +10,7 @@ import pytest
 
 import rawnn
 from rawnn.lab.files import kernel_of
+from tests.engine import FULL
 from tests.lab.on_the_twin import check_on_the_twin
 from tests.ptx.twin.twin import compiler
 
@@ -32,7 +33,8 @@ def test_it_compiles_and_its_description_fits(path: Path) -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++")
-@pytest.mark.parametrize("path", [p for p in BROUGHT if p.stem not in NOT_ON_THE_TWIN],
+@pytest.mark.parametrize("path", [p for p in BROUGHT if p.stem not in NOT_ON_THE_TWIN
+                                  and (FULL or p.stem in ("bitonic", "monte_carlo"))],
                          ids=lambda p: p.stem)
 def test_its_code_is_right_on_the_twin(path: Path) -> None:
     check_on_the_twin(path, trials=2).require()

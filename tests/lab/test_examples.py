@@ -14,6 +14,7 @@ import pytest
 import rawnn
 from rawnn.lab.files import kernel_of
 from rawnn.lab.header import header
+from tests.engine import FULL
 from tests.lab.on_the_twin import check_on_the_twin
 from tests.ptx.twin.twin import Kernels, compiler
 
@@ -23,6 +24,8 @@ SMALL = {"reduction": {"n": [1, 5000, 8192]}, "transpose": {"rows": [5, 40], "co
          "softmax": {"rows": [1, 3], "cols": [4, 300]},
          "gemm": {"m": [3, 65], "n": [20], "k": [17]}}
 """Sizes for the twin, which runs thread by thread."""
+LAST = ("5_wide_loads", "4_four_each", "4_in_registers", "3_registers")
+"""The steps that the twin always runs; RAWNN_FULL=1 has it run all."""
 
 
 def test_every_topic_is_a_series() -> None:
@@ -42,8 +45,8 @@ def test_its_description_fits(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("script", "words"), [
-    ("series.py softmax", "4_in_registers: its description fits; "),
-    ("plugged.py --batch 6000", "with bias_relu.cu: test accuracy 0."),
+    ("series.py reduction", "5_wide_loads: its description fits; "),
+    ("plugged.py --examples 600", "with bias_relu.cu: test accuracy 0."),
     ("power_iteration.py", "rawnn.Graph(2 nodes, 1 edge): 5 rounds, largest eigenvalue 63.7"),
 ])
 def test_the_scripts_run_on_the_simulated_gpu(script: str, words: str) -> None:
@@ -66,7 +69,8 @@ def test_the_kernel_for_the_trainer_is_right_on_the_twin() -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++")
-@pytest.mark.parametrize("path", [p for p in SERIES if p.stem != "4_tensor_cores"],
+@pytest.mark.parametrize("path", [p for p in SERIES if p.stem != "4_tensor_cores"
+                                  and (FULL or p.stem in LAST)],
                          ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_its_code_is_right_on_the_twin(path: Path) -> None:
     check_on_the_twin(path, sizes=SMALL[path.parent.name]).require()

@@ -219,18 +219,24 @@ CHANCE = [("", 1, 1), ("", 1, 3), ("FSFG", 2, 1), ("SFGF", 4, 1), ("FGSF", 8, 1)
 """Types of the boundaries, blocks and clusters that share weights which are rounded by chance."""
 
 
-@pytest.mark.parametrize(("types", "ranks", "groups"), CHANCE if FULL else CHANCE[5:6])
-def test_weights_are_rounded_with_the_bits_that_numpy_draws(
-        tmp_path: Path, types: str, ranks: int, groups: int) -> None:
+DECAY = "rounded by chance, decay alone"
+
+
+def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
     """Inputs of 0 and no biases make all gradients 0: what is left is the decay, which is the same
     arithmetic everywhere, so that a weight differs only where another bit was drawn."""
-    launch = Launch("rounded by chance, decay alone", ranks, groups, types)
     launch.arrays["images"][:] = 0
-    found, wanted = launch.on_twin(tmp_path, 2), launch.by_reference(np.float32)
+    found, wanted = launch.on_twin(folder, run, sources), launch.by_reference(np.float32)
     for layer in (1, 2, 3):
         weights = found[f"w{layer}"].astype(np.float32)
         assert np.array_equal(weights, wanted[f"w{layer}"])
         assert not np.array_equal(weights, launch.arrays[f"w{layer}"].astype(np.float32))
+
+
+@pytest.mark.parametrize(("types", "ranks", "groups"), CHANCE if FULL else CHANCE[5:6])
+def test_weights_are_rounded_with_the_bits_that_numpy_draws(
+        tmp_path: Path, types: str, ranks: int, groups: int) -> None:
+    check_by_chance(Launch(DECAY, ranks, groups, types), tmp_path, 2)
 
 
 PARTIAL = [

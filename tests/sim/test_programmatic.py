@@ -62,6 +62,8 @@ def test_methods_count_where_every_one_of_the_name_waits() -> None:
     assert waits(kernel("A a; a.run(1);", one), "k")
     assert waits(kernel("ns::A<3> a{}; a . run(1);", f"namespace ns {{ {one} }}"), "k")
     assert not waits(kernel("A a; a.run(1);", one + other), "k")
+    of_any = "template <typename LOOP> __device__ void any() { LOOP::template run<1>(2); }"
+    assert waits(kernel("any<A>();", one + of_any), "k")
 
 
 @pytest.mark.parametrize("key", sorted(KERNELS), ids="/".join)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rawnn.device.cuda.driver import Dim
+from rawnn.device.sim.bindings import Binding
 from rawnn.device.sim.effects import Effects, Geometry, milliseconds
 from rawnn.device.sim.errors import Refused
 from rawnn.device.sim.faults import seam
 from rawnn.device.sim.graphs import Executable, GraphData, Node, dependency_indices
-from rawnn.device.sim.kernels import Binding, Kernel
+from rawnn.device.sim.kernels import Kernel
 from rawnn.device.sim.order import Task
 from rawnn.device.sim.simulation import Capture, Simulation
 

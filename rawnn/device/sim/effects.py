@@ -10,9 +10,10 @@ import numpy as np
 
 from rawnn.device.compiling.resources import occupancy
 from rawnn.device.cuda.driver import Dim
+from rawnn.device.sim.bindings import Binding
 from rawnn.device.sim.errors import Refused, SimulationError
 from rawnn.device.sim.graphs import Effect
-from rawnn.device.sim.kernels import Binding, Kernel
+from rawnn.device.sim.kernels import Kernel
 from rawnn.device.sim.memory import BASE, POISON
 from rawnn.device.sim.order import Task
 from rawnn.device.sim.simulation import Simulation

@@ -19,6 +19,7 @@ _MACROS = re.compile(r"\bpdl_(wait|trigger)\s*\(\s*\)")
 _MEANINGS = {"wait": "cudaGridDependencySynchronize()",
              "trigger": "cudaTriggerProgrammaticLaunchCompletion()"}
 _LEFT_OUT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:\\\n|[^\n])*", re.DOTALL | re.MULTILINE)
+_NAMED = re.compile(r"(::|\.|->)\s*template\b\s*")
 _STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 _WORD = re.compile(r"(?:if|else|for|while|switch|do|return)\b")
 _NAME = re.compile(r"\b(?!(?:if|for|while|switch)\b)([A-Za-z_]\w*)\s*(?:<[\w\s,:]*>)?\s*\(")
@@ -66,10 +67,11 @@ def triggers(source: str, kernel: str, defined: bool = False) -> bool:
 
 @lru_cache(32)
 def _text(source: str, defined: bool) -> str:
-    """The source without comments, directives and strings that do not matter, and with the macros'
-    meanings."""
+    """The source without comments, directives, strings that do not matter and the word in
+    LOOP::template product<...>(), and with the macros' meanings."""
     text = _STRING.sub(lambda found: found[0] if "griddepcontrol" in found[0] else '""',
                        _LEFT_OUT.sub("", source))
+    text = _NAMED.sub(r"\1", text)
     return _MACROS.sub(lambda found: _MEANINGS[found[1]] if defined else "", text)
 
 

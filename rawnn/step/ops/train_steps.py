@@ -88,7 +88,8 @@ def _spec(op: Op) -> OpSpec:
         if "rest" not in op.attributes:
             _run(step, t, first, span)
             return
-        whole = max(min(int(op.attributes["whole"]) - int(t.cursor[0]) - first, span), 0)
+        all_whole = int(a.get("whole", op.attributes["whole"]))
+        whole = max(min(all_whole - int(t.cursor[0]) - first, span), 0)
         _run(step, t, first, whole)
         _run(op.attributes["rest"], t, first + whole, span - whole)
 

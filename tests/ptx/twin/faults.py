@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from rawnn.ptx import SOURCES
-from tests.onchip.test_twin import Launch
+from tests.onchip.test_twin import DECAY, Launch, check_by_chance
 from tests.onchip.test_twin import check as check_written
 from tests.ptx.twin import floors
 from tests.ptx.twin.cases import CASES, plan_of
@@ -58,9 +58,14 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("float16", 1, 1, "", (64.0, 1998.0)), ("float16", 2, 3, "SFGF", (2.0**20, 5.0)),
     ("float16, Adam, tanh", 2, 2, "FSFF", (2.0**20, 0.0)),
     ("float16, mean squares", 4, 3, "FGFS", (2.0**21, 0.0)),
+    (DECAY, 2, 3, "SFGF"), ("rounded by chance, Adam", 4, 1, "FSFF"),
+    ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
+    ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
+    ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
-cost model takes them; of float16 the loss scale and its count of good steps. Between them they take
+cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
+partial batch that ends it, and how many micro-batches a batch is. Between them they take
 every template of onchip_*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
@@ -148,7 +153,9 @@ class Fault:
 @cache
 def written_files() -> dict[str, tuple[Any, ...]]:
     """The kernels of WRITTEN by the names that their faults give as the file."""
-    return {f"{GENERATED} {how[0]}, {how[1]}x{how[2]} {how[3]}".rstrip(): how for how in WRITTEN}
+    return {f"{GENERATED} {how[0]}, {how[1]}x{how[2]} {how[3]}".rstrip()
+            + "".join(f", {number} {what}" for number, what in zip(
+                how[5:], ("left", "turns"), strict=False) if number): how for how in WRITTEN}
 
 
 @cache
@@ -317,10 +324,21 @@ def _checks_of(source: str) -> tuple[str, ...]:
 
 @cache
 def _plans_with(source: str) -> tuple[str, ...]:
-    """The cases whose plans launch a source's kernels, not more than three of them."""
-    found = [name for name in CASES
-             if any(has_kernel(op) and kernel_for(op).source == source for op in _plan(name).ops)]
-    return tuple(found[:4])
+    """The cases whose plans launch a source's kernels, not more than four: those that between them
+    have the most kernels, types and flags of instances."""
+    have = {name: {word for op in _plan(name).ops
+                   if has_kernel(op) and kernel_for(op).source == source
+                   for word in re.split("[<>,]", kernel_for(op).expression(op, _plan(name)))}
+            for name in CASES}
+    chosen: list[str] = []
+    seen: set[str] = set()
+    for _ in range(4):
+        left = [name for name in CASES if have[name] and name not in chosen]
+        if not left:
+            break
+        chosen.append(max(left, key=lambda name: len(have[name] - seen)))
+        seen |= have[chosen[-1]]
+    return tuple(chosen)
 
 
 @cache
@@ -376,16 +394,18 @@ def _probe_written(sources: Path, changed: str) -> None:
     named = re.compile("|".join(rf"\b{name}\b" for pair in re.findall(
         r"^struct (\w+)|^__device__[^(]*?(\w+)\(", text, re.MULTILINE) for name in pair if name)
         or "$^")
-    launches = [Launch(*how) for how in WRITTEN]
-    launches.sort(key=lambda launch: named.search(launch.impl.text) is None)
-    for number, launch in enumerate(launches):
-        _check_written(launch, number, sources)
+    launches = [(how, Launch(*how)) for how in WRITTEN]
+    launches.sort(key=lambda pair: named.search(pair[1].impl.text) is None)
+    for number, (how, launch) in enumerate(launches):
+        _check_written(how, launch, number, sources)
 
 
-def _check_written(launch: Launch, run: int, sources: Path = SOURCES) -> None:
+def _check_written(how: tuple[Any, ...], launch: Launch, run: int,
+                   sources: Path = SOURCES) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            check_written(launch, Path(folder), run, sources)
+            checked = check_by_chance if how[0] == DECAY else check_written
+            checked(launch, Path(folder), run, sources)
         finally:
             if launch.twin is not None:
                 launch.twin.path.unlink(missing_ok=True)
@@ -394,9 +414,10 @@ def _check_written(launch: Launch, run: int, sources: Path = SOURCES) -> None:
 def _attempt_written(fault: Fault) -> None:
     """Raises where a fault in the text of a kernel shows."""
     for run in (0, 1):
-        launch = Launch(*written_files()[fault.file])
+        how = written_files()[fault.file]
+        launch = Launch(*how)
         launch.impl = replace(launch.impl, text=fault.planted(launch.impl.text))
-        _check_written(launch, run)
+        _check_written(how, launch, run)
 
 
 def _attempt(fault: Fault) -> tuple[str, str]:
