@@ -9,13 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rawnn.errors import ConfigError, nearest
-from rawnn.opts.registry import (
-    TOGGLES,
-    Outcome,
-    Parameter,
-    Rewritten,
-    Toggle,
-)
+from rawnn.opts.registry import TOGGLES, Outcome, Parameter, Rewritten, Toggle
 from rawnn.ptx.own import OWN, Own, candidates, claimed, spec_of, vocabulary
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
