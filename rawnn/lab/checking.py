@@ -252,10 +252,18 @@ def _results(outputs: Sequence[Operand], images: Mapping[str, Image], contents: 
 
 
 def judged(trial: Trial, expected: Mapping[str, Values | None], results: Mapping[str, Values],
-           generator: np.random.Generator) -> tuple[Comparison, ...]:
-    """What came out, beside what the reference says."""
+           generator: np.random.Generator, scales: dict[str, float] | None = None
+           ) -> tuple[Comparison, ...]:
+    """What came out, beside what the reference says. `scales`, which serve one set of sizes, keep
+    how large the terms of results are."""
     problem, work = trial.problem, trial.problem.work
-    nudged = [trial.expected(generator, _NUDGE) for _ in range(2)]
+    scales = {} if scales is None else scales
+    if not scales:
+        nudged = [trial.expected(generator, _NUDGE) for _ in range(2)]
+        for name in results:
+            scales[name] = max(sensitivity(exact, other, _NUDGE) for n in nudged
+                               if (exact := expected[name]) is not None
+                               and (other := n[name]) is not None)
     nothing = max((is_nothing(trial.arrays[o.name]) for o in problem.operands if o.read),
                   default=0.0)
     length = problem.length(trial.known)
@@ -265,9 +273,7 @@ def judged(trial: Trial, expected: Mapping[str, Values | None], results: Mapping
         assert exact is not None
         tolerance = allowed(result.dtype, length, work.compute, work.sums) \
             if work.tolerance is None else work.tolerance
-        scale = max(sensitivity(exact, other, _NUDGE) for n in nudged
-                    if (other := n[name]) is not None)
-        found.append(compare(name, exact, result, tolerance, scale, nothing))
+        found.append(compare(name, exact, result, tolerance, scales[name], nothing))
     return tuple(found)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -89,19 +91,9 @@ def compare(operand: str, expected: Values, got: Values, tolerance: float, scale
     dtype = got.dtype
     if dtype.kind in "iub" and tolerance == 0:
         return _equal(operand, expected, got)
-    kind = np.complex128 if dtype.kind == "c" else np.float64
-    with np.errstate(all="ignore"):
-        held = expected.astype(dtype).astype(kind)  # overflows where the type does
-        exact, found = expected.astype(kind), got.astype(kind)
-        exact = np.where(np.isfinite(held), exact, held)
-    finite = np.isfinite(exact)
-    astray = np.where(finite, ~np.isfinite(found),
-                      ~((exact == found) | (np.isnan(exact) & np.isnan(found))))
-    sound = finite & ~astray
-    off = np.zeros(exact.shape)
-    off[sound] = np.abs(found[sound] - exact[sound])
-    size = np.abs(np.where(finite, exact, 0))
-    rms = float(np.sqrt(np.mean(size[finite] ** 2))) if finite.any() else 0.0
+    exact, found, size, off, astray = _distances(expected, got)
+    count = max(int(got.size), 1)
+    rms = _norm(size) / math.sqrt(count)
     scale = max(rms, scale)
     if scale <= nothing or scale == 0:
         scale = 1.0  # all of it is zero: what is found is judged against inputs of that order
@@ -110,7 +102,7 @@ def compare(operand: str, expected: Values, got: Values, tolerance: float, scale
     stored = min(UNIT.get(name, 0.0), tolerance)  # at most, for every element
     limit = 1.01 * stored * size + _SPREAD * (tolerance - stored) * np.maximum(size, scale) + floor
     bad = astray | (off > limit)
-    error = float(np.sqrt(np.mean(off[sound] ** 2)) / scale) if sound.any() else 0.0
+    error = _norm(off) / math.sqrt(count) / scale
     if floor and error * scale <= floor:
         error = 0.0
     worst = int(np.argmax(np.where(astray, np.inf, off / np.maximum(limit, 1e-300))))
@@ -118,6 +110,42 @@ def compare(operand: str, expected: Values, got: Values, tolerance: float, scale
     return Comparison(operand, name, got.size, error, tolerance, int(bad.sum()),
                       place(worst, got.shape), exact.flat[worst].item(), found.flat[worst].item(),
                       reason)
+
+
+def _distances(expected: Values, got: Values) -> tuple[Values, Values, Values, Values, Values]:
+    """Of every element: what is exact (as far as the type can hold it), what was found, the size of
+    the one and how far off the other is (0 where either is no number), and whether one is no
+    number where the other is."""
+    dtype = got.dtype
+    kind = np.complex128 if dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        exact, found = expected.astype(kind, copy=False), got.astype(kind)
+        size, off = np.abs(exact), np.abs(found - exact)
+        # NaN and infinities leave their mark on the sums.
+        plain = math.isfinite(float(off.sum())) and float(size.max(initial=0)) <= _largest(dtype)
+        if plain:
+            return exact, found, size, off, np.zeros(exact.shape, bool)
+        held = expected.astype(dtype).astype(kind)  # overflows where the type does
+        exact = np.where(np.isfinite(held), exact, held)
+        finite = np.isfinite(exact)
+        astray = np.where(finite, ~np.isfinite(found),
+                          ~((exact == found) | (np.isnan(exact) & np.isnan(found))))
+        off = np.where(finite & ~astray, np.abs(found - exact), 0)
+    return exact, found, np.where(finite, size, 0), off, astray
+
+
+def _largest(dtype: np.dtype[Any]) -> float:
+    limits: Any = ml_dtypes.finfo  # NumPy's, with the small types
+    return float("inf") if dtype.kind in "iub" else float(limits(dtype).max)
+
+
+def _norm(values: Values) -> float:
+    flat = values.reshape(-1)
+    largest = float(flat.max(initial=0))
+    if largest == 0 or 1e-140 < largest < 1e140:  # whose squares are numbers
+        return math.sqrt(float(np.dot(flat, flat)))
+    flat = flat / largest
+    return largest * math.sqrt(float(np.dot(flat, flat)))
 
 
 def _equal(operand: str, expected: Values, got: Values) -> Comparison:

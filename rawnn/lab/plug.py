@@ -34,6 +34,8 @@ _WITHOUT = {"seed", "stream", "offset", *NEUTRAL}
 """Numbers of an op that a kernel may do without: those of random roundings and of the step, of
 which others say whether they matter, and those with a value that changes nothing."""
 _NEUTRAL_TEXT = {"compute": "float32"}
+_LABELS: dict[str, tuple[object, ...]] = {}
+"""What sources were called so far -> which they are."""
 _LOADED: dict[tuple[str, str], tuple[str, str]] = {}
 """(file, op) -> its text when it was loaded, and the word that it was registered as."""
 
@@ -332,7 +334,8 @@ class _Maker:
         self.impl = KernelImpl(
             _label(source, self.word), self.kernel, self.template, self.sizes, self.geometry,
             self.shapes, self.shared, self.cluster, cooperative=bool(self.how.get("cooperative")),
-            text=source.text, options=source.flags, include=source.include, arch=source.arch,
+            text=source.text, options=source.flags, arch=source.arch,
+            include=(Path(source.name).resolve().parent, *source.include),
             preamble=source.preamble, declarations=source.declarations)
         return Own(self.spec.kind, self.name, self.impl, self.where, self.fits,
                    reference or self.spec.reference, self.sites)
@@ -362,16 +365,14 @@ def _named(kernels: Mapping[str, KernelSignature], expression: str | None,
 
 
 def _label(source: Source, word: str) -> str:
-    """What the compiler calls a source: its path; another where that was taken for another text."""
-    # Absolute, as the compiler names it.
-    wanted = f"{word}.cu" if source.name == "kernel.cu" else str(Path(source.name).resolve())
-    labels = {own.kernel.source: own.kernel for other, own in OWN.items()}
-    label, number = wanted, 1
-    while label in labels and (labels[label].text, labels[label].preamble,
-                               labels[label].options) != (source.text, source.preamble,
-                                                          source.flags):
+    """What the compiler calls a source: its path, absolute as the compiler has it; another name
+    where that is taken, for another op or of another text, as devices keep what they loaded."""
+    mine = (word, source.text, source.preamble, source.flags)
+    label = f"{word}.cu" if source.name == "kernel.cu" else str(Path(source.name).resolve())
+    number = 1
+    while _LABELS.setdefault(label, mine) != mine:
         number += 1
-        label = f"{wanted} ({number})"
+        label = f"{Path(source.name).name} ({number})"
     return label
 
 

@@ -204,6 +204,7 @@ class _Clock:
         self._problem, self._sizes, self._runner = problem, sizes, runner
         self._generator, self._compared = generator, compared
         self._pools: dict[str, Any] = {}
+        self._scales: dict[str, float] = {}
         self._most = 0
         self.checked = 0
         self.last: Trial | None = None
@@ -257,7 +258,7 @@ class _Clock:
                                            expected if self._compared else None)
         results = {name: images[name].values(contents[name])
                    for name, exact in expected.items() if exact is not None}
-        comparisons = judged(trial, expected, results, self._generator)
+        comparisons = judged(trial, expected, results, self._generator, self._scales)
         findings += [Finding("wrong", c.operand, f"wrong: {c}")
                      for c in comparisons if not c.passed]
         self.checked += self._compared

@@ -9,13 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rawnn.errors import ConfigError, nearest
-from rawnn.opts.registry import (
-    TOGGLES,
-    Outcome,
-    Parameter,
-    Rewritten,
-    Toggle,
-)
+from rawnn.opts.registry import TOGGLES, Outcome, Parameter, Rewritten, Toggle
 from rawnn.ptx.own import OWN, Own, candidates, claimed, spec_of, vocabulary
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
@@ -35,7 +29,7 @@ def chosen(op: str, value: str) -> Own:
     if f"{op}={value}" in OWN:
         return OWN[f"{op}={value}"]
     names = [own.name for own in OWN.values() if own.op == op]
-    known = f"{nearest(value, names) or f'; there is {chr(32).join(names)}'}" if names else ""
+    known = nearest(value, names) or f"; there is {', '.join(names)}" if names else ""
     raise ConfigError(f"{op}={value}: there is no such kernel{known}; name a file with a header "
                       f"({op}=FILE.cu), or register one by rawnn.impl(\"{op}\", source, "
                       f"name=\"{value}\", ...)")

@@ -206,7 +206,7 @@ class Team:
                 about = f"it was last heard of {self._doings[rank]}" if self.rank == 0 else \
                     f"rank {self.rank} was {self._doing}"
                 self._lost(f"rank {rank} ({self._names.get(rank, 'unknown')}) ended without a "
-                           f"word: {about}", {rank})
+                           f"word: {about}", {rank}, silent=rank == 0)
             elif not self._leaving:
                 self._inboxes[rank].put([f"the end of rank {rank}", None])
 
@@ -214,12 +214,13 @@ class Team:
         for rank in self._wires.keys() - but:
             self._send(rank, {"failed": said})
 
-    def _lost(self, said: str, known: set[int] | None = None) -> None:
-        """Some rank is lost: tell the others, and break off what waits for it here."""
+    def _lost(self, said: str, known: set[int] | None = None, silent: bool = False) -> None:
+        """Some rank is lost: tell the others, and break off what waits for it here. Rank 0 says
+        it, or rank 1 where rank 0 is `silent` for ever."""
         with self._lock:
             if self._failure is not None or self._leaving:
                 return
-            speaker = 1 if said.startswith("rank 0 ") else 0
+            speaker = 1 if silent else 0
             self._failure = RanksError(said, self.rank == speaker)
         if self.rank == speaker:
             self._last_words = said

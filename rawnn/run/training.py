@@ -25,6 +25,7 @@ from rawnn.data.source import check_fit, given, left_out, named, settled
 from rawnn.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
     RanksError,
     RawnnError,
     TrainingDiverged,
@@ -47,6 +48,9 @@ from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import count_after
 from rawnn.step.recipe import Recipe
 from rawnn.tuning.choices import applied
+
+OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiverged)
+"""What is wrong with a run, not with a call."""
 
 
 def train(config: Config | None = None, *, listener: Listener | Sequence[Listener] = (),
@@ -143,8 +147,10 @@ class Session:
                 error.speaks = False
 
     def _blame_the_lost(self, error: BaseException) -> None:
-        """Where another rank is lost, that is why a call failed here: raise it in its place."""
-        if self.team is not None and isinstance(error, RawnnError):
+        """Where another rank is lost, that is why a call failed here: raise it in its place. What
+        all ranks find wrong by themselves stays as it is."""
+        if self.team is not None and isinstance(error, RawnnError) \
+                and not isinstance(error, OF_ALL_RANKS):
             self.team.check()
 
     def _prepare(self, data: Dataset | None, opened: Opened | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,20 @@ import rawnn
 from rawnn.cli import run
 from rawnn.device.sim import register
 from rawnn.lab import arrays, simulated
+from rawnn.ptx.own import OWN, unregister
 
 PAGE = (Path(rawnn.__file__).parents[1] / "docs" / "lab.md").read_text()
 SCALE = """
 template <typename T> __global__ void scale(T* x) { x[blockIdx.x * TILE + threadIdx.x] *= 2; }
 """
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """The page's kernels for the training step are no business of other tests."""
+    yield
+    for word in list(OWN):
+        unregister(word)
 
 
 def blocks(language: str) -> list[str]:

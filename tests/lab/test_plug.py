@@ -220,6 +220,27 @@ def test_nvrtc_compiles_it_for_what_the_plan_asks(mine: Path) -> None:
         assert all(proof.waits for proof in built.proofs.values())
 
 
+def test_a_file_that_changes_while_a_device_is_open(mine: Path) -> None:
+    """A device keeps what it loaded, and gets each text under a name of its own."""
+    simulation = Simulation(1)
+    device = Device(simulation.backend())
+    wanted = trained(HostRunner(make_work("preload", LAYERS, DATA)))
+    text = mine.read_text()
+    for tile in (64, 32, 64, 96):
+        mine.write_text(text.replace("TILE = 64", f"TILE = {tile}"))
+        found = run_on(device, make_work(f"preload,bias_relu={mine}", LAYERS, DATA))
+        np.testing.assert_array_equal(found.loss, wanted.loss)
+    assert len({own.kernel.source for own in OWN.values()}) == 1
+    device.close()
+
+
+def test_one_file_for_two_ops(mine: Path) -> None:
+    mine.write_text(mine.read_text().replace('op = "bias_relu"\n', ""))
+    for op, activation in (("bias_relu", "relu"), ("bias_tanh", "tanh")):
+        same("preload", f"{op}={mine}", network_options={"activation": activation})
+    assert len({own.kernel.source for own in OWN.values()}) == 2
+
+
 def test_a_changed_file_is_read_again(mine: Path) -> None:
     first = load(mine)
     assert load(mine) is first

@@ -324,10 +324,21 @@ def _checks_of(source: str) -> tuple[str, ...]:
 
 @cache
 def _plans_with(source: str) -> tuple[str, ...]:
-    """The cases whose plans launch a source's kernels, not more than three of them."""
-    found = [name for name in CASES
-             if any(has_kernel(op) and kernel_for(op).source == source for op in _plan(name).ops)]
-    return tuple(found[:4])
+    """The cases whose plans launch a source's kernels, not more than four: those that between them
+    have the most kernels, types and flags of instances."""
+    have = {name: {word for op in _plan(name).ops
+                   if has_kernel(op) and kernel_for(op).source == source
+                   for word in re.split("[<>,]", kernel_for(op).expression(op, _plan(name)))}
+            for name in CASES}
+    chosen: list[str] = []
+    seen: set[str] = set()
+    for _ in range(4):
+        left = [name for name in CASES if have[name] and name not in chosen]
+        if not left:
+            break
+        chosen.append(max(left, key=lambda name: len(have[name] - seen)))
+        seen |= have[chosen[-1]]
+    return tuple(chosen)
 
 
 @cache

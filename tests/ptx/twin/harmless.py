@@ -37,13 +37,6 @@ HARMLESS: dict[str, str] = {
         "one warp fetches both the order and the few rows here; with long rows it is caught"),
     "head.cu: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * biases[row]); [48]":
         "all columns of a product with ones are the same sum",
-}
-"""By Fault.name."""
-
-OUT_OF_REACH: dict[str, str] = {
-    "skinny_backward.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
-    ": 0u; [62]":
-        "it makes -0 of the NaN that a GPU's arithmetic gives, 0x7fffffff; the host gives another",
     "floors.cu: barrier: for (int round = 0; round < rounds; ++round) ptx::cluster_barrier(); [47]":
         "the barrier is there to be timed: nothing is exchanged across it",
     "floors.cu: wait: pdl_wait(); [2]":
@@ -56,6 +49,13 @@ OUT_OF_REACH: dict[str, str] = {
         "it only keeps the queue short: all products are waited for behind the loop",
     "floors_wgmma.cu: wait for one too few: ptx::wait_for_products<1>(); [9] #2":
         "it only keeps the queue short: all products are waited for behind the loop",
+}
+"""By Fault.name."""
+
+OUT_OF_REACH: dict[str, str] = {
+    "skinny_backward.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
+    ": 0u; [62]":
+        "it makes -0 of the NaN that a GPU's arithmetic gives, 0x7fffffff; the host gives another",
 }
 """Faults that a GPU would show and the twin does not, and why; by Fault.name."""
 

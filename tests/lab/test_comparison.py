@@ -1,0 +1,87 @@
+"""Results against what is exact: by the norm, by the worst element, with what is no number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rawnn.lab.comparison import allowed, compare, sensitivity, type_name
+
+EXACT = np.array([1.0, -2.0, 3.0, 4.0])
+
+
+def judge(exact: Any, got: Any, dtype: Any = np.float32, scale: float = 0.0,
+          tolerance: float = 1e-6) -> Any:
+    return compare("y", np.asarray(exact, np.float64), np.asarray(got).astype(dtype), tolerance,
+                   scale)
+
+
+@pytest.mark.parametrize(("exact", "got", "dtype", "passes"), [
+    (EXACT, EXACT, np.float32, True), (EXACT, EXACT * (1 + 1e-7), np.float32, True),
+    (EXACT, EXACT * (1 + 1e-5), np.float32, False), (EXACT, EXACT[::-1], np.float32, False),
+    ([1, np.nan], [1, np.nan], np.float32, True), ([1, np.nan], [1, 2], np.float32, False),
+    ([1, 2], [1, np.nan], np.float32, False), ([1, np.inf], [1, np.inf], np.float32, True),
+    ([1, np.inf], [1, -np.inf], np.float32, False), ([1, 2], [1, np.inf], np.float32, False),
+    ([1, np.inf], [1, 3e38], np.float32, False), ([1, np.nan], [1, np.inf], np.float32, False),
+    ([1, 1e6], [1, np.inf], np.float16, True), ([1, 1e6], [1, 65504], np.float16, False),
+    ([1, 1e39], [1, np.inf], ml_dtypes.bfloat16, True), ([0, 0], [0, 0], np.float32, True),
+    ([0, 0], [0, 1e-3], np.float32, False), ([0, 0], [0, 1e-9], np.float32, True),
+    ([1e200, 1], [1e200, 1], np.float64, True), ([1e200, 1], [1.1e200, 1], np.float64, False),
+    ([1 + 2j, 3], [1 + 2j, 3], np.complex64, True), ([1 + 2j, 3], [1 + 1j, 3], np.complex64, False),
+    ([1e-40, 1], [1.001e-40, 1], np.float32, True), ([np.nan] * 2, [np.nan] * 2, np.float32, True),
+])
+def test_verdicts(exact: Any, got: Any, dtype: Any, passes: bool) -> None:
+    tolerance = allowed(np.dtype(dtype), 1, "float32", "float32")
+    kind = np.complex128 if np.dtype(dtype).kind == "c" else np.float64
+    with np.errstate(over="ignore"):
+        found = compare("y", np.asarray(exact, kind), np.asarray(got).astype(dtype), tolerance, 0)
+    assert found.passed == passes, str(found)
+
+
+def test_the_worst_element_is_shown() -> None:
+    got = np.tile(EXACT, (3, 1))
+    got[1, 2] = 3.5
+    found = judge(np.tile(EXACT, (3, 1)), got)
+    assert (found.wrong, found.worst, found.expected, found.got) == (1, "[1, 2]", 3.0, 3.5)
+    assert "1 of 12 elements are wrong" in str(found)
+    assert "the worst element, [1, 2]: expected 3, got 3.5" in str(found)
+
+
+def test_one_element_is_judged_where_the_norm_would_let_it_pass() -> None:
+    exact = np.random.default_rng(0).normal(size=1_000_000)
+    got = exact.astype(np.float32)
+    got[5] += 1e-4
+    found = judge(exact, got)
+    assert found.error < found.tolerance
+    assert found.wrong == 1
+    assert not found.passed
+
+
+def test_whole_numbers_are_equal_or_not() -> None:
+    found = compare("y", np.array([1, 2, 300]), np.array([1, 2, 44], np.uint8), 0.0, 0.0)
+    assert not found.passed
+    assert str(found) == "y (uint8) 1 of 3 elements differ; the worst, [2]: expected 300, got 44"
+    assert compare("y", np.array([1.0, 2.0]), np.array([1, 2], np.int32), 0.0, 0.0).passed
+
+
+def test_terms_that_cancel() -> None:
+    exact = np.array([1e-3])
+    assert not judge(exact, [1.01e-3]).passed
+    assert judge(exact, [1.01e-3], scale=100.0).passed  # of terms of the order of 100
+
+
+def test_how_large_terms_are() -> None:
+    x = np.random.default_rng(0).normal(size=(100, 400))
+    nudged = x * (1 + 2.0**-20 * np.random.default_rng(1).choice([-1, 1], x.shape))
+    assert sensitivity(x.sum(1), nudged.sum(1), 2.0**-20) == pytest.approx(20, rel=0.2)
+    assert sensitivity(np.array([1]), np.array([1]), 2.0**-20) == 0
+
+
+def test_types() -> None:
+    assert type_name(np.dtype(ml_dtypes.float8_e4m3fn)) == "float8_e4m3"
+    assert allowed(np.dtype(np.int32), 100, "float32", "float32") == 0
+    assert allowed(np.dtype(np.complex64), 1, "float32", "float32") < 2e-6
+    assert allowed(np.dtype(np.float32), 4096, "tf32", "float32") > 1.9e-3
