@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +29,7 @@ _SMALL: dict[str, Any] = {
     "__nv_fp8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e4m3": ml_dtypes.float8_e4m3fn,
     "__nv_fp8_e5m2": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e5m2,
 }
+_WHOLE = "bBhHiIqQ"
 _LONG = np.dtype("long")
 ELEMENTS: dict[str, Any] = {
     "float": "float32", "double": "float64", "int": "int32", "unsigned int": "uint32",
@@ -58,7 +59,7 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
     if parameter.ctype in _SMALL:
         small = np.dtype(_SMALL[parameter.ctype])
         return lambda argument, streams: _small(parameter, small, argument)
-    whole = parameter.format in "bBhHiIqQ"
+    whole = parameter.format in _WHOLE
 
     def number(argument: Any, streams: Streams) -> Value:
         kind = type(argument)
@@ -72,6 +73,28 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
         return value
 
     return number
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What an argument usually is, which needs no conversion: an array of ours whose elements have
+    one of `types` (or any), a number, a whole number, True or False. "other": none of these."""
+
+    kind: Literal["array", "any array", "number", "whole", "truth", "other"]
+    types: tuple[np.dtype[Any], ...] = ()
+
+
+def usual_of(parameter: Parameter, layout: Struct | None) -> Usual:
+    """Of a parameter; `layout` as `converter` takes it."""
+    if parameter.tensor_map or (not parameter.pointer and (
+            parameter.struct is not None or parameter.ctype in _SMALL)):
+        return Usual("other")
+    if parameter.pointer:
+        types = _accepted(parameter, layout)
+        return Usual("any array") if types is None else Usual("array", types)
+    if parameter.format == "?":
+        return Usual("truth")
+    return Usual("whole" if parameter.format in _WHOLE else "number")
 
 
 def _pointer(parameter: Parameter, layout: Struct | None, device: Device) -> Convert:

@@ -17,9 +17,18 @@ from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.launch import Arguments, Dim, KernelLaunch, Value
 from rawnn.errors import ConfigError, DeviceError
-from rawnn.lab.arguments import Convert, Elements, Streams, converter, elements_of
+from rawnn.lab.arguments import (
+    Convert,
+    Elements,
+    Streams,
+    Usual,
+    converter,
+    elements_of,
+    usual_of,
+)
 from rawnn.lab.arrays import default_device
 from rawnn.lab.exchange import Handle, order, stream_of
+from rawnn.lab.quick import Quick, quick_launch
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import SOURCES
@@ -94,11 +103,13 @@ class Kernel:
         self._overlapping: Function | None = None
         texts = [code_of(text) for text in included(made.declarations, folders)]
         self._converters: list[Convert] = []
+        self._usual: list[Usual] = []
         self.elements: dict[str, Elements] = {}
         for parameter in self.signature.parameters:
             known = not parameter.pointer or parameter.ctype in FORMATS
             layout = None if known else layout_of(parameter.ctype, texts)
             self._converters.append(converter(parameter, layout, self.device))
+            self._usual.append(usual_of(parameter, layout))
             if parameter.pointer:
                 self.elements[parameter.name] = elements_of(parameter, layout)
         self._launchers: dict[Any, Launcher] = {}
@@ -150,11 +161,9 @@ class Kernel:
     def __getitem__(self, geometry: tuple[Extent, ...]) -> Launcher:
         """`kernel[grid, block]` or `kernel[grid, block, dynamic shared bytes]`."""
         try:
-            found = self._launchers.get(geometry)
-        except TypeError:  # lists
-            found = None
-        if found is not None:
-            return found
+            return self._launchers[geometry]
+        except (KeyError, TypeError):  # a new one, or lists
+            pass
         if not isinstance(geometry, tuple) or len(geometry) not in (2, 3):
             raise ConfigError("write kernel[grid, block] or kernel[grid, block, shared_bytes]")
         shared = geometry[2] if len(geometry) == 3 else 0
@@ -244,6 +253,7 @@ class Launcher:
         self._function = (kernel._overlapping if launch.programmatic else None) or kernel._function
         launch.check(self._function, kernel.device)
         self._prepared: KernelLaunch | None = None
+        self._quick: Quick = lambda arguments: False  # till the first launch prepares it
         self._lock = Lock()
 
     def using(self, *, shared: int | None = None, cluster: Extent | None = None,
@@ -266,11 +276,15 @@ class Launcher:
         """Enqueue it; within a graph (rawnn.Graph) add a node, which is returned."""
         if RECORDING and RECORDING[-1].here():
             return RECORDING[-1].launch_of(self, arguments)
+        if self._quick(arguments):
+            return None
         streams: Streams = []
         values = self._values(arguments, streams)
         with self._lock:  # the arguments' buffer is this launcher's
             if self._prepared is None:
                 self._prepared = self._prepare(values)
+                self._quick = quick_launch(self._kernel._usual, self._converters,
+                                           self._kernel.device, self._prepared, self._lock)
             else:
                 self._prepared.arguments.fill(values)
             if streams:

@@ -97,6 +97,12 @@ class Arguments:
                 self._pack(name, value)  # which says which it is
             raise
 
+    @property
+    def packing(self) -> tuple[Any, Any, int]:
+        """A function that packs all arguments, and what it takes ahead of them: `fill` for a launch
+        that has its arguments apart."""
+        return self._all.pack_into, self._buffer, self._first
+
     def set(self, name: str, value: Value) -> None:
         """Change one argument, and the map of what it points at; launches made before keep the
         value they were made with."""
@@ -193,7 +199,15 @@ class KernelLaunch:
         """Enqueue with the arguments as they are."""
         result = self._call(*self._prepared)
         if result[0]:
-            check(self._driver, self._name, result, self.context)
+            self._failed(result)
+
+    @property
+    def ready(self) -> tuple[Any, tuple[Any, ...], Any]:
+        """What `launch` calls, with what, and what it does with a result that is an error."""
+        return self._call, self._prepared, self._failed
+
+    def _failed(self, result: Any) -> None:
+        check(self._driver, self._name, result, self.context)
 
     def run(self, offset: int) -> None:
         self._offset.value = offset
