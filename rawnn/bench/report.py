@@ -24,6 +24,8 @@ from rawnn.bench.figures import (
 )
 from rawnn.bench.floors import HEADINGS as FLOORS_HEADINGS
 from rawnn.bench.floors import read_floors
+from rawnn.bench.launches import HEADINGS as LAUNCHES_HEADINGS
+from rawnn.bench.launches import read_launches
 from rawnn.bench.peers.records import Contest, read_contests
 from rawnn.bench.peers.summary import HEADINGS as SUMMARY_HEADINGS
 from rawnn.bench.peers.summary import (
@@ -201,6 +203,14 @@ def _floors(file: str) -> Section:
          *_conditions([("all of it", found.conditions)])])
 
 
+def _launches(file: str) -> Section:
+    found = read_launches(file)
+    return Section(
+        "launches", "What a launch costs the host", found.provenance(),
+        "One small kernel, launched from Python by each system that is installed.", (),
+        [Grid(*filled(LAUNCHES_HEADINGS, [found.cells(c) for c in found.ways]))])
+
+
 def _conditions(seen: Sequence[tuple[str, Conditions | None]]) -> list[Grid]:
     """What the GPU was like during each measurement; nothing where nobody looked."""
     made = []
@@ -224,5 +234,6 @@ SECTIONS: dict[str, Callable[[str], Section]] = {
     "workloads": _sets("Workloads", ""),
     "toggles": _sets("Toggles", "Each toggle without it and with it."),
     "floors": _floors,
+    "launches": _launches,
 }
 """Kind of a results file -> its section, in the page's order."""

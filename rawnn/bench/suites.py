@@ -112,6 +112,13 @@ class FloorsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     samples: Count
 
 
+class LaunchesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`bench launches`: samples of each way of launching, and launches of a sample."""
+
+    samples: Annotated[int, Meta(ge=1, le=10_000)]
+    launches: Annotated[int, Meta(ge=1, le=400)]
+
+
 class AllSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`bench all`: which suites, in which order; none is begun after `budget` seconds."""
 
@@ -131,6 +138,7 @@ class Suites(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     curves: CurvesSuite
     random: RandomSuite
     floors: FloorsSuite
+    launches: LaunchesSuite
     all: AllSuite
 
 

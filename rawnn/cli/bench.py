@@ -20,6 +20,7 @@ from rawnn.bench.accuracy import (
 )
 from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import Progress, check_rungs, run_ladder
+from rawnn.bench.launches import LAUNCHES, LaunchesResult
 from rawnn.bench.measured import read_measured
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult
@@ -29,6 +30,7 @@ from rawnn.bench.suites import read_suites
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
 from rawnn.cli.floors import floors, show_floors
+from rawnn.cli.launches import launches, show_launches
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import bench_option, peers, random_contests
 from rawnn.cli.report import everything, report
@@ -220,6 +222,7 @@ bench.add_command(ablation)
 bench.add_command(sweep)
 bench.add_command(curves)
 bench.add_command(floors)
+bench.add_command(launches)
 bench.add_command(scaling)
 bench.add_command(report)
 bench.add_command(everything)
@@ -232,9 +235,10 @@ bench.add_command(everything)
 @bench_option
 def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
          ) -> None:
-    """Print the table of what --json kept of a ladder, of workloads, toggles, floors or scaling."""
-    result: LadderResult | SetsResult | FloorsResult | ScalingResult = read_measured(
-        file, {**LADDERS, **SETS, **FLOORS, **SCALINGS})
+    """Print the table of what --json kept of a ladder, of workloads, toggles, floors, launches or
+    scaling."""
+    result: LadderResult | SetsResult | FloorsResult | LaunchesResult | ScalingResult = \
+        read_measured(file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS})
     if isinstance(result, LadderResult):
         _show(result)
         _export(result, markdown_file, plot_file)
@@ -243,6 +247,9 @@ def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file
         raise ConfigError(f"--plot draws a ladder, and {file} holds {result.kind}")
     if isinstance(result, FloorsResult):
         show_floors(result, markdown_file)
+        return
+    if isinstance(result, LaunchesResult):
+        show_launches(result, markdown_file)
         return
     if isinstance(result, ScalingResult):
         show_scaling(result, markdown_file)

@@ -15,8 +15,8 @@ from rawnn.cli.screen import say
 from rawnn.common.files import check_output
 from rawnn.errors import ConfigError, RawnnError, unknown
 
-SUITES = ("floors", "ladder", "workloads", "toggles", "ablation", "sweep", "peers", "curves",
-          "random")
+SUITES = ("floors", "launches", "ladder", "workloads", "toggles", "ablation", "sweep", "peers",
+          "curves", "random")
 RESUMABLE = ("sweep", "peers", "random")
 """Suites whose files are gone on with where they end; the others are measured anew."""
 

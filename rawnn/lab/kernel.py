@@ -154,6 +154,11 @@ class Kernel:
         return device.function(made.name, self._expression, programmatic)
 
     @property
+    def function(self) -> Function:
+        """The loaded function, whose `handle` the driver's calls take."""
+        return self._function
+
+    @property
     def signature(self) -> KernelSignature:
         """Its name, parameters and template arguments, as the source declares them."""
         return self._function.signature

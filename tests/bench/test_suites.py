@@ -17,6 +17,7 @@ from rawnn.bench.sets import Measurement, SetsResult, read_sets
 from rawnn.bench.statistics import spread
 from rawnn.bench.suites import read_suites, schema
 from rawnn.cli.bench import bench
+from rawnn.cli.report import SUITES
 from rawnn.errors import ConfigError
 from rawnn.network.workloads import workload
 from rawnn.run.result import Environment
@@ -35,8 +36,7 @@ def test_the_packaged_suites_mean_something() -> None:
     for suite in suites.ablation:
         assert ablated(suite, CAPABLE)
     assert sum(len(swept(s)) for s in suites.sweep) == 14
-    known = {"floors", "ladder", "workloads", "toggles", "ablation", "sweep", "peers", "curves"}
-    assert set(suites.all.suites) <= known
+    assert set(suites.all.suites) == {*SUITES} - {"random"}
 
 
 def own(tmp_path: Path, text: str) -> str:

@@ -1,0 +1,192 @@
+"""What one launch of a small kernel costs the host: ours beside other systems of Python.
+
+docs/lab.md says what each column is.
+"""
+
+from __future__ import annotations
+
+import os
+import timeit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from rawnn.bench.launch_systems import KERNEL, SOURCE, SYSTEMS, N, Way, missing
+from rawnn.bench.measured import read_measured
+from rawnn.bench.records import place_of
+from rawnn.bench.statistics import Spread, median_interval, spread
+from rawnn.common.files import write_atomically
+from rawnn.errors import ConfigError
+from rawnn.lab.arrays import array
+from rawnn.lab.kernel import Kernel
+from rawnn.run.machine import Opened
+from rawnn.run.result import Environment
+
+SCHEMA_VERSION = 1
+HEADINGS = ("launch", "median us", "min-max", "95 % interval", "n", "beside", "how")
+BESIDE = "cuda.bindings, packed"
+"""What others are compared with: the driver's call by itself, its arguments packed beforehand."""
+MOST = 400
+"""Launches of a sample at most: a stream takes some 1,000 before the host has to wait for it."""
+
+
+class LaunchCost(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of launching: microseconds of the host for a launch, by sample, and the 95 % interval
+    of their median. `how` is the very statement that was timed, `reason` why there is no time."""
+
+    name: str
+    how: str = ""
+    version: str = ""
+    us: Spread | None = None
+    interval: tuple[float, float] | None = None
+    samples: list[float] = []
+    reason: str = ""
+
+
+class LaunchesResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All ways, and where they were measured; `launches` are those of a sample."""
+
+    kind: Literal["launches"] = "launches"
+    schema_version: int = SCHEMA_VERSION
+    environment: Environment
+    launches: int
+    ways: list[LaunchCost]
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the result atomically. Raises RawnnError where the file cannot be written."""
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+    def cells(self, cost: LaunchCost) -> list[str]:
+        """A row of the table."""
+        if cost.us is None or cost.interval is None:
+            return [cost.name, "-", "", "", "", "", cost.reason]
+        packed = next((c.us for c in self.ways if c.name == BESIDE and c.us), None)
+        beside = f"{cost.us.median - packed.median:+.2f}" if packed and cost.name != BESIDE else ""
+        low, high = cost.interval
+        return [cost.name, f"{cost.us.median:.2f}", f"{cost.us.min:.2f}-{cost.us.max:.2f}",
+                f"{low:.2f}-{high:.2f}", str(cost.us.n), beside, cost.how]
+
+    def provenance(self) -> str:
+        """Where, when and how it was measured."""
+        place = self.environment
+        gpu = place.gpu or {}
+        where = "a SIMULATED GPU, whose times say nothing about a real one" \
+            if place.device == "sim" else \
+            f"{gpu.get('name', 'no GPU')}, driver {gpu.get('driver', 'unknown')}"
+        versions = ", ".join(f"{n} {v}" for n, v in place.libraries.items())
+        return (f"{where}; Python {place.python}; {versions}; the host's time, {self.launches} "
+                f"launches a sample, samples in turns, all work awaited between them; "
+                f"{place.date}, commit {place.commit or 'unknown'}")
+
+    def markdown(self) -> str:
+        """The table in Markdown, with its provenance below."""
+        lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---:|---:|---:|---:|---:|---|"]
+        lines += ["| " + " | ".join(self.cells(c)) + " |" for c in self.ways]
+        return "\n".join([*lines, "", f"{self.provenance()}.", ""])
+
+
+LAUNCHES: Mapping[str, tuple[type[LaunchesResult], int]] = {
+    "launches": (LaunchesResult, SCHEMA_VERSION)}
+
+
+def read_launches(path: str | os.PathLike[str]) -> LaunchesResult:
+    """Read what `write_json` wrote. Raises ConfigError for anything else."""
+    found: LaunchesResult = read_measured(path, LAUNCHES)
+    return found
+
+
+def measure(opened: Opened, samples: int, launches: int,
+            on_sample: Callable[[int, int], None] = lambda done, total: None) -> LaunchesResult:
+    """Time every way that is installed, in turns. One that cannot be made or that does not compute
+    what it should keeps the reason.
+
+    Raises ConfigError without a GPU, and for more launches than a stream takes.
+    """
+    if opened.device is None:
+        raise ConfigError(f"launches can be measured on a GPU only: {opened.machine.gpu}")
+    if launches > MOST:
+        raise ConfigError(f"launches = {launches}: take at most {MOST}, since the host has to wait "
+                          f"for a stream that holds more")
+    if opened.device.backend.name == "sim":
+        from rawnn.device.sim import register
+
+        register(KERNEL, lambda t, a: t.y.__iadd__(a["a"] * t.x), {"y": ("n",), "x": ("n",)},
+                 reads=("x", "y"), writes=("y",))
+    kernel = Kernel(SOURCE, KERNEL, device=opened.device)
+    timers: dict[str, tuple[Way, timeit.Timer]] = {}
+    costs: dict[str, LaunchCost] = {}
+    for name, way in [*_own(kernel), *_others(kernel)]:
+        if isinstance(way, Way):
+            timers[name] = way, timeit.Timer(way.statement, globals=dict(way.names))
+            costs[name] = LaunchCost(name=name, version=way.version,
+                                     how=f"{way.statement}{way.note}")
+        else:
+            costs[name] = LaunchCost(name=name, reason=way)
+    found: dict[str, list[float]] = {name: [] for name in timers}
+    for turn in range(samples + 1):  # the first warms up
+        for name in [*found]:
+            try:
+                seconds = timers[name][1].timeit(launches)
+            except Exception as error:  # whatever another system says; the others go on
+                costs[name] = LaunchCost(name=name, reason=_said(error))
+                del found[name]
+                continue
+            kernel.synchronize()
+            if turn:
+                found[name].append(seconds / launches * 1e6)
+        on_sample(turn + 1, samples + 1)
+    for name, times in found.items():
+        wrong = _wrong(timers[name][0], launches * (samples + 1))
+        costs[name] = LaunchCost(name=name, reason=wrong) if wrong else msgspec.structs.replace(
+            costs[name], us=spread(times), interval=median_interval(times), samples=times)
+    libraries = {name.partition(",")[0]: cost.version for name, cost in costs.items()
+                 if cost.version}
+    place = place_of(opened)
+    place = replace(place, libraries={**place.libraries, **libraries})
+    return LaunchesResult(environment=place, launches=launches,
+                          ways=list(costs.values()))
+
+
+def _own(kernel: Kernel) -> Sequence[tuple[str, Way]]:
+    """Our launches: with arguments, and bound."""
+    made = []
+    for name, statement in (("rawnn", f"kernel[1, {N}](y, x, 2.0, {N})"),
+                            ("rawnn, bound", "run()")):
+        y, x = (array(np.full(N, value, np.float32), device=kernel.device) for value in (0, 1))
+        names = {"kernel": kernel, "y": y, "x": x, "run": kernel.bind(1, N, y, x, 2.0, N)}
+        made.append((name, Way(statement, names, y.numpy)))
+    return made
+
+
+def _others(kernel: Kernel) -> list[tuple[str, Way | str]]:
+    """Those of other systems; in place of one that there is not, the reason."""
+    made: list[tuple[str, Way | str]] = []
+    for name, system in SYSTEMS.items():
+        reason = missing(system.package)
+        if reason or not _runs_here(kernel):
+            made.append((name, reason or "launches on a real GPU only"))
+            continue
+        try:
+            made.append((name, system.make(kernel)))
+        except Exception as error:  # whatever the system says; the others go on
+            made.append((name, _said(error)))
+    return made
+
+
+def _runs_here(kernel: Kernel) -> bool:
+    return kernel.device.backend.name != "sim"
+
+
+def _said(error: Exception) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    return f"failed: {type(error).__name__}: {first}"
+
+
+def _wrong(way: Way, count: int) -> str:
+    """What is wrong with the sums that `count` launches left; an empty string if nothing is."""
+    found: Any = np.asarray(way.result())
+    right = found.shape == (N,) and (found == 2.0 * count).all()
+    return "" if right else f"refused: after {count} launches y is {found[:1]}, not {2.0 * count}"

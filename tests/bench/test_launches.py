@@ -1,0 +1,283 @@
+"""`bench launches`: the host's time of a launch; ours on the simulated GPU, others by stand-ins."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rawnn.bench import launch_systems
+from rawnn.bench.launch_systems import (
+    KERNEL,
+    SOURCE,
+    SYSTEMS,
+    TYPES,
+    N,
+    Packed,
+    System,
+    Way,
+    missing,
+)
+from rawnn.bench.launches import (
+    BESIDE,
+    LaunchCost,
+    LaunchesResult,
+    measure,
+    read_launches,
+)
+from rawnn.bench.report import write_report
+from rawnn.bench.statistics import spread
+from rawnn.device.sim import register
+from rawnn.device.sim.meanings import forget
+from rawnn.errors import ConfigError
+from rawnn.lab.kernel import Kernel
+from rawnn.run.machine import Opened, open_device
+from rawnn.run.result import environment
+from tests.bench.test_docs import explained, keys
+from tests.cli.conftest import Rawnn, rawnn
+
+__all__ = ["rawnn"]  # the fixture
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    made = open_device("sim", lambda message: None)
+    yield made
+    assert made.device is not None
+    made.device.close()
+    forget(KERNEL)
+
+
+def stand_in(times: int = 1, statement: str = "launch(y)") -> Way:
+    y = np.zeros(N, np.float32)
+
+    def launch(y: Any) -> None:
+        y += 2 * times
+
+    return Way(statement, {"launch": launch, "y": y}, lambda: y, "1.2")
+
+
+def test_ours_are_measured_by_the_hosts_clock(opened: Opened) -> None:
+    seen: list[tuple[int, int]] = []
+    result = measure(opened, 3, 4, lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    rows = {way.name: way for way in result.ways}
+    assert list(rows) == ["rawnn", "rawnn, bound", *SYSTEMS]
+    for name in ("rawnn", "rawnn, bound"):
+        way = rows[name]
+        assert way.us
+        assert way.interval
+        assert way.us.n == len(way.samples) == 3
+        assert way.interval[0] <= way.us.median <= way.interval[1]
+    assert rows["rawnn"].how == "kernel[1, 32](y, x, 2.0, 32)"
+    assert all(rows[name].reason for name in SYSTEMS)
+    assert rows[BESIDE].reason == "launches on a real GPU only"
+    assert "SIMULATED GPU, whose times say nothing" in result.provenance()
+    assert "the host's time, 4 launches a sample" in result.provenance()
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, opened: Opened, systems: dict[str, System]) -> Opened:
+    """That the simulated GPU is a real one, beside these systems."""
+    monkeypatch.setattr("rawnn.bench.launches.SYSTEMS", systems)
+    monkeypatch.setattr("rawnn.bench.launches._runs_here", lambda kernel: True)
+    return opened
+
+
+def test_what_cannot_be_measured_keeps_its_reason(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(kernel: Any) -> Way:
+        raise RuntimeError("no such compiler\nand more")
+
+    systems = {
+        BESIDE: System("json", lambda kernel: stand_in()),
+        "wrong": System("json", lambda kernel: stand_in(times=2)),
+        "idle": System("json", lambda kernel: stand_in(times=0)),
+        "broken": System("json", broken),
+        "fails": System("json", lambda kernel: stand_in(statement="launch(z)")),
+        "absent": System("no_such_package.inner", lambda kernel: stand_in()),
+    }
+    result = measure(pretend(monkeypatch, opened, systems), 2, 5)
+    reasons = {way.name: way.reason for way in result.ways}
+    assert reasons["rawnn"] == reasons["rawnn, bound"] == reasons[BESIDE] == ""
+    assert reasons["wrong"].startswith("refused: after 15 launches y is [60.], not 30")
+    assert reasons["idle"].startswith("refused: after 15 launches y is [0.]")
+    assert reasons["broken"] == "failed: RuntimeError: no such compiler"
+    assert reasons["fails"] == "failed: NameError: name 'z' is not defined"
+    assert reasons["absent"] == "no_such_package.inner is not installed"
+    assert result.environment.libraries["cuda.bindings"] == "1.2"
+    ours = result.cells(result.ways[0])
+    assert float(ours[5]) > 0  # a simulated launch beside an addition
+    assert result.cells(result.ways[2])[5] == ""
+
+
+def ways_by(name: str, us: float) -> LaunchCost:
+    return LaunchCost(name=name, how="run()", us=spread([us, us]), interval=(us, us),
+                      samples=[us, us])
+
+
+RESULT = LaunchesResult(environment=environment("cuda", {"name": "a GPU", "driver": "1"}, {}),
+                        launches=200, ways=[ways_by("rawnn", 3.1), ways_by(BESIDE, 2.7),
+                                            LaunchCost(name="CuPy", reason="not there")])
+
+
+def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
+    RESULT.write_json(tmp_path / "launches.json")
+    assert read_launches(tmp_path / "launches.json") == RESULT
+    assert "| rawnn | 3.10 | 3.10-3.10 | 3.10-3.10 | 2 | +0.40 | run() |" in RESULT.markdown()
+    assert keys(msgspec.json.schema(LaunchesResult)) <= \
+        explained("lab.md") | explained("measuring.md") | explained("results.md")
+    (section,) = write_report([str(tmp_path / "launches.json")], tmp_path / "page.html")
+    assert section.title == "What a launch costs the host"
+
+
+def test_the_command_keeps_and_shows_what_was_measured(rawnn: Rawnn, tmp_path: Path) -> None:
+    target = tmp_path / "launches.json"
+    done = rawnn("bench", "launches", "--device", "sim", "--samples", "2", "--launches", "3",
+                 "--json", str(target), "--markdown", str(tmp_path / "launches.md"))
+    assert done.status == 0, done.err
+    assert read_launches(target).launches == 3
+    assert rawnn("bench", "show", str(target)).out == done.out
+    assert (tmp_path / "launches.md").read_text() == read_launches(target).markdown()
+    forget(KERNEL)
+
+
+def test_without_a_gpu_it_refuses_in_one_sentence(rawnn: Rawnn, opened: Opened) -> None:
+    done = rawnn("bench", "launches", "--device", "host")
+    assert done.status == 2
+    assert done.err.strip().splitlines()[-1] == \
+        "rawnn: error: launches can be measured on a GPU only: --device host was asked for"
+    with pytest.raises(ConfigError, match="launches = 401: take at most 400"):
+        measure(opened, 1, 401)
+    with pytest.raises(ConfigError, match="on a GPU only"):
+        measure(replace(opened, device=None), 1, 1)
+
+
+# -- the statements of the others, by stand-ins for their modules ----------------------------------
+
+
+@pytest.fixture
+def kernel(opened: Opened) -> Kernel:
+    register(KERNEL, lambda t, a: t.y.__iadd__(a["a"] * t.x), {"y": ("n",), "x": ("n",)},
+             reads=("x", "y"), writes=("y",))
+    return Kernel(SOURCE, KERNEL, device=opened.device)
+
+
+def adds(y: Any, x: Any, a: float, n: int) -> None:
+    y[:n] += a * x[:n]
+
+
+class Launchable:
+    """A kernel of a stand-in, which computes at once."""
+
+    def __init__(self, *made: Any) -> None:
+        assert made in ((), (SOURCE, KERNEL))
+
+    def __getitem__(self, geometry: tuple[int, ...]) -> Any:
+        assert geometry in ((1,), (1, N))
+        return lambda y, x, a, n, BLOCK=N: adds(y, x, a, n)
+
+    def __call__(self, grid: Any, block: Any, arguments: Any) -> None:
+        assert (grid, block) in (((1,), (N,)), ((1, 1, 1), (N, 1, 1)))
+        adds(*arguments)
+
+
+class Tensor(np.ndarray[Any, Any]):
+    """Of stand-ins for PyTorch and Numba."""
+
+    def copy_to_host(self) -> Any:
+        return np.asarray(self)
+
+    def cpu(self) -> Any:
+        return SimpleNamespace(numpy=lambda: np.asarray(self))
+
+    def add_(self, other: Any, alpha: float) -> None:
+        self += alpha * other
+
+
+def modules(kernel: Kernel, own_kernels: bool) -> dict[str, Any]:
+    driver: Any = kernel.device.driver
+
+    def launched(*arguments: Any) -> Any:
+        pointers = (packed := Packed(*arguments)).pointers()
+        assert packed.n == N
+        return driver.cuLaunchKernel(kernel.function.handle, 1, 1, 1, N, 1, 1, 0,
+                                     kernel.device.stream.handle, ctypes.addressof(pointers), 0)
+
+    def core_launch(stream: Any, config: Any, function: Any, *arguments: Any) -> None:
+        assert (config.grid, config.block, function) == (1, N, KERNEL)
+        assert list(map(type, arguments)) == [int, int, np.float32, np.int32]
+        launched(*arguments)
+
+    def driver_launch(*given: Any) -> Any:
+        if not isinstance(given[9], tuple):
+            return driver.cuLaunchKernel(*given)
+        values, types = given[9]
+        assert types == TYPES
+        return launched(*values)
+
+    compiled = SimpleNamespace(get_kernel=lambda name: name)
+    use = SimpleNamespace(use=lambda: None, set_current=lambda: None, create_stream=lambda: None)
+
+    class Current:
+        def __init__(self, ordinal: int) -> None:
+            self.use = use.use
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *error: object) -> None: ...
+
+    torch_cuda = SimpleNamespace(set_device=lambda n: None, synchronize=lambda: None)
+    if own_kernels:
+        torch_cuda._compile_kernel = Launchable
+    jit = SimpleNamespace(
+        jit=lambda f: Launchable(), select_device=lambda n: None,
+        to_device=lambda a: a.view(Tensor))
+    return {
+        "cuda.bindings.driver": SimpleNamespace(cuLaunchKernel=driver_launch),
+        "cuda.core": SimpleNamespace(
+            launch=core_launch, Device=lambda n: use, ProgramOptions=lambda arch: arch,
+            Program=lambda text, code_type, options: SimpleNamespace(
+                compile=lambda target: compiled),
+            LaunchConfig=lambda grid, block: SimpleNamespace(grid=grid, block=block)),
+        "cupy": SimpleNamespace(cuda=SimpleNamespace(Device=Current), RawKernel=Launchable,
+                                zeros=np.zeros, ones=np.ones, float32=np.float32,
+                                asnumpy=np.asarray, __version__="13"),
+        "torch": SimpleNamespace(
+            cuda=torch_cuda, __version__="2.8",
+            zeros=lambda n, device: np.zeros(n, np.float32).view(Tensor),
+            ones=lambda n, device: np.ones(n, np.float32).view(Tensor)),
+        "triton": SimpleNamespace(jit=lambda f: Launchable(), __version__="3"),
+        "triton.language": SimpleNamespace(),
+        "numba": SimpleNamespace(config=SimpleNamespace(), __version__="0.60"),
+        "numba.cuda": jit,
+    }
+
+
+@pytest.mark.parametrize("own_kernels", [True, False])
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_statement_launches_the_kernel(kernel: Kernel, monkeypatch: pytest.MonkeyPatch,
+                                           name: str, own_kernels: bool) -> None:
+    known = modules(kernel, own_kernels)
+    monkeypatch.setattr(launch_systems, "importlib",
+                        SimpleNamespace(import_module=known.__getitem__))
+    way = SYSTEMS[name].make(kernel)
+    for _ in range(3):
+        exec(way.statement, dict(way.names))
+    assert (np.asarray(way.result()) == 6).all()
+    assert ("an op of its own" in way.note) == (name == "PyTorch" and not own_kernels)
+
+
+def test_an_installed_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing("numpy") == ""
+    assert missing("no_such_thing") == "no_such_thing is not installed"
+    monkeypatch.setitem(sys.modules, "half", ModuleType("half"))
+    assert missing("half.inner") == "half.inner is not installed"
