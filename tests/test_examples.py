@@ -46,34 +46,53 @@ def test_digits_without_scikit_learn(tmp_path: Path) -> None:
     assert done.stderr.strip() == "this example needs scikit-learn: pip install scikit-learn"
 
 
-NOTEBOOK = EXAMPLES / "first_steps.ipynb"
+NOTEBOOKS = (EXAMPLES / "first_steps.ipynb", EXAMPLES / "lab" / "first_kernel.ipynb")
 
 
-def cells() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text())["cells"]
+def cells(notebook: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(notebook.read_text())["cells"]
     return found
 
 
-def test_the_notebook_runs_from_top_to_bottom_as_on_a_t4(tmp_path: Path) -> None:
-    code = "\n".join("".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code")
+def run_notebook(notebook: Path, folder: Path, **environment: str) -> str:
+    """What its cells print from top to bottom, on the simulated GPU."""
+    code = "\n".join("".join(cell["source"]) for cell in cells(notebook)
+                     if cell["cell_type"] == "code")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False,
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "RAWNN_COMPUTE": "7.5",
-                           "NOTEBOOK_DEVICE": "sim", "NOTEBOOK_DATASET": "synthetic",
-                           "NOTEBOOK_EPOCHS": "1"})
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "NOTEBOOK_DEVICE": "sim",
+                         "NOTEBOOK_DATASET": "synthetic", **environment})
     assert done.returncode == 0, done.stderr
-    assert "simulated GPU, compute capability" in done.stdout
-    assert done.stdout.rstrip().endswith("y = 1 + 2 x, as NumPy says")
-    ladder = [line.split()[-1] for line in done.stdout.splitlines()
+    return done.stdout
+
+
+def test_the_notebook_runs_from_top_to_bottom_as_on_a_t4(tmp_path: Path) -> None:
+    said = run_notebook(NOTEBOOKS[0], tmp_path, RAWNN_COMPUTE="7.5", NOTEBOOK_EPOCHS="1")
+    assert "simulated GPU, compute capability" in said
+    assert said.rstrip().endswith("y = 1 + 2 x, as NumPy says")
+    ladder = [line.split()[-1] for line in said.splitlines()
               if line.split()[:1] in (["none"], ["best"]) and ":" not in line]
     assert len(set(ladder)) == 1  # no toggle changes the accuracy
 
 
-def test_the_notebook_is_kept_without_what_a_run_leaves_in_it() -> None:
-    kept = json.loads(NOTEBOOK.read_text())
+def test_the_notebook_of_the_lab_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    said = run_notebook(NOTEBOOKS[1], tmp_path)
+    for words in ("points to float, but the array holds int64", "saxpy<float>: right with all of",
+                  "whole_blocks: WRONG", "saxpy<float> on simulated GPU", "4 of 4 variants tried",
+                  "bias_relu=mine runs relu1 of 784-64-10"):
+        assert words in said
+    plain, mine = (line.split("accuracy ")[1].split(",")[0] for line in said.splitlines()
+                   if line.startswith("best"))
+    assert plain == mine
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_what_a_run_leaves_in_it(notebook: Path) -> None:
+    kept = json.loads(notebook.read_text())
     assert (kept["nbformat"], kept["nbformat_minor"]) == (4, 5)
-    assert len({cell["id"] for cell in cells()}) == len(cells())
-    for cell in cells():
+    assert len({cell["id"] for cell in cells(notebook)}) == len(cells(notebook))
+    for cell in cells(notebook):
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
             compile("".join(cell["source"]), cell["id"], "exec")

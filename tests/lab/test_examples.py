@@ -84,3 +84,16 @@ def test_a_kernel_that_forgets_a_barrier_is_found_there(tmp_path: Path) -> None:
     found = check_on_the_twin(wrong, sizes=SMALL["transpose"])
     assert not found
     assert "wrong.cu:15, without synchronisation" in str(found)
+
+
+@pytest.mark.parametrize(("torch", "words"), [
+    ("raise ImportError('not here')", "this example needs PyTorch: pip install torch"),
+    ("class cuda:\n    is_available = staticmethod(lambda: False)",
+     "this example needs a GPU that PyTorch can use, and there is none"),
+])
+def test_zero_copy_says_what_it_needs(tmp_path: Path, torch: str, words: str) -> None:
+    (tmp_path / "torch.py").write_text(torch)
+    done = subprocess.run(
+        [sys.executable, str(LAB / "zero_copy.py")], capture_output=True, text=True, check=False,
+        timeout=60, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{LAB.parents[1]}"})
+    assert (done.returncode, done.stderr.strip()) == (1, words)
