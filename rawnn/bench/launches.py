@@ -187,6 +187,9 @@ def _said(error: Exception) -> str:
 
 def _wrong(way: Way, count: int) -> str:
     """What is wrong with the sums that `count` launches left; an empty string if nothing is."""
-    found: Any = np.asarray(way.result())
+    try:
+        found: Any = np.asarray(way.result())
+    except Exception as error:  # whatever the system says; the others go on
+        return _said(error)
     right = found.shape == (N,) and (found == 2.0 * count).all()
     return "" if right else f"refused: after {count} launches y is {found[:1]}, not {2.0 * count}"

@@ -103,6 +103,7 @@ def test_what_cannot_be_measured_keeps_its_reason(
         "idle": System("json", lambda kernel: stand_in(times=0)),
         "broken": System("json", broken),
         "fails": System("json", lambda kernel: stand_in(statement="launch(z)")),
+        "lost": System("json", lambda kernel: replace(stand_in(), result=lambda: 1 // 0)),
         "absent": System("no_such_package.inner", lambda kernel: stand_in()),
     }
     result = measure(pretend(monkeypatch, opened, systems), 2, 5)
@@ -112,6 +113,7 @@ def test_what_cannot_be_measured_keeps_its_reason(
     assert reasons["idle"].startswith("refused: after 15 launches y is [0.]")
     assert reasons["broken"] == "failed: RuntimeError: no such compiler"
     assert reasons["fails"] == "failed: NameError: name 'z' is not defined"
+    assert reasons["lost"].startswith("failed: ZeroDivisionError")
     assert reasons["absent"] == "no_such_package.inner is not installed"
     assert result.environment.libraries["cuda.bindings"] == "1.2"
     ours = result.cells(result.ways[0])
