@@ -4,6 +4,7 @@ trained on the simulated GPU, compiled by NVRTC, and its device code run on the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from rawnn.device.compiling.compile import compile_source
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.device.sim import Simulation
+from rawnn.device.sim.meanings import meaning_of
 from rawnn.errors import ConfigError, MissingLibrary
 from rawnn.network import activations, optimizers
 from rawnn.network.activations import ACTIVATIONS, Activation
@@ -124,6 +126,15 @@ def test_training_with_both_on_the_simulated_gpu_is_the_hosts(
     for name, value in found.parameters.items():
         np.testing.assert_array_equal(value, wanted.parameters[name])
     assert found.loss[-1] < found.loss[0]
+
+
+def test_the_simulated_gpu_goes_by_the_table_as_it_is_now(
+        signs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meaning_of(str(signs), "signs") is not None
+    for key in [key for key in KERNELS if key.kind == "signs"]:
+        monkeypatch.setitem(KERNELS, key, replace(KERNELS[key], name="others"))
+    assert meaning_of(str(signs), "signs") is None
+    assert meaning_of(str(signs), "others") is not None
 
 
 def test_the_activation_is_in_the_text_of_kernels_that_use_it_alone(leaky: Activation) -> None:

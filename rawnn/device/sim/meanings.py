@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +72,7 @@ def meaning_of(source: str, name: str) -> Meaning | None:
         return Meaning(spec.reads, spec.writes, own.kernel.shapes, spec.reference, spec.optional,
                        geometry=own.kernel.geometry, shared=own.kernel.shared,
                        cluster=own.kernel.cluster, sites=tuple(own.sites.values()))
-    found = _by_name(len(KERNELS)).get((Path(source).name, name)) or _registered.get(name)
+    found = _of_the_table(Path(source).name, name) or _registered.get(name)
     if found is None and name in WRITTEN:
         spec, impl = WRITTEN[name]
         found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
@@ -81,17 +80,13 @@ def meaning_of(source: str, name: str) -> Meaning | None:
     return found
 
 
-@cache
-def _by_name(registered: int) -> dict[tuple[str, str], Meaning]:
-    """(source file, kernel) -> meaning, for every kernel of the table, which has so many entries:
-    one that is registered later is found, too."""
-    found: dict[tuple[str, str], Meaning] = {}
-    for key, impl in KERNELS.items():
-        if key.impl == IMPL:
-            continue
-        spec = OPS[key.kind]
-        found[Path(impl.source).name, impl.name] = Meaning(
-            spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
-            impl.geometry, impl.variants, impl.boxes, impl.shared, impl.cluster,
-        )
-    return found
+def _of_the_table(file: str, name: str) -> Meaning | None:
+    """Of a kernel of the table as it is now: kernels of users come and go in it."""
+    for key, impl in reversed(KERNELS.items()):
+        if impl.name == name and key.impl != IMPL and Path(impl.source).name == file:
+            spec = OPS[key.kind]
+            return Meaning(
+                spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
+                impl.geometry, impl.variants, impl.boxes, impl.shared, impl.cluster,
+            )
+    return None
