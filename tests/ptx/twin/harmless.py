@@ -101,10 +101,6 @@ HARMLESS: dict[str, str] = {
         "of a label that is no class any one lane may write that its loss is NaN",
     "mma.cu: index: if (stage + kStages == stages || stage + 1 == stages) pdl_trigger(); [39]":
         "it only says when the next kernel may begin, which waits for this one to end",
-    "mma_copy.cuh: turn: return kChunks == 8 ? (row & 1) | ((row >> 1) & 6) : (row >> 2) & "
-    "(kChunks - 1); [28]":
-        "any order of a row's chunks will do that writing and reading share; this one spares bank "
-        "conflicts",
     "mma_copy.cuh: zero fill: inner = PANEL::kDeep ? across * kPerChunk : 0; [45]":
         "a wide operand's copies do not use it",
     "mma_epilogue.cuh: bounds check: if (WHOLE && count <= 0) return; [4]":
@@ -126,7 +122,8 @@ HARMLESS: dict[str, str] = {
         "static_cast<float>(batch)) : 0.0f; [78]",
         "narrow_pieces.cuh: zero fill: words[2 * i] = load_pixels(from[i], exists ? present(col, "
         "FEATURES) : 0u); [73]",
-    ), "rows behind the batch are computed like the others, and masked where an update reads them"),
+    ), "rows behind the batch are computed like the others, and masked where an update reads "
+       "them"),
     **dict.fromkeys((
         "narrow_pieces.cuh: zero fill: at + 1 < FEATURES ? v[1] : 0.0f); [67]",
         "narrow_pieces.cuh: zero fill: weights[i / 4][i % 4] = pack_pair<T>(at < FEATURES ? v[0] "
@@ -138,9 +135,6 @@ HARMLESS: dict[str, str] = {
     "narrow_pieces.cuh: zero fill: return mask != 0u ? *reinterpret_cast<const unsigned "
     "int*>(from) & mask : 0u; [73]":
         "the weights of columns that do not exist count as zeros, or are not stored",
-    "narrow_pieces.cuh: zero fill: words[i] &= left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : "
-    "0u; [63]":
-        "what is masked becomes the smallest subnormal, which no sum shows",
     "onchip_input.cuh: zero fill: x[i] = 0.0f; [8]":
         "the gradients of examples that do not exist are zeros",
     "onchip_product.cuh: pair: return ptx::pack_bf16(low, high); [25]":
@@ -171,8 +165,6 @@ HARMLESS: dict[str, str] = {
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
         "all images are zeros here, those of one turn as of the other",
-    "wgmma.cu: index: group.column0 = warp / 4 % TILE::kWarpsN * Group::kColumns; [20]":
-        "all tiles have one warpgroup across",
     "wgmma.cu: zero fill: for (float& sum : bias) sum = 0.0f; [33]":
         "only updates sum up a bias, and their tiles have no clusters",
 }
