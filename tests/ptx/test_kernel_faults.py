@@ -73,6 +73,11 @@ def test_kernels_that_are_written_take_every_way() -> None:
     assert set(types) == set("FGS")
 
 
+def test_what_is_argued_away_is_a_fault() -> None:
+    names = {fault.name for fault in faults.every()}
+    assert not (HARMLESS.keys() | OUT_OF_REACH.keys()) - names
+
+
 def test_no_more_than_one_in_twenty_is_called_harmless() -> None:
     kept = json.loads(KEPT.read_text())
     assert kept["harmless"] <= kept["planted"] / 20

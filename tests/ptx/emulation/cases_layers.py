@@ -38,10 +38,12 @@ def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
         for wanted in (1, 50, 128):
             block = (threads_for(emulator, wanted),)
             db, updated = np.full(cols, np.nan, np.float32), bias.copy()
-            emulator.call(f"bias_grad<{kind}>", (cols,), block, dz=z, db=db, rows=rows, cols=cols)
+            # A block more than there are columns.
+            emulator.call(f"bias_grad<{kind}>", (cols + 1,), block, dz=z, db=db, rows=rows,
+                          cols=cols)
             close(db, total, sum_bound(size, rows))
             emulator.call(
-                f"bias_sgd<{kind}>", (cols,), block, dz=z, bias=updated, rows=rows, cols=cols,
+                f"bias_sgd<{kind}>", (cols + 1,), block, dz=z, bias=updated, rows=rows, cols=cols,
                 lr=0.25,
             )  # fmt: skip
             close(updated, bias - 0.25 * total, sum_bound(size + np.abs(bias), rows))

@@ -260,7 +260,7 @@ def check_loss_scale(emulator: Emulator, rng: np.random.Generator) -> None:
         (-5, 2, 0, (1, 0)),
     ):
         flag, state = np.array([overflow], np.int32), np.array([scale, good], np.float32)
-        emulator.call("adjust_scale", (1,), (1,), overflow=flag, loss_scale=state, growth=3)
+        emulator.call("adjust_scale", (2,), (32,), overflow=flag, loss_scale=state, growth=3)
         assert tuple(state) == after
         assert flag[0] == 0
 

@@ -125,7 +125,7 @@ def check_linear(emulator: Emulator, rng: np.random.Generator) -> None:
     """Every class count; ragged features with and without rows aligned for wide loads (pitches that
     are multiples of 16 bytes and ones that are not); batches around the staging size of 128."""
     few = emulator.quick
-    for classes in (3, 10) if few else CLASSES:
+    for classes in (1, 3, 10) if few else CLASSES:
         for batch, features, pad in (
             (1, 1, 0),
             (5 if few else 33, 31, 1),  # aligned, a tail of 3 features
@@ -147,6 +147,13 @@ def check_linear(emulator: Emulator, rng: np.random.Generator) -> None:
         if not few or batch < 5:
             step = LinearStep(rng, batch, features, 10, pad, batch % 2 == 1)
             step.check(emulator, threads_for(emulator, forward), threads_for(emulator, update))
+
+
+def check_large_linear(emulator: Emulator, rng: np.random.Generator) -> None:
+    """Pre-activations whose exponentials overflow."""
+    step = LinearStep(rng, 5, 33, 10, 3)
+    step.bias += 100
+    step.check(emulator, 32, threads_for(emulator, 320))
 
 
 def check_broken_linear(emulator: Emulator, rng: np.random.Generator) -> None:

@@ -14,6 +14,7 @@ from tests.ptx.twin.plans import Case
 
 ADAM = {"optimizer": Optimizer("adamw", 0.01)}
 MOMENTUM = {"optimizer": Optimizer("sgd", 0.1, given={"momentum": 0.9, "decay": 0.1})}
+DECAYING = {"optimizer": Optimizer("sgd", 0.1, given={"decay": 0.1})}
 
 CASES = {
     "products of floats": Case((29, 33, 17, 7), 9, "preload,tiled,fuse"),
@@ -24,13 +25,16 @@ CASES = {
     "mma of three tf32": Case((37, 50, 10), 20, "preload,mma=sync,fuse"),
     "mma by chance": Case((33, 41, 24, 7), 20, "preload,bf16,sr,mma=sync,fuse", spoiled=True,
                           network={"activation": "tanh"}),
-    "mma of 8 bits": Case((48, 64, 32, 10), 32, "preload,fp8,mma=sync,fuse"),
+    "mma of 8 bits": Case((48, 64, 32, 10), 32, "preload,fp8,mma=sync,fuse", choice=10),
+    "mma of bfloat16 in larger tiles": Case((130, 72, 40, 9), 70, "preload,bf16,mma=sync",
+                                            choice=10),
     "wgmma": Case((130, 72, 136, 9), 70, "preload,bf16,mma"),
-    "wgmma in larger tiles": Case((130, 200, 136, 10), 140, "preload,bf16,mma,fuse", choice=3),
+    "wgmma in larger tiles": Case((272, 136, 72, 10), 140, "preload,bf16,mma,fuse", choice=3),
     "wgmma of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma"),
     "wgmma of three tf32": Case((70, 133, 48, 9), 70, "preload,mma,fuse"),
-    "mma of three tf32, AdamW": Case((21, 37, 10), 20, "preload,mma=sync,fuse", options=ADAM),
-    "mma of bfloat16, momentum": Case((21, 37, 10), 20, "preload,bf16,mma=sync,fuse",
+    "mma of three tf32, AdamW": Case((200, 37, 10), 33, "preload,mma=sync,fuse", choice=8,
+                                     options=ADAM),  # more stages than a part has
+    "mma of bfloat16, momentum": Case((21, 36, 10), 20, "preload,bf16,mma=sync,fuse",
                                       options=MOMENTUM),
     "wgmma, AdamW": Case((72, 136, 9), 70, "preload,bf16,mma,fuse", options=ADAM),
     "wgmma of three tf32, AdamW": Case((70, 133, 9), 70, "preload,mma,fuse", options=ADAM),
@@ -38,14 +42,19 @@ CASES = {
     "streamed weights by chance": Case((139, 200, 261, 21), 32, "preload,bf16,sr,mma,fuse",
                                        spoiled=True, network={"activation": "tanh"}),
     "streamed weights, backward alone": Case((136, 200, 144, 10), 20, "preload,bf16,mma"),
+    "streamed weights in clusters": Case((3600, 24, 16, 10), 40, "preload,bf16,sr,mma,fuse",
+                                         options=DECAYING),
     "one layer": Case((50, 10), 20, "preload,fuse", spoiled=True),
     "narrow layers": Case((50, 40, 24, 7), 20, "preload,bf16,mma,fuse",
                           network={"bias": False, "activation": "tanh"}),
-    "narrow layers, weights by bulk copies": Case((70, 64, 64, 64, 64, 10), 19,
-                                                  "preload,bf16,mma,fuse",
+    "narrow layers, weights by bulk copies": Case((70, *5 * (128,), 10), 19,
+                                                  "preload,bf16,mma,fuse", spoiled=True,
+                                                  network={"activation": "tanh"},
                                                   options={"shuffle": True}),
     "narrow layers, weights fetched twice": Case((99, 150, 131, 140, 160, 152, 20), 21,
                                                  "preload,bf16,mma,fuse"),
+    "narrow layers, all weights at once": Case((50, 40, 24, 33, 20, 40, 7), 20,
+                                               "preload,bf16,mma,fuse"),
 }
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -30,6 +30,7 @@ import numpy as np
 from rawnn.ptx import SOURCES
 from tests.onchip.test_twin import DECAY, Launch, check_by_chance
 from tests.onchip.test_twin import check as check_written
+from tests.ptx import test_tiled_host
 from tests.ptx.twin import floors
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.plans import Memory, check, has_kernel, instances, kernel_for, runs
@@ -241,9 +242,10 @@ def _includes(file: str) -> frozenset[str]:
 
 def dependents(file: str) -> list[str]:
     """The sources that a fault in a file may show in; those with the fewest headers first, which
-    are the quickest to build, and GENERATED last."""
+    are the quickest to build, and GENERATED last. What random.cuh draws has a kernel of its own."""
     found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
     found.sort(key=lambda name: (len(_includes(name)), name))
+    found[:0] = [_PROBE] if file in _includes("random.cuh") else []
     return [*found, *([GENERATED] if file in _includes("onchip.cuh") else [])]
 
 
@@ -284,6 +286,7 @@ def _portable() -> dict[str, tuple[str, ...]]:
 
 
 _EMULATION = Path(emulated_kernels.__file__).resolve().parent
+_PROBE = "epoch_probe.cu"
 
 
 @cache
@@ -324,7 +327,7 @@ def _checks_of(source: str) -> tuple[str, ...]:
 
 @cache
 def _plans_with(source: str) -> tuple[str, ...]:
-    """The cases whose plans launch a source's kernels, not more than four: those that between them
+    """The cases whose plans launch a source's kernels, not more than eight: those that between them
     have the most kernels, types and flags of instances."""
     have = {name: {word for op in _plan(name).ops
                    if has_kernel(op) and kernel_for(op).source == source
@@ -332,7 +335,7 @@ def _plans_with(source: str) -> tuple[str, ...]:
             for name in CASES}
     chosen: list[str] = []
     seen: set[str] = set()
-    for _ in range(4):
+    for _ in range(8):
         left = [name for name in CASES if have[name] and name not in chosen]
         if not left:
             break
@@ -363,10 +366,12 @@ def _probe(source: str, sources: Path, changed: str) -> None:
     if source == GENERATED:
         _probe_written(sources, changed)
         return
+    if source == "tiled.cu":
+        _probe_tiled(sources)
     if source in floors.FILES:
         floors.check_source(source, sources)
     checks = kernel_cases.CHECKS | epoch_cases.CHECKS
-    if source in _portable() and source != "epoch_probe.cu":
+    if source in _portable():
         for arch, seed in ((900, 3), (750, 0)):
             twin = _build(source, _portable()[source], sources, arch)
             try:
@@ -386,6 +391,21 @@ class Outcome:
     what: str
     how: str
     seconds: float
+
+
+def _probe_tiled(sources: Path) -> None:
+    """Rows that are not aligned, which plans do not have, and copies without the background."""
+    for arch in (750, 900):
+        expressions = (*test_tiled_host.PRODUCTS, *test_tiled_host.UPDATES)
+        twin = _build("tiled.cu", expressions, sources, arch)
+        try:
+            emulator = emulated_kernels.Emulator(twin, seed=3)
+            for expression in test_tiled_host.PRODUCTS:
+                test_tiled_host.test_products(emulator, expression)
+            for expression in test_tiled_host.UPDATES:
+                test_tiled_host.test_updates(emulator, expression, True)
+        finally:
+            twin.path.unlink(missing_ok=True)
 
 
 def _probe_written(sources: Path, changed: str) -> None:

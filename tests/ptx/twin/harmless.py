@@ -27,8 +27,8 @@ HARMLESS: dict[str, str] = {
     "onchip_product.cuh: zero fill: for (int q = 0; q < 4; ++q) step.a[i][q] = 0.0f; [46]":
         "the other factor of the step that is filled up is zero",
     **dict.fromkeys(
-        (f"train_steps {name}: barrier: cluster_{half}<Shape>(); [2]"
-         for name in ("clusters share sums, 1x8", "float16, 1x1") for half in ("arrive", "wait")),
+        (f"train_steps {name}: barrier: cluster_arrive<Shape>(); [2]"
+         for name in ("clusters share sums, 1x8", "float16, 1x1")),
         "a cluster is one block here: it is nothing"),
     **dict.fromkeys(
         (f"train_steps {name}: barrier: __syncthreads(); [2] #3"
@@ -49,6 +49,124 @@ HARMLESS: dict[str, str] = {
         "it only keeps the queue short: all products are waited for behind the loop",
     "floors_wgmma.cu: wait for one too few: ptx::wait_for_products<1>(); [9] #2":
         "it only keeps the queue short: all products are waited for behind the loop",
+    "common.cuh: bounds check: if (threads <= 32) return; [2]":
+        "it saves work: of one warp the sum over all warps is its own",
+    "common.cuh: zero fill: const float high = i + half < N ? values[(i + half) % LENGTH] : 0.0f; "
+    "[69]":
+        "it comes to lanes that hold padding, whose index is negative",
+    "common.cuh: zero fill: for (int i = 0; i < N; ++i) values[i] = i < count ? to_float(from[i]) "
+    ": 0.0f; [73]":
+        "store_part leaves out what does not exist, and so do the sums and the flag of an "
+        "overflow",
+    "gather.cu: zero fill: const int example_from = row < batch ? order[example] : 0; [57]":
+        "threads behind the batch read no example",
+    "gather.cu: zero fill: const int label = labelled ? static_cast<int>(labels[label_at]) : 0; "
+    "[65]":
+        "a label is stored only where there are labels",
+    "gather.cu: zero fill: const int label_from = labelled ? order[label_at] : 0; [53]":
+        "what has no label does not read one either",
+    "head.cu: bound: if (row >= batch || column >= classes) values[i] = 0.0f; [32]":
+        "the probability of a class that does not exist is zero already",
+    "head.cu: zero fill: b[c][0] = b[c][1] = b[c][2] = b[c][3] = 0u; [45]":
+        "the scores of classes that do not exist are replaced by minus infinity",
+    **dict.fromkeys((
+        "head.cu: zero fill: biases[thread] = bias != nullptr && thread < classes ? bias[thread] "
+        ": 0.0f; [71]",
+        "narrow.cu: zero fill: head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f; [50]",
+    ), "it adds the same to every class, which a softmax does not show, or to classes that do not "
+       "exist"),
+    "head.cu: zero fill: float magnitude = 0.0f;  // one test for all of them: infinite or NaN "
+    "where any is [17]":
+        "a finite sum stays finite with one more",
+    **dict.fromkeys((
+        "head.cu: zero fill: for (int i = 0; i < TILES * 4; ++i) sums[i / 8][i / 4 % 2][i % 4] = "
+        "0.0f; [69]",
+        "linear.cu: zero fill: for (int c = 0; c < CLASSES; ++c) sums[c] = 0.0f; [43]",
+    ), "it adds the same to every class, which a softmax does not show"),
+    "head.cu: zero fill: old[c][0] = old[c][1] = old[c][2] = old[c][3] = 0u; [51]":
+        "the gradients of classes that do not exist are zeros",
+    "linear.cu: zero fill: : 0.0f; [32] #5":
+        "the pixels of rows past the batch are zeros",
+    "linear.cu: zero fill: const float before = writes ? *weight : 0.0f;  // early: beside all "
+    "other loads [41]":
+        "what does not write does not use the weight either",
+    "linear.cu: zero fill: const float before1 = second ? bias[c + 1] : 0.0f; [48]":
+        "the second of the classes is not stored where there is one",
+    "linear.cu: zero fill: const float shift = warp == 0 && lane < CLASSES ? bias[lane] : 0.0f; "
+    "[62]":
+        "lanes without a class go on with minus infinity in place of their sum",
+    "linear.cu: zero fill: dz_words[(CLASSES / 2) * kPlane + 2 * row + 1] = 0.0f; [56]":
+        "the sums of a class that does not exist are not stored",
+    "linear.cu: zero fill: if (lane == (label < CLASSES ? label : 0)) { [38]":
+        "of a label that is no class any one lane may write that its loss is NaN",
+    "mma.cu: index: if (stage + kStages == stages || stage + 1 == stages) pdl_trigger(); [39]":
+        "it only says when the next kernel may begin, which waits for this one to end",
+    "mma_copy.cuh: zero fill: inner = PANEL::kDeep ? across * kPerChunk : 0; [45]":
+        "a wide operand's copies do not use it",
+    "mma_epilogue.cuh: bounds check: if (WHOLE && count <= 0) return; [4]":
+        "it saves work: what follows stores `count` elements, which are none",
+    "mma_epilogue.cuh: zero fill: for (int i = 0; i < 4; ++i) values[i] = i < count ? values[i] : "
+    "0.0f; [67]":
+        "a one overflows no more than a zero, and the values have been stored before",
+    **dict.fromkeys((
+        "narrow.cu: barrier: __syncwarp();  // racecheck takes the initialisation for that of all "
+        "lanes [6]",
+        "skinny_parts.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for that "
+        "of all lanes [4]",
+    ), "one thread does what is ahead of it and what is behind it"),
+    "narrow.cu: bounds check: if (!layer.working) return; [6]":
+        "a warp without pixels has no weights either: what it loads is masked to zeros, and not "
+        "used",
+    **dict.fromkeys((
+        "narrow.cu: zero fill: const float share = exists ? __fdividef(1.0f, "
+        "static_cast<float>(batch)) : 0.0f; [78]",
+        "narrow_pieces.cuh: zero fill: words[2 * i] = load_pixels(from[i], exists ? present(col, "
+        "FEATURES) : 0u); [73]",
+    ), "rows behind the batch are computed like the others, and masked where an update reads "
+       "them"),
+    **dict.fromkeys((
+        "narrow_pieces.cuh: zero fill: at + 1 < FEATURES ? v[1] : 0.0f); [67]",
+        "narrow_pieces.cuh: zero fill: weights[i / 4][i % 4] = pack_pair<T>(at < FEATURES ? v[0] "
+        ": 0.0f,  // padding may be NaN [63]",
+    ), "the pixels of columns that do not exist are zeros"),
+    "narrow_pieces.cuh: zero fill: for (int i = 0; i < 2; ++i) values[i] = row + 8 * i < rows ? "
+    "bias[row + 8 * i] : 0.0f; [82]":
+        "the biases of rows that do not exist are not stored",
+    "narrow_pieces.cuh: zero fill: return mask != 0u ? *reinterpret_cast<const unsigned "
+    "int*>(from) & mask : 0u; [73]":
+        "the weights of columns that do not exist count as zeros, or are not stored",
+    "onchip_input.cuh: zero fill: x[i] = 0.0f; [8]":
+        "the gradients of examples that do not exist are zeros",
+    "onchip_product.cuh: pair: return ptx::pack_bf16(low, high); [25]":
+        "both factors of a product swap the same pairs along the inner dimension",
+    "pointwise.cuh: zero fill: values[i] = i < count ? LOSS::gradient(values[i], targets[i]) * "
+    "share : 0.0f; [75]":
+        "it is not stored, and a one overflows no more than a zero",
+    **dict.fromkeys((
+        "skinny.cu: barrier: __syncwarp(); [2]",
+        "skinny.cu: barrier: __syncwarp(); [2] #3",
+    ), "it brings a warp together ahead of the block's barrier, which orders the same"),
+    **dict.fromkeys((
+        "skinny_backward.cuh: barrier: __syncwarp(); [4]",
+        "skinny_backward.cuh: barrier: __syncwarp(); [4] #2",
+    ), "it brings the mover's warp together ahead of the block's barrier, which orders the same"),
+    "skinny_backward.cuh: zero fill: const unsigned int pair_of_ones = g == 0 ? "
+    "pack_pair<T>(1.0f, 1.0f) : 0u; [71]":
+        "only the first row of the product is used",
+    "skinny_backward.cuh: zero fill: return max(depth * kSlot + 1024 + (UPDATE ? kXTile : 0), "
+    "sums); [54]":
+        "the bytes are divided by four: one more makes no difference",
+    **dict.fromkeys((
+        "train_steps Adam in an order, 4x2 FSFF, 3 left: barrier: __syncthreads(); [2] #3",
+        "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
+        "train_steps rounded by chance, Adam, 4x1 FSFF: barrier: __syncthreads(); [2] #3",
+    ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
+    "train_steps rounded by chance, decay alone, 2x3 SFGF: turn: convert_rows<Shape, false, 16, "
+    "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
+    "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
+        "all images are zeros here, those of one turn as of the other",
+    "wgmma.cu: zero fill: for (float& sum : bias) sum = 0.0f; [33]":
+        "only updates sum up a bias, and their tiles have no clusters",
 }
 """By Fault.name."""
 
@@ -56,6 +174,9 @@ OUT_OF_REACH: dict[str, str] = {
     "skinny_backward.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
     ": 0u; [62]":
         "it makes -0 of the NaN that a GPU's arithmetic gives, 0x7fffffff; the host gives another",
+    "skinny_parts.cuh: barrier: __syncwarp(); [4] #2":
+        "the cluster's barrier wants a warp's lanes together (.aligned); on the host each arrives "
+        "by itself",
 }
 """Faults that a GPU would show and the twin does not, and why; by Fault.name."""
 

@@ -144,10 +144,11 @@ class Memory:
         dtype = numpy_dtype(tensor.dtype)
         count = int(np.prod(tensor.padded_shape))
         poison = np.nan if tensor.floating else -1 if np.dtype(dtype).kind == "i" else 255
-        raw = np.empty(count * dtype.itemsize + 256, np.uint8)
-        start = -raw.ctypes.data % 256
-        # Of a buffer, not of an array: to the twin the memory ends where this does.
-        array = np.ndarray(count, dtype, memoryview(raw), start)
+        # Of a buffer, not of an array, which would be its base: to the twin the memory ends where
+        # this does.
+        raw = (ctypes.c_ubyte * (count * dtype.itemsize + 256))()
+        array = np.ndarray(count, dtype, raw, -ctypes.addressof(raw) % 256)
+        assert not isinstance(array.base, np.ndarray)
         array[...] = poison
         return array
 
