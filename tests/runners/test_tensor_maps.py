@@ -4,7 +4,6 @@ the simulated device compares every map with its operand at every launch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from rawnn.device.compiling.signature import KernelSignature, parse_kernels
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.tensormap import NO_MAP
-from rawnn.device.sim import Simulation, SimulationError, meanings
+from rawnn.device.sim import Simulation, SimulationError
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Network
 from rawnn.ptx import source_path
@@ -46,7 +45,7 @@ SIGNATURES = parse_kernels(SOURCE)
 
 
 @pytest.fixture
-def boxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+def boxes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Boxes of the products' operands, which the table gives until the test is over."""
     given = dict(BOXES)
     for layout in PRODUCTS:
@@ -54,9 +53,7 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         entry = replace(KERNELS[key], boxes=lambda s: {o: min(int(s["m"]), n)
                                                        for o, n in given.items()})
         monkeypatch.setitem(KERNELS, key, entry)
-    meanings._by_name.cache_clear()
-    yield given
-    meanings._by_name.cache_clear()
+    return given
 
 
 def opened(seed: int = 0) -> Device:
