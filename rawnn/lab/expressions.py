@@ -11,7 +11,6 @@ from typing import Any
 
 from rawnn.errors import ConfigError, nearest
 
-Number = int | float
 Expression = int | float | str
 """A number, or text that `evaluate` reads."""
 

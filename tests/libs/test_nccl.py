@@ -87,7 +87,7 @@ def test_calls_reach_the_bindings_as_they_are(bindings: Bindings) -> None:
 @pytest.mark.parametrize("call", [
     lambda n: n.ncclGetUniqueId(), lambda n: n.ncclCommInitRank(1, b"", 0),
     lambda n: n.ncclCommDestroy("c"), lambda n: n.ncclCommAbort("c"),
-    lambda n: n.ncclCommGetAsyncError("c"), lambda n: n.ncclRedOpDestroy(1, "c"),
+    lambda n: n.ncclRedOpDestroy(1, "c"),
     lambda n: n.ncclGroupStart(), lambda n: n.ncclGroupEnd(),
     lambda n: n.ncclAllReduce(0, 0, 1, 7, 0, "c", 0),
 ])

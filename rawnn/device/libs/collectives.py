@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -97,7 +98,7 @@ class NcclContext:
               f"rank {self._team.rank} of {self._team.size}")
 
 
-class Collective:
+class Collective(ABC):
     """One collective of several tensors, which NCCL does as one: calls within a group. `parts` are
     elements (of a rank, where each has its own), type and reduction of each tensor."""
 
@@ -108,9 +109,9 @@ class Collective:
         self._label, self._parts = label, tuple(parts)
         self._api, self._communicator = context.api, context.communicator
 
+    @abstractmethod
     def enqueue(self, addresses: tuple[int, ...], stream: int) -> Any:
         """Make the calls; the first result that is a failure, else that of the last."""
-        raise NotImplementedError
 
     def run(self, stream: int, *addresses: int) -> None:
         """Enqueue on `stream`; `addresses` are those of the tensors, in order: of each the whole,

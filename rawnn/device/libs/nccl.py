@@ -80,13 +80,6 @@ class Nccl:
         The communicator is gone then."""
         return self._done(self._nccl.comm_abort, comm)
 
-    def ncclCommGetAsyncError(self, comm: Any) -> tuple[int, int]:
-        """(code, the status of what runs on the device)."""
-        try:
-            return 0, int(self._nccl.comm_get_async_error(comm))
-        except self._failed as error:
-            return error.status, 0
-
     def ncclRedOpCreatePreMulSum(self, scalar: float, datatype: int,
                                  comm: Any) -> tuple[int, int]:
         """(code, reduction): the sum, to which this rank gives its values times `scalar`, a number

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.dtypes import itemsize
-from rawnn.device.libs.nccl import DATA_TYPE, MAX, RESULTS, SUM, UNIQUE_ID_BYTES
+from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM, UNIQUE_ID_BYTES
 from rawnn.device.sim.codes import describe
 from rawnn.device.sim.cublaslt import load, quiet, store
 from rawnn.device.sim.errors import Race, Refused, SimulationError
@@ -241,11 +241,6 @@ class SimNccl:
         self.simulation.destroy(comm, "NCCL communicator", _INVALID)
         found.meeting.leave(found.rank, how)
         return (0,)
-
-    @seam(0)
-    def ncclCommGetAsyncError(self, comm: Any) -> tuple[int, int]:
-        meeting = self._communicator(comm).meeting
-        return 0, RESULTS.index("ncclRemoteError") if meeting.gone else 0
 
     @seam(0)
     def ncclRedOpCreatePreMulSum(self, scalar: float, datatype: int,
