@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.words import counted
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.tensormap import ALIGNMENT
@@ -35,7 +36,7 @@ class TensorMap:
     content: bytes
 
 
-def tensor_map(array: Any, box: Sequence[int], *, swizzle: str = "128B",
+def tensor_map(array: Any, box: int | Sequence[int], *, swizzle: str = "128B",
                device: Device | None = None) -> TensorMap:
     """The map of a C-contiguous array of 1 to 5 dimensions, copied in boxes of the extents `box`.
 
@@ -57,9 +58,10 @@ def tensor_map(array: Any, box: Sequence[int], *, swizzle: str = "128B",
         found = imported(array, "array", on, writable=False)
         made = Array.at(found.address, tuple(found.shape), found.dtype, on)
     extents = tuple(int(n) for n in made.shape)
+    box = (box,) if isinstance(box, int) else tuple(box)
     pitches = [prod(extents[i:]) * made.dtype.itemsize for i in range(1, len(extents))]
     about = f"{made!r} has no tensor map"
-    _check(about, extents, pitches, made, tuple(box), swizzle)
+    _check(about, extents, pitches, made, box, swizzle)
     driver, name = made.device.driver, made.dtype.name
     result = driver.cuTensorMapEncodeTiled(
         name.upper() if name in _NAMED else _NAMES[made.dtype.itemsize], made.address,
@@ -83,12 +85,12 @@ def _check(about: str, extents: Sequence[int], pitches: Sequence[int], array: Ar
                           f"empty, have one; reshape it")
     if len(box) != len(extents) or not all(
             isinstance(n, int | np.integer) and 1 <= n <= _MOST_EXTENT for n in box):
-        raise ConfigError(f"{about} with the box {tuple(box)}: give an extent of 1 to "
-                          f"{_MOST_EXTENT} for each of its {len(extents)} dimensions, such as "
-                          f"({', '.join(['64'] * (len(extents) - 1) + [str(128 // size)])},)")
+        like = (*(64,) * (len(extents) - 1), 128 // size)
+        raise ConfigError(f"{about} with the box {box}: give an extent of 1 to {_MOST_EXTENT} for "
+                          f"each of its {counted(len(extents), 'dimension')}, such as {like}")
     row = int(box[-1]) * size
     if row % ALIGNMENT or row > SWIZZLES[swizzle]:
-        raise ConfigError(f"{about} with the box {tuple(box)}: a row of it has {row} bytes, and "
+        raise ConfigError(f"{about} with the box {box}: a row of it has {row} bytes, and "
                           f"has to have a multiple of {ALIGNMENT}, at most {SWIZZLES[swizzle]:,} "
                           f"with swizzle = \"{swizzle}\"")
     uneven = [pitch for pitch in pitches if pitch % ALIGNMENT]

@@ -75,6 +75,12 @@ def _map(parameter: Parameter, kernel: Kernel, work: Work, label: str) -> None:
     if mapped not in work.maps:
         raise ConfigError(f"{label}: say what '{name}' copies at once: maps={{\"{mapped}\": "
                           f"(64, 32)}}, a box of '{mapped}'")
+    told = work.maps[mapped]
+    box = told.get("box") if isinstance(told, Mapping) else told
+    extra = set(told) - {"box", "swizzle"} if isinstance(told, Mapping) else set()
+    if not isinstance(box, Sequence) or isinstance(box, str) or extra:
+        raise ConfigError(f"maps: {mapped} = {told!r}: give the extents of a box such as (64, 32), "
+                          f"or {{\"box\": ..., \"swizzle\": ...}}")
 
 
 def _of_function(function: Callable[..., Any], work: Work, reference: Reference) -> Problem:

@@ -121,7 +121,7 @@ persistent(const bfloat16* a, const bfloat16* b, bfloat16* c, int m, int n, int 
 #pragma unroll
       for (int chunk = 0; chunk < kN / 64; ++chunk) {
         const unsigned int place = mine + chunk % 2 * kChunk;
-        if (lane == 0) ptx::wait_for_reads<1>();  // this place was stored the time before the last
+        if (lane == 0) ptx::wait_for_reads<1>();  // this place has been read
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 16; ++i) {  // 8 columns, of two rows each
