@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, Decomposition, kinds, pitch
-from rawnn.onchip.layout import ALL, SHARE, layout_of
+from rawnn.onchip.layout import layout_of
+from rawnn.onchip.meeting import ALL, SHARE
 from tests.onchip.problems import HOPPER, VARIETY, problem
 
 
