@@ -13,7 +13,7 @@ TILE_WORDS = 48
 TILE_BYTES = 43 * 16
 """Bytes of them that are handed over: 128 floats, and a stamp for each three."""
 
-MOST_STATE = 48 * 1024
+MOST_STATE = 128 * 1024
 """Bytes of the optimizer's state in a block up to which every cluster keeps all of it."""
 
 
@@ -29,7 +29,7 @@ class MeetingCosts:
     summed_bytes: float = 60.0
     shared_bytes: float = 22.0
     update: float = 6.0
-    update_state: float = 12.0
+    update_state: float = 6.0
 
     def all(self, groups: int, tiles: int, states: int) -> float:
         """Where every cluster sums and updates all of a block's `tiles`."""

@@ -73,7 +73,7 @@ class UpdateWriter(KernelWriter):
         """Where the words of this block's tiles lie, or of the same rank's of another cluster."""
         d, turn = self.d, "(u & 1)" if self.layout.sync == ALL else "0"
         return f"reinterpret_cast<ptx::Stamped*>(gradients) + (({turn} * {d.groups} + {group}) * " \
-               f"{d.ranks}ll + rank) * {self.layout.tiles * TILE_WORDS}"
+               f"{d.ranks}ll + ptx::made_here(rank)) * {self.layout.tiles * TILE_WORDS}"
 
     def meet(self) -> None:
         """Clusters that share the batch add up their gradients."""
@@ -117,7 +117,8 @@ class UpdateWriter(KernelWriter):
             w(f"update_all<Shape, Rule, {far}, 0, {many}>(parts, {stride}, stamp, rule, place, "
               f"state{how});")
         else:
-            w("ptx::Stamped* const new_weights = reinterpret_cast<ptx::Stamped*>(fresh) + rank * "
+            w("ptx::Stamped* const new_weights = reinterpret_cast<ptx::Stamped*>(fresh) + "
+              "ptx::made_here(rank) * "
               f"{many * TILE_WORDS};")
             w(f"update_share<Shape, Rule, {far}, 0, {many}, {found.shares}>(parts, {stride}, stamp,"
               f" rule, group, {self.at('scratch')}, new_weights, place, state{how});")

@@ -18,33 +18,36 @@
 
 constexpr int kTileWords = 48;
 
+__device__ __forceinline__ int lane_here() { return ptx::made_here(lane_index()); }
+
+
 // A lane's four floats as words, and back; for all lanes together.
 struct LaneWords {
   float tail[3];  // of word 32 + lane, for the first kTails lanes
   static constexpr int kTails = 11;
-  static __device__ __forceinline__ int tail_word() { return 32 + min(lane_index(), kTails - 1); }
+  static __device__ __forceinline__ int tail_word() { return 32 + min(lane_here(), kTails - 1); }
 
   static __device__ __forceinline__ LaneWords of(float fourth) {
     LaneWords found;
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
-      found.tail[i] = __shfl_sync(kFullWarp, fourth, min(3 * lane_index() + i, 31));
+      found.tail[i] = __shfl_sync(kFullWarp, fourth, min(3 * lane_here() + i, 31));
     }
     return found;
   }
   static __device__ __forceinline__ float fourth(const float (&tail)[3]) {
-    const int from = lane_index() / 3;
+    const int from = lane_here() / 3;
     const float x = __shfl_sync(kFullWarp, tail[0], from);
     const float y = __shfl_sync(kFullWarp, tail[1], from);
     const float z = __shfl_sync(kFullWarp, tail[2], from);
-    const int which = lane_index() % 3;
+    const int which = lane_here() % 3;
     return which == 0 ? x : which == 1 ? y : z;
   }
 };
 
 __device__ __forceinline__ void store_tile(ptx::Stamped* tile, const float (&v)[4],
                                            unsigned int stamp) {
-  const int lane = lane_index();
+  const int lane = lane_here();
   const LaneWords words = LaneWords::of(v[3]);
   ptx::store_stamped(tile + lane, v[0], v[1], v[2], stamp);
   if (lane < LaneWords::kTails) {
@@ -68,7 +71,7 @@ struct PublishTiles {
     Early before = {};
     if (ADDS && adds) {
       const ptx::Stamped* const tile = tiles + (mt * ACROSS + nt) * kTileWords;
-      before.head = ptx::load_stamped(tile + lane_index());
+      before.head = ptx::load_stamped(tile + lane_here());
       before.tail = ptx::load_stamped(tile + LaneWords::tail_word());
     }
     return before;
@@ -77,7 +80,7 @@ struct PublishTiles {
                                         const Early& before) const {
     ptx::Stamped* const tile = tiles + (mt * ACROSS + nt) * kTileWords;
     if constexpr (ADDS) {
-      const int lane = lane_index();
+      const int lane = lane_here();
       const LaneWords words = LaneWords::of(sum[3]);
       ptx::store_stamped(tile + lane, before.head.x + sum[0], before.head.y + sum[1],
                          before.head.z + sum[2], stamp);
@@ -90,7 +93,7 @@ struct PublishTiles {
     }
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    const int lane = lane_index();
+    const int lane = lane_here();
     const float next = __shfl_sync(kFullWarp, first, (lane + 1) % 32);
     const float behind = __shfl_sync(kFullWarp, second, (lane + 1) % 32);
     if (lane >= 3) return;
@@ -113,7 +116,7 @@ struct LanePlace {
 };
 
 __device__ __forceinline__ LanePlace words_of(const Place& place) {
-  const int lane = lane_index();
+  const int lane = lane_here();
   if (place.eights == 0) return {lane, LaneWords::tail_word()};
   const int word = min(lane / 2, place.eights - 1) * 3 + lane % 2;
   return {word, word + 1};
@@ -122,7 +125,7 @@ __device__ __forceinline__ LanePlace words_of(const Place& place) {
 // What a lane's two words say of its four floats; for all lanes together.
 __device__ __forceinline__ void arrange(float (&to)[4], const float (&words)[2][3],
                                         const Place& place) {
-  const int lane = lane_index();
+  const int lane = lane_here();
   const float(&a)[3] = words[0];
   const float(&b)[3] = words[1];
   if (place.eights == 0) {
@@ -137,7 +140,7 @@ __device__ __forceinline__ void arrange(float (&to)[4], const float (&words)[2][
   }
 }
 
-constexpr int kWordsAtOnce = 16;  // that a thread waits for: 64 registers
+constexpr int kWordsAtOnce = 12;  // that a thread waits for: 48 registers
 
 // The sums of TILES tiles' words over GROUPS clusters, or as many as there are up to `end`, from
 // `first` on. `parts` are the tiles of cluster 0, `stride` words ahead of the next cluster's.
@@ -195,16 +198,16 @@ __device__ __forceinline__ void update_all(const ptx::Stamped* parts, long long 
                                            H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
   constexpr int many = tiles_at_once<SHAPE::kGroups, ceil_div(END - FIRST, warps)>();
-  const int lane = lane_index();
+  const int lane = lane_here();
 #pragma unroll 1
-  for (int i = warp_index(); i < END - FIRST; i += many * warps) {
+  for (int i = ptx::made_here(warp_index()); i < END - FIRST; i += many * warps) {
     Kept<RULE, FAR> kept[many];
     const ptx::Stamped* tiles[many];
     LanePlace at[many];
 #pragma unroll
     for (int j = 0; j < many; ++j) {
       const int tile = END - 1 - min(i + j * warps, END - FIRST - 1);
-      if constexpr (FAR) kept[j].load(state(tile) + lane);
+      if (FAR && i + j * warps < END - FIRST) kept[j].load(state(tile) + lane);
       tiles[j] = parts + tile * kTileWords;
       at[j] = words_of(place(tile));
     }
@@ -236,8 +239,8 @@ __device__ __forceinline__ void update_share(const ptx::Stamped* parts, long lon
   constexpr int warps = SHAPE::kThreads / 32;
   constexpr int groups = SHAPE::kGroups;
   constexpr int each = ceil_div(groups, SHARES);
-  const int lane = lane_index();
-  const int warp = warp_index();
+  const int lane = lane_here();
+  const int warp = ptx::made_here(warp_index());
   const int first = max(0, (FIRST - group + groups - 1) / groups);
   const int slots = max(0, (END - group + groups - 1) / groups - first);
   const auto tile_of = [=](int i) { return (first + slots - 1 - i) * groups + group; };
@@ -268,7 +271,7 @@ __device__ __forceinline__ void update_share(const ptx::Stamped* parts, long lon
 #pragma unroll
     for (int j = 0; j < many; ++j) {
       const int tile = tile_of(min(i + j * warps, slots - 1));
-      if constexpr (FAR) kept[j].load(state(tile / groups) + lane);
+      if (FAR && i + j * warps < slots) kept[j].load(state(tile / groups) + lane);
       tiles[j] = parts + tile * kTileWords;
       at[j] = words_of(place(tile));
     }
@@ -308,8 +311,8 @@ __device__ __forceinline__ void copy_fresh(const ptx::Stamped* fresh, unsigned i
                                            P place) {
   constexpr int warps = SHAPE::kThreads / 32;
   constexpr int groups = SHAPE::kGroups;
-  constexpr int many = smaller(kWordsAtOnce / 2, ceil_div(END - FIRST, warps));
-  const int lane = lane_index();
+  constexpr int many = smaller(4, ceil_div(END - FIRST, warps));
+  const int lane = lane_here();
   // Others' tiles are counted from the last one on.
   const int first = max(0, (FIRST - group + groups - 1) / groups);
   const int own = max(0, (END - group + groups - 1) / groups - first);
@@ -320,7 +323,7 @@ __device__ __forceinline__ void copy_fresh(const ptx::Stamped* fresh, unsigned i
     return END - 1 - i - (i < behind ? 0 : 1 + (i - behind) / (groups - 1));
   };
 #pragma unroll 1
-  for (int i = warp_index(); i < count; i += many * warps) {
+  for (int i = ptx::made_here(warp_index()); i < count; i += many * warps) {
     ptx::Stamped words[2 * many];
     ptx::await_stamped(
         words,

@@ -14,6 +14,13 @@ extern "C" __device__ int printf(const char*, ...);
 
 namespace ptx {
 
+// The same number, of which nothing is computed ahead of here: what a loop would keep in registers
+// from its beginning on, where it has none to spare, is made where it is used.
+__device__ __forceinline__ int made_here(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 struct alignas(16) Stamped {
   float x, y, z;
   unsigned int stamp;
