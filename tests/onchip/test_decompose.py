@@ -64,8 +64,8 @@ def test_nothing_overlaps_in_shared_memory(name: str, ranks: int, groups: int,
 
 
 def test_many_gradients_are_shared_and_few_summed_by_all() -> None:
-    small = Decomposition(problem((40, 16, 10)), 1, 2, 256, "FFF")
-    large = Decomposition(problem((400, 160, 10)), 1, 2, 256, "FFF")
+    small = Decomposition(problem((40, 16, 10)), 1, 3, 256, "FFF")
+    large = Decomposition(problem((400, 160, 10)), 1, 8, 256, "FFF")
     assert [layout_of(d, HOPPER.shared).sync for d in (small, large)] == [ALL, SHARE]
 
 
