@@ -134,7 +134,8 @@ class Graph:
             tail = check(driver, "cuStreamGetCaptureInfo",
                          driver.cuStreamGetCaptureInfo(stream.handle), label)
         except BaseException:
-            driver.cuStreamEndCapture(stream.handle)
+            if driver.cuStreamEndCapture(stream.handle)[0]:
+                self._owned = False  # a capture that failed takes its graph along
             raise
         check(driver, "cuStreamEndCapture", driver.cuStreamEndCapture(stream.handle), label)
         return list(tail)
