@@ -214,7 +214,7 @@ class Lowering:
         return self._cudnn.plan(rows, cols, z.ld, p.ld)
 
     def _collective(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
-        from rawnn.device.libs.calls import LibraryCall
+        from rawnn.device.libs.calls import CollectiveCall
         from rawnn.device.libs.collectives import NcclContext
 
         if self._team is None:
@@ -237,8 +237,8 @@ class Lowering:
             roles = [each for role in roles for each in (role, part_of(role))]
             call = self._nccl.reduce_scatter(label, parts, weight) \
                 if op.kind == "reduce_scatter" else self._nccl.all_gather(label, parts)
-        return LibraryCall(call, self.device.stream, label,
-                           {role: addresses.get(op.operands[role], 0) for role in roles})
+        return CollectiveCall(call, self.device.stream, label,
+                              {role: addresses.get(op.operands[role], 0) for role in roles})
 
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""
