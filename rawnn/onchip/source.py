@@ -130,10 +130,9 @@ class _Kernel(StepWriter):
         w("ptx::publish_barriers();")
         w("}")
         w("if constexpr (kBulk) ptx::fence_proxy_async();")
+        w("__syncthreads();")
         if self.layout.sync:  # what this block has loaded may be stored over
             w("ptx::arrive_at_grid(counters + 2);")
-        else:
-            w("__syncthreads();")
         if p.scheduled:
             w("float rate = 0.0f;")
         if p.labelled:
