@@ -295,7 +295,7 @@ class Graph:
                 self._executable = graph.instantiate("a graph of one's own")
             finally:
                 graph.close()
-            self._closing.callback(self._executable.close)
+            self._closing.callback(_destroy, self._executable, device)
         others = [Handle(s) for s in dict.fromkeys(s for n in every(self.nodes) for s in n.streams)]
         for other in others:
             order(device, other, device.stream)
@@ -369,10 +369,16 @@ class Graph:
 
 
 def _quietly(closing: ExitStack) -> None:
-    """For the garbage collector, which may come when the device is closed, and all of it is gone.
-    """
+    """For the garbage collector, to which nobody listens."""
     with suppress(RawnnError):
         closing.close()
+
+
+def _destroy(executable: ExecutableGraph, device: Device) -> None:
+    """Let go of it, unless the device is closed: all of it is gone then, and the driver crashed
+    where it was told to destroy it once more."""
+    if device.open:
+        executable.close()
 
 
 def _build(graph: DriverGraph, nodes: Sequence[Node], whole: Graph,
