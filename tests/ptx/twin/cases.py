@@ -67,7 +67,7 @@ CASES = {
                                                   options={"shuffle": True}),
     "narrow layers, weights fetched twice": Case((99, 150, 131, 140, 160, 152, 20), 21,
                                                  "preload,bf16,mma,fuse"),
-    "narrow layers, all weights at once": Case((50, 40, 24, 33, 20, 40, 7), 20,
+    "narrow layers, all weights at once": Case((50, 40, 24, 33, 20, 40, 7), 45,
                                                "preload,bf16,mma,fuse"),
 }
 

@@ -80,7 +80,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("generation", r"(ptx::grid_barrier\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
-    ("exchange", r"mail\.(?:expect|send|send_to_all)\([^;]*\);|(?<!void )send\([^;{]*\);"
+    ("exchange", r"mail\.(?:expect|send|send_to_all)\([^;]*\);|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
                  r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;", ";"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
@@ -89,8 +89,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("store", r"__stcg\([^;]*\);", ";"),
     ("reset", r"(?:\*ticket|counters\[i\]) = 0u;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
-    ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;]*\);"
-             r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;]*\);", ";"),
+    ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
+             r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;{]*\);", ";"),
     ("wait for one too few", r"(wait_for_(?:copies|reads|products))<([^;>]*)>\(\);",
      r"\1<(\2) + 1>();"),
     ("group", r"(?:ptx::)?commit_\w+\(\);", ";"),
@@ -110,8 +110,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("scale", rf"\b{_FACTOR} \* (?=[\w(])", ""),
     ("sign", rf"(?<=\w|\)) - (?={_FACTOR}\b|\(|largest|values|before|before\w*|mean)", " + "),
     ("sign", r" -= ", " += "),
-    ("moment", r"\bbeta1\b", "beta2"),
-    ("moment", r"\bbeta2\b", "beta1"),
+    ("moment", r"(?<!double )(?<!double beta1, )\bbeta1\b", "beta2"),
+    ("moment", r"(?<!double )(?<!double beta1, )\bbeta2\b(?!;)", "beta1"),
     ("moment", r"1\.0f - (beta\d)", r"\1"),
     ("pair", r"\(low, high\)", "(high, low)"),
 )
@@ -120,6 +120,11 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
 _LEFT_OUT = re.compile(
     r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*(?:\\\n[^\n]*)*|static_assert\([^;]*;|template <[^;{]*?>"
     r"|^struct [^\n]*|^[^\n]*constexpr[^\n]*;|asm[^;]*;", re.DOTALL | re.MULTILINE)
+
+
+_QUIET = " ".join(f'_Pragma("GCC diagnostic ignored \\"-W{warning}\\"")' for warning in (
+    "empty-body", "unused-variable", "unused-but-set-variable", "unused-but-set-parameter",
+    "maybe-uninitialized"))
 
 
 @dataclass(frozen=True)
@@ -148,8 +153,9 @@ class Fault:
         return f"{self.file}: {self.kind}: {line} [{column}]" + (f" #{turn}" if turn > 1 else "")
 
     def planted(self, text: str) -> str:
+        """The text with the fault, of which no compiler warns."""
         assert text[self.start : self.start + len(self.old)] == self.old
-        return text[: self.start] + self.new + text[self.start + len(self.old):]
+        return _QUIET + text[: self.start] + self.new + text[self.start + len(self.old):]
 
 
 @cache
