@@ -12,6 +12,7 @@ from rawnn.errors import ConfigError
 from rawnn.onchip.chip import NEEDED, chip_of
 from rawnn.onchip.choose import Choice, choose
 from rawnn.onchip.decompose import Decomposition
+from rawnn.onchip.layout import COUNTS
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.spelling import exactly
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
@@ -49,7 +50,7 @@ def _seed(plan: Plan) -> dict[str, int]:
 
 def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
     return tuple(
-        Tensor(f"{WORKSPACE}{name}", (words,), "int32" if name == "counters" else "float32",
+        Tensor(f"{WORKSPACE}{name}", (words,), "int32" if name in COUNTS else "float32",
                Role.SCRATCH)
         for name, words in chosen.layout.workspaces(plan["loss"].shape[0]).items())
 

@@ -16,8 +16,8 @@ from rawnn.device.cuda.device import padded
 from rawnn.device.target import known
 from rawnn.network.layers import Network
 from rawnn.onchip.choose import Choice
-from rawnn.onchip.decompose import Decomposition
-from rawnn.onchip.layout import layout_of
+from rawnn.onchip.decompose import CLUSTER, L2, Decomposition
+from rawnn.onchip.layout import COUNTS, layout_of
 from rawnn.onchip.problem import problem_of
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.ptx import SOURCES
@@ -65,14 +65,17 @@ class Launch:
     last step is on a partial batch of `left` examples, where there are some."""
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
-                 scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1) -> None:
+                 scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
+                 exchange: str = CLUSTER) -> None:
         keywords = dict(VARIETY[name.removesuffix(FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
         plan = replace(prepared(network, batch, left=left, **keywords), target=known((9, 0)))
-        self.plan: Plan = rewrite(plan, ranks, groups)
-        if types:
-            d = Decomposition(problem_of(plan), ranks, groups, 256, types, turns)
+        if not types:
+            self.plan: Plan = rewrite(plan, ranks, groups)
+        else:
+            d = Decomposition(problem_of(plan), ranks, groups, 256, types, turns,
+                              exchange)
             room = 0 if name.endswith(FAR) else HOPPER.shared
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
@@ -129,7 +132,7 @@ class Launch:
         laid = {role: padded(array.copy(), self.plan[self.op.operands[role]].padded_shape,
                              self.plan[self.op.operands[role]].dtype)
                 for role, array in self.arrays.items()}
-        laid["counters"] = laid["counters"].view(np.uint32)
+        laid |= {role: laid[role].view(np.uint32) for role in COUNTS if role in laid}
         scalars = self.impl.scalars(self.op, self.plan)
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
