@@ -1,4 +1,4 @@
-"""How the blocks of a group share the layers: a thread-block cluster, or any blocks that run at once.
+"""How the blocks of a group share the layers: a thread-block cluster, or any that run at once.
 
 Between two layers the values of a boundary are *full* in every block, *sliced* (each block has its
 share of the features), or *gathered*: made in slices, then handed to all. The two types at a
@@ -23,8 +23,10 @@ from itertools import pairwise
 from rawnn.onchip.problem import Problem
 
 FULL, SLICED, GATHERED = "F", "S", "G"
-CLUSTER, L2 = "cluster", "l2"
-"""Where the blocks of a group exchange: in each other's shared memory, or through the L2 cache."""
+CLUSTER, L2, MARKED, COUNTED = "cluster", "l2", "marked", "counted"
+"""Where the blocks of a group exchange: in each other's shared memory, or through the L2 cache,
+where messages are marked or their senders counted: as their size says, all the one, or all the
+other."""
 EVERYWHERE, BY_OUTPUTS, BY_INPUTS = "everywhere", "by outputs", "by inputs"
 WARP = 32
 
@@ -70,7 +72,7 @@ class Decomposition:
     @property
     def far(self) -> bool:
         """Whether blocks of a group exchange through the L2 cache."""
-        return self.ranks > 1 and self.exchange == L2
+        return self.ranks > 1 and self.exchange != CLUSTER
 
     @property
     def cluster(self) -> int:
@@ -143,16 +145,16 @@ class Decomposition:
         layers, found = self.problem.layers, []
         for layer, kind in enumerate(self.kinds):
             if kind == BY_INPUTS:
-                found += self._summed(layers[layer + 1])
+                found += self.summed(layers[layer + 1])
             if self.types[layer + 1] == GATHERED:
                 found.append(Message(layers[layer + 1], True))
             if layer and kind == BY_OUTPUTS:
                 found += [Message(self.slices[layer] * self.ranks, False)] \
-                    if self.types[layer] == GATHERED else self._summed(layers[layer])
+                    if self.types[layer] == GATHERED else self.summed(layers[layer])
         return tuple(found)
 
-    def _summed(self, features: int) -> list[Message]:
-        """Partial sums that all want added up."""
+    def summed(self, features: int) -> list[Message]:
+        """The messages by which so many features' partial sums are added up for all."""
         if self.sums_at_once(features):
             return [Message(features * self.ranks, True)]
         return [Message(up(features, self.ranks), False), Message(features, True)]
@@ -164,9 +166,10 @@ class Decomposition:
         return features * self.columns * 4 * self.ranks <= most
 
     def marked(self, rows: int) -> bool:
-        """Whether a message of so many rows through the L2 cache has a mark beside every float; else
-        its senders are counted."""
-        return rows * self.columns * 4 <= MOST_MARKED
+        """Whether a message of so many rows through the L2 cache has a mark beside every float;
+        else its senders are counted."""
+        return self.exchange == MARKED or (
+            self.exchange == L2 and rows * self.columns * 4 <= MOST_MARKED)
 
     def boxes(self, marked: bool) -> tuple[int, int]:
         """Floats of the box that all of a group read, and of each block's own, for messages of one

@@ -43,11 +43,10 @@ class Exchange:
 
     def add(self, box: str, parts: int, rows: int, count: int | str, finish: str) -> None:
         """The first `count` of `rows` rows, each the sum of `parts` parts."""
-        if self.name == "mail":
-            self.w(f"add_parts<Shape, {parts}, {rows}, {self.d.columns}>({box}, {count}, {finish});")
-        else:
-            lanes = self.d.lanes(rows) if parts > 1 else 1
-            self.w(f"add_received<Shape, {parts}, {rows}, {lanes}>({box}, {count}, {finish});")
+        far = self.name != "mail"
+        last = self.d.columns if not far else self.d.lanes(rows) if parts > 1 else 1
+        self.w(f"{'add_received' if far else 'add_parts'}<Shape, {parts}, {rows}, {last}>("
+               f"{box}, {count}, {finish});")
 
     # -- blocks without a part of a message; where senders are counted all are -------------------
     def say_nothing(self, unless: str, place: str) -> None:
@@ -61,8 +60,8 @@ class Exchange:
     def say_to_idle(self, idle: int) -> None:
         """To the last blocks, for which there is nothing, that this one is as far."""
         if self.name != "counted":
-            self.w(f"if (thread < {idle}) {self.name}.send_one({self.d.ranks - idle} + thread, rank,"
-                   " 0.0f);")
+            self.w(f"if (thread < {idle}) {self.name}.send_one({self.d.ranks - idle} + thread, "
+                   "rank, 0.0f);")
 
     def hear(self, name: str, place: int, count: int, condition: str = "") -> str:
         """Receives what says nothing but that it came; returns the mailbox's name."""
