@@ -104,6 +104,11 @@ PROBES: dict[str, tuple[str, str, str]] = {
                   "ptx::load_tile(to, *map, row, column, barrier);",
                   "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::"
                   "bytes [to], [map, {column, row}], [barrier];"),
+    "load_tile_to_blocks": (
+        "unsigned to, const TensorMap* map, int row, int column, unsigned barrier, unsigned blocks",
+        "ptx::load_tile_to_blocks(to, *map, row, column, barrier, blocks);",
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+        "multicast::cluster [to], [map, {column, row}], [barrier], blocks;"),
     "store_tile": ("const TensorMap* map, int row, int column, unsigned from",
                    "ptx::store_tile(*map, row, column, from);",
                    "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group "
@@ -163,6 +168,10 @@ PROBES: dict[str, tuple[str, str, str]] = {
         "ptx::multiply_async<64>(s, l, right, add); ptx::commit_products(); "
         "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
         "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p"),
+    "give_registers": ("int nothing", "ptx::give_registers<40>();",
+                       "setmaxnreg.dec.sync.aligned.u32 40;"),
+    "take_registers": ("int nothing", "ptx::take_registers<240>();",
+                       "setmaxnreg.inc.sync.aligned.u32 240;"),
     "fence_products": ("int nothing", "ptx::fence_products();", "wgmma.fence.sync.aligned;"),
     "commit_products": ("int nothing", "ptx::commit_products();",
                         "wgmma.commit_group.sync.aligned;"),

@@ -332,6 +332,12 @@ class Driver:
         )
         return result
 
+    def cuStreamBeginCapture(self, stream: Any) -> tuple[Any, ...]:
+        """Capture what follows on `stream` into a graph that cuStreamEndCapture gives."""
+        mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        result: tuple[Any, ...] = self._cu.cuStreamBeginCapture(stream, mode)
+        return result
+
     def cuStreamGetCaptureInfo(self, stream: Any) -> tuple[Any, list[Any]]:
         """(code, nodes that the next captured operation would depend on)."""
         get = (

@@ -39,3 +39,12 @@ class LibraryCall:
     def rebind(self, operand: str, address: int) -> None:
         if operand in self._index:
             self._addresses[self._index[operand]] = address
+
+
+class CollectiveCall(LibraryCall):
+    """One that several ranks make together, by NCCL."""
+
+    def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
+        nodes: list[Any] = graph.capture_apart(dependencies, self._stream,
+                                               lambda: self.run(offset), self.label)
+        return nodes

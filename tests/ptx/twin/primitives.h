@@ -149,6 +149,8 @@ void wait_for_remote(unsigned int barrier, int parity);
 void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrier);
 void store_bulk(void* to, unsigned int from, int bytes);
 void load_tile(unsigned int to, const TensorMap& from, int row, int column, unsigned int barrier);
+void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row, int column,
+                         unsigned int barrier, unsigned int blocks);
 void store_tile(const TensorMap& to, int row, int column, unsigned int from);
 void commit_stores();
 template <int PENDING>
@@ -222,6 +224,10 @@ void wait_for_kernels();
 void launch_dependents();
 
 // warpgroup.cuh
+template <int COUNT>
+void give_registers() {}
+template <int COUNT>
+void take_registers() {}
 void fence_products();
 void commit_products();
 template <int PENDING>
