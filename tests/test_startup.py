@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
+from rawnn.runners.gpu import GpuRunner
+from tests.engine import make_work, random_dataset
+
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("numpy", "ml_dtypes", "cuda.bindings", "nvmath", "rich", "platformdirs", "safetensors",
          "onnx")
@@ -32,3 +37,16 @@ def test_a_start_is_quick(code: str, also: tuple[str, ...]) -> None:
     seconds, modules = done.stderr.splitlines()[-2:]
     assert modules == "[]"
     assert float(seconds) < SECONDS
+
+
+def test_libraries_are_loaded_while_kernels_compile() -> None:
+    """What was begun is waited for last."""
+    simulation = Simulation()
+    device = Device(simulation.backend())
+    GpuRunner(device, make_work("preload,arena,cublas,cudnn", (29, 7), random_dataset())).close()
+    calls = simulation.calls
+    compiled = calls.index("nvrtcCompileProgram")
+    assert 0 < calls.index("cublasLtMatmulAlgoGetHeuristic") < compiled
+    assert 0 < calls.index("cudnnCreate") < compiled
+    device.close()
+    simulation.assert_clean()

@@ -17,7 +17,9 @@ from rawnn.onchip.decompose import (
     ceil,
     up,
 )
-from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE
+from rawnn.onchip.layout import TILE
+from rawnn.onchip.meeting import ALL, of_a_tile, way
+from rawnn.onchip.meeting import cycles as meeting_cycles
 from rawnn.onchip.tiles import softmax_lanes, tiling
 
 
@@ -25,8 +27,7 @@ from rawnn.onchip.tiles import softmax_lanes, tiling
 class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
     cycle; of a softmax, an elementwise loss and a conversion, and of each round of the threads
-    there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed there,
-    by all or each its share; of what every step begins and ends with. What the products are
+    there; of what every step begins and ends with. What the products are
     expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
     of which those beside other work are seen in part (`overlapped`). A tile whose state comes
     from the L2 cache takes `far_tile` more. Whether a step of float16 counts takes a block
@@ -47,9 +48,6 @@ class Costs:
     elementwise_round: float = 85.0
     convert: float = 120.0
     convert_round: float = 45.0
-    meeting: float = 3570.0
-    summed_bytes: float = 71.0
-    shared_bytes: float = 22.0
     step: float = 900.0
     far_tile: float = 35.0
     decision: float = 100.0
@@ -111,8 +109,7 @@ def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
     """What one layer adds to a step: its phases, and its part of the clusters' meeting."""
     found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
     if d.groups > 1:
-        nbytes = layer_tiles(d, layer) * TILE * 4
-        found += min(d.groups * nbytes / costs.summed_bytes, nbytes / costs.shared_bytes)
+        found += layer_tiles(d, layer) * of_a_tile(d.groups, len(d.problem.states))
     return found
 
 
@@ -174,13 +171,13 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
 
 
 def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
-    """How clusters add up their gradients: all of them by every cluster, or each its share."""
+    """How clusters add up their gradients."""
     if d.groups == 1:
         return []
-    nbytes = TILE * 4 * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    if d.groups * nbytes <= MOST_SUMMED_BY_ALL:
-        return [Phase("all clusters sum", costs.meeting + d.groups * nbytes / costs.summed_bytes)]
-    return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
+    tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
+    meeting = d.groups, tiles, len(d.problem.states)
+    name = "all clusters sum" if way(*meeting) == ALL else "clusters sum and share"
+    return [Phase(name, meeting_cycles(*meeting))]
 
 
 def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:

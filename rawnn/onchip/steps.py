@@ -115,6 +115,7 @@ class StepWriter(UpdateWriter):
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
               f"cursor_now + u, part{n}.out, part{n}.in}};")
         if d.turns == 1:
+            self.stamp("u")
             self.whole_turn()
             self.meet()
             if p.scaled:
@@ -123,9 +124,11 @@ class StepWriter(UpdateWriter):
             return
         w(f"for (int part = 0; part < {d.turns}; ++part) {{")
         w(f"const int t = u * {d.turns} + part;")
+        self.stamp("t")
         self.whole_turn()
         self.next_turn()
         w("}")
+        self.stamp(f"u * {d.turns} + {d.turns - 1}")
         self.meet()
         w("__syncthreads();")
 

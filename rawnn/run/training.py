@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.files import TextSink
 from rawnn.data import Dataset
-from rawnn.data.source import check_fit, given, left_out, named, settled
+from rawnn.data.source import ReadAhead, check_fit, given, left_out, named, settled
 from rawnn.errors import (
     CheckpointError,
     ConfigError,
@@ -158,16 +158,20 @@ class Session:
         config, notify = self.config, self.listener.notify
         self.stopped = ""
         self.signal = 0
+        reading = None
         if opened is None:  # ahead of the data: a GPU that is not there is found before a download
+            if data is None and config.device != "host":
+                reading = ReadAhead(config)
             opened = open_device(config.device, notify,
                                  parallel.ordinal(config, self.team) if self.team else 0)
             if opened.device:
                 self._closing.callback(opened.device.close)
+                opened.device.target()  # which loads NVRTC at a first run, while data are read
         self.device, self._driver_ms = opened.device, opened.milliseconds
         self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
         started = perf_counter()
         self._brought = data is not None
-        self.data = data or named(config, notify, stand_in)
+        self.data = data or (reading and reading.result(notify)) or named(config, notify, stand_in)
         for note in data.notes if data else ():
             notify(note)
         if config.autoencoder:

@@ -418,14 +418,13 @@ void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrie
   fly(std::move(flight));
 }
 
-void load_tile(unsigned int to, const TensorMap& from, int row, int column,
-               unsigned int barrier) {
-  TWIN_HERE;
+static void tile_to(Block& block, unsigned int to, const TensorMap& from, int row, int column,
+                    unsigned int barrier) {
   const Map map = Map::of(from);
   const auto [who, clock] = asked(barrier);
   const auto* const memory = reinterpret_cast<const unsigned char*>(map.address);
   const auto bytes = static_cast<int>(map.box_rows * map.box_columns * map.element);
-  Flight flight{self->block, local(to), {}, {}, {}, bytes, self->block, barrier};
+  Flight flight{&block, local(to), {}, {}, {}, bytes, &block, barrier};
   const Who writes = who;
   const std::uint32_t at = clock;
   walk(map, local(to), row, column,
@@ -438,6 +437,26 @@ void load_tile(unsigned int to, const TensorMap& from, int row, int column,
          flight.places.push_back(place);
        });
   fly(std::move(flight));
+}
+
+void load_tile(unsigned int to, const TensorMap& from, int row, int column,
+               unsigned int barrier) {
+  TWIN_HERE;
+  tile_to(*self->block, to, from, row, column, barrier);
+}
+
+void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row, int column,
+                         unsigned int barrier, unsigned int blocks) {
+  TWIN_HERE;
+  const auto& all = self->block->cluster->blocks;
+  if (blocks == 0 || blocks >> all.size() != 0) {
+    fail("a tile for the blocks %#x of a cluster of %zu, at %p", blocks, all.size(), self->here);
+  }
+  for (unsigned int rank = 0; rank < all.size(); ++rank) {
+    if ((blocks >> rank & 1u) == 0) continue;
+    const unsigned int there = in_block(to, rank);
+    tile_to(block_of(there), there, from, row, column, in_block(barrier, rank));
+  }
 }
 
 void store_bulk(void* to, unsigned int from, int bytes) {
@@ -551,6 +570,33 @@ void wait_for_count(const unsigned int* counter, unsigned int target, int) {
     pause("a counter of the grid");
   }
   self->known = join(self->known, machine.atomics[counter]);
+}
+
+void store_stamped(Stamped* to, float x, float y, float z, unsigned int stamp) {
+  TWIN_HERE;
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) fail("a misaligned word at %p", self->here);
+  touch_global(to, 16, kWrite | kAtomic, own(), self->clock);
+  *to = {x, y, z, stamp};
+  const auto found = machine.watching.find(to);
+  if (found == machine.watching.end()) return;
+  for (Thread* thread : found->second) wake(*thread);
+  machine.watching.erase(found);
+}
+
+Stamped load_stamped(const Stamped* from) {
+  TWIN_HERE;
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a misaligned word at %p", self->here);
+  touch_global(from, 16, kAtomic, own(), self->clock);
+  return *from;
+}
+
+Stamped await_word(const Stamped* from, unsigned int stamp) {
+  for (;;) {
+    const Stamped found = load_stamped(from);
+    if (found.stamp == stamp) return found;
+    machine.watching[from].push_back(self);
+    pause("a stamped word");
+  }
 }
 
 void fence_proxy_async() {
