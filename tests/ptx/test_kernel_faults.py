@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.onchip.layout import ALL, SHARE
+from rawnn.onchip.meeting import ALL, SHARE
 from tests.onchip.problems import FULL
 from tests.onchip.test_twin import Launch
 from tests.ptx.twin import faults

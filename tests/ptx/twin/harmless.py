@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.ptx.twin.faults import Fault, argument
 
 HARMLESS: dict[str, str] = {
-    "narrow.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the queue to "
-    "memory [2]":
+    "narrow_inner.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the "
+    "queue to memory [2]":
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
     "wgmma.cu: index: if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = "
     "group.bias[2 * half]; [76]":
@@ -14,8 +14,8 @@ HARMLESS: dict[str, str] = {
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
-    "narrow.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) * "
-    "kRows); [65]":
+    "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
+    "* kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
     "onchip_loss.cuh: barrier: __syncthreads(); [2]":
         "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
@@ -72,11 +72,11 @@ HARMLESS: dict[str, str] = {
     **dict.fromkeys((
         "head.cu: zero fill: biases[thread] = bias != nullptr && thread < classes ? bias[thread] "
         ": 0.0f; [71]",
-        "narrow.cu: zero fill: head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f; [50]",
+        "narrow_inner.cu: zero fill: head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f; [50]",
     ), "it adds the same to every class, which a softmax does not show, or to classes that do not "
        "exist"),
-    "head.cu: zero fill: float magnitude = 0.0f;  // one test for all of them: infinite or NaN "
-    "where any is [17]":
+    "head_pieces.cuh: zero fill: float magnitude = 0.0f;  // one test for all of them: infinite "
+    "or NaN where any is [17]":
         "a finite sum stays finite with one more",
     **dict.fromkeys((
         "head.cu: zero fill: for (int i = 0; i < TILES * 4; ++i) sums[i / 8][i / 4 % 2][i % 4] = "
@@ -85,12 +85,12 @@ HARMLESS: dict[str, str] = {
     ), "it adds the same to every class, which a softmax does not show"),
     "head.cu: zero fill: old[c][0] = old[c][1] = old[c][2] = old[c][3] = 0u; [51]":
         "the gradients of classes that do not exist are zeros",
-    "linear.cu: zero fill: : 0.0f; [32] #5":
+    "linear.cu: zero fill: : 0.0f; [32] #4":
         "the pixels of rows past the batch are zeros",
     "linear.cu: zero fill: const float before = writes ? *weight : 0.0f;  // early: beside all "
     "other loads [41]":
         "what does not write does not use the weight either",
-    "linear.cu: zero fill: const float before1 = second ? bias[c + 1] : 0.0f; [48]":
+    "linear_pieces.cuh: zero fill: const float before1 = second ? bias[c + 1] : 0.0f; [48]":
         "the second of the classes is not stored where there is one",
     "linear.cu: zero fill: const float shift = warp == 0 && lane < CLASSES ? bias[lane] : 0.0f; "
     "[62]":
@@ -109,8 +109,8 @@ HARMLESS: dict[str, str] = {
     "0.0f; [67]":
         "a one overflows no more than a zero, and the values have been stored before",
     **dict.fromkeys((
-        "narrow.cu: barrier: __syncwarp();  // racecheck takes the initialisation for that of all "
-        "lanes [6]",
+        "narrow_fetch.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for "
+        "that of all lanes [6]",
         "skinny_parts.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for that "
         "of all lanes [4]",
     ), "one thread does what is ahead of it and what is behind it"),
@@ -118,7 +118,7 @@ HARMLESS: dict[str, str] = {
         "a warp without pixels has no weights either: what it loads is masked to zeros, and not "
         "used",
     **dict.fromkeys((
-        "narrow.cu: zero fill: const float share = exists ? __fdividef(1.0f, "
+        "narrow_inner.cu: zero fill: const float share = exists ? __fdividef(1.0f, "
         "static_cast<float>(batch)) : 0.0f; [78]",
         "narrow_pieces.cuh: zero fill: words[2 * i] = load_pixels(from[i], exists ? present(col, "
         "FEATURES) : 0u); [73]",
@@ -150,7 +150,7 @@ HARMLESS: dict[str, str] = {
         "skinny_backward.cuh: barrier: __syncwarp(); [4]",
         "skinny_backward.cuh: barrier: __syncwarp(); [4] #2",
     ), "it brings the mover's warp together ahead of the block's barrier, which orders the same"),
-    "skinny_backward.cuh: zero fill: const unsigned int pair_of_ones = g == 0 ? "
+    "skinny_weights.cuh: zero fill: const unsigned int pair_of_ones = g == 0 ? "
     "pack_pair<T>(1.0f, 1.0f) : 0u; [71]":
         "only the first row of the product is used",
     "skinny_backward.cuh: zero fill: return max(depth * kSlot + 1024 + (UPDATE ? kXTile : 0), "
@@ -171,7 +171,7 @@ HARMLESS: dict[str, str] = {
 """By Fault.name."""
 
 OUT_OF_REACH: dict[str, str] = {
-    "skinny_backward.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
+    "skinny_weights.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
     ": 0u; [62]":
         "it makes -0 of the NaN that a GPU's arithmetic gives, 0x7fffffff; the host gives another",
     "skinny_parts.cuh: barrier: __syncwarp(); [4] #2":
@@ -189,7 +189,7 @@ OPEN: dict[str, str] = {
     "wgmma_tf32.cu: barrier: __syncthreads();  // the operands are done with: their place takes "
     "the sums [2]":
         "the loop ends with a barrier of its own: this one may be redundant",
-    "narrow.cu: fence: ptx::fence_proxy_async(); [8]":
+    "narrow_fetch.cuh: fence: ptx::fence_proxy_async(); [8]":
         "between a read and a later copy to the same place: whether PTX asks for it is not clear",
     "wgmma.cu: index: group.column0 = warp / 4 % TILE::kWarpsN * Group::kColumns; [20]":
         "no tile has several groups of warps across",
@@ -199,8 +199,8 @@ OPEN: dict[str, str] = {
     "narrow_pieces.cuh: zero fill: words[i] &= left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : 0u; "
     "[63]":
         "what lies behind the last feature meets weights of 0",
-    "head.cu: index: rounded[i] = stochastic_round_bf16(values[2 * i], low).bits | upper << 16; "
-    "[47]":
+    "head_pieces.cuh: index: rounded[i] = stochastic_round_bf16(values[2 * i], low).bits | upper "
+    "<< 16; [47]":
         "needs a case: a row of the head that is infinite in part",
     "mma_fragments.cuh: index: base = at(row, first * 2 / 16 + (LEFT ? low : high)); [21]":
         "a case that catches it is not always among those that the probe takes",
