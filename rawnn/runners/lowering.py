@@ -60,8 +60,8 @@ class Lowering:
         return self.device.begin(self._jobs(plans))
 
     def prepare(self, plans: Iterable[Plan]) -> None:
-        """Load the libraries that the plans need and choose their algorithms: half a second of the
-        first run, which may pass while kernels compile."""
+        """Load the libraries that the plans need and choose their algorithms: tenths of a second,
+        which may pass while kernels compile."""
         for plan in plans:
             for op in plan.ops:
                 if op.impl == "cublas":
