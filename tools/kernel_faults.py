@@ -47,7 +47,8 @@ def main() -> int:
     part, parts = asked.part
     todo = todo[part - 1 :: parts][: asked.sample]
     with ProcessPoolExecutor(asked.jobs) as pool:
-        for done in as_completed([pool.submit(faults.attempt, fault, _shown_by(known, fault)) for fault in todo]):
+        for done in as_completed([pool.submit(faults.attempt, fault, _shown_by(known, fault))
+                                  for fault in todo]):
             found = done.result()
             if found.what == "unknown":
                 continue
@@ -79,8 +80,8 @@ def _keep(known: dict[str, dict[str, str]], every: dict[str, faults.Fault]) -> i
     text = json.dumps({
         "about": "faults planted in the kernels one at a time (tools/kernel_faults.py)",
         "faults of the rules": len(every), "walked": len(known), "planted": len(valid),
-        "caught": len(valid) - len(survived), "harmless": len(harmless), "beyond reach": len(beyond),
-        "missed": len(missed),
+        "caught": len(valid) - len(survived), "harmless": len(harmless),
+        "beyond reach": len(beyond), "missed": len(missed),
         "faults": dict(sorted(known.items())),
     }, indent=1)
     KEPT.write_text(text + "\n")

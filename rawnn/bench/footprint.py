@@ -47,6 +47,13 @@ def _floor(work: Work, opened: Opened) -> Bound | None:
     return least_time(work.train, found.result) if found else None
 
 
+def traffic(print_: Footprint | None) -> tuple[str, str]:
+    """Launches of a step, and megabytes that they move; empty where that is not known."""
+    if print_ is None:
+        return "", ""
+    return f"{print_.launches:.3g}", f"{print_.bytes / 1e6:.3g}"
+
+
 def x_floor(us: float | None, print_: Footprint | None) -> str:
     """How many times the least time a step took; "" where that is not known."""
     if us is None or print_ is None or print_.floor is None or print_.floor.us <= 0:

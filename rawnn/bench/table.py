@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from rawnn.bench.columns import markdown_table
-from rawnn.bench.footprint import NO_FLOORS, x_floor
+from rawnn.bench.columns import WHY, markdown_table
+from rawnn.bench.conditions import joules, slowed
+from rawnn.bench.footprint import NO_FLOORS, traffic, x_floor
 from rawnn.bench.records import LadderResult, Rung
 from rawnn.bench.statistics import Spread, runs_text, with_deviation
 from rawnn.common.words import counted
 
 HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "x baseline", "x floor",
-            "accuracy", "reference")
-NUMBERS = range(1, 7)
+            *WHY, "accuracy", "reference")
+NUMBERS = range(1, 7 + len(WHY))
 """Columns that are set right."""
 CLOCK_WORDS = {"sm_mhz": ("SM", "MHz"), "mem_mhz": ("memory", "MHz"),
                "temperature_c": ("temperature", "C"), "power_w": ("power", "W")}
@@ -63,7 +64,8 @@ class Row:
             rung.name, milliseconds(epoch.median),
             f"{milliseconds(epoch.min)}-{milliseconds(epoch.max)}",
             milliseconds(rung.total_ms.median), times_text(self.factor), times_text(self.overall),
-            self.x_floor,
+            self.x_floor, *traffic(rung.footprint),
+            joules(rung.conditions, sum(len(run.epoch_ms) for run in rung.runs)),
             with_deviation(rung.accuracy_mean or 0.0, rung.accuracy_std or 0.0, len(rung.runs)),
             _agreement(rung),
         )
@@ -116,6 +118,8 @@ def remarks(ladder: LadderResult) -> list[str]:
     for rung in ladder.rungs:
         if rung.status != "measured":
             found.append(f"{rung.name} {rung.status}: {rung.reason}")
+        if slow := slowed(rung.conditions):
+            found.append(f"{rung.name} {slow}")
         found += [note if note.startswith(rung.name) else f"{rung.name}: {note}"
                   for note in rung.notes]
         if rung.accuracy_agrees is False and ladder.oracle:
@@ -177,9 +181,10 @@ def _range(spreads: Sequence[Spread]) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f}-{high:.0f}"
 
 
-DISPENSABLE = ("reference", "min-max", "total (ms)", "x baseline", "x floor")
+DISPENSABLE = ("reference", *reversed(WHY), "min-max", "total (ms)", "x baseline", "x floor")
 """Columns that a narrow terminal does without, in the order in which they go: what `reference`
-says is repeated below the table, the rest follows from other columns."""
+says is repeated below the table, what a step moves is in the file, the rest follows from other
+columns."""
 
 
 def terminal_table(ladder: LadderResult, width: int) -> tuple[Table, tuple[str, ...]]:

@@ -20,6 +20,7 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.launch import KernelLaunch
 from rawnn.lab.arguments import Convert, Usual
 from rawnn.lab.arrays import Array
+from rawnn.lab.maps import TensorMap
 
 Quick = Callable[[tuple[Any, ...]], bool]
 """Launches with the arguments if it knows them all; False where nothing was done."""
@@ -49,6 +50,7 @@ _TESTS = {
     "number": "(type({0}) is float or type({0}) is int)",
     "whole": "type({0}) is int",
     "truth": "type({0}) is bool",
+    "map": "type({0}) is TensorMap and type({0}.array) is Array",
 }
 """By kind of a parameter, what its argument is where it is a usual one."""
 
@@ -56,11 +58,12 @@ _TESTS = {
 def quick_launch(usual: Sequence[Usual], converters: Sequence[Convert], device: Device,
                  launch: KernelLaunch, lock: Lock) -> Quick:
     """A function that launches with the arguments given, in the memory of `launch`, under `lock`.
-    Structs, tensor maps and small floats are made by their `converters` here, too."""
+    Structs and small floats are made by their `converters` here, too."""
     pack, buffer, first = launch.arguments.packing
     call, prepared, failed = launch.ready
     scope: dict[str, Any] = {
-        "Array": Array, "device": device, "lock": lock, "unfit": (struct.error, OverflowError),
+        "Array": Array, "TensorMap": TensorMap, "device": device, "lock": lock,
+        "unfit": (struct.error, OverflowError),
         "pack": pack, "buffer": buffer, "first": first,
         "call": call, "prepared": prepared, "failed": failed,
         **{f"types{i}": each.types for i, each in enumerate(usual)},
@@ -75,7 +78,8 @@ def _code(kinds: tuple[str, ...]) -> CodeType:
     """The function's code for parameters of these kinds; nothing of the user's text is in it."""
     names = [f"a{i}" for i in range(len(kinds))]
     made = [f"a{i} = convert{i}(a{i}, [])" for i, kind in enumerate(kinds) if kind == "other"]
-    values = [f"{name}.address" if kind.endswith("array") else name
+    values = [f"{name}.address" if kind.endswith("array") else
+              f"{name}.content" if kind == "map" else name
               for name, kind in zip(names, kinds, strict=True)]
     tests = [_TESTS[kind].format(name, i)
              for i, (name, kind) in enumerate(zip(names, kinds, strict=True)) if kind in _TESTS]

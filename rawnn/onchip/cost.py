@@ -14,26 +14,29 @@ from rawnn.onchip.decompose import (
     FULL,
     GATHERED,
     Decomposition,
+    Message,
     ceil,
     up,
 )
-from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE
+from rawnn.onchip.layout import TILE
+from rawnn.onchip.meeting import ALL, of_a_tile, way
+from rawnn.onchip.meeting import cycles as meeting_cycles
 from rawnn.onchip.tiles import softmax_lanes, tiling
 
 
 @dataclass(frozen=True)
 class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
-    cycle; of a softmax, an elementwise loss and a conversion, and of each round of the threads
-    there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed there,
-    by all or each its share; of what every step begins and ends with. What the products are
-    expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
-    of which those beside other work are seen in part (`overlapped`). A tile whose state comes
-    from the L2 cache takes `far_tile` more. Whether a step of float16 counts takes a block
-    `decision`, and `decision_between` more where clusters tell each other: both as long as the
-    barriers and reads that they are, not measured. Rounding a tile's weights by chance takes
-    `draws`, four draws of each lane, on one of four sub-cores: counted, not measured. `clock` is in
-    cycles a microsecond."""
+    cycle; of one through the L2 cache whose numbers are marked, of one whose senders are counted,
+    and the bytes of either a cycle (expected, not measured); of a softmax, an elementwise loss and
+    a conversion, and of each round of the threads there; of what every step begins and ends with.
+    What the products are expected to take is multiplied by `product`, weight gradients with their
+    updates by `gradient`, of which those beside other work are seen in part (`overlapped`). A tile
+    whose state comes from the L2 cache takes `far_tile` more. Whether a step of float16 counts
+    takes a block `decision`, and `decision_between` more where clusters tell each other: both as
+    long as the barriers and reads that they are, not measured. Rounding a tile's weights by chance
+    takes `draws`, four draws of each lane, on one of four sub-cores: counted, not measured. `clock`
+    is in cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -41,15 +44,15 @@ class Costs:
     exchange: float = 340.0
     second: float = 1550.0
     exchange_bytes: float = 9.3
+    marked: float = 1500.0
+    counted: float = 3000.0
+    far_bytes: float = 28.0
     softmax: float = 850.0
     softmax_round: float = 28.0
     elementwise: float = 210.0
     elementwise_round: float = 85.0
     convert: float = 120.0
     convert_round: float = 45.0
-    meeting: float = 3570.0
-    summed_bytes: float = 71.0
-    shared_bytes: float = 22.0
     step: float = 900.0
     far_tile: float = 35.0
     decision: float = 100.0
@@ -76,12 +79,21 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     n = layer + 1
 
     def exchange(features: int) -> float:
+        if d.far:
+            return far_cycles(d, Message(features, True), costs)
         return costs.exchange + features * d.columns * 4 / costs.exchange_bytes
 
     def summed(features: int) -> float:
+        if d.far:
+            return sum(far_cycles(d, message, costs) for message in d.summed(features))
         if d.sums_at_once(features):
             return exchange(features * d.ranks)
         return 2 * exchange(features) - costs.exchange + costs.second
+
+    def shared_out(features: int) -> float:
+        if d.far:
+            return far_cycles(d, Message(d.slices[layer] * d.ranks, False), costs)
+        return exchange(features)
 
     forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
     found = [Phase(f"forward {n}", costs.product * forward.cycles)]
@@ -94,7 +106,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
         found.append(Phase(f"backward {n}", costs.product * backward.cycles))
         if kind == BY_OUTPUTS:
             gathered = d.types[layer] == GATHERED
-            found.append(Phase(f"sum of gradient {layer}", exchange(p.layers[layer]) if gathered
+            found.append(Phase(f"sum of gradient {layer}", shared_out(p.layers[layer]) if gathered
                                else summed(p.layers[layer])))
     gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
     # With a loss scale and one cluster all weight gradients wait for the first layer's gradient.
@@ -107,12 +119,20 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     return found
 
 
+def far_cycles(d: Decomposition, message: Message, costs: Costs = H200) -> float:
+    """A message through the L2 cache, of which a block also writes all where it is not the same for
+    all."""
+    nbytes = message.rows * d.columns * 4 * (1 if message.to_all else 2)
+    if d.marked(message.rows):
+        return costs.marked + 2 * nbytes / costs.far_bytes
+    return costs.counted + nbytes / costs.far_bytes
+
+
 def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
     """What one layer adds to a step: its phases, and its part of the clusters' meeting."""
     found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
     if d.groups > 1:
-        nbytes = layer_tiles(d, layer) * TILE * 4
-        found += min(d.groups * nbytes / costs.summed_bytes, nbytes / costs.shared_bytes)
+        found += layer_tiles(d, layer) * of_a_tile(d.groups, len(d.problem.states))
     return found
 
 
@@ -142,6 +162,7 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
         mail = p.layers[layer] if layer else 0
     if d.types[layer + 1] == GATHERED:
         mail = max(mail, p.layers[layer + 1])
+    mail = 0 if d.far else mail
     return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.columns)
 
 
@@ -167,20 +188,20 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
         found.append(Phase("loss", costs.elementwise
                            + costs.elementwise_round * ceil(elements, d.threads)))
     if p.scaled:
-        told = costs.exchange if d.ranks > 1 else 0.0
+        told = 0.0 if d.ranks == 1 else costs.marked if d.far else costs.exchange
         between = costs.decision_between if d.groups > 1 else 0.0
         found.append(Phase("overflow", costs.decision + told + between))
     return found
 
 
 def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
-    """How clusters add up their gradients: all of them by every cluster, or each its share."""
+    """How clusters add up their gradients."""
     if d.groups == 1:
         return []
-    nbytes = TILE * 4 * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    if d.groups * nbytes <= MOST_SUMMED_BY_ALL:
-        return [Phase("all clusters sum", costs.meeting + d.groups * nbytes / costs.summed_bytes)]
-    return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
+    tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
+    meeting = d.groups, tiles, len(d.problem.states)
+    name = "all clusters sum" if way(*meeting) == ALL else "clusters sum and share"
+    return [Phase(name, meeting_cycles(*meeting))]
 
 
 def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:

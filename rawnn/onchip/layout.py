@@ -13,15 +13,15 @@ from rawnn.onchip.decompose import (
     pitch,
     up,
 )
+from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS, way
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.tiles import Tiling, far_tiling, tiling
 
 TILE = 128
 """Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
 
-ALL, SHARE = "all", "share"
-MOST_SUMMED_BY_ALL = 131_072
-"""Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
+COUNTS = ("counters", "generations")
+"""Workspaces of integers."""
 
 RULE_BYTES = 64
 FIXED_BYTES = 1024
@@ -111,22 +111,30 @@ class Layout:
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps."""
         d = self.decomposition
-        found = {"tally": 2 * self.parts * d.turns * steps, "counters": self.counters + 1}
+        found = {"tally": 2 * self.parts * d.turns * steps, "counters": 3}
         if self.sync:
             copies = 2 if self.sync == ALL else 1
-            found["gradients"] = copies * d.blocks * self.tiles * TILE
+            found["gradients"] = copies * d.blocks * self.tiles * TILE_WORDS * 4
         if self.sync == SHARE:
-            found["fresh"] = d.ranks * self.tiles * TILE
+            found["fresh"] = d.ranks * self.tiles * TILE_WORDS * 4
         if self.sync and d.problem.scaled:
-            found["overflows"] = 2 * d.blocks
+            found["overflows"] = 2 * d.blocks * 4
+        if d.far:
+            found["generations"] = self.first_counter + 32 * d.groups
+            if any(d.boxes(True)):
+                found["marks"] = 2 * d.groups * d.box_floats(True)
+            if any(d.boxes(False)):
+                found["parcels"] = d.groups * d.box_floats(False)
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         return found
 
     @property
-    def counters(self) -> int:
-        """Words of counters that clusters meet at: one a rank, each in a line of its own."""
-        return self.decomposition.ranks * 32
+    def first_counter(self) -> int:
+        """Word of `generations`, behind two of each block, where the counters begin at which the
+        blocks of a group meet that exchange through the L2 cache: one a group, each in a line of
+        its own. They go on from launch to launch, and around."""
+        return up(2 * self.decomposition.blocks, 32)
 
 
 def tallies(d: Decomposition) -> int:
@@ -172,8 +180,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         bias = take(f"b{layer}", bias_tiles * TILE)
         parts.append((rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, base))
         base += tiles + bias_tiles
-    sync = "" if d.groups == 1 else \
-        ALL if d.groups * base * TILE * 4 <= MOST_SUMMED_BY_ALL else SHARE
+    sync = way(d.groups, base, states)
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
@@ -203,7 +210,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     exchange = max(d.exchanged() * d.columns, flags(d), *(
         p.layers[n] * d.columns + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
         if type_ == GATHERED and d.idle(n)))
-    if exchange:
+    if exchange and not d.far:
         take("exchange", 2 * exchange)
     scratch, tilings = 0, []
     eighths = d.columns // 8

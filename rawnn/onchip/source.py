@@ -5,7 +5,8 @@ from __future__ import annotations
 from rawnn.common.dtypes import c_type
 from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
-from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout
+from rawnn.onchip.layout import COUNTS, RULE_BYTES, TILE, Layout
+from rawnn.onchip.meeting import ALL, SHARE
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.steps import StepWriter
 from rawnn.onchip.writer import literal
@@ -40,7 +41,7 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
         if p.bias:
             found += [("float*", role) for role in (f"b{layer}",
                                                     *(f"b{layer}_{s}" for s in p.states))]
-    found += [("unsigned int*" if name == "counters" else "float*", name)
+    found += [("unsigned int*" if name in COUNTS else "float*", name)
               for name in layout.workspaces(1)]
     found.append(("float*", "loss"))
     if p.measured:
@@ -65,6 +66,7 @@ class _Kernel(StepWriter):
                                 ("Columns", d.columns), ("Pitch", d.pitch),
                                 ("Numbers", NUMBERS[p.numbers])):
             w(f"static constexpr int k{constant} = {value};")
+        w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
         w("};")
         w(f"using Between = {functor(p.activation)};")
         w(f"using Rule = {f'Unscaled<{p.rule}>' if p.scaled else p.rule};")
@@ -88,6 +90,8 @@ class _Kernel(StepWriter):
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
         w("const int cursor_now = *cursor + offset;")
+        if self.layout.sync:  # each turn has a stamp that no earlier one had, of whatever launch
+            w("const unsigned int stamps = counters[1] + 1u;")
         if d.turns > 1:
             w(f"const int turns = span * {d.turns};")
             self.turns_of_steps()
@@ -128,6 +132,8 @@ class _Kernel(StepWriter):
         w("}")
         w("if constexpr (kBulk) ptx::fence_proxy_async();")
         w("__syncthreads();")
+        if self.layout.sync:  # what this block has loaded may be stored over
+            w("ptx::arrive_at_grid(counters + 2);")
         if p.scheduled:
             w("float rate = 0.0f;")
         if p.labelled:
@@ -148,12 +154,7 @@ class _Kernel(StepWriter):
         if p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
-        if d.ranks > 1:
-            w("cluster_arrive<Shape>();")
-            w("cluster_wait<Shape>();")
-            if self.layout.exchange:
-                w(f"Mailboxes<Shape, {self.layout.exchange}> mail = {{{self.at('exchange')}, "
-                  f"barriers + 16, rank, 0}};")
+        self.mailboxes()
 
     def turns_of_steps(self) -> None:
         """Which examples a turn has: a part of its step's."""
@@ -212,6 +213,8 @@ class _Kernel(StepWriter):
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
+        if found.sync:
+            w(f"ptx::wait_for_grid(counters + 2, {d.blocks}u, 1);")
         for layer in range(p.depth):
             part, n = found.layers[layer], layer + 1
             everywhere = d.kinds[layer] == EVERYWHERE and d.ranks > 1
@@ -234,6 +237,7 @@ class _Kernel(StepWriter):
             w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
             w("overflow[0] = 0;")
             w("}")
+        self.keep_generation()
         w("cluster_arrive<Shape>();")
         w("cluster_wait<Shape>();")
         terms = p.batch if p.labelled else p.batch * p.outputs
@@ -244,5 +248,5 @@ class _Kernel(StepWriter):
             of_step = f"[=](int step) {{ return static_cast<float>(batch_of(step) * {each}); }}"
         w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
           f"{found.parts * d.turns}, span, {of_step}, counters, "
-          f"counters + 1, {found.counters}, loss + cursor_now, "
-          f"{correct}, reinterpret_cast<int*>(tallies));")
+          f"static_cast<unsigned int>({self.turns}), loss + cursor_now, {correct}, "
+          "reinterpret_cast<int*>(tallies));")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from rawnn.onchip.decompose import ceil
-from rawnn.onchip.layout import ALL, TILE
-from rawnn.onchip.writer import KernelWriter, literal
+from rawnn.onchip.exchanges import ExchangeWriter
+from rawnn.onchip.layout import TILE
+from rawnn.onchip.meeting import ALL, TILE_WORDS
+from rawnn.onchip.writer import literal
 
 
-class UpdateWriter(KernelWriter):
+class UpdateWriter(ExchangeWriter):
     """Writes what becomes of gradients."""
 
     def gradients(self, layers: list[int], first: int = 0) -> None:
@@ -20,13 +22,10 @@ class UpdateWriter(KernelWriter):
             w("{")
             w(f"// gradient {n}")
             if self.layout.sync:
-                turn = "(u & 1)" if self.layout.sync == ALL else "0"
-                many = self.layout.tiles
-                way, adds = ("AddTiles", ", part > 0") if d.turns > 1 else ("PublishTiles", "")
-                w(f"const {way}<{part.across}, {part.tiles}> finish = {{"
-                  f"reinterpret_cast<float4*>(gradients) + ((({turn} * {d.groups} + group) * "
-                  f"{d.ranks}ll + rank) * {many} + {part.base})"
-                  f" * {TILE // 4}{adds}}};")
+                adds = d.turns > 1
+                w(f"const PublishTiles<{part.across}, {part.tiles}, {literal(adds)}> finish = {{"
+                  f"{self.words('group')} + {part.base * TILE_WORDS}, stamp, "
+                  f"{'part > 0' if adds else 'false'}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
                 w("const Rule rule = *rule_of_step;")
@@ -44,25 +43,29 @@ class UpdateWriter(KernelWriter):
             first = (first + tiles.tasks + sums) % d.warps
         layers.clear()
 
-    def tell_overflow(self) -> None:
-        """The blocks of a cluster tell each other whether they saw a gradient that cannot be
-        stored."""
-        ranks = self.d.ranks
-        if ranks > 1:
-            self.w(f"mail.expect({4 * ranks});")
-            self.w(f"if (thread < {ranks}) mail.send_one(thread, rank, *found != 0 ? "
-                   "1.0f : 0.0f);")
-
     def hear_overflow(self) -> None:
         """Whether the step is left out; of several clusters, what this one tells the others."""
         d, w = self.d, self.w
-        said = "any_rank<Shape>(mail.receive())" if d.ranks > 1 else "*found != 0"
+        said = self.overflowed()
         if not self.layout.sync:
             w(f"const bool left_out = {said};")
             return
         w(f"const bool seen = {said};")
-        w(f"float* const flags = overflows + (u & 1) * {d.blocks} + rank;")
-        w(f"if (thread == 0) __stcg(flags + group * {d.ranks}, seen ? 1.0f : 0.0f);")
+        w("ptx::Stamped* const flags = reinterpret_cast<ptx::Stamped*>(overflows) + (u & 1) * "
+          f"{d.blocks} + rank;")
+        w(f"if (thread == 0) ptx::store_stamped(flags + group * {d.ranks}, seen ? 1.0f : 0.0f, "
+          "0.0f, 0.0f, stamp);")
+
+    def stamp(self, turn: str) -> None:
+        """The stamp of what clusters hand to each other in a turn."""
+        if self.layout.sync:
+            self.w(f"const unsigned int stamp = stamps + static_cast<unsigned int>({turn});")
+
+    def words(self, group: str) -> str:
+        """Where the words of this block's tiles lie, or of the same rank's of another cluster."""
+        d, turn = self.d, "(u & 1)" if self.layout.sync == ALL else "0"
+        return f"reinterpret_cast<ptx::Stamped*>(gradients) + (({turn} * {d.groups} + {group}) * " \
+               f"{d.ranks}ll + ptx::made_here(rank)) * {self.layout.tiles * TILE_WORDS}"
 
     def meet(self) -> None:
         """Clusters that share the batch add up their gradients."""
@@ -72,9 +75,10 @@ class UpdateWriter(KernelWriter):
         many, quads = found.tiles, TILE // 4
         if self.p.scaled:
             w("bool left_out;")
-        far = literal(found.shared_state is None and bool(self.p.states))
         w("{")
         w("// gradients of all clusters")
+        if self.p.scaled:
+            w("left_out = any_group<Shape>(flags, stamp);")
         w("const auto place = [=](int tile) {")
         for layer in range(self.p.depth - 1, -1, -1):
             part, n = found.layers[layer], layer + 1
@@ -96,29 +100,21 @@ class UpdateWriter(KernelWriter):
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * quads}; }};")
         w("const Rule rule = *rule_of_step;")
-        w("unsigned int* const met = counters + 1 + rank * 32;")
-        stride = f"{d.ranks * many * quads}ll"
-        unless = "if (!left_out) " if self.p.scaled else ""
-        if found.sync == ALL:
-            w(f"ptx::grid_barrier(met, (u + 1u) * {d.groups}u, 1);")
-            self.hear_clusters()
-            w(f"{unless}update_all<Shape, Rule, {far}, {many}>("
-              "reinterpret_cast<const float4*>(gradients) "
-              f"+ ((u & 1) * {d.blocks}ll + rank) * {many * quads}, {stride}, rule, place, state"
-              f"{how});")
-        else:
-            w(f"ptx::grid_barrier(met, (2u * u + 1u) * {d.groups}u, 1);")
-            w("float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * "
-              f"{many * quads};")
-            self.hear_clusters()
-            w(f"{unless}update_share<Shape, Rule, {far}, {many}, {found.shares}>("
-              "reinterpret_cast<const float4*>(gradients) + rank * "
-              f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
-              f"state{how});")
-            w(f"ptx::grid_barrier(met, (2u * u + 2u) * {d.groups}u, 2);")
-            w(f"{unless}copy_fresh<Shape, {many}>(new_weights, place);")
-        w("}")
-
-    def hear_clusters(self) -> None:
+        w(f"const ptx::Stamped* const parts = {self.words('0')};")
+        far = literal(found.shared_state is None and bool(self.p.states))
+        stride = f"{d.ranks * many * TILE_WORDS}ll"
         if self.p.scaled:
-            self.w("left_out = any_group<Shape>(flags);")
+            w("if (!left_out) {")
+        if found.sync == ALL:
+            w(f"update_all<Shape, Rule, {far}, 0, {many}>(parts, {stride}, stamp, rule, place, "
+              f"state{how});")
+        else:
+            w("ptx::Stamped* const new_weights = reinterpret_cast<ptx::Stamped*>(fresh) + "
+              "ptx::made_here(rank) * "
+              f"{many * TILE_WORDS};")
+            w(f"update_share<Shape, Rule, {far}, 0, {many}, {found.shares}>(parts, {stride}, stamp,"
+              f" rule, group, {self.at('scratch')}, new_weights, place, state{how});")
+            w(f"copy_fresh<Shape, 0, {many}>(new_weights, stamp, group, place);")
+        if self.p.scaled:
+            w("}")
+        w("}")

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from rawnn.bench.columns import OPTIONAL
 from rawnn.bench.records import LadderResult
 from rawnn.bench.table import (
     HEADINGS,
@@ -98,7 +99,7 @@ def test_a_narrow_terminal_loses_columns_and_no_letter(ladder: LadderResult, wid
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     assert set(left_out).isdisjoint(HEADINGS[:2])
-    for heading in set(HEADINGS) - {*left_out, "x floor"}:  # of which nothing is known here
+    for heading in set(HEADINGS) - {*left_out, *OPTIONAL}:  # of which nothing is known here
         assert heading in text
 
 

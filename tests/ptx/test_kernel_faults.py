@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.onchip.layout import ALL, SHARE
+from rawnn.onchip.meeting import ALL, SHARE
 from tests.onchip.problems import FULL
 from tests.onchip.test_twin import Launch
 from tests.ptx.twin import faults
@@ -80,7 +80,7 @@ def test_what_is_argued_away_is_a_fault() -> None:
 
 
 def test_every_fault_is_settled() -> None:
-    """Caught, or argued harmless, no more than one in twenty of them, or beyond the host's reach."""
+    """Caught, or beyond the host's reach, or argued harmless: no more than one in twenty."""
     kept = json.loads(KEPT.read_text())
     assert kept["walked"] == len(kept["faults"])
     assert kept["missed"] == 0

@@ -104,6 +104,11 @@ PROBES: dict[str, tuple[str, str, str]] = {
                   "ptx::load_tile(to, *map, row, column, barrier);",
                   "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::"
                   "bytes [to], [map, {column, row}], [barrier];"),
+    "load_tile_to_blocks": (
+        "unsigned to, const TensorMap* map, int row, int column, unsigned barrier, unsigned blocks",
+        "ptx::load_tile_to_blocks(to, *map, row, column, barrier, blocks);",
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+        "multicast::cluster [to], [map, {column, row}], [barrier], blocks;"),
     "store_tile": ("const TensorMap* map, int row, int column, unsigned from",
                    "ptx::store_tile(*map, row, column, from);",
                    "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group "
@@ -140,8 +145,24 @@ PROBES: dict[str, tuple[str, str, str]] = {
               "[barrier];"),
     "add_release": ("unsigned* counter, unsigned value", "ptx::add_release(counter, value);",
                     "red.release.gpu.global.add.u32 [counter], value;"),
+    "store_stamped": ("ptx::Stamped* to, float x, float y, float z, unsigned stamp",
+                      "ptx::store_stamped(to, x, y, z, stamp);",
+                      "st.relaxed.gpu.global.b128 [to], word;"),
+    "load_stamped": ("const ptx::Stamped* from",
+                     "const auto v = ptx::load_stamped(from); out[0] = v.stamp;",
+                     "ld.relaxed.gpu.global.b128 word, [from];"),
     "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",
                      "ld.acquire.gpu.global.u32 R, [counter];"),
+    "store_marked": ("unsigned long long* to, float a, float b, unsigned mark",
+                     "ptx::store_marked(to, a, b, mark);", "st.relaxed.gpu.global.v2.b64 [to], {"),
+    "store_marked_one": ("unsigned long long* to, float a, unsigned mark",
+                         "ptx::store_marked(to, a, mark);", "st.relaxed.gpu.global.b64 [to], "),
+    "load_marked": ("const unsigned long long* from",
+                    "out[0] = static_cast<unsigned>(ptx::load_marked(from).y);",
+                    "ld.relaxed.gpu.global.v2.b64 {"),
+    "load_marked_one": ("const unsigned long long* from",
+                        "out[0] = static_cast<unsigned>(ptx::load_marked_one(from));",
+                        "ld.relaxed.gpu.global.b64 "),
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
     "wait_for_kernels": ("int nothing", "ptx::wait_for_kernels();", "griddepcontrol.wait;"),
@@ -153,6 +174,10 @@ PROBES: dict[str, tuple[str, str, str]] = {
         "ptx::multiply_async<64>(s, l, right, add); ptx::commit_products(); "
         "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
         "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p"),
+    "give_registers": ("int nothing", "ptx::give_registers<40>();",
+                       "setmaxnreg.dec.sync.aligned.u32 40;"),
+    "take_registers": ("int nothing", "ptx::take_registers<240>();",
+                       "setmaxnreg.inc.sync.aligned.u32 240;"),
     "fence_products": ("int nothing", "ptx::fence_products();", "wgmma.fence.sync.aligned;"),
     "commit_products": ("int nothing", "ptx::commit_products();",
                         "wgmma.commit_group.sync.aligned;"),
@@ -259,7 +284,8 @@ def test_every_primitive_with_ptx_is_probed() -> None:
         text = CODE.sub("", path.read_text())
         for match in re.finditer(r"__forceinline__ [\w ]+?\*? ?(\w+)\(", text):
             rest = text[match.end() : text.find("}\n", match.end())]
-            if "asm" in rest and match[1] not in ("multiply_async", "dynamic_shared", "settle"):
+            if "asm" in rest and match[1] not in (
+                    "multiply_async", "dynamic_shared", "settle", "made_here"):
                 assert match[1] in probed or match[1] in (
                     "multiply_f16", "multiply_from_zero", "load_remote4", "wait_for_remote"), \
                     match[1]

@@ -47,6 +47,18 @@ __device__ __forceinline__ void load_tile(unsigned int to, const TensorMap& from
       : "memory");
 }
 
+// The same for several blocks of the cluster, whose bits are set in `blocks`: the tile comes to the
+// place `to` of each, and counts at the barrier at `barrier` of each. It is read from memory once.
+__device__ __forceinline__ void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row,
+                                                    int column, unsigned int barrier,
+                                                    unsigned int blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&from), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<unsigned short>(blocks))
+      : "memory");
+}
+
 // The reverse: what lies beyond the matrix is not written.
 __device__ __forceinline__ void store_tile(const TensorMap& to, int row, int column,
                                            unsigned int from) {

@@ -63,11 +63,15 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
     ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
+    ("softmax, SGD", 4, 1, "FGSF", (1.0, 0.0), 0, 1, "marked"),
+    ("softmax, SGD", 8, 1, "FSFG", (1.0, 0.0), 0, 1, "counted"),
+    ("a boundary that is counted", 2, 2, "FGSF", (1.0, 0.0), 0, 1, "l2"),
+    ("float16", 4, 1, "FGFF", (2.0**20, 5.0), 0, 1, "l2"),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
-partial batch that ends it, and how many micro-batches a batch is. Between them they take
-every template of onchip_*.cuh."""
+partial batch that ends it, how many micro-batches a batch is, and where blocks exchange. Between
+them they take every template of onchip_*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
@@ -78,16 +82,24 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
                 r"|sums\.(?:ready|done)\(\);|mailbox\.(?:opened|open)\([^;]*\);"
                 r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);", ";"),
     ("barrier", r"__syncthreads_or", ""),
-    ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
-    ("generation", r"(ptx::grid_barrier\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
-    ("exchange", r"mail\.(?:expect|send|send_to_all)\([^;]*\);|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
-                 r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;", ";"),
+    ("meeting", r"ptx::await_stamped\([\s\S]*?(?:what|k[A-Z]\w+)\);", ";"),
+    ("meeting", r"copy_fresh<[^;]*;|update_(?:all|share)<[^;]*;", ";"),
+    ("generation", r"\bstamp(?=, (?:what|k[A-Z]\w+)\))", "stamp - 1u"),
+    ("generation", r"(const unsigned int stamp = stamps) \+ [^;]*;", r"\1;"),
+    ("generation", r"(const unsigned int stamps = )counters\[1\] \+ ", r"\1"),
+    ("exchange", r"(?:mail|marked|counted)\.(?:expect|send|sent|send_to_all)\([^;]*\);"
+                 r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
+                 r"|ptx::send4\([^;]*\);", ";"),
+    ("exchange", r"ptx::store_marked\([^;]*\);|(?<!void )store\((?:own|common)[^;]*\);", ";"),
+    ("exchange", r"ptx::wait_for_grid\([^;]*\);|ptx::arrive_at_grid\([^;]*\);", ";"),
+    ("generation", r"\+\+(?:exchanges|meetings)\b", lambda m: m[0][2:]),
+    ("generation", r"exchanges \+ 1u", "exchanges"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
-    ("store", r"__stcg\([^;]*\);", ";"),
-    ("reset", r"(?:\*ticket|counters\[i\]) = 0u;", ";"),
+    ("store", r"__stcg\([^;]*\);|ptx::store_stamped\([^;]*\);|store_tile\((?!ptx)[^;]*\);", ";"),
+    ("reset", r"(?:\*ticket|counters\[\d\]) = 0u;|counters\[1\] \+= \w+;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
     ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
              r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;{]*\);", ";"),
@@ -163,7 +175,8 @@ def written_files() -> dict[str, tuple[Any, ...]]:
     """The kernels of WRITTEN by the names that their faults give as the file."""
     return {f"{GENERATED} {how[0]}, {how[1]}x{how[2]} {how[3]}".rstrip()
             + "".join(f", {number} {what}" for number, what in zip(
-                how[5:], ("left", "turns"), strict=False) if number): how for how in WRITTEN}
+                how[5:], ("left", "turns"), strict=False) if number > (what == "turns"))
+            + "".join(f", {exchange}" for exchange in how[7:]): how for how in WRITTEN}
 
 
 @cache
@@ -334,8 +347,8 @@ def _checks_of(source: str) -> tuple[str, ...]:
 
 @cache
 def _plans_with(source: str) -> tuple[str, ...]:
-    """Of the cases whose plans launch a source's kernels, some that between them have all instances:
-    those first that bring the most kernels, types and flags."""
+    """Of the cases whose plans launch a source's kernels, some that between them have all
+    instances: those first that bring the most kernels, types and flags."""
     have = {name: {kernel_for(op).expression(op, _plan(name)) for op in _plan(name).ops
                    if has_kernel(op) and kernel_for(op).source == source} for name in CASES}
     chosen: list[str] = []
@@ -478,7 +491,8 @@ def _judged(source: str, probe: Callable[[], None]) -> tuple[str, str] | None:
 
 def attempt(fault: Fault, first: str = "") -> Outcome:
     """Plants a fault and looks whether it is caught, in a process of its own: it may hang or crash.
-    Of the sources that it may show in, `first` is tried first. What a machine is too busy to find out in PATIENCE is "unknown"."""
+    Of the sources that it may show in, `first` is tried first. What a machine is too busy to find
+    out in PATIENCE is "unknown"."""
     begin = time.monotonic()
     read, write = os.pipe()
     child = os.fork()

@@ -149,6 +149,8 @@ void wait_for_remote(unsigned int barrier, int parity);
 void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrier);
 void store_bulk(void* to, unsigned int from, int bytes);
 void load_tile(unsigned int to, const TensorMap& from, int row, int column, unsigned int barrier);
+void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row, int column,
+                         unsigned int barrier, unsigned int blocks);
 void store_tile(const TensorMap& to, int row, int column, unsigned int from);
 void commit_stores();
 template <int PENDING>
@@ -195,6 +197,39 @@ inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 
   wait_for_grid(counter, target, what);
 }
 
+// marked.cuh
+inline unsigned long long marked(float value, unsigned int mark) {
+  return static_cast<unsigned long long>(mark) << 32 | __float_as_uint(value);
+}
+void store_marked(unsigned long long* to, float first, float second, unsigned int mark);
+void store_marked(unsigned long long* to, float value, unsigned int mark);
+ulonglong2 load_marked(const unsigned long long* from);
+unsigned long long load_marked_one(const unsigned long long* from);
+float wait_for_marked_one(const unsigned long long* from, unsigned int mark, int what = 0);
+template <int COUNT>
+void wait_for_marked(float2 (&values)[COUNT], const unsigned long long* const (&from)[COUNT],
+                     unsigned int mark, int what = 0) {
+  for (int i = 0; i < COUNT; ++i) {
+    twin::must_be_aligned(from[i], 16);
+    values[i].x = wait_for_marked_one(from[i], mark, what);
+    values[i].y = wait_for_marked_one(from[i] + 1, mark, what);
+  }
+}
+
+// stamps.cuh
+inline int made_here(int value) { return value; }
+struct alignas(16) Stamped {
+  float x, y, z;
+  unsigned int stamp;
+};
+void store_stamped(Stamped* to, float x, float y, float z, unsigned int stamp);
+Stamped load_stamped(const Stamped* from);
+Stamped await_word(const Stamped* from, unsigned int stamp);
+template <int WORDS, typename F>
+void await_stamped(Stamped (&words)[WORDS], F from, unsigned int stamp, int) {
+  for (int i = 0; i < WORDS; ++i) words[i] = await_word(from(i), stamp);
+}
+
 // fences.cuh
 void fence_proxy_async();
 inline void gpu_fence() { __threadfence(); }
@@ -203,6 +238,10 @@ void wait_for_kernels();
 void launch_dependents();
 
 // warpgroup.cuh
+template <int COUNT>
+void give_registers() {}
+template <int COUNT>
+void take_registers() {}
 void fence_products();
 void commit_products();
 template <int PENDING>
