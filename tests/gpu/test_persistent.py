@@ -16,19 +16,16 @@ from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import MOST_STEPS, count_after
 from tests.engine import dataset_for, make_work, run_on, trained
 from tests.onchip import errors
-from tests.tolerances import ADAM, of_run
+from tests.tolerances import of_run
 
 pytestmark = pytest.mark.gpu
 
-
-def within(stored: str, options: dict[str, Any]) -> float:
-    """How far parameters may be from the host's."""
-    optimizer = options.get("optimizer")
-    return 4 * of_run({stored}) * (ADAM if optimizer and optimizer.name == "adam" else 1)
-
+SMOOTH: dict[str, Any] = {"network_options": {"activation": "tanh"}}
+"""Without a kink. An example that rounding brings to the other side of one moves weights by more
+than the tolerance: in NumPy, too, once its weights are changed by a millionth."""
 
 RECIPES: tuple[dict[str, Any], ...] = (
-    {}, {"optimizer": Optimizer("adam", 1e-3), "shuffle": True, "partial": True},
+    {}, {"optimizer": Optimizer("adam", 1e-3), "shuffle": True, "partial": True, **SMOOTH},
     {"network_options": {"loss": "mse", "activation": "gelu"}, "schedule": "cosine"},
     {"network_options": {"loss": "bce", "bias": False, "activation": "tanh"}},
 )
@@ -47,7 +44,7 @@ def test_it_trains_as_the_host(device: Device, machine: Machine, blocks: str,
     found = [run_on(device, work) for _ in range(2)]
     for name, array in wanted.parameters.items():
         np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
-                                   atol=within("float32", options))
+                                   atol=4 * of_run({"float32"}))
         np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
     np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
 
@@ -62,7 +59,7 @@ def test_16_bit_formats_train_as_the_host(device: Device, machine: Machine, numb
     if blocks not in ("1x1", "1x3") and machine.target.largest_cluster < 8:
         pytest.skip("this GPU has no clusters")
     layers = (40, 18, 64, 33, 9)
-    options: dict[str, Any] = {"optimizer": optimizer, "shuffle": True, "partial": True}
+    options: dict[str, Any] = {"optimizer": optimizer, "shuffle": True, "partial": True, **SMOOTH}
     data = dataset_for(Network(layers), 300, 23)
     wanted = trained(HostRunner(make_work(f"preload,{numbers}", layers, data, **options)))
     work = make_work(f"persistent={blocks},{numbers},graphs=epoch", layers, data, machine=machine,
@@ -70,7 +67,7 @@ def test_16_bit_formats_train_as_the_host(device: Device, machine: Machine, numb
     found = [run_on(device, work) for _ in range(2)]
     for name, array in wanted.parameters.items():
         np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
-                                   atol=within(stored, options))
+                                   atol=4 * of_run({stored}))
         np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
     np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=4 * of_run({stored}))
 
@@ -148,14 +145,14 @@ def test_micro_batches_train_as_the_host(device: Device, machine: Machine, block
         pytest.skip("this GPU has no clusters")
     layers = (40, 18, 64, 33, 9)
     options: dict[str, Any] = {"optimizer": Optimizer("adam", 1e-3), "shuffle": True,
-                               "partial": True, "batch": 23}
+                               "partial": True, "batch": 23, **SMOOTH}
     data = dataset_for(Network(layers), 300, 23)
     wanted = trained(HostRunner(make_work("preload", layers, data, **options), "float64"))
     work = make_work(f"persistent={blocks},graphs=epoch", layers, data, machine=machine, **options)
     found = [run_on(device, work) for _ in range(2)]
     for name, array in wanted.parameters.items():
         np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
-                                   atol=within("float32", options))
+                                   atol=4 * of_run({"float32"}))
         np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
     np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
 
