@@ -273,7 +273,7 @@ FAR = [
     ("more outputs than a register file", 2, 3, "FG", "marked"),
     ("more outputs than a register file", 32, 1, "FG", "counted"),
     ("a boundary that is counted", 4, 1, "FGSF", "l2"),
-    ("a boundary that is counted", 8, 2, "FSFG", "l2"),
+    ("a boundary that is counted", 8, 1, "FSFG", "l2"),
     ("a wide middle", 32, 1, "FGFG", "marked"), ("a wide middle", 32, 2, "FGSF", "l2"),
     ("float16, mean squares", 4, 3, "FGFS", "counted"),
     ("rounded by chance, Adam", 3, 3, "FSFF", "l2"), ("tf32, one layer", 5, 2, "SF", "marked"),

@@ -65,7 +65,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
     ("softmax, SGD", 4, 1, "FGSF", (1.0, 0.0), 0, 1, "marked"),
     ("softmax, SGD", 8, 1, "FSFG", (1.0, 0.0), 0, 1, "counted"),
-    ("a boundary that is counted", 2, 2, "FGSF", (1.0, 0.0), 0, 1, "l2"),
+    ("a boundary that is counted", 2, 1, "FGSF", (1.0, 0.0), 0, 1, "l2"),
     ("float16", 4, 1, "FGFF", (2.0**20, 5.0), 0, 1, "l2"),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
