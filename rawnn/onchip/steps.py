@@ -114,6 +114,7 @@ class StepWriter(UpdateWriter):
             n = layer + 1
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
               f"cursor_now + u, part{n}.out, part{n}.in}};")
+        self.places()
         if d.turns == 1:
             self.stamp("u")
             self.whole_turn()
@@ -310,11 +311,15 @@ class StepWriter(UpdateWriter):
             self.product(kind, layer, self.sender(str(n), f"mail.send_to_all({place}, v);"),
                          str(n), sent=True)
             self.gradients(meanwhile)
+            if kind == "backward":
+                self.meet_beside(layer)
             w(f"add_parts<Shape, {d.ranks}, {n}, {d.columns}>(mail.receive(), {n}, {finish});")
             return
         mine = f"max(0, min({size}, {n} - rank * {size}))"
         self.reduce(kind, layer, n, size, mine)
         self.gradients(meanwhile)
+        if kind == "backward":
+            self.meet_beside(layer)
         w("{")
         w("const float* const parts = mail.receive();")
         w(f"mail.expect({n * nbytes});")
@@ -404,10 +409,12 @@ class StepWriter(UpdateWriter):
             tiles = self.layout.layers[layer].backward
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
+            self.meet_beside(layer)
         elif type_ == GATHERED:
             idle, received = d.idle(layer), "mail.receive()"
             self.reduce("backward", layer, n, size, f"n{layer}", idle)
             self.gradients(waiting)
+            self.meet_beside(layer)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
             if idle:
                 w(f"const float* const sums{layer} = mail.receive();")

@@ -54,7 +54,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("binary cross-entropy, tanh", 4, 2, "FGFS"), ("a wide middle", 4, 1, "SFGF"),
     ("float16 inputs, normalised", 2, 3, ""), ("long rows", 2, 1, "SF"),
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("bfloat16", 2, 1, ""),
-    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
+    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 5, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
     ("float16", 1, 1, "", (64.0, 1998.0)), ("float16", 2, 3, "SFGF", (2.0**20, 5.0)),
     ("float16, Adam, tanh", 2, 2, "FSFF", (2.0**20, 0.0)),
@@ -63,6 +63,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
     ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
+    ("eight layers", 1, 6, "F" * 9), ("eight layers", 2, 3, "FS" * 4 + "F"),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
