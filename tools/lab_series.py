@@ -372,7 +372,8 @@ def _by_nvmath(device: Device, a: Array, b: Array, c: Array) -> Callable[[], Non
     room = Array((max(plan.workspace_bytes, 1),), np.uint8, device)
 
     def run() -> None:
-        plan.run(device.stream.handle, a.address, b.address, c.address, workspace=room.address)
+        plan.run(int(device.stream.handle), a.address, b.address, c.address,
+                 workspace=room.address)
 
     return run
 

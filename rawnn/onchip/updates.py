@@ -7,12 +7,13 @@ from functools import cached_property
 
 from rawnn.onchip.cost import Beside, early_meetings
 from rawnn.onchip.decompose import ceil
+from rawnn.onchip.exchanges import ExchangeWriter
 from rawnn.onchip.layout import TILE
 from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS
-from rawnn.onchip.writer import KernelWriter, literal
+from rawnn.onchip.writer import literal
 
 
-class UpdateWriter(KernelWriter):
+class UpdateWriter(ExchangeWriter):
     """Writes what becomes of gradients."""
 
     @cached_property
@@ -50,19 +51,10 @@ class UpdateWriter(KernelWriter):
             first = (first + tiles.tasks + sums) % d.warps
         layers.clear()
 
-    def tell_overflow(self) -> None:
-        """The blocks of a cluster tell each other whether they saw a gradient that cannot be
-        stored."""
-        ranks = self.d.ranks
-        if ranks > 1:
-            self.w(f"mail.expect({4 * ranks});")
-            self.w(f"if (thread < {ranks}) mail.send_one(thread, rank, *found != 0 ? "
-                   "1.0f : 0.0f);")
-
     def hear_overflow(self) -> None:
         """Whether the step is left out; of several clusters, what this one tells the others."""
         d, w = self.d, self.w
-        said = "any_rank<Shape>(mail.receive())" if d.ranks > 1 else "*found != 0"
+        said = self.overflowed()
         if not self.layout.sync:
             w(f"const bool left_out = {said};")
             return

@@ -273,6 +273,18 @@ class SimDriver(GraphCalls, MemoryCalls):
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         return 0, self.simulation.create("stream", lambda h: SimStream(h, not Flags))[0]
 
+    @seam(0, 0)
+    def cuCtxGetStreamPriorityRange(self) -> tuple[Any, int, int]:
+        """(code, that of least priority, that of greatest), as an H200 has them."""
+        return 0, 0, -5
+
+    @seam(None)
+    def cuStreamCreateWithPriority(self, flags: int, priority: int) -> tuple[Any, Any]:
+        """Priorities change nothing here: every order that is allowed is as likely."""
+        if flags not in (_DEFAULT_STREAM, _NON_BLOCKING):
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        return 0, self.simulation.create("stream", lambda h: SimStream(h, not flags))[0]
+
     @seam()
     def cuStreamDestroy(self, hStream: Any) -> tuple[Any, ...]:
         """Work still on the stream runs to its end."""

@@ -64,11 +64,15 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
     ("eight layers", 1, 6, "F" * 9), ("eight layers", 2, 3, "FS" * 4 + "F"),
+    ("softmax, SGD", 4, 1, "FGSF", (1.0, 0.0), 0, 1, "marked"),
+    ("softmax, SGD", 8, 1, "FSFG", (1.0, 0.0), 0, 1, "counted"),
+    ("a boundary that is counted", 2, 2, "FGSF", (1.0, 0.0), 0, 1, "l2"),
+    ("float16", 4, 1, "FGFF", (2.0**20, 5.0), 0, 1, "l2"),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
-partial batch that ends it, and how many micro-batches a batch is. Between them they take
-every template of onchip_*.cuh."""
+partial batch that ends it, how many micro-batches a batch is, and where blocks exchange. Between
+them they take every template of onchip_*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
@@ -84,8 +88,13 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("generation", r"\bstamp(?=, (?:what|k[A-Z]\w+)\))", "stamp - 1u"),
     ("generation", r"(const unsigned int stamp = stamps) \+ [^;]*;", r"\1;"),
     ("generation", r"(const unsigned int stamps = )counters\[1\] \+ ", r"\1"),
-    ("exchange", r"mail\.(?:expect|send|send_to_all)\([^;]*\);|(?<!void )send\([^;{]*\);"
+    ("exchange", r"(?:mail|marked|counted)\.(?:expect|send|sent|send_to_all)\([^;]*\);"
+                 r"|(?<!void )send\([^;{]*\);"
                  r"|ptx::send4\([^;]*\);", ";"),
+    ("exchange", r"ptx::store_marked\([^;]*\);|(?<!void )store\((?:own|common)[^;]*\);", ";"),
+    ("exchange", r"ptx::wait_for_grid\([^;]*\);|ptx::arrive_at_grid\([^;]*\);", ";"),
+    ("generation", r"\+\+(?:exchanges|meetings)\b", lambda m: m[0][2:]),
+    ("generation", r"exchanges \+ 1u", "exchanges"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
@@ -160,7 +169,8 @@ def written_files() -> dict[str, tuple[Any, ...]]:
     """The kernels of WRITTEN by the names that their faults give as the file."""
     return {f"{GENERATED} {how[0]}, {how[1]}x{how[2]} {how[3]}".rstrip()
             + "".join(f", {number} {what}" for number, what in zip(
-                how[5:], ("left", "turns"), strict=False) if number): how for how in WRITTEN}
+                how[5:], ("left", "turns"), strict=False) if number > (what == "turns"))
+            + "".join(f", {exchange}" for exchange in how[7:]): how for how in WRITTEN}
 
 
 @cache
