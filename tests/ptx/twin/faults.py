@@ -256,10 +256,11 @@ def _includes(file: str) -> frozenset[str]:
 
 def dependents(file: str) -> list[str]:
     """The sources that a fault in a file may show in; those with the fewest headers first, which
-    are the quickest to build, and GENERATED last. What random.cuh draws has a kernel of its own."""
+    are the quickest to build, and GENERATED last. What rounding.cuh draws and rounds has kernels of
+    its own."""
     found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
     found.sort(key=lambda name: (len(_includes(name)), name))
-    found[:0] = [_PROBE] if file in _includes("random.cuh") else []
+    found[:0] = [_PROBE] if file in _includes("rounding.cuh") else []
     return [*found, *([GENERATED] if file in _includes("onchip.cuh") else [])]
 
 
