@@ -238,8 +238,9 @@ class _Kernel(StepWriter):
             w("overflow[0] = 0;")
             w("}")
         self.keep_generation()
-        w("cluster_arrive<Shape>();")
-        w("cluster_wait<Shape>();")
+        if not d.far:
+            w("cluster_arrive<Shape>();")
+            w("cluster_wait<Shape>();")
         terms = p.batch if p.labelled else p.batch * p.outputs
         correct = "correct + cursor_now" if p.measured else "nullptr"
         of_step = f"{literal(float(terms))}f"

@@ -54,27 +54,8 @@ __device__ __noinline__ inline void waited_in_vain(int what, unsigned int mark) 
   __trap();
 }
 
-// Returns COUNT pairs once all of them have the mark.
-template <int COUNT>
-__device__ __forceinline__ void wait_for_marked(float2 (&values)[COUNT],
-                                                const unsigned long long* const (&from)[COUNT],
-                                                unsigned int mark, int what = 0) {
-#pragma unroll 1
-  for (int tries = 0;; ++tries) {
-    ulonglong2 words[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) words[i] = load_marked(from[i]);
-    unsigned int wrong = 0u;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      wrong |= (static_cast<unsigned int>(words[i].x >> 32) ^ mark) |
-               (static_cast<unsigned int>(words[i].y >> 32) ^ mark);
-      values[i] = make_float2(__uint_as_float(static_cast<unsigned int>(words[i].x)),
-                              __uint_as_float(static_cast<unsigned int>(words[i].y)));
-    }
-    if (wrong == 0u) return;
-    if (tries == 2000000) waited_in_vain(what, mark);
-  }
+__device__ __forceinline__ bool has_mark(unsigned long long word, unsigned int mark) {
+  return static_cast<unsigned int>(word >> 32) == mark;
 }
 
 __device__ __forceinline__ float wait_for_marked_one(const unsigned long long* from,
@@ -82,10 +63,32 @@ __device__ __forceinline__ float wait_for_marked_one(const unsigned long long* f
 #pragma unroll 1
   for (int tries = 0;; ++tries) {
     const unsigned long long word = load_marked_one(from);
-    if (static_cast<unsigned int>(word >> 32) == mark) {
-      return __uint_as_float(static_cast<unsigned int>(word));
-    }
+    if (has_mark(word, mark)) return __uint_as_float(static_cast<unsigned int>(word));
     if (tries == 2000000) waited_in_vain(what, mark);
+  }
+}
+
+// Returns COUNT pairs once all of them have the mark. Where some have not come it waits for one of
+// them, and asks for all again: asking for all in vain would keep others' stores from the L2 cache.
+template <int COUNT>
+__device__ __forceinline__ void wait_for_marked(float2 (&values)[COUNT],
+                                                const unsigned long long* const (&from)[COUNT],
+                                                unsigned int mark, int what = 0) {
+#pragma unroll 1
+  for (;;) {
+    ulonglong2 words[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) words[i] = load_marked(from[i]);
+    const unsigned long long* missing = nullptr;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (!has_mark(words[i].x, mark)) missing = from[i];
+      if (!has_mark(words[i].y, mark)) missing = from[i] + 1;
+      values[i] = make_float2(__uint_as_float(static_cast<unsigned int>(words[i].x)),
+                              __uint_as_float(static_cast<unsigned int>(words[i].y)));
+    }
+    if (missing == nullptr) return;
+    wait_for_marked_one(missing, mark, what);
   }
 }
 

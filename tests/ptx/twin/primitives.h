@@ -201,6 +201,7 @@ inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 
 inline unsigned long long marked(float value, unsigned int mark) {
   return static_cast<unsigned long long>(mark) << 32 | __float_as_uint(value);
 }
+inline bool has_mark(unsigned long long word, unsigned int mark) { return word >> 32 == mark; }
 void store_marked(unsigned long long* to, float first, float second, unsigned int mark);
 void store_marked(unsigned long long* to, float value, unsigned int mark);
 ulonglong2 load_marked(const unsigned long long* from);
