@@ -16,17 +16,12 @@ from rawnn.common.tolerances import (
     table,
 )
 
-__all__ = ["ADAM", "FACTOR", "FUNCTIONS", "RUN", "SMALLEST", "TENSOR_CORE", "TENSOR_CORE_8_BIT",
-           "UNIT", "of_op", "of_run", "table"]
+__all__ = ["FACTOR", "FUNCTIONS", "RUN", "SMALLEST", "TENSOR_CORE", "TENSOR_CORE_8_BIT", "UNIT",
+           "of_op", "of_run", "table"]
 
 RUN = 1e-5
 """Of parameters (absolute; they are of the order of 1) and losses (relative) after the some twenty
 float32 steps of a test's run: each may add sqrt(width) * 2^-24 = 5e-7 of what it changes."""
-
-ADAM = 4
-"""Times as much where Adam divides a gradient by its own size: one that is nearly 0 and rounded to
-the other sign moves a parameter as far as any other. NumPy in float32 is up to 3.5 times of_run's
-tolerance times four from NumPy in float64 (fp16, 40-18-64-33-9, 28 steps)."""
 
 
 def of_run(dtypes: Collection[str]) -> float:

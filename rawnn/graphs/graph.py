@@ -16,6 +16,8 @@ from rawnn.device.cuda.stream import Event, Stream
 
 Nodes = Sequence[Any]
 
+_USE_NODE_PRIORITY = 8  # CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+
 
 class Graph:
     """A graph under construction. Close it once it is instantiated, or let a parent graph own it
@@ -27,6 +29,7 @@ class Graph:
         self._driver, self._label = driver, label
         self._context = context
         self._owned = handle is None
+        self._urgent = False  # whether nodes have priorities that count
         self._broken = False  # by a capture that failed, which may have taken the graph along
         self.handle = handle if handle is not None else check(
             driver, "cuGraphCreate", driver.cuGraphCreate(0), label
@@ -159,6 +162,7 @@ class Graph:
             raise
         handle = check(driver, "cuStreamEndCapture", driver.cuStreamEndCapture(stream.handle),
                        label)
+        self._urgent |= stream.urgent
         child = Graph(driver, self._context, label, handle=handle)
         child._owned = True
         try:
@@ -193,8 +197,9 @@ class ExecutableGraph:
         self._driver = driver
         self.label = label
         self.kept = list(graph.kept)
+        flags = _USE_NODE_PRIORITY if graph._urgent else 0
         self.handle = check(driver, "cuGraphInstantiate",
-                            driver.cuGraphInstantiate(graph.handle, 0), label)
+                            driver.cuGraphInstantiate(graph.handle, flags), label)
         self._launch = driver.cuGraphLaunch
 
     def upload(self, stream: Stream) -> None:

@@ -14,11 +14,12 @@ from rawnn.onchip.decompose import (
     FULL,
     GATHERED,
     Decomposition,
+    Message,
     ceil,
     up,
 )
 from rawnn.onchip.layout import TILE
-from rawnn.onchip.meeting import ALL, of_a_tile, way
+from rawnn.onchip.meeting import ALL, SHARE, of_a_tile, shares, way
 from rawnn.onchip.meeting import cycles as meeting_cycles
 from rawnn.onchip.tiles import softmax_lanes, tiling
 
@@ -26,15 +27,18 @@ from rawnn.onchip.tiles import softmax_lanes, tiling
 @dataclass(frozen=True)
 class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
-    cycle; of a softmax, an elementwise loss and a conversion, and of each round of the threads
-    there; of what every step begins and ends with. What the products are
-    expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
-    of which those beside other work are seen in part (`overlapped`). A tile whose state comes
-    from the L2 cache takes `far_tile` more. Whether a step of float16 counts takes a block
-    `decision`, and `decision_between` more where clusters tell each other: both as long as the
-    barriers and reads that they are, not measured. Rounding a tile's weights by chance takes
-    `draws`, four draws of each lane, on one of four sub-cores: counted, not measured. `clock` is in
-    cycles a microsecond."""
+    cycle; of one through the L2 cache whose numbers are marked, of one whose senders are counted,
+    and the bytes of either a cycle (expected, not measured); of a softmax, an elementwise loss and
+    a conversion, and of each round of the threads there; of what every step begins and ends with.
+    What the products are expected to take is multiplied by `product`, weight gradients with their
+    updates by `gradient`, of which those beside other work are seen in part (`overlapped`). A tile
+    whose state comes from the L2 cache takes `far_tile` more. All clusters have a gradient
+    `arrival` cycles behind its product; of what they add up beside backward products the part
+    `beside` is seen (neither measured). Whether a step of float16 counts takes a block `decision`,
+    and `decision_between` more where clusters tell each other: both as long as the barriers and
+    reads that they are, not measured. Rounding a tile's weights by chance takes `draws`, four draws
+    of each lane, on one of four sub-cores: counted, not measured. `clock` is in cycles a
+    microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -42,6 +46,9 @@ class Costs:
     exchange: float = 340.0
     second: float = 1550.0
     exchange_bytes: float = 9.3
+    marked: float = 1500.0
+    counted: float = 3000.0
+    far_bytes: float = 28.0
     softmax: float = 850.0
     softmax_round: float = 28.0
     elementwise: float = 210.0
@@ -49,6 +56,8 @@ class Costs:
     convert: float = 120.0
     convert_round: float = 45.0
     step: float = 900.0
+    arrival: float = 1500.0
+    beside: float = 0.4
     far_tile: float = 35.0
     decision: float = 100.0
     decision_between: float = 500.0
@@ -74,12 +83,21 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     n = layer + 1
 
     def exchange(features: int) -> float:
+        if d.far:
+            return far_cycles(d, Message(features, True), costs)
         return costs.exchange + features * d.columns * 4 / costs.exchange_bytes
 
     def summed(features: int) -> float:
+        if d.far:
+            return sum(far_cycles(d, message, costs) for message in d.summed(features))
         if d.sums_at_once(features):
             return exchange(features * d.ranks)
         return 2 * exchange(features) - costs.exchange + costs.second
+
+    def shared_out(features: int) -> float:
+        if d.far:
+            return far_cycles(d, Message(d.slices[layer] * d.ranks, False), costs)
+        return exchange(features)
 
     forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
     found = [Phase(f"forward {n}", costs.product * forward.cycles)]
@@ -92,7 +110,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
         found.append(Phase(f"backward {n}", costs.product * backward.cycles))
         if kind == BY_OUTPUTS:
             gathered = d.types[layer] == GATHERED
-            found.append(Phase(f"sum of gradient {layer}", exchange(p.layers[layer]) if gathered
+            found.append(Phase(f"sum of gradient {layer}", shared_out(p.layers[layer]) if gathered
                                else summed(p.layers[layer])))
     gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
     # With a loss scale and one cluster all weight gradients wait for the first layer's gradient.
@@ -103,6 +121,15 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
         tiles = ceil(ceil(ins, 16) * ceil(outs, 8), d.groups)
         found.append(Phase(f"rounding {n}", costs.draws * ceil(tiles, 4)))
     return found
+
+
+def far_cycles(d: Decomposition, message: Message, costs: Costs = H200) -> float:
+    """A message through the L2 cache, of which a block also writes all where it is not the same for
+    all."""
+    nbytes = message.rows * d.columns * 4 * (1 if message.to_all else 2)
+    if d.marked(message.rows):
+        return costs.marked + 2 * nbytes / costs.far_bytes
+    return costs.counted + nbytes / costs.far_bytes
 
 
 def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
@@ -139,6 +166,7 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
         mail = p.layers[layer] if layer else 0
     if d.types[layer + 1] == GATHERED:
         mail = max(mail, p.layers[layer + 1])
+    mail = 0 if d.far else mail
     return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.columns)
 
 
@@ -164,9 +192,43 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
         found.append(Phase("loss", costs.elementwise
                            + costs.elementwise_round * ceil(elements, d.threads)))
     if p.scaled:
-        told = costs.exchange if d.ranks > 1 else 0.0
+        told = 0.0 if d.ranks == 1 else costs.marked if d.far else costs.exchange
         between = costs.decision_between if d.groups > 1 else 0.0
         found.append(Phase("overflow", costs.decision + told + between))
+    return found
+
+
+Beside = dict[int, tuple[list[int], list[int]]]
+"""By layer, of which others clusters add up gradients, and copy new weights, beside its backward
+product."""
+
+
+def early_meetings(d: Decomposition, costs: Costs = H200) -> Beside:
+    """What clusters do of their meeting beside backward products: what is expected to have come
+    from all of them by then. Nothing where the sums of a tile are shared by warps, which wait for
+    each other, and where the update waits for more."""
+    tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
+    if d.groups == 1 or d.turns > 1 or d.problem.scaled \
+            or (way(d.groups, tiles, len(d.problem.states)) == SHARE
+                and shares(d.groups, d.warps, tiles) > 1):
+        return {}
+    found: Beside = {}
+    published: dict[int, float] = {}
+    summed: dict[int, float] = {}
+    now = 0.0
+    for layer in range(d.problem.depth - 1, 0, -1):
+        taken = {phase.name: phase.cycles for n in (layer, layer + 1) if n < d.problem.depth
+                 for phase in layer_phases(d, n, costs)}
+        now += taken[f"backward {layer + 1}"] + taken.get(f"gradient {layer + 2}", 0.0)
+        sums = [n for n, at in published.items() if now - at >= costs.arrival and n not in summed]
+        copies = [n for n, at in summed.items() if now - at >= costs.arrival
+                  and not any(n in done for _, done in found.values())]
+        if sums or copies:
+            found[layer] = sums, copies
+        if layer + 1 < d.problem.depth:
+            published[layer + 1] = now
+        summed |= dict.fromkeys(sums, now)
+        now += taken.get(f"sum of gradient {layer}", 0.0)
     return found
 
 
@@ -175,9 +237,13 @@ def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     if d.groups == 1:
         return []
     tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    meeting = d.groups, tiles, len(d.problem.states)
-    name = "all clusters sum" if way(*meeting) == ALL else "clusters sum and share"
-    return [Phase(name, meeting_cycles(*meeting))]
+    states = len(d.problem.states)
+    found = way(d.groups, tiles, states)
+    early = sum(layer_tiles(d, layer) for sums, _ in early_meetings(d, costs).values()
+                for layer in sums)
+    cycles = meeting_cycles(d.groups, tiles - early, states, found) \
+        + early * costs.beside * of_a_tile(d.groups, states)
+    return [Phase("all clusters sum" if found == ALL else "clusters sum and share", cycles)]
 
 
 def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:

@@ -13,12 +13,15 @@ from rawnn.onchip.decompose import (
     pitch,
     up,
 )
-from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS, way
+from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS, shares, way
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.tiles import Tiling, far_tiling, tiling
 
 TILE = 128
 """Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
+
+COUNTS = ("counters", "generations")
+"""Workspaces of integers."""
 
 RULE_BYTES = 64
 FIXED_BYTES = 1024
@@ -116,9 +119,22 @@ class Layout:
             found["fresh"] = d.ranks * self.tiles * TILE_WORDS * 4
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks * 4
+        if d.far:
+            found["generations"] = self.first_counter + 32 * d.groups
+            if any(d.boxes(True)):
+                found["marks"] = 2 * d.groups * d.box_floats(True)
+            if any(d.boxes(False)):
+                found["parcels"] = d.groups * d.box_floats(False)
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         return found
+
+    @property
+    def first_counter(self) -> int:
+        """Word of `generations`, behind two of each block, where the counters begin at which the
+        blocks of a group meet that exchange through the L2 cache: one a group, each in a line of
+        its own. They go on from launch to launch, and around."""
+        return up(2 * self.decomposition.blocks, 32)
 
 
 def tallies(d: Decomposition) -> int:
@@ -194,7 +210,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     exchange = max(d.exchanged() * d.columns, flags(d), *(
         p.layers[n] * d.columns + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
         if type_ == GATHERED and d.idle(n)))
-    if exchange:
+    if exchange and not d.far:
         take("exchange", 2 * exchange)
     scratch, tilings = 0, []
     eighths = d.columns // 8
@@ -207,15 +223,13 @@ def layout_of(d: Decomposition, room: int) -> Layout:
             if found and found.split > 1:
                 scratch = max(scratch, found.split * up(rows, 16) * d.pitch)
         tilings.append((forward, backward))
-    shares = 1
+    several = 1
     if sync == SHARE:
-        owned = ceil(base, d.groups)
-        while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
-            shares *= 2
-        scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
+        several = shares(d.groups, d.warps, base)
+        scratch = max(scratch, ceil(base, d.groups) * several * TILE if several > 1 else 0)
     take("scratch", scratch)
-    return _with_state(d, parts, places, cursor, sync, shares, input_pitch, input_floats, raw_pitch,
-                       target_pitch, target_width, exchange, tilings, states,
+    return _with_state(d, parts, places, cursor, sync, several, input_pitch, input_floats,
+                       raw_pitch, target_pitch, target_width, exchange, tilings, states,
                        room - FIXED_BYTES)
 
 

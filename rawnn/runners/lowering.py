@@ -48,6 +48,7 @@ class Lowering:
         self._lt: LtContext | None = None
         self._cudnn: CudnnContext | None = None
         self._nccl: NcclContext | None = None
+        self._urgent: Stream | None = None
         self.libraries: dict[str, str] = {}
 
     def compile(self, plans: Iterable[Plan]) -> None:
@@ -59,8 +60,8 @@ class Lowering:
         return self.device.begin(self._jobs(plans))
 
     def prepare(self, plans: Iterable[Plan]) -> None:
-        """Load the libraries that the plans need and choose their algorithms: half a second of the
-        first run, which may pass while kernels compile."""
+        """Load the libraries that the plans need and choose their algorithms: tenths of a second,
+        which may pass while kernels compile."""
         for plan in plans:
             for op in plan.ops:
                 if op.impl == "cublas":
@@ -220,12 +221,14 @@ class Lowering:
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.ranks} ranks, and this process is no rank "
                               f"of theirs")
-        if self._nccl is None:
+        if self._nccl is None or self._urgent is None:
             api = self.device.backend.nccl()
             version = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
             self.libraries["nccl"] = _library_version(version)
             self._nccl = NcclContext(api, self._team)
             self._closing.callback(self._nccl.close)
+            self._urgent = Stream(self.device.driver, urgent=True)
+            self._closing.callback(self._urgent.close)
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
         call: Collective
@@ -237,8 +240,8 @@ class Lowering:
             roles = [each for role in roles for each in (role, part_of(role))]
             call = self._nccl.reduce_scatter(label, parts, weight) \
                 if op.kind == "reduce_scatter" else self._nccl.all_gather(label, parts)
-        return CollectiveCall(call, self.device.stream, label,
-                              {role: addresses.get(op.operands[role], 0) for role in roles})
+        operands = {role: addresses.get(op.operands[role], 0) for role in roles}
+        return CollectiveCall(call, self.device.stream, label, operands, self._urgent)
 
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""

@@ -42,9 +42,17 @@ class LibraryCall:
 
 
 class CollectiveCall(LibraryCall):
-    """One that several ranks make together, by NCCL."""
+    """One that several ranks make together, by NCCL. In a graph it takes the priority of the
+    stream `urgent`: the blocks of a large product would leave it no multiprocessor until the last
+    of them has begun."""
+
+    def __init__(self, plan: Prepared, stream: Stream, label: str, operands: dict[str, int],
+                 urgent: Stream) -> None:
+        super().__init__(plan, stream, label, operands)
+        self._urgent = urgent
 
     def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
-        nodes: list[Any] = graph.capture_apart(dependencies, self._stream,
-                                               lambda: self.run(offset), self.label)
+        urgent = int(self._urgent.handle)
+        nodes: list[Any] = graph.capture_apart(
+            dependencies, self._urgent, lambda: self._run(urgent, *self._addresses), self.label)
         return nodes

@@ -17,6 +17,7 @@ from rawnn.device.sim.order import Task
 from rawnn.device.sim.simulation import Capture, Simulation
 
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
+_USE_NODE_PRIORITY = 8
 
 
 def kernel_node(kernel: Kernel, effect: Binding, geometry: Geometry) -> Node:
@@ -253,7 +254,7 @@ class GraphCalls(Effects):
     @seam(None)
     def cuGraphInstantiate(self, hGraph: Any, flags: int) -> tuple[Any, Any]:
         graph = self._graph(hGraph)
-        if flags or graph.is_body:
+        if flags not in (0, _USE_NODE_PRIORITY) or graph.is_body:
             raise Refused(_INVALID)
         graph.check_instantiable()
         copy = graph.clone()
