@@ -56,7 +56,6 @@ SHARED = [
     ("softmax, SGD", 16, 1, "SFGF"),  # blocks that have nothing of a boundary
     ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 5, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
-    # clusters add up the last layers beside the backward products of the first
     ("eight layers", 1, 6, "F" * 9), ("eight layers", 2, 3, "FS" * 4 + "F"),
 ]
 """The same with types of the boundaries, so that every exchange comes up."""
@@ -155,7 +154,7 @@ class Launch:
 
 
 def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
-    """The kernel leaves what NumPy does, and the counters of the next launch."""
+    """The kernel leaves what NumPy does, and counters as it found them."""
     found, wanted = launch.on_twin(folder, run, sources), launch.by_reference()
     numbers = launch.decomposition.problem.numbers
     chance = launch.decomposition.problem.streams  # rounding moves weights more than a step does
@@ -175,9 +174,7 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
         if role[0] in "wb" and role[1].isdigit() and not chance:
             change = np.linalg.norm(b - launch.arrays[role])
             assert np.linalg.norm(a - b) <= of_change * change, role
-    before, after = (a["counters"].view(np.uint32) for a in (launch.arrays, found))
-    turns = STEPS * launch.decomposition.turns
-    assert list(after) == [0, (int(before[1]) + turns) % 2**32, 0]
+    assert not found["counters"].any()
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups"), CHOSEN if FULL else CHOSEN[3:4])

@@ -83,14 +83,11 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
                 r"|sums\.(?:ready|done)\(\);|mailbox\.(?:opened|open)\([^;]*\);"
                 r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);", ";"),
     ("barrier", r"__syncthreads_or", ""),
-    ("meeting", r"ptx::await_stamped\([\s\S]*?(?:what|k[A-Z]\w+)\);", ";"),
-    ("meeting", r"copy_fresh<[^;]*;|update_(?:all|share)<[^;]*;", ";"),
-    ("generation", r"\bstamp(?=, (?:what|k[A-Z]\w+)\))", "stamp - 1u"),
-    ("generation", r"(const unsigned int stamp = stamps) \+ [^;]*;", r"\1;"),
-    ("generation", r"(const unsigned int stamps = )counters\[1\] \+ ", r"\1"),
+    ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
+    ("generation", r"(ptx::grid_barrier\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
     ("exchange", r"(?:mail|marked|counted)\.(?:expect|send|sent|send_to_all)\([^;]*\);"
                  r"|(?<!void )send\([^;{]*\);"
-                 r"|ptx::send4\([^;]*\);", ";"),
+                 r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;", ";"),
     ("exchange", r"ptx::store_marked\([^;]*\);|(?<!void )store\((?:own|common)[^;]*\);", ";"),
     ("exchange", r"ptx::wait_for_grid\([^;]*\);|ptx::arrive_at_grid\([^;]*\);", ";"),
     ("generation", r"\+\+(?:exchanges|meetings)\b", lambda m: m[0][2:]),
@@ -99,8 +96,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
-    ("store", r"__stcg\([^;]*\);|ptx::store_stamped\([^;]*\);|store_tile\((?!ptx)[^;]*\);", ";"),
-    ("reset", r"(?:\*ticket|counters\[\d\]) = 0u;|counters\[1\] \+= \w+;", ";"),
+    ("store", r"__stcg\([^;]*\);", ";"),
+    ("reset", r"(?:\*ticket|counters\[i\]) = 0u;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
     ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;]*\);"
              r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;]*\);", ";"),
