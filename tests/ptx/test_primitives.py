@@ -88,6 +88,9 @@ PROBES: dict[str, tuple[str, str, str]] = {
                "mbarrier.arrive.shared::cta.b64 _, [barrier];"),
     "arrive_remote": ("unsigned barrier", "ptx::arrive_remote(barrier);",
                       "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [barrier];"),
+    "arrive_remote_having_read": (
+        "unsigned barrier", "ptx::arrive_remote_having_read(barrier);",
+        "mbarrier.arrive.shared::cluster.b64 _, [barrier];"),
     "arrive_expecting": ("unsigned barrier, int bytes", "ptx::arrive_expecting(barrier, bytes);",
                          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [barrier], bytes;"),
     "expect": ("unsigned barrier, int bytes", "ptx::expect(barrier, bytes);",

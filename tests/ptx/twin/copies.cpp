@@ -374,6 +374,11 @@ void arrive_remote(unsigned int barrier) {
   arrive_at(barrier, true);
 }
 
+void arrive_remote_having_read(unsigned int barrier) {
+  TWIN_HERE;
+  arrive_at(barrier, true);
+}
+
 void expect(unsigned int address, int bytes) {
   TWIN_HERE;
   barrier_at(address, false, false).bytes += bytes;

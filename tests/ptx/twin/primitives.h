@@ -139,6 +139,7 @@ void init_barrier(unsigned int barrier, int arrivals);
 void publish_barriers();
 void arrive(unsigned int barrier);
 void arrive_remote(unsigned int barrier);
+void arrive_remote_having_read(unsigned int barrier);
 void arrive_expecting(unsigned int barrier, int bytes);
 void expect(unsigned int barrier, int bytes);
 bool has_ended(unsigned int barrier, int parity);
