@@ -60,8 +60,10 @@ def at_once(status: int) -> None:
 
 
 def _watched() -> bool:
+    if sys.gettrace() or sys.getprofile():
+        return True
     tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
-    return bool(sys.gettrace() or sys.getprofile() or (tools and any(map(tools.get_tool, range(6)))))
+    return tools is not None and any(map(tools.get_tool, range(6)))
 
 
 def command() -> None:
