@@ -639,33 +639,6 @@ float wait_for_marked_one(const unsigned long long* from, unsigned int mark, int
   return __uint_as_float(static_cast<unsigned int>(*from));
 }
 
-void store_stamped(Stamped* to, float x, float y, float z, unsigned int stamp) {
-  TWIN_HERE;
-  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) fail("a misaligned word at %p", self->here);
-  touch_global(to, 16, kWrite | kAtomic, own(), self->clock);
-  *to = {x, y, z, stamp};
-  const auto found = machine.watching.find(to);
-  if (found == machine.watching.end()) return;
-  for (Thread* thread : found->second) wake(*thread);
-  machine.watching.erase(found);
-}
-
-Stamped load_stamped(const Stamped* from) {
-  TWIN_HERE;
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a misaligned word at %p", self->here);
-  touch_global(from, 16, kAtomic, own(), self->clock);
-  return *from;
-}
-
-Stamped await_word(const Stamped* from, unsigned int stamp) {
-  for (;;) {
-    const Stamped found = load_stamped(from);
-    if (found.stamp == stamp) return found;
-    machine.watching[from].push_back(self);
-    pause("a stamped word");
-  }
-}
-
 void fence_proxy_async() {
   TWIN_HERE;
   self->proxied = join(self->proxied, everything(*self));

@@ -218,20 +218,6 @@ void wait_for_marked(float2 (&values)[COUNT], const unsigned long long* const (&
   }
 }
 
-// stamps.cuh
-inline int made_here(int value) { return value; }
-struct alignas(16) Stamped {
-  float x, y, z;
-  unsigned int stamp;
-};
-void store_stamped(Stamped* to, float x, float y, float z, unsigned int stamp);
-Stamped load_stamped(const Stamped* from);
-Stamped await_word(const Stamped* from, unsigned int stamp);
-template <int WORDS, typename F>
-void await_stamped(Stamped (&words)[WORDS], F from, unsigned int stamp, int) {
-  for (int i = 0; i < WORDS; ++i) words[i] = await_word(from(i), stamp);
-}
-
 // fences.cuh
 void fence_proxy_async();
 inline void gpu_fence() { __threadfence(); }
