@@ -36,7 +36,7 @@ class Role(StrEnum):
     GRADIENT = "gradient"
     REDUCED = "reduced"  # a parameter's gradient that ranks sum: in place, its padding zero
     VIEW = "view"  # rows of another tensor, where they lie
-    SCRATCH = "scratch"  # counters of a kernel's blocks, and what it hands on there: zero at first
+    SCRATCH = "scratch"  # counters of a kernel's blocks: zero at first, and left at zero
     METRIC = "metric"  # one value per step of the epoch
     CURSOR = "cursor"  # the index of the current step
 

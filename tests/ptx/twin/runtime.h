@@ -254,7 +254,6 @@ struct Machine {
   std::unordered_map<const void*, const Vector*> marked;  // what was seen ahead of a marked store
   std::unordered_map<const void*, std::vector<Thread*>> marking;  // who waits for one
   std::vector<std::pair<Thread*, std::pair<const unsigned int*, unsigned int>>> counting;
-  std::unordered_map<const void*, std::vector<Thread*>> watching;  // words with stamps
   std::mt19937 random;
   bool eager = false;
   std::string failure;
