@@ -28,7 +28,7 @@ PRICES = (0.0, 0.02, 0.1, 1.0)
 """Cycles that a byte of shared memory may cost, by turns: the dearer, the less memory the types
 found take."""
 TURNS = (2, 3, 4, 6, 8)
-"""Micro-batches of a cluster, the fewest first, where the whole batch does not fit. With a loss
+"""Micro-batches of a group, the fewest first, where the whole batch does not fit. With a loss
 scale there is but one: what a turn leaves in rows that the next does not fill may be infinite."""
 
 
@@ -50,12 +50,10 @@ def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Cho
     given, through L2 only where there are no clusters of so many. Raises Unsupported where nothing
     fits."""
     best, least = _cheapest(chip, _candidates(problem, chip, ranks, groups))
-    for turns in TURNS if best is None and not problem.scaled else ():
-        found, _ = _cheapest(chip, (_with_threads(replace(d, turns=turns))
-                                    for d in _candidates(problem, chip, ranks, groups)
-                                    if d.groups > 1 and d.share >= turns))
-        if found is not None:
-            return found
+    if best is None and not problem.scaled:
+        best, _ = _cheapest(chip, (_with_threads(replace(d, turns=turns)) for turns in TURNS
+                                   for d in _candidates(problem, chip, ranks, groups)
+                                   if d.groups > 1 and d.share >= turns))
     if best is None:
         raise Unsupported(
             f"does not fit the chip (a block would need {least / 1024:.0f} KiB of shared memory or "
