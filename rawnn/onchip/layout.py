@@ -13,7 +13,7 @@ from rawnn.onchip.decompose import (
     pitch,
     up,
 )
-from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS, way
+from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS, shares, way
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.tiles import Tiling, far_tiling, tiling
 
@@ -223,15 +223,13 @@ def layout_of(d: Decomposition, room: int) -> Layout:
             if found and found.split > 1:
                 scratch = max(scratch, found.split * up(rows, 16) * d.pitch)
         tilings.append((forward, backward))
-    shares = 1
+    several = 1
     if sync == SHARE:
-        owned = ceil(base, d.groups)
-        while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
-            shares *= 2
-        scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
+        several = shares(d.groups, d.warps, base)
+        scratch = max(scratch, ceil(base, d.groups) * several * TILE if several > 1 else 0)
     take("scratch", scratch)
-    return _with_state(d, parts, places, cursor, sync, shares, input_pitch, input_floats, raw_pitch,
-                       target_pitch, target_width, exchange, tilings, states,
+    return _with_state(d, parts, places, cursor, sync, several, input_pitch, input_floats,
+                       raw_pitch, target_pitch, target_width, exchange, tilings, states,
                        room - FIXED_BYTES)
 
 

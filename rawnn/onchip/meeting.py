@@ -42,7 +42,17 @@ class MeetingCosts:
             TILE_BYTES / self.shared_bytes + (self.update + self.update_state * states) / groups)
 
 
+
 H200 = MeetingCosts()
+
+
+def shares(groups: int, warps: int, tiles: int) -> int:
+    """How many warps share the clusters of a tile, where each cluster sums its share of a block's
+    `tiles`: as many as leave no warp without work."""
+    owned, found = -(-tiles // groups), 1
+    while found * 2 <= min(warps, groups) and owned * found < warps:
+        found *= 2
+    return found
 
 
 def way(groups: int, tiles: int, states: int, costs: MeetingCosts = H200) -> str:
@@ -62,9 +72,6 @@ def of_a_tile(groups: int, states: int, costs: MeetingCosts = H200) -> float:
     return min(both[0] - costs.latency, both[1] - 2 * costs.latency)
 
 
-def cycles(groups: int, tiles: int, states: int, costs: MeetingCosts = H200) -> float:
-    """What a meeting takes; 0 where there is but one cluster."""
-    found = way(groups, tiles, states, costs)
-    if not found:
-        return 0.0
-    return (costs.all if found == ALL else costs.share)(groups, tiles, states)
+def cycles(groups: int, tiles: int, states: int, how: str, costs: MeetingCosts = H200) -> float:
+    """What a meeting takes, done one way or the other."""
+    return (costs.all if how == ALL else costs.share)(groups, tiles, states)

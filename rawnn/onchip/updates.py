@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
+from rawnn.onchip.cost import Beside, early_meetings
 from rawnn.onchip.decompose import ceil
 from rawnn.onchip.exchanges import ExchangeWriter
 from rawnn.onchip.layout import TILE
-from rawnn.onchip.meeting import ALL, TILE_WORDS
+from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS
 from rawnn.onchip.writer import literal
 
 
 class UpdateWriter(ExchangeWriter):
     """Writes what becomes of gradients."""
+
+    @cached_property
+    def meetings(self) -> Beside:
+        return early_meetings(self.d)
 
     def gradients(self, layers: list[int], first: int = 0) -> None:
         """The weight gradients of `layers`, with their updates or for the other clusters to see;
@@ -67,54 +75,80 @@ class UpdateWriter(ExchangeWriter):
         return f"reinterpret_cast<ptx::Stamped*>(gradients) + (({turn} * {d.groups} + {group}) * " \
                f"{d.ranks}ll + ptx::made_here(rank)) * {self.layout.tiles * TILE_WORDS}"
 
-    def meet(self) -> None:
-        """Clusters that share the batch add up their gradients."""
-        d, w, found = self.d, self.w, self.layout
+    def places(self) -> None:
+        """Where tiles lie that clusters update, and how they are kept, for all of a step."""
+        w, p, found = self.w, self.p, self.layout
         if not found.sync:
             return
-        many, quads = found.tiles, TILE // 4
-        if self.p.scaled:
-            w("bool left_out;")
-        w("{")
-        w("// gradients of all clusters")
-        if self.p.scaled:
-            w("left_out = any_group<Shape>(flags, stamp);")
         w("const auto place = [=](int tile) {")
-        for layer in range(self.p.depth - 1, -1, -1):
+        for layer in range(p.depth - 1, -1, -1):
             part, n = found.layers[layer], layer + 1
             text = f"return place_of<{part.pitch}, {part.rows}, {part.across}, {part.tiles}>(" \
                    f"tile - {part.base}, weights{n}, biases{n});"
             w(f"if (tile >= {part.base}) {text}" if layer else text)
         w("};")
-        how = ""
-        if self.p.streams:
-            how = ", how"
+        if p.streams:
             w("const auto how = [=](int tile) {")
-            for layer in range(self.p.depth - 1, -1, -1):
+            for layer in range(p.depth - 1, -1, -1):
                 part = found.layers[layer]
                 text = f"return chance{layer + 1}.numbered<{part.across}, {part.tiles}>(" \
                        f"tile - {part.base});"
                 w(f"if (tile >= {part.base}) {text}" if layer else text)
             w("};")
-        w(f"float4* const states = {self.states_at(0)};")
-        w(f"const auto state = [=](int slot) {{ return states + slot * "
-          f"{len(self.p.states) * quads}; }};")
-        w("const Rule rule = *rule_of_step;")
-        w(f"const ptx::Stamped* const parts = {self.words('0')};")
-        far = literal(found.shared_state is None and bool(self.p.states))
-        stride = f"{d.ranks * many * TILE_WORDS}ll"
+        w(f"const auto state = [=](int slot) {{ return {self.states_at(0)} + slot * "
+          f"{len(p.states) * TILE // 4}; }};")
+
+    def update(self, layers: Sequence[int], copied: Sequence[int]) -> None:
+        """Gradients of `layers`, neighbours, are added up over the clusters, and weights updated;
+        new weights of the layers `copied` come from the clusters whose share they are."""
+        d, w, found = self.d, self.w, self.layout
+        w("{")
+        if layers:
+            far = literal(found.shared_state is None and bool(self.p.states))
+            many = found.tiles * TILE_WORDS
+            how = ", how" if self.p.streams else ""
+            w("const Rule rule = *rule_of_step;")
+            w(f"const ptx::Stamped* const parts = {self.words('0')};")
+            shared = f"Shape, Rule, {far}, {self.tiles_of(layers)}"
+            if found.sync == ALL:
+                w(f"update_all<{shared}>(parts, {d.ranks * many}ll, stamp, rule, place, "
+                  f"state{how});")
+            else:
+                w(f"update_share<{shared}, {found.shares}>(parts, {d.ranks * many}ll, stamp, rule, "
+                  f"group, {self.at('scratch')}, {self.fresh}, place, state{how});")
+        if copied and found.sync == SHARE:
+            w(f"copy_fresh<Shape, {self.tiles_of(copied)}>({self.fresh}, stamp, group, place);")
+        w("}")
+
+    @property
+    def fresh(self) -> str:
+        """Where the words of this rank's new weights lie."""
+        return "reinterpret_cast<ptx::Stamped*>(fresh) + ptx::made_here(rank) * " \
+               f"{self.layout.tiles * TILE_WORDS}"
+
+    def tiles_of(self, layers: Sequence[int]) -> str:
+        """The first of the layers' tiles, and the end of them."""
+        last = self.layout.layers[max(layers)]
+        return f"{self.layout.layers[min(layers)].base}, {last.base + last.all_tiles}"
+
+    def meet_beside(self, layer: int) -> None:
+        """What clusters add up beside the backward product of a layer."""
+        if layers := self.meetings.get(layer):
+            self.w("// gradients of all clusters that have come")
+            self.update(*layers)
+
+    def meet(self) -> None:
+        """Clusters that share the batch add up the gradients that are left."""
+        w = self.w
+        if not self.layout.sync:
+            return
+        if self.p.scaled:
+            w("const bool left_out = any_group<Shape>(flags, stamp);")
+        w("// gradients of all clusters")
         if self.p.scaled:
             w("if (!left_out) {")
-        if found.sync == ALL:
-            w(f"update_all<Shape, Rule, {far}, 0, {many}>(parts, {stride}, stamp, rule, place, "
-              f"state{how});")
-        else:
-            w("ptx::Stamped* const new_weights = reinterpret_cast<ptx::Stamped*>(fresh) + "
-              "ptx::made_here(rank) * "
-              f"{many * TILE_WORDS};")
-            w(f"update_share<Shape, Rule, {far}, 0, {many}, {found.shares}>(parts, {stride}, stamp,"
-              f" rule, group, {self.at('scratch')}, new_weights, place, state{how});")
-            w(f"copy_fresh<Shape, 0, {many}>(new_weights, stamp, group, place);")
+        done = self.meetings.values()
+        self.update(*([layer for layer in range(self.p.depth)
+                       if not any(layer in each[i] for each in done)] for i in (0, 1)))
         if self.p.scaled:
             w("}")
-        w("}")

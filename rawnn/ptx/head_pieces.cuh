@@ -41,45 +41,6 @@ __device__ __forceinline__ unsigned int sloped(float low, float high, unsigned i
   }
 }
 
-// 16 random bits for each of 8 elements from `element` on.
-template <bool RAGGED>
-__device__ __forceinline__ Words draw(const Rounding& how, unsigned int element) {
-  if constexpr (!RAGGED) {
-    return rounding_group(how.seed, how.stream, how.step, element / 8u);
-  } else {
-    Words found = {{0u, 0u, 0u, 0u}};
-#pragma unroll 1
-    for (unsigned int i = 8u; i > 0u; --i) {  // the last comes first, and is moved up by the others
-#pragma unroll
-      for (int j = 3; j > 0; --j) found.word[j] = found.word[j] << 16 | found.word[j - 1] >> 16;
-      found.word[0] = found.word[0] << 16 |
-                      rounding_bits(how.seed, how.stream, how.step, element + i - 1u);
-    }
-    return found;
-  }
-}
-
-// 8 floats rounded by chance to bfloat16, two a word.
-__device__ __forceinline__ void round_by_chance(unsigned int (&rounded)[4],
-                                                const float (&values)[8],
-                                                const unsigned int (&random)[4]) {
-  float magnitude = 0.0f;  // one test for all of them: infinite or NaN where any is
-#pragma unroll
-  for (int i = 0; i < 8; ++i) magnitude += fabsf(values[i]);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const unsigned int low = random[i] & 0xffffu;
-    const unsigned int high = random[i] >> 16;
-    if (is_finite(magnitude)) {
-      rounded[i] = __byte_perm(__float_as_uint(values[2 * i]) + low,
-                               __float_as_uint(values[2 * i + 1]) + high, 0x7632);
-    } else {
-      const unsigned int upper = stochastic_round_bf16(values[2 * i + 1], high).bits;
-      rounded[i] = stochastic_round_bf16(values[2 * i], low).bits | upper << 16;
-    }
-  }
-}
-
 // The first `count` of 8 elements of 16 bits.
 template <bool RAGGED, typename T>
 __device__ __forceinline__ void store_piece(T* to, const unsigned int (&words)[4], int count) {
@@ -90,6 +51,29 @@ __device__ __forceinline__ void store_piece(T* to, const unsigned int (&words)[4
     for (int i = 0; i < 8; ++i) {
       if (i < count) to[i] = T{static_cast<unsigned short>(words[i / 2] >> (16 * (i % 2)))};
     }
+  }
+}
+
+// 8 new weights: floats with a copy in T that products read, or in T, rounded by chance.
+template <typename T, bool RAGGED, typename TW>
+__device__ __forceinline__ void store_new(TW* to, T* copy, const float (&values)[8],
+                                          const unsigned int (&random)[4], int count) {
+  unsigned int narrow[4];
+  if constexpr (sizeof(TW) == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) narrow[i] = pack_pair<T>(values[2 * i], values[2 * i + 1]);
+    store_piece<RAGGED>(copy, narrow, count);
+    if (!RAGGED || count >= 8) {
+      if (count > 0) store_values<8>(to, values);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < count) to[i] = values[i];
+      }
+    }
+  } else {
+    round_by_chance(narrow, values, random);
+    store_piece<RAGGED>(to, narrow, count);
   }
 }
 

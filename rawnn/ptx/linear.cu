@@ -29,6 +29,7 @@
 #include "common.cuh"
 #include "device/shared.cuh"
 #include "linear_pieces.cuh"
+#include "softmax.cuh"
 
 // The smallest power of two that is at least `classes`.
 __device__ constexpr int lanes_for(int classes) {
@@ -115,27 +116,18 @@ __global__ void __launch_bounds__(256)
   const int own = lane < CLASSES ? lane : 0;
   const float4 low = partial[own][0];
   const float4 high = partial[own][1];
-  float z = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
-  z = lane < CLASSES ? z * scale + shift : -infinity();
-  const float largest = warp_max<lanes>(z);
-  const float e = lane < CLASSES ? expf(z - largest) : 0.0f;
-  const float total = warp_sum<lanes>(e);
-  const float p = __fdividef(e, total);
-  const unsigned int at_maximum = __ballot_sync(kFullWarp, lane < CLASSES && z == largest);
+  const float z = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
+  float row_of_z[1] = {lane < CLASSES ? z * scale + shift : -infinity()};
+  const RowSoftmax found = softmax_in_turns<lanes>(row_of_z);
+  const float p = __fdividef(row_of_z[0], found.total);
   if (lane < CLASSES) {
-    dz[static_cast<long long>(row) * lddz + lane] =
-        (p - (lane == label ? 1.0f : 0.0f)) * share;
+    dz[static_cast<long long>(row) * lddz + lane] = cross_entropy_slope(p, lane == label, share);
   }
   if (lane == (label < CLASSES ? label : 0)) {
-    // All probabilities are NaN where one pre-activation was: the first maximum is then at 0.
-    const int predicted = total == total ? __ffs(static_cast<int>(at_maximum)) - 1 : 0;
     row_loss[row] = label < CLASSES ? negative_log(p) : not_a_number();
-    row_correct[row] = predicted == label ? 1 : 0;
+    row_correct[row] = found.first == label ? 1 : 0;
   }
 }
-
-constexpr int kTileRows = 128;               // batch rows staged at a time
-constexpr int kPlane = 2 * (kTileRows + 4);  // padded: neighbouring classes of a row differ in bank
 
 // Bounded to 48 registers for 10 classes, of which some compilers spill one or two: with 64 and no
 // spill (a minimum of one block an SM) it was slower on an H200, 2.32 us against 2.18 us.
@@ -151,6 +143,8 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
   pdl_wait();
   constexpr int pairs = (CLASSES + 1) / 2;
   constexpr int threads = 64 * pairs;  // of the intended launch
+  constexpr int kTileRows = 128;               // batch rows staged at a time
+  constexpr int kPlane = 2 * (kTileRows + 4);  // padded: a row's neighbouring classes differ in bank
   __shared__ float4 x_tile[2][kTileRows];         // [four features][row]
   __shared__ float2 dz_tile[pairs * kPlane / 2 + 1];  // [two classes][row], and a slot for nothing
   float* const dz_words = reinterpret_cast<float*>(dz_tile);

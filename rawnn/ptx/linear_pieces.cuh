@@ -1,6 +1,7 @@
 // What the kernels of linear.cu take turns at: rows of uint8 pixels, and what a step ends with.
 #pragma once
 #include "common.cuh"
+#include "metrics.cuh"
 
 constexpr int kTileFeatures = 8;
 
@@ -67,20 +68,7 @@ __device__ __forceinline__ void update_bias(const float* __restrict__ dz, int ld
         if (second) bias[c + 1] = before1 - rate * (sum1 + decay * before1);
       }
     } else {
-      float sum = 0.0f;
-      int right = 0;
-#pragma unroll 4
-      for (int row = lane; row < batch; row += 32) {
-        sum += row_loss[row];
-        right += row_correct[row];
-      }
-      sum = warp_sum(sum);
-#pragma unroll
-      for (int half = 16; half > 0; half /= 2) right += __shfl_xor_sync(kFullWarp, right, half);
-      if (lane == 0) {
-        loss[step] = sum / static_cast<float>(batch);
-        correct[step] = right;
-      }
+      warp_report([&](int row) { return row_loss[row]; }, row_correct, batch, step, loss, correct);
     }
   }
 }

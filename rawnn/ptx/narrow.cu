@@ -34,6 +34,7 @@
 // sums ahead of weights in the queue to memory, bulk copies (0.25 alone) and -log p left to
 // narrow_update 1.6 us together.
 #include "common.cuh"
+#include "metrics.cuh"
 #include "narrow_pieces.cuh"
 
 template <typename T, bool ORDERED, int SPLITS, int FEATURES, int SIZE1>
@@ -196,19 +197,7 @@ __global__ void __launch_bounds__(32 * kPieceWarps, 1)
     piece.store(master, ld, copy, ldcopy, row, col, rows, cols);
     if (biased) pair.update(bias, bias_sums, row, rows, rate, decay, t);
   } else if (index == 0) {
-    float sum = 0.0f;
-    int right = 0;
-#pragma unroll 1
-    for (int row = lane; row < batch; row += 32) {
-      sum += negative_log(row_p[row]);
-      right += row_correct[row];
-    }
-    sum = warp_sum(sum);
-#pragma unroll
-    for (int half = 16; half > 0; half /= 2) right += __shfl_xor_sync(kFullWarp, right, half);
-    if (lane == 0) {
-      loss[step] = sum / static_cast<float>(batch);
-      correct[step] = right;
-    }
+    warp_report<1>([&](int row) { return negative_log(row_p[row]); }, row_correct, batch, step,
+                   loss, correct);
   }
 }

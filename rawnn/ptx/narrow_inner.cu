@@ -17,6 +17,7 @@
 #include "common.cuh"
 #include "narrow_fetch.cuh"
 #include "narrow_layers.cuh"
+#include "softmax.cuh"
 
 template <typename T, typename ACTIVATION, typename L, bool ORDERED, int SPLITS, int DEPTH,
           int WIDTH, int SLOTS, int SIZE1, int SIZE2, int SIZE3, int SIZE4, int SIZE5, int SIZE6>
@@ -188,8 +189,7 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
     const int row = warp + i * kTiles;
     const bool exists = begin + row < batch;
     if (row < kRows) {
-      float value[kOwnClasses], e[kOwnClasses];
-      float largest = -infinity();
+      float value[kOwnClasses];
 #pragma unroll
       for (int j = 0; j < kOwnClasses; ++j) {
         const int c = 32 * j + lane;
@@ -203,33 +203,21 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
           }
           value[j] = sums[0] + sums[1];
         }
-        largest = fmaxf(largest, value[j]);
       }
       if (i == 0) load_way_back();  // beside what follows
-      largest = warp_max<kLanes>(largest);
-      float total = 0.0f;
+      const RowSoftmax found = softmax_in_turns<kLanes>(value);
+      const float share = exists ? __fdividef(1.0f, static_cast<float>(batch)) : 0.0f;
 #pragma unroll
       for (int j = 0; j < kOwnClasses; ++j) {
-        e[j] = 32 * j + lane < kClasses ? expf(value[j] - largest) : 0.0f;
-        total += e[j];
-      }
-      total = warp_sum<kLanes>(total);
-      const float share = exists ? __fdividef(1.0f, static_cast<float>(batch)) : 0.0f;
-      int predicted = kClasses;
-#pragma unroll
-      for (int j = kOwnClasses - 1; j >= 0; --j) {
         const int c = 32 * j + lane;
-        const float p = __fdividef(e[j], total);
-        const float gradient = c < kClasses ? (p - (c == label[i] ? 1.0f : 0.0f)) * share : 0.0f;
+        const float p = __fdividef(value[j], found.total);
+        const float gradient =
+            c < kClasses ? cross_entropy_slope(p, c == label[i], share) : 0.0f;
         if (c < Plan::kHeadRows) head_gradient[c * kRows + row] = from_float<T>(gradient);
-        const unsigned int at_maximum =
-            __ballot_sync(kFullWarp, c < kClasses && value[j] == largest);
-        if (at_maximum != 0u) predicted = 32 * j + __ffs(static_cast<int>(at_maximum)) - 1;
         if (c < kClasses && c == label[i] && exists) row_p[begin + row] = p;
       }
       if (lane == 0 && exists) {
-        // All probabilities are NaN where one score was: the first maximum is then at 0.
-        row_correct[begin + row] = (total == total ? predicted : 0) == label[i] ? 1 : 0;
+        row_correct[begin + row] = found.first == label[i] ? 1 : 0;
         if (label[i] < 0 || label[i] >= kClasses) row_p[begin + row] = not_a_number();
       }
     }

@@ -8,48 +8,6 @@
 
 namespace skinny {
 
-// 16 random bits for each of N elements from `element` on, as `rounding_group` gives them.
-template <int N>
-__device__ __forceinline__ Words rounding_window(const Rounding& how, unsigned int element) {
-  Words found = rounding_group(how.seed, how.stream, how.step, element / 8u);
-  const unsigned int skip = element % 8u;
-  if (skip == 0u) return found;
-  Words next = found;
-  if (skip + N > 8u) next = rounding_group(how.seed, how.stream, how.step, element / 8u + 1u);
-  unsigned int all[8];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    all[i] = found.word[i];
-    all[4 + i] = next.word[i];
-  }
-#pragma unroll
-  for (int i = 0; i < 7; ++i) {
-    if ((skip & 1u) != 0u) all[i] = all[i] >> 16 | all[i + 1] << 16;
-  }
-#pragma unroll
-  for (int i = 0; i < 6; ++i) {
-    if ((skip & 2u) != 0u) all[i] = all[i + 1];
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) found.word[i] = (skip & 4u) != 0u ? all[i + 2] : all[i];
-  return found;
-}
-
-// Four floats rounded by chance to bfloat16, two a word. One test serves all of them, without a branch
-// that everything else would have to wait for: where one is infinite or NaN, the others are cut off.
-__device__ __forceinline__ void round_by_chance(unsigned int* rounded, const float (&values)[4],
-                                                const unsigned int* random) {
-  const float magnitude =
-      (fabsf(values[0]) + fabsf(values[1])) + (fabsf(values[2]) + fabsf(values[3]));
-  const unsigned int mask = is_finite(magnitude) ? 0xffffffffu : 0u;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned int bits = random[i] & mask;
-    rounded[i] = __byte_perm(__float_as_uint(values[2 * i]) + (bits & 0xffffu),
-                             __float_as_uint(values[2 * i + 1]) + (bits >> 16), 0x7632);
-  }
-}
-
 // A lane's V columns of four rows; template parameters are those of Backward.
 template <typename T, typename TW, bool STOCHASTIC, bool DECAY, bool RAGGED, int TILES, int V>
 struct LaneWeights {

@@ -26,7 +26,7 @@ needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed
 AHEAD = 3
 """Steps ahead of 2^32 at which a count of them starts."""
 
-MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file", 2, 3, "FG"),
+MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file", 2, 5, "FG"),
             ("float16", 2, 3, "SFGF")]
 """Clusters that all update everything, or each its share; with a loss scale."""
 

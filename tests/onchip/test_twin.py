@@ -54,8 +54,10 @@ SHARED = [
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("long rows", 2, 1, "SF"),
     ("softmax, SGD", 8, 1, "FSFG"), ("softmax, SGD", 8, 2, "FGFG"), ("softmax, SGD", 4, 1, "SFGF"),
     ("softmax, SGD", 16, 1, "SFGF"),  # blocks that have nothing of a boundary
-    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
+    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 5, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
+    # clusters add up the last layers beside the backward products of the first
+    ("eight layers", 1, 6, "F" * 9), ("eight layers", 2, 3, "FS" * 4 + "F"),
 ]
 """The same with types of the boundaries, so that every exchange comes up."""
 
@@ -186,7 +188,7 @@ def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ra
 
 @pytest.mark.parametrize("run", [0, 1, 2] if FULL else [2])
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"),
-                         SHARED if FULL else [*SHARED[2:5], SHARED[11]])
+                         SHARED if FULL else [*SHARED[2:5], SHARED[11], SHARED[19]])
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)

@@ -54,7 +54,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("binary cross-entropy, tanh", 4, 2, "FGFS"), ("a wide middle", 4, 1, "SFGF"),
     ("float16 inputs, normalised", 2, 3, ""), ("long rows", 2, 1, "SF"),
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("bfloat16", 2, 1, ""),
-    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
+    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 5, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
     ("float16", 1, 1, "", (64.0, 1998.0)), ("float16", 2, 3, "SFGF", (2.0**20, 5.0)),
     ("float16, Adam, tanh", 2, 2, "FSFF", (2.0**20, 0.0)),
@@ -63,6 +63,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
     ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
+    ("eight layers", 1, 6, "F" * 9), ("eight layers", 2, 3, "FS" * 4 + "F"),
     ("softmax, SGD", 4, 1, "FGSF", (1.0, 0.0), 0, 1, "marked"),
     ("softmax, SGD", 8, 1, "FSFG", (1.0, 0.0), 0, 1, "counted"),
     ("a boundary that is counted", 2, 1, "FGSF", (1.0, 0.0), 0, 1, "l2"),
@@ -255,10 +256,11 @@ def _includes(file: str) -> frozenset[str]:
 
 def dependents(file: str) -> list[str]:
     """The sources that a fault in a file may show in; those with the fewest headers first, which
-    are the quickest to build, and GENERATED last. What random.cuh draws has a kernel of its own."""
+    are the quickest to build, and GENERATED last. What rounding.cuh draws and rounds has kernels of
+    its own."""
     found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
     found.sort(key=lambda name: (len(_includes(name)), name))
-    found[:0] = [_PROBE] if file in _includes("random.cuh") else []
+    found[:0] = [_PROBE] if file in _includes("rounding.cuh") else []
     return [*found, *([GENERATED] if file in _includes("onchip.cuh") else [])]
 
 

@@ -35,7 +35,8 @@ HARMLESS: dict[str, str] = {
          for name in ("Adam in an order, 4x1 FSFF", "Adam in an order, state far, 2x1 FSFF",
                       "Adam in an order, state far, 2x3 FSFF")),
         "one warp fetches both the order and the few rows here; with long rows it is caught"),
-    "head.cu: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * biases[row]); [48]":
+    "head_rows.cuh: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * "
+    "biases[row]); [46]":
         "all columns of a product with ones are the same sum",
     "floors.cu: barrier: for (int round = 0; round < rounds; ++round) ptx::cluster_barrier(); [47]":
         "the barrier is there to be timed: nothing is exchanged across it",
@@ -65,9 +66,9 @@ HARMLESS: dict[str, str] = {
         "a label is stored only where there are labels",
     "gather.cu: zero fill: const int label_from = labelled ? order[label_at] : 0; [53]":
         "what has no label does not read one either",
-    "head.cu: bound: if (row >= batch || column >= classes) values[i] = 0.0f; [32]":
+    "head_rows.cuh: bound: if (row >= batch || column >= classes) values[0][i] = 0.0f; [32]":
         "the probability of a class that does not exist is zero already",
-    "head.cu: zero fill: b[c][0] = b[c][1] = b[c][2] = b[c][3] = 0u; [45]":
+    "head_rows.cuh: zero fill: b[c][0] = b[c][1] = b[c][2] = b[c][3] = 0u; [45]":
         "the scores of classes that do not exist are replaced by minus infinity",
     **dict.fromkeys((
         "head.cu: zero fill: biases[thread] = bias != nullptr && thread < classes ? bias[thread] "
@@ -75,17 +76,14 @@ HARMLESS: dict[str, str] = {
         "narrow_inner.cu: zero fill: head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f; [50]",
     ), "it adds the same to every class, which a softmax does not show, or to classes that do not "
        "exist"),
-    "head_pieces.cuh: zero fill: float magnitude = 0.0f;  // one test for all of them: infinite "
-    "or NaN where any is [17]":
-        "a finite sum stays finite with one more",
     **dict.fromkeys((
-        "head.cu: zero fill: for (int i = 0; i < TILES * 4; ++i) sums[i / 8][i / 4 % 2][i % 4] = "
-        "0.0f; [69]",
+        "head_rows.cuh: zero fill: for (int i = 0; i < TILES * 4; ++i) sums[i / 8][i / 4 % 2][i "
+        "% 4] = 0.0f; [69]",
         "linear.cu: zero fill: for (int c = 0; c < CLASSES; ++c) sums[c] = 0.0f; [43]",
     ), "it adds the same to every class, which a softmax does not show"),
     "head.cu: zero fill: old[c][0] = old[c][1] = old[c][2] = old[c][3] = 0u; [51]":
         "the gradients of classes that do not exist are zeros",
-    "linear.cu: zero fill: : 0.0f; [32] #4":
+    "linear.cu: zero fill: : 0.0f; [32] #3":
         "the pixels of rows past the batch are zeros",
     "linear.cu: zero fill: const float before = writes ? *weight : 0.0f;  // early: beside all "
     "other loads [41]":
@@ -171,9 +169,6 @@ HARMLESS: dict[str, str] = {
 """By Fault.name."""
 
 OUT_OF_REACH: dict[str, str] = {
-    "skinny_weights.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
-    ": 0u; [62]":
-        "it makes -0 of the NaN that a GPU's arithmetic gives, 0x7fffffff; the host gives another",
     "skinny_parts.cuh: barrier: __syncwarp(); [4] #2":
         "the cluster's barrier wants a warp's lanes together (.aligned); on the host each arrives "
         "by itself",
@@ -199,9 +194,6 @@ OPEN: dict[str, str] = {
     "narrow_pieces.cuh: zero fill: words[i] &= left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : 0u; "
     "[63]":
         "what lies behind the last feature meets weights of 0",
-    "head_pieces.cuh: index: rounded[i] = stochastic_round_bf16(values[2 * i], low).bits | upper "
-    "<< 16; [47]":
-        "needs a case: a row of the head that is infinite in part",
     "mma_fragments.cuh: index: base = at(row, first * 2 / 16 + (LEFT ? low : high)); [21]":
         "a case that catches it is not always among those that the probe takes",
     "train_steps rounded by chance, Adam, 4x1 FSFF: turn: convert_rows<Shape, false, 21, 24, 32>("
