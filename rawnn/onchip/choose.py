@@ -74,7 +74,7 @@ def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice |
             continue
         found = layout_of(d, chip.shared)
         least = min(least or found.nbytes, found.nbytes)
-        us += found.far_tiles * cost.H200.far_tile / cost.H200.clock
+        us += cost.state_microseconds(found)
         if found.nbytes <= chip.shared and (best is None or us < best.us):
             best = Choice(found, us)
     return best, least
