@@ -156,10 +156,13 @@ class Launch:
 
 def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
     """The kernel leaves what NumPy does, and the counters of the next launch."""
-    found, wanted = launch.on_twin(folder, run, sources), launch.by_reference()
     numbers = launch.decomposition.problem.numbers
-    chance = launch.decomposition.problem.streams  # rounding moves weights more than a step does
+    # Rounding moves weights more than a step does: the reference has to draw the same bits.
+    chance = bool(launch.decomposition.problem.streams)
+    found = launch.on_twin(folder, run, sources)
+    wanted = launch.by_reference(np.float32 if chance else np.float64)
     unit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 4e-2}[numbers]
+    of_loss = {"float32": 1e-6, "tf32": 3e-4, "float16": 2e-4, "bfloat16": 1e-3}[numbers]
     of_change = {"float32": 2e-4, "tf32": 1e-3, "float16": 4e-3, "bfloat16": 2e-2}[numbers]
     for role in launch.op.spec.writes:
         if launch.plan[launch.op.operands[role]].role is Role.SCRATCH:
@@ -171,10 +174,11 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
             assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
             continue
         a, b = found[role].astype(np.float64), wanted[role]
-        assert np.linalg.norm(a - b) <= unit * max(np.linalg.norm(b), 1e-3), role
-        if role[0] in "wb" and role[1].isdigit() and not chance:
-            change = np.linalg.norm(b - launch.arrays[role])
-            assert np.linalg.norm(a - b) <= of_change * change, role
+        error = np.linalg.norm(a - b)
+        assert error <= (of_loss if role == "loss" else unit) * max(np.linalg.norm(b), 1e-3), role
+        if role[0] in "wb" and role[1].isdigit():
+            most = 0.1 if chance and role[0] == "w" and role[1:].isdigit() else of_change
+            assert error <= most * np.linalg.norm(b - launch.arrays[role]), role
     before, after = (a["counters"].view(np.uint32) for a in (launch.arrays, found))
     turns = STEPS * launch.decomposition.turns
     assert list(after) == [0, (int(before[1]) + turns) % 2**32, 0]

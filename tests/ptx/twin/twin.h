@@ -86,6 +86,7 @@ constexpr Number kNumber<float8_e5m2> = Number::kE5m2;
 
 unsigned int encode(Number format, float value);
 float decode(Number format, unsigned int bits);
+float stored(double value);
 
 unsigned char* dynamic_shared(int alignment);
 void nobody_reads(const void* object, std::size_t bytes);
