@@ -348,7 +348,8 @@ class Bound:
     def __init__(self, launcher: Launcher, prepared: KernelLaunch, streams: Streams,
                  keep: tuple[Any, ...]) -> None:
         self._launcher, self._prepared, self._streams = launcher, prepared, streams
-        self._launch, self._keep = prepared.launch, keep
+        self._call, self._arguments, self._failed = prepared.ready
+        self._keep = keep
 
     def add_to(self, graph: Graph, after: Sequence[Any]) -> Any:
         """Add the launch to a graph, behind the nodes `after`; returns its node."""
@@ -357,12 +358,20 @@ class Bound:
                                 prepared.context, (), prepared._cluster, prepared.cooperative)
 
     def __call__(self) -> Any:
+        if RECORDING or self._streams:
+            return self._carefully()
+        result = self._call(*self._arguments)  # prepared.launch(), less a call
+        if result[0]:
+            self._failed(result)
+        return None
+
+    def _carefully(self) -> Any:
         if RECORDING and RECORDING[-1].here():
             return RECORDING[-1].launch_of(self._launcher, self._keep)
         if self._streams:
             self._launcher._ordered(self._prepared, self._streams)
         else:
-            self._launch()
+            self._prepared.launch()
         return None
 
 

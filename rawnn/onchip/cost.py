@@ -18,9 +18,7 @@ from rawnn.onchip.decompose import (
     ceil,
     up,
 )
-from rawnn.onchip.layout import TILE, Layout
-from rawnn.onchip.meeting import ALL, SHARE, of_a_tile, shares, way
-from rawnn.onchip.meeting import cycles as meeting_cycles
+from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE, Layout
 from rawnn.onchip.tiles import softmax_lanes, tiling
 
 
@@ -29,17 +27,16 @@ class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
     cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), and the bytes
     of it a cycle; of a softmax, an elementwise loss and a conversion, and of each round of the
-    threads there; of what every step begins and ends with. What the products are expected to take
-    is multiplied by `product`, weight gradients with their updates by `gradient`, of which those
-    beside other work are seen in part (`overlapped`). A tile whose state comes from the L2 cache
-    takes `far_tile` more, `far_shared` where each group updates its share of the tiles.
-    Micro-batches take `turn` times as long as batches of their size. All clusters have a gradient
-    `arrival` cycles behind its product; of what they add up beside backward products the part
-    `beside` is seen (neither measured). Whether a step of float16 counts takes a block `decision`,
-    and `decision_between` more where clusters tell each other: both as long as the barriers and
-    reads that they are, not measured. Rounding a tile's weights by chance takes `draws`, four
-    draws of each lane, on one of four sub-cores: counted, not measured. `clock` is in cycles a
-    microsecond."""
+    threads there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed
+    there, by all or each its share; of what every step begins and ends with. What the products are
+    expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
+    of which those beside other work are seen in part (`overlapped`). A tile whose state comes from
+    the L2 cache takes `far_tile` more, `far_shared` where each group updates its share of the
+    tiles. Micro-batches take `turn` times as long as batches of their size. Whether a step of
+    float16 counts takes a block `decision`, and `decision_between` more where clusters tell each
+    other: both as long as the barriers and reads that they are, not measured. Rounding a tile's
+    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores: counted,
+    not measured. `clock` is in cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -56,9 +53,10 @@ class Costs:
     elementwise_round: float = 85.0
     convert: float = 120.0
     convert_round: float = 45.0
+    meeting: float = 3570.0
+    summed_bytes: float = 71.0
+    shared_bytes: float = 22.0
     step: float = 900.0
-    arrival: float = 1500.0
-    beside: float = 0.4
     far_tile: float = 35.0
     far_shared: float = 450.0
     turn: float = 1.3
@@ -137,7 +135,8 @@ def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
     """What one layer adds to a step: its phases, and its part of the clusters' meeting."""
     found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
     if d.groups > 1:
-        found += layer_tiles(d, layer) * of_a_tile(d.groups, len(d.problem.states))
+        nbytes = layer_tiles(d, layer) * TILE * 4
+        found += min(d.groups * nbytes / costs.summed_bytes, nbytes / costs.shared_bytes)
     return found
 
 
@@ -200,52 +199,14 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     return found
 
 
-Beside = dict[int, tuple[list[int], list[int]]]
-"""By layer, of which others clusters add up gradients, and copy new weights, beside its backward
-product."""
-
-
-def early_meetings(d: Decomposition, costs: Costs = H200) -> Beside:
-    """What clusters do of their meeting beside backward products: what is expected to have come
-    from all of them by then. Nothing where the sums of a tile are shared by warps, which wait for
-    each other, and where the update waits for more."""
-    tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    if d.groups == 1 or d.turns > 1 or d.problem.scaled \
-            or (way(d.groups, tiles, len(d.problem.states)) == SHARE
-                and shares(d.groups, d.warps, tiles) > 1):
-        return {}
-    found: Beside = {}
-    published: dict[int, float] = {}
-    summed: dict[int, float] = {}
-    now = 0.0
-    for layer in range(d.problem.depth - 1, 0, -1):
-        taken = {phase.name: phase.cycles for n in (layer, layer + 1) if n < d.problem.depth
-                 for phase in layer_phases(d, n, costs)}
-        now += taken[f"backward {layer + 1}"] + taken.get(f"gradient {layer + 2}", 0.0)
-        sums = [n for n, at in published.items() if now - at >= costs.arrival and n not in summed]
-        copies = [n for n, at in summed.items() if now - at >= costs.arrival
-                  and not any(n in done for _, done in found.values())]
-        if sums or copies:
-            found[layer] = sums, copies
-        if layer + 1 < d.problem.depth:
-            published[layer + 1] = now
-        summed |= dict.fromkeys(sums, now)
-        now += taken.get(f"sum of gradient {layer}", 0.0)
-    return found
-
-
 def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
-    """How clusters add up their gradients."""
+    """How clusters add up their gradients: all of them by every cluster, or each its share."""
     if d.groups == 1:
         return []
-    tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    states = len(d.problem.states)
-    found = way(d.groups, tiles, states)
-    early = sum(layer_tiles(d, layer) for sums, _ in early_meetings(d, costs).values()
-                for layer in sums)
-    cycles = meeting_cycles(d.groups, tiles - early, states, found) \
-        + early * costs.beside * of_a_tile(d.groups, states)
-    return [Phase("all clusters sum" if found == ALL else "clusters sum and share", cycles)]
+    nbytes = TILE * 4 * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
+    if d.groups * nbytes <= MOST_SUMMED_BY_ALL:
+        return [Phase("all clusters sum", costs.meeting + d.groups * nbytes / costs.summed_bytes)]
+    return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
 
 
 def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:

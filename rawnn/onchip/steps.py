@@ -115,9 +115,7 @@ class StepWriter(UpdateWriter):
             n = layer + 1
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
               f"cursor_now + u, part{n}.out, part{n}.in}};")
-        self.places()
         if d.turns == 1:
-            self.stamp("u")
             self.whole_turn()
             self.meet()
             if p.scaled:
@@ -126,11 +124,9 @@ class StepWriter(UpdateWriter):
             return
         w(f"for (int part = 0; part < {d.turns}; ++part) {{")
         w(f"const int t = u * {d.turns} + part;")
-        self.stamp("t")
         self.whole_turn()
         self.next_turn()
         w("}")
-        self.stamp(f"u * {d.turns} + {d.turns - 1}")
         self.meet()
         w("__syncthreads();")
 
@@ -310,15 +306,11 @@ class StepWriter(UpdateWriter):
                          sent=True)
             message.sent()
             self.gradients(meanwhile)
-            if kind == "backward":
-                self.meet_beside(layer)
             message.add(message.received(), d.ranks, n, n, finish)
             return
         size, mine = share_of(n, d.ranks)
         parts = self.reduce(kind, layer, n, size, mine)
         self.gradients(meanwhile)
-        if kind == "backward":
-            self.meet_beside(layer)
         w("{")
         w(f"const float* const parts = {parts.received()};")
         sums = self.exchange(True)
@@ -413,12 +405,10 @@ class StepWriter(UpdateWriter):
             tiles = self.layout.layers[layer].backward
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
-            self.meet_beside(layer)
         elif type_ == GATHERED:
             idle = d.idle(layer)
             message = self.reduce("backward", layer, n, size, f"n{layer}", idle)
             self.gradients(waiting)
-            self.meet_beside(layer)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
             received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0") if idle \
                 else message.received()

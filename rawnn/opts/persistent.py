@@ -51,7 +51,7 @@ def _seed(plan: Plan) -> dict[str, int]:
 def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
     return tuple(
         Tensor(f"{WORKSPACE}{name}", (words,), "int32" if name in COUNTS else "float32",
-               Role.SCRATCH)
+               Role.SCRATCH, symbol=name)
         for name, words in chosen.layout.workspaces(plan["loss"].shape[0]).items())
 
 

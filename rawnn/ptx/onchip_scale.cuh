@@ -78,13 +78,10 @@ __device__ __forceinline__ bool any_far_rank(const float* flags) {
 // Whether any cluster did: `flags` are those of this rank of the clusters, kRanks apart. For all
 // threads of the block together.
 template <typename SHAPE>
-__device__ __forceinline__ bool any_group(const ptx::Stamped* flags, unsigned int stamp) {
+__device__ __forceinline__ bool any_group(const float* flags) {
   bool any = false;
   for (int group = thread_index(); group < SHAPE::kGroups; group += SHAPE::kThreads) {
-    ptx::Stamped words[1];
-    ptx::await_stamped(
-        words, [=](int) { return flags + group * SHAPE::kRanks; }, stamp, kOverflows);
-    any = any || words[0].x != 0.0f;
+    any = any || __ldcg(flags + group * SHAPE::kRanks) != 0.0f;
   }
   return __syncthreads_or(any ? 1 : 0) != 0;
 }

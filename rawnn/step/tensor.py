@@ -36,7 +36,7 @@ class Role(StrEnum):
     GRADIENT = "gradient"
     REDUCED = "reduced"  # a parameter's gradient that ranks sum: in place, its padding zero
     VIEW = "view"  # rows of another tensor, where they lie
-    SCRATCH = "scratch"  # counters of a kernel's blocks, and what it hands on there: zero at first
+    SCRATCH = "scratch"  # counters of a kernel's blocks: zero at first, and left at zero
     METRIC = "metric"  # one value per step of the epoch
     CURSOR = "cursor"  # the index of the current step
 
@@ -59,6 +59,11 @@ class Tensor:
     parameter that a copy is made from, `scale` what its values are multiplied by before they are
     rounded. `bound` is half the width of the distribution that a parameter is drawn from. A view's
     `source` is the matrix whose rows it is, from `first` on; it is named after that, behind PART.
+
+    `layer` is that of a parameter, from 1 on, and of what is kept of it. `symbol` is what formulas
+    and the kernels of whole steps call a tensor, where that is not its name: w1 and b1 the first
+    layer's parameters, w1_m what an optimizer keeps of them, c1 a copy; of a HOST tensor, the part
+    of the data set that it holds.
     """
 
     name: str
@@ -70,6 +75,8 @@ class Tensor:
     scale: float = 1.0
     bound: float = 0.0
     first: int = 0
+    layer: int = 0
+    symbol: str = ""
 
     @property
     def itemsize(self) -> int:

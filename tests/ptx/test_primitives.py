@@ -88,6 +88,9 @@ PROBES: dict[str, tuple[str, str, str]] = {
                "mbarrier.arrive.shared::cta.b64 _, [barrier];"),
     "arrive_remote": ("unsigned barrier", "ptx::arrive_remote(barrier);",
                       "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [barrier];"),
+    "arrive_remote_having_read": (
+        "unsigned barrier", "ptx::arrive_remote_having_read(barrier);",
+        "mbarrier.arrive.shared::cluster.b64 _, [barrier];"),
     "arrive_expecting": ("unsigned barrier, int bytes", "ptx::arrive_expecting(barrier, bytes);",
                          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [barrier], bytes;"),
     "expect": ("unsigned barrier, int bytes", "ptx::expect(barrier, bytes);",
@@ -145,12 +148,6 @@ PROBES: dict[str, tuple[str, str, str]] = {
               "[barrier];"),
     "add_release": ("unsigned* counter, unsigned value", "ptx::add_release(counter, value);",
                     "red.release.gpu.global.add.u32 [counter], value;"),
-    "store_stamped": ("ptx::Stamped* to, float x, float y, float z, unsigned stamp",
-                      "ptx::store_stamped(to, x, y, z, stamp);",
-                      "st.relaxed.gpu.global.b128 [to], word;"),
-    "load_stamped": ("const ptx::Stamped* from",
-                     "const auto v = ptx::load_stamped(from); out[0] = v.stamp;",
-                     "ld.relaxed.gpu.global.b128 word, [from];"),
     "store_release": ("unsigned* to, unsigned value", "ptx::store_release(to, value);",
                       "st.release.gpu.global.u32 [to], value;"),
     "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",
@@ -276,8 +273,7 @@ def test_every_primitive_with_ptx_is_probed() -> None:
         text = CODE.sub("", path.read_text())
         for match in re.finditer(r"__forceinline__ [\w ]+?\*? ?(\w+)\(", text):
             rest = text[match.end() : text.find("}\n", match.end())]
-            if "asm" in rest and match[1] not in (
-                    "multiply_async", "dynamic_shared", "settle", "made_here"):
+            if "asm" in rest and match[1] not in ("multiply_async", "dynamic_shared", "settle"):
                 assert match[1] in probed or match[1] in (
                     "multiply_f16", "multiply_from_zero", "load_remote4", "wait_for_remote"), \
                     match[1]

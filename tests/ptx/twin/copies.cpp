@@ -374,6 +374,11 @@ void arrive_remote(unsigned int barrier) {
   arrive_at(barrier, true);
 }
 
+void arrive_remote_having_read(unsigned int barrier) {
+  TWIN_HERE;
+  arrive_at(barrier, true);
+}
+
 void expect(unsigned int address, int bytes) {
   TWIN_HERE;
   barrier_at(address, false, false).bytes += bytes;
@@ -579,33 +584,6 @@ void wait_for_count(const unsigned int* counter, unsigned int target, int) {
     pause("a counter of the grid");
   }
   self->known = join(self->known, machine.atomics[counter]);
-}
-
-void store_stamped(Stamped* to, float x, float y, float z, unsigned int stamp) {
-  TWIN_HERE;
-  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) fail("a misaligned word at %p", self->here);
-  touch_global(to, 16, kWrite | kAtomic, own(), self->clock);
-  *to = {x, y, z, stamp};
-  const auto found = machine.watching.find(to);
-  if (found == machine.watching.end()) return;
-  for (Thread* thread : found->second) wake(*thread);
-  machine.watching.erase(found);
-}
-
-Stamped load_stamped(const Stamped* from) {
-  TWIN_HERE;
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a misaligned word at %p", self->here);
-  touch_global(from, 16, kAtomic, own(), self->clock);
-  return *from;
-}
-
-Stamped await_word(const Stamped* from, unsigned int stamp) {
-  for (;;) {
-    const Stamped found = load_stamped(from);
-    if (found.stamp == stamp) return found;
-    machine.watching[from].push_back(self);
-    pause("a stamped word");
-  }
 }
 
 void fence_proxy_async() {

@@ -139,6 +139,7 @@ void init_barrier(unsigned int barrier, int arrivals);
 void publish_barriers();
 void arrive(unsigned int barrier);
 void arrive_remote(unsigned int barrier);
+void arrive_remote_having_read(unsigned int barrier);
 void arrive_expecting(unsigned int barrier, int bytes);
 void expect(unsigned int barrier, int bytes);
 bool has_ended(unsigned int barrier, int parity);
@@ -196,20 +197,6 @@ inline void wait_for_grid(const unsigned int* counter, unsigned int target, int 
 inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 0) {
   arrive_at_grid(counter);
   wait_for_grid(counter, target, what);
-}
-
-// stamps.cuh
-inline int made_here(int value) { return value; }
-struct alignas(16) Stamped {
-  float x, y, z;
-  unsigned int stamp;
-};
-void store_stamped(Stamped* to, float x, float y, float z, unsigned int stamp);
-Stamped load_stamped(const Stamped* from);
-Stamped await_word(const Stamped* from, unsigned int stamp);
-template <int WORDS, typename F>
-void await_stamped(Stamped (&words)[WORDS], F from, unsigned int stamp, int) {
-  for (int i = 0; i < WORDS; ++i) words[i] = await_word(from(i), stamp);
 }
 
 // fences.cuh

@@ -252,7 +252,6 @@ struct Machine {
   std::vector<Flight> flights;
   std::map<const void*, const Vector*> atomics;
   std::vector<std::pair<Thread*, std::pair<const unsigned int*, unsigned int>>> counting;
-  std::unordered_map<const void*, std::vector<Thread*>> watching;  // words with stamps
   std::mt19937 random;
   bool eager = false;
   std::string failure;
