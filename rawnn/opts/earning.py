@@ -61,12 +61,15 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
         return Verdict(False, f"best leaves persistent out: the step {reason.reason}")
     if chosen.decomposition.turns > 1:
         return Verdict(False, f"best leaves persistent out: the batch fits the chip in "
-                              f"{chosen.decomposition.turns} micro-batches only, which nobody has "
-                              f"timed yet; {chosen.us:.0f} us a step are expected of it")
+                              f"{chosen.decomposition.turns} micro-batches only, which took longer "
+                              f"than launches in all networks that were timed; {chosen.us:.0f} us "
+                              f"a step are expected of it")
     launches = measured or launched(plan, numbers)
-    if chosen.us >= launches:
-        return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "
-                              f"of it, {launches:.0f} of launches")
+    if chosen.counts >= launches:
+        doubt = f"{chosen.counts / chosen.us - 1:.0%} more or less " \
+            if chosen.counts > chosen.us else ""
+        return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step {doubt}are "
+                              f"expected of it, {launches:.0f} of launches")
     steps = recipe.updates(form.examples) * recipe.epochs
     needed = COMPILATION / (launches - chosen.us)
     if steps < needed:
