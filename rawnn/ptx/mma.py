@@ -18,7 +18,7 @@ from rawnn.ptx.tiles import (
     blocks,
     filling,
     register_family,
-    sums_bytes,
+    with_sums,
 )
 
 SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
@@ -116,7 +116,7 @@ def choose(p: Product, target: Target) -> Tile:
 
 
 def _shared(s: Scalars) -> int:
-    return max(int(s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"])), sums_bytes(s))
+    return with_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]))
 
 
 OTHERS = (
@@ -147,7 +147,7 @@ def choose_wgmma(p: Product, target: Target) -> Tile:
 
 
 def _shared_wgmma(s: Scalars) -> int:
-    return max(int(s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"])) + 1024, sums_bytes(s))
+    return with_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]) + 1024)
 
 
 WGMMA_OTHERS = (
@@ -211,7 +211,7 @@ def wgmma_is_faster(p: Product, target: Target) -> bool:
 
 def _shared_wgmma_tf32(s: Scalars) -> int:
     prepared = 4 * min(s["BM"], s["BN"])  # two, of two parts each
-    return max(int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared)), sums_bytes(s))
+    return with_sums(s, s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
 
 
 register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_tf32,

@@ -34,6 +34,7 @@ struct Warpgroup {
   static constexpr int kStages = TILE::kStages;
   static constexpr int kAhead = kStages - 2;  // a slot is free once all waited for its products
   static constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
+  static constexpr int kOperands = kStages * kTile + 1024;  // with the ones
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
   static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsK == 1,
                 "a warpgroup computes 64 rows");
@@ -117,7 +118,7 @@ struct Wgmma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+    Finish<TILE, EPILOGUE, Group::kOperands> finish(epilogue, m0, n0, thread);
     const bool biased = BIAS && n0 == 0;
     if (biased) {
       if (thread < 64) {
@@ -132,7 +133,7 @@ struct Wgmma {
     __syncthreads();  // the operands are done with: their place takes the sums
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
-    constexpr int kPitch = Sums<TILE>::kPitch;
+    constexpr int kPitch = Sums<TILE, Group::kOperands>::kPitch;
     const int g = lane / 4;
     const int q = lane % 4;
 #pragma unroll
@@ -145,6 +146,6 @@ struct Wgmma {
       }
       if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = group.bias[2 * half];
     }
-    finish.template run<BIAS>(parts, biased);
+    finish.template run<BIAS>(biased);
   }
 };
