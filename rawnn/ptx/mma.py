@@ -127,9 +127,11 @@ OTHERS = (
     Tile(64, 64, 2, 2, 2, 4, bytes=128), Tile(128, 64, 4, 2, 1, 4, bytes=128),
 )
 """What `tune` tries besides."""
+CUT = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128), Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
+"""The same where blocks form clusters."""
 UPDATES = ("weight_update", "weight_momentum", "weight_adam")
 
-register_family(SYNC, "mma", "mma.cu", "Mma", choose, _shared, others=OTHERS, updates=UPDATES)
+register_family(SYNC, "mma", "mma.cu", "Mma", choose, _shared, others=OTHERS + CUT, updates=UPDATES)
 
 
 def choose_wgmma(p: Product, target: Target) -> Tile:
@@ -153,7 +155,8 @@ def _shared_wgmma(s: Scalars) -> int:
 WGMMA_OTHERS = (
     Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 4, bytes=128),
     Tile(128, 64, 8, 1, 1, 4, bytes=128), Tile(128, 128, 8, 1, 1, 4, bytes=128),
-    Tile(256, 128, 16, 1, 1, 4, bytes=128),
+    Tile(256, 128, 16, 1, 1, 4, bytes=128), Tile(64, 64, 4, 1, 1, 6, 4, bytes=128),
+    Tile(128, 128, 8, 1, 1, 4, 2, bytes=128),
 )
 
 register_family(WGMMA, "wgmma", "wgmma.cu", "Wgmma", choose_wgmma, _shared_wgmma,
