@@ -19,7 +19,8 @@
 #include "mma_sums.cuh"
 #include "mma_warpgroup.cuh"
 #include "pdl.cuh"
-#define PRODUCT_BOUNDS __launch_bounds__(256, (BM * BN > 8192 || sizeof(SUM) == 1 ? 1 : 2))
+#define PRODUCT_BOUNDS \
+  __launch_bounds__(256, (BM * BN > 8192 || Same<SUM, tf32x3>::kValue ? 1 : 2))
 #include "product_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -110,6 +111,8 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     commit_copies();
   }
   epilogue.begin();
+  // With tf32x3 a block has a multiprocessor's registers for itself.
+  Finish<TILE, EPILOGUE, kOperands, kThree ? 128 : 0> finish(epilogue, m0, n0, thread);
   wait_for_copies<kStages - 2>();
   __syncthreads();
   if (stages > 0) {  // there may be more blocks in a cluster than stages
@@ -227,7 +230,6 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
       if (sums_bias && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
     }
   }
-  Finish<TILE, EPILOGUE, kOperands, 0> finish(epilogue, m0, n0, thread);
   finish.template run<BIAS>(n0 == 0);
 }
 
