@@ -119,14 +119,16 @@ struct Sums {
       ptx::store_remote4(place(inbox, row, column),
                          make_float4(values[0], values[1], values[2], values[3]));
     }
-    if (!BIAS || !biased) return;
-    for (int row = thread; row < TILE::kM; row += TILE::kThreads) {
-      float sum = 0.0f;
+    if constexpr (BIAS) {
+      if (!biased) return;
+      for (int row = thread; row < TILE::kM; row += TILE::kThreads) {
+        float sum = 0.0f;
 #pragma unroll
-      for (int part = 0; part < TILE::kWarpsK; ++part) {
-        sum += parts[part * kPart + row * kPitch + TILE::kN];
+        for (int part = 0; part < TILE::kWarpsK; ++part) {
+          sum += parts[part * kPart + row * kPitch + TILE::kN];
+        }
+        ptx::store_remote(place(inbox, row, TILE::kN), sum);
       }
-      ptx::store_remote(place(inbox, row, TILE::kN), sum);
     }
   }
   static __device__ __forceinline__ unsigned int place(unsigned int inbox, int row, int column) {
