@@ -69,7 +69,8 @@ struct Mma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE, kStages * kTile> finish(epilogue, m0, n0, thread);
+    using Parts = Sums<TILE, kStages * kTile>;
+    Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
 
     // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts:
     // two short chains of additions round less than a long one.
@@ -130,7 +131,6 @@ struct Mma {
     __syncthreads();  // the operands are done with: their place takes the sums
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
-    using Parts = Sums<TILE, kStages * kTile>;
     float* const part = parts + warp_k * Parts::kPart;
     constexpr int kPitch = Parts::kPitch;
     const int g = lane / 4;

@@ -17,23 +17,25 @@ SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
 WGMMA = Family("wgmma", "large matrix products on tensor cores by wgmma", ("wgmma",))
 
 TILES = (
-    Tile(16, 32, 1, 1, 8, 4, bytes=256), Tile(16, 32, 1, 1, 4, 2, bytes=128),
-    Tile(16, 32, 1, 1, 8, 4, 2, bytes=256), Tile(16, 32, 1, 1, 8, 4, 4, bytes=256),
-    Tile(16, 32, 1, 1, 8, 4, 8, bytes=256), Tile(32, 32, 1, 1, 4, 4, bytes=256),
-    Tile(32, 32, 1, 1, 8, 3, 2, bytes=256), Tile(32, 32, 2, 1, 4, 4, bytes=128),
+    Tile(16, 32, 1, 1, 4, 2, bytes=128), Tile(16, 32, 1, 1, 8, 4, bytes=256),
+    Tile(32, 32, 1, 1, 4, 4, bytes=256), Tile(32, 32, 2, 1, 4, 4, bytes=128),
     Tile(64, 64, 2, 2, 1, 4, bytes=128), Tile(64, 64, 2, 2, 2, 4, bytes=128),
-    Tile(128, 128, 2, 4, 1, 3, bytes=128),
+    Tile(128, 64, 4, 2, 2, 3, bytes=128), Tile(128, 128, 2, 4, 1, 3, bytes=128),
+    *(Tile(32, 32, 1, 1, 8, 3, cluster, bytes=256) for cluster in (1, 2, 4, 8)),
+    *(Tile(64, 64, 2, 2, 2, 4, cluster, bytes=128) for cluster in (2, 4, 8)),
+    Tile(16, 32, 1, 1, 8, 4, 4, bytes=256), Tile(32, 64, 1, 2, 4, 4, 8, bytes=256),
 )
-"""What a product's tile is chosen from: of 27 tried, those without which any of 54 products was
-slower (H200; float32, tf32 and bfloat16)."""
+"""What a product's tile is chosen from: of 36 tried, those without which any of 29 products was
+slower by a hundredth in the mean (H200; float32, tf32 and bfloat16), and one for large products."""
 
 
 @cache
 def choose(p: Product, target: Target) -> Tile:
-    """The tile with the fewest predicted cycles of those that the number format allows: in float32
-    a warp has registers for 32 x 32."""
+    """The tile with the fewest predicted cycles of those that the GPU's shared memory and the number
+    format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
     return min((tile for tile in TILES if shared(tile) <= target.shared_per_block
-                and (p.times == 1 or tile.bm * tile.bn <= 1024 * tile.wm * tile.wn)),
+                and (p.times == 1 or (tile.bm * tile.bn <= 1024 * tile.wm * tile.wn
+                                      and tile.wm * tile.wn * tile.wk <= 8))),
                key=lambda tile: cycles(p, tile, target))
 
 
@@ -62,10 +64,12 @@ def _shared_wgmma(s: Scalars) -> int:
 
 WGMMA_TILES = (
     Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 6, bytes=128),
-    Tile(128, 128, 8, 1, 1, 5, bytes=128), Tile(256, 128, 16, 1, 1, 4, bytes=128),
+    Tile(128, 64, 8, 1, 1, 5, bytes=128), Tile(128, 128, 8, 1, 1, 5, bytes=128),
+    Tile(256, 128, 16, 1, 1, 4, bytes=128),
     *(Tile(*tile, cluster, bytes=128)
       for tile, cluster in combinations(((64, 64, 4, 1, 1, 6), (64, 128, 4, 1, 1, 6),
-                                         (128, 128, 8, 1, 1, 4)), (2, 4, 8))),
+                                         (128, 64, 8, 1, 1, 5), (128, 128, 8, 1, 1, 4)),
+                                        (2, 4, 8))),
 )
 """What a tile of 16- and 8-bit operands is chosen from."""
 
@@ -98,8 +102,8 @@ def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
     return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
                  bytes=128)
             for times, other in PACES if times == p.times
-            for cluster in ((1,) if other == 128 else (1, 2, 4))
-            if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 4]
+            for cluster in (1, 2, 3, 4, 8)
+            if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
 
 
 @cache
@@ -109,17 +113,19 @@ def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
 
 
 def wgmma_is_faster(p: Product, target: Target) -> bool:
-    """Whether a product of float32 is predicted to take less by wgmma than by mma.sync, on a GPU
-    that has both; and whether its sums are short enough for that, where it must be as exact."""
-    if p.times == 3 and ceil(p.k, 32) > 4 * LONGEST_SUM:
+    """Whether a product is predicted to take less by wgmma than by mma.sync, on a GPU that has both;
+    and, of float32, whether its sums are short enough for that, where it must be as exact."""
+    if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
         return False
-    return cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) \
-        < cycles(p, choose(p, target), target)
+    by_wgmma = cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) if p.size == 4 \
+        else cycles_wgmma(p, choose_wgmma(p, target), target)
+    return by_wgmma < cycles(p, choose(p, target), target)
 
 
 def _shared_wgmma_tf32(s: Scalars) -> int:
     prepared = 4 * min(s["BM"], s["BN"])  # two, of two parts each
-    return with_sums(s, s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
+    operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
+    return max(operands, with_sums(s, 0))
 
 
 register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_tf32,

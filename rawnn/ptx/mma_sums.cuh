@@ -10,9 +10,10 @@
 #include "device/cluster.cuh"
 #include "mma_copy.cuh"
 
-// The stages of the inner dimension that are this block's. Tells the cluster that the block has
-// begun: Sums::hand_out() waits for that ahead of its first store to another's shared memory.
-template <typename TILE>
+// The stages of the inner dimension that are this block's. Where it is OPEN from the start, tells the
+// cluster that the block has begun: Sums::ready() waits for that ahead of its first store to
+// another's shared memory.
+template <typename TILE, bool OPEN = true>
 struct Share {
   int begin = 0;
   int stages;
@@ -21,7 +22,7 @@ struct Share {
       const int rank = static_cast<int>(ptx::cluster_rank());
       begin = all * rank / TILE::kCluster;
       stages = all * (rank + 1) / TILE::kCluster - begin;
-      ptx::arrive_at_cluster_relaxed();
+      if constexpr (OPEN) ptx::arrive_at_cluster_relaxed();
     }
   }
 };
@@ -30,6 +31,7 @@ struct Share {
 // [BM, BN + 8], where column BN holds the sums of the bias. Eight words of padding: a fragment's
 // eight rows then lie in different banks. In a cluster an inbox lies behind the parts and OPERANDS
 // bytes of tiles: [CLUSTER, kRows, BN + 8], the rows that this block finishes from every block.
+// With OPERANDS of 0 it takes the place of tiles, and is open once its block is done with them.
 template <typename TILE, int OPERANDS>
 struct Sums {
   static constexpr int kPitch = TILE::kN + 8;
@@ -63,7 +65,11 @@ struct Sums {
   static __device__ __forceinline__ void ready(bool biased, int thread) {
     __syncthreads();
     if constexpr (TILE::kCluster > 1) {
-      ptx::wait_for_cluster();  // all have begun
+      if constexpr (OPERANDS == 0) {
+        ptx::cluster_barrier();  // all are done with their operands
+      } else {
+        ptx::wait_for_cluster();  // all have begun
+      }
       hand_out<BIAS>(biased, thread);
       ptx::cluster_barrier();
     }
@@ -140,15 +146,14 @@ struct Sums {
 // A block's epilogue. Where rows allow it, what it reads from memory is fetched while the product is
 // computed, if no more than EARLY bytes have to wait in registers. Otherwise it works element by
 // element, in a loop: less code.
-template <typename TILE, typename EPILOGUE, int OPERANDS, int EARLY = 128>
+template <typename TILE, typename EPILOGUE, typename PARTS, int EARLY = 128>
 struct Finish {
   using Fetched = typename EPILOGUE::Fetched;
-  using Parts = Sums<TILE, OPERANDS>;
-  static constexpr int kPasses = Parts::kPasses;
+  static constexpr int kPasses = PARTS::kPasses;
   static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= EARLY;
 
   const EPILOGUE& epilogue;
-  const Parts sums;
+  const PARTS sums;
   const int m0, n0, thread;
   const bool whole;
   Fetched fetched[kEarly ? kPasses : 1];
@@ -186,7 +191,7 @@ struct Finish {
     }
     if constexpr (BIAS) {
       if (biased) {
-        for (int row = sums.first + thread; row < min(sums.first + Parts::kRows, TILE::kM);
+        for (int row = sums.first + thread; row < min(sums.first + PARTS::kRows, TILE::kM);
              row += TILE::kThreads) {
           epilogue.store_bias(m0 + row, sums.bias(row));
         }

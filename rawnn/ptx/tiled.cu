@@ -182,7 +182,7 @@ struct Tiled {
         }
         if (BIAS && across == 0) to[TILE::kN] = bias[i];
       }
-      Finish<TILE, EPILOGUE, 0> finish(epilogue, m0, n0, thread);
+      Finish<TILE, EPILOGUE, Sums<TILE, 0>> finish(epilogue, m0, n0, thread);
       finish.template run<BIAS>(n0 == 0);
     }
   }

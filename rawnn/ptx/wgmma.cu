@@ -92,6 +92,7 @@ struct Wgmma {
   static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
     using Group = Warpgroup<TILE, DEEP_A, DEEP_B, TA, TB>;
+    using Parts = Sums<TILE, Group::kOperands>;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int warp = thread / 32;
@@ -118,7 +119,7 @@ struct Wgmma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE, Group::kOperands> finish(epilogue, m0, n0, thread);
+    Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
     const bool biased = BIAS && n0 == 0;
     if (biased) {
       if (thread < 64) {
@@ -133,7 +134,7 @@ struct Wgmma {
     __syncthreads();  // the operands are done with: their place takes the sums
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
-    constexpr int kPitch = Sums<TILE, Group::kOperands>::kPitch;
+    constexpr int kPitch = Parts::kPitch;
     const int g = lane / 4;
     const int q = lane % 4;
 #pragma unroll

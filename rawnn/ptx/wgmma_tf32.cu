@@ -19,8 +19,7 @@
 #include "mma_sums.cuh"
 #include "mma_warpgroup.cuh"
 #include "pdl.cuh"
-#define PRODUCT_BOUNDS \
-  __launch_bounds__(256, (BM * BN > 8192 || Same<SUM, tf32x3>::kValue ? 1 : 2))
+#define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
 #include "product_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -78,11 +77,10 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   using Ready = Panel<float, kColumns, true, kStageDepth>;
   constexpr int kTile = PanelL::kBytes + PanelR::kBytes;
   constexpr int kReady = (kThree ? 2 : 1) * Ready::kBytes;
-  constexpr int kOperands = kStages * kTile + 2 * kReady;
+  using Parts = Sums<TILE, 0>;  // the inbox lies among the operands: two blocks need their room
   static_assert(kRows == 128 && kThreads == 256, "two warpgroups of 64 rows");
   // Steps whose products add up before the float units take them: the fewer, the less is cut off.
-  constexpr int kAtOnce = 2;
-  constexpr int kGroups = kThree ? 2 : 1;  // of products under way that begin at zero
+  constexpr int kAtOnce = kThree ? 2 : 4;
   static_assert(kStages >= 2, "stages ahead");
 
   const int thread = static_cast<int>(threadIdx.x);
@@ -90,7 +88,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   const int warp = thread / 32;
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
   const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
-  const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
+  const Share<TILE, false> share((k + kStageDepth - 1) / kStageDepth);
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
   Loader<PanelL, kThreads, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
@@ -111,101 +109,79 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     commit_copies();
   }
   epilogue.begin();
-  // With tf32x3 a block has a multiprocessor's registers for itself.
-  Finish<TILE, EPILOGUE, kOperands, kThree ? 128 : 0> finish(epilogue, m0, n0, thread);
   wait_for_copies<kStages - 2>();
   __syncthreads();
-  if (stages > 0) {  // there may be more blocks in a cluster than stages
-    prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes, prepared, thread);
-    ptx::fence_proxy_async();
-  }
+  prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes, prepared, thread);
+  ptx::fence_proxy_async();
   __syncthreads();
 
-  float sums[kGroups][kColumns / 2] = {};
+  float sums[kColumns / 2] = {};
   float all[kThree ? kColumns / 2 : 1] = {};
   float bias[2] = {};
   const bool sums_bias = BIAS && n0 == 0;
-  Factor<float, SUM> rows[2][kAtOnce];  // of the products under way
-  const auto take = [&](Factor<float, SUM>(&now)[kAtOnce], unsigned int tile, int first) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) fragments.load(now[i].word, tile, 0, first + i);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (sums_bias) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(now[i].word[j]);
-      }
-      now[i].take();
-    }
-  };
-  const auto multiply = [&](float(&sum)[kColumns / 2], const Factor<float, SUM>(&now)[kAtOnce],
-                            unsigned int ready, int first, int add) {
-    ptx::fence_products();
-    if constexpr (kThree) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        ptx::multiply_async<kColumns>(sum, now[i].low, operand<Ready>(ready, 0, first + i), i);
-        ptx::multiply_async<kColumns>(sum, now[i].word,
-                                      operand<Ready>(ready + Ready::kBytes, 0, first + i), 1);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      ptx::multiply_async<kColumns>(sum, now[i].word, operand<Ready>(ready, 0, first + i),
-                                    kThree ? 1 : add + i);
-    }
-    ptx::commit_products();
-  };
-  if (stages > 0) take(rows[0], shared, 0);
   int slot = 0;
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
     const unsigned int tile = shared + slot * kTile;
     const unsigned int ready = prepared + stage % 2 * kReady;
     slot = slot == kStages - 1 ? 0 : slot + 1;
-    const unsigned int next = shared + slot * kTile;
-    multiply(sums[0], rows[0], ready, 0, stage);
-    if constexpr (!kThree) ptx::wait_for_products<1>();  // those of the stage before
-    take(rows[1], tile, kAtOnce);
-    multiply(sums[kGroups - 1], rows[1], ready, kAtOnce, 1);
-    if (stage + 1 < stages) {
-      if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
-        const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
-        load_left.load(shared + ahead * kTile);
-        load_right.load(shared + ahead * kTile + PanelL::kBytes);
+#pragma unroll
+    for (int first = 0; first < 4; first += kAtOnce) {
+      Factor<float, SUM> rows[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) fragments.load(rows[i].word, tile, 0, first + i);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (sums_bias) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(rows[i].word[j]);
+        }
+        rows[i].take();
       }
-      commit_copies();
-      wait_for_copies<kStages - 2>();
-      __syncthreads();  // the next stage is there
-      prepare<PanelR, Ready, SUM, kThreads>(next + PanelL::kBytes,
-                                            prepared + (stage + 1) % 2 * kReady, thread);
-      ptx::fence_proxy_async();
-    }
-    ptx::wait_for_products<1>();
-    if constexpr (kThree) {
-      ptx::settle(sums[0]);
+      ptx::settle(sums);
+      ptx::fence_products();
+      if constexpr (kThree) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[0][i];
-    }
-    if (stage + 1 < stages) take(rows[0], next, 0);
-    if constexpr (kThree) {
+        for (int i = 0; i < kAtOnce; ++i) {
+          ptx::multiply_async<kColumns>(sums, rows[i].low, operand<Ready>(ready, 0, first + i), i);
+          ptx::multiply_async<kColumns>(sums, rows[i].word,
+                                   operand<Ready>(ready + Ready::kBytes, 0, first + i), 1);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::multiply_async<kColumns>(sums, rows[i].word, operand<Ready>(ready, 0, first + i),
+                                 kThree ? 1 : stage + i);
+      }
+      ptx::commit_products();
+      if (first + kAtOnce == 4 && stage + 1 < stages) {
+        if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
+          const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
+          load_left.load(shared + ahead * kTile);
+          load_right.load(shared + ahead * kTile + PanelL::kBytes);
+        }
+        commit_copies();
+        wait_for_copies<kStages - 2>();
+        __syncthreads();  // the next stage is there
+        prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
+                                              prepared + (stage + 1) % 2 * kReady, thread);
+        ptx::fence_proxy_async();
+      }
       ptx::wait_for_products<0>();
-      ptx::settle(sums[1]);
+      ptx::settle(sums);
+      if constexpr (kThree) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[1][i];
+        for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
+      }
     }
     __syncthreads();  // it is prepared, and nobody reads what this one took
-  }
-  if constexpr (!kThree) {
-    ptx::wait_for_products<0>();
-    ptx::settle(sums[0]);
   }
   wait_for_copies<0>();
   pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
   __syncthreads();  // the operands are done with: their place takes the sums
 
   float* const parts = reinterpret_cast<float*>(dynamic_shared());
-  constexpr int kPitch = Sums<TILE, kOperands>::kPitch;
+  constexpr int kPitch = Parts::kPitch;
   const int g = lane / 4;
   const int q = lane % 4;
 #pragma unroll
@@ -214,9 +190,9 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int column = 8 * j + 2 * q;
-      const float first = kThree ? all[kThree ? 4 * j + 2 * half : 0] : sums[0][4 * j + 2 * half];
+      const float first = kThree ? all[kThree ? 4 * j + 2 * half : 0] : sums[4 * j + 2 * half];
       const float second =
-          kThree ? all[kThree ? 4 * j + 2 * half + 1 : 0] : sums[0][4 * j + 2 * half + 1];
+          kThree ? all[kThree ? 4 * j + 2 * half + 1 : 0] : sums[4 * j + 2 * half + 1];
       if constexpr (SWAPPED) {
         parts[column * kPitch + row] = first;
         parts[(column + 1) * kPitch + row] = second;
@@ -230,6 +206,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
       if (sums_bias && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
     }
   }
+  Finish<TILE, EPILOGUE, Parts, 0> finish(epilogue, m0, n0, thread);
   finish.template run<BIAS>(n0 == 0);
 }
 

@@ -63,7 +63,7 @@ CASES = {
 }
 
 SMALL: dict[str, dict[str, Any]] = {
-    "wgmma": {"LEAST_WGMMA": 1, "wgmma_is_faster": lambda product, target: True},
+    "wgmma": {"wgmma_is_faster": lambda product, target: True},
     "streamed": {"LEAST_STREAMED": 1 << 10},
 }
 """Sizes from which on kernels are taken that are meant for large networks."""
