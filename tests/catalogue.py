@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 from unittest import mock
 
+from rawnn.device.target import Target
 from rawnn.errors import ConfigError
 from rawnn.network.activations import ACTIVATIONS
 from rawnn.network.layers import Network
@@ -19,6 +20,7 @@ from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.ptx.kernels import kernel_for
 from rawnn.ptx.table import Key, key_of
+from rawnn.ptx.tiles import Product
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step import around
 from rawnn.step.build import evaluation_step, training_step

@@ -31,8 +31,8 @@ slower by a hundredth in the mean (H200; float32, tf32 and bfloat16), and one fo
 
 @cache
 def choose(p: Product, target: Target) -> Tile:
-    """The tile with the fewest predicted cycles of those that the GPU's shared memory and the number
-    format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
+    """The tile with the fewest predicted cycles of those that the GPU's shared memory and the
+    number format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
     return min((tile for tile in TILES if shared(tile) <= target.shared_per_block
                 and (p.times == 1 or (tile.bm * tile.bn <= 1024 * tile.wm * tile.wn
                                       and tile.wm * tile.wn * tile.wk <= 8))),
@@ -113,8 +113,8 @@ def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
 
 
 def wgmma_is_faster(p: Product, target: Target) -> bool:
-    """Whether a product is predicted to take less by wgmma than by mma.sync, on a GPU that has both;
-    and, of float32, whether its sums are short enough for that, where it must be as exact."""
+    """Whether a product is predicted to take less by wgmma than by mma.sync, on a GPU that has
+    both; and, of float32, whether its sums are short enough for that, where it must be as exact."""
     if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
         return False
     by_wgmma = cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) if p.size == 4 \

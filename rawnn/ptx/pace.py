@@ -147,4 +147,5 @@ PACES: Mapping[tuple[int, int], Paces] = {
 def cycles_wgmma_tf32(p: Product, tile: Tile, target: Target) -> float:
     """Of float32, by wgmma."""
     pace: tuple[float, ...] = getattr(PACES[p.times, min(tile.bm, tile.bn)], p.layout)
-    return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1])
+    return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1], first=FIRST_WGMMA,
+                  finished=FINISHED_WGMMA)
