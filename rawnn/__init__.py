@@ -17,7 +17,7 @@ process itself may be older by any amount: a shell that ended in `exec`, a noteb
 
 if TYPE_CHECKING:
     from rawnn.data import Dataset, from_arrays, load_dataset
-    from rawnn.lab import Kernel, array, check, empty, sanitize, sweep, time
+    from rawnn.lab import Kernel, array, check, empty, sanitize, sweep, tensor_map, time
     from rawnn.lab.graph import Graph
     from rawnn.lab.plug import impl
     from rawnn.network.layers import Network
@@ -52,14 +52,15 @@ _HOMES = {
     "load_dataset": "rawnn.data",
     "sanitize": "rawnn.lab",
     "sweep": "rawnn.lab",
+    "tensor_map": "rawnn.lab",
     "time": "rawnn.lab",
     "train": "rawnn.run.training",
 }
 
 __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Graph",
            "Kernel", "Listener", "Model", "Network", "Plan", "Result", "__version__", "array",
-           "check", "empty", "from_arrays", "impl", "load_dataset", "sanitize", "sweep", "time",
-           "train"]
+           "check", "empty", "from_arrays", "impl", "load_dataset", "sanitize", "sweep",
+           "tensor_map", "time", "train"]
 
 
 _MODULES = {"export": "rawnn.run.export", "lab": "rawnn.lab", "sim": "rawnn.device.sim"}

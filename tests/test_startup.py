@@ -5,9 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from rawnn.__main__ import takes_the_first_gpu
+from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.wake import wake
+from rawnn.device.sim import Simulation
+from rawnn.runners.gpu import GpuRunner
+from tests.engine import make_work, random_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("numpy", "ml_dtypes", "cuda.bindings", "nvmath", "rich", "platformdirs", "safetensors",
@@ -32,3 +40,62 @@ def test_a_start_is_quick(code: str, also: tuple[str, ...]) -> None:
     seconds, modules = done.stderr.splitlines()[-2:]
     assert modules == "[]"
     assert float(seconds) < SECONDS
+
+
+@pytest.mark.parametrize(("arguments", "environ", "wakes"), [
+    ([], {}, True), (["--opt", "graphs"], {}, True), (["train", "--epochs", "2"], {}, True),
+    (["--device", "host"], {}, False), (["--device=gpu:1"], {}, False),
+    (["train", "--config", "a.toml"], {}, False), (["--help"], {}, False), (["toggles"], {}, False),
+    (["--resume", "runs/a"], {}, False), (["train", "-h"], {}, False),
+    (["--opt", "graphs"], {"LOCAL_RANK": "1"}, False), ([], {"SLURM_PROCID": "3"}, False)])
+def test_the_driver_is_woken_for_runs_on_the_first_gpu_alone(
+        arguments: list[str], environ: dict[str, str], wakes: bool,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.endswith(("RANK", "PROCID"))]:
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert takes_the_first_gpu(arguments) == wakes
+
+
+def test_waking_starts_the_driver_and_makes_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    called, done = [], threading.Event()
+
+    class Driver:
+        def cuInit(self, flags: int) -> int:
+            called.append(("cuInit", flags))
+            return 0
+
+        def cuDevicePrimaryCtxRetain(self, context: object, device: int) -> int:
+            called.append(("cuDevicePrimaryCtxRetain", device))
+            done.set()
+            return 0
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    wake()
+    assert done.wait(20)
+    assert called == [("cuInit", 0), ("cuDevicePrimaryCtxRetain", 0)]
+
+
+def test_the_process_ends_at_once_with_all_that_was_written(tmp_path: Path) -> None:
+    """And with its status, and what is to be called at the end."""
+    code = ("import atexit, sys, numpy\nfrom rawnn.__main__ import at_once\n"
+            f"atexit.register(lambda: open({str(tmp_path / 'end')!r}, 'w').write('called'))\n"
+            "print('written', end='')\nat_once(3)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                          check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stdout, done.stderr) == (3, "written", "")
+    assert (tmp_path / "end").read_text() == "called"
+
+
+def test_libraries_are_loaded_while_kernels_compile() -> None:
+    """What was begun is waited for last."""
+    simulation = Simulation()
+    device = Device(simulation.backend())
+    GpuRunner(device, make_work("preload,arena,cublas,cudnn", (29, 7), random_dataset())).close()
+    calls = simulation.calls
+    compiled = calls.index("nvrtcCompileProgram")
+    assert 0 < calls.index("cublasLtMatmulAlgoGetHeuristic") < compiled
+    assert 0 < calls.index("cudnnCreate") < compiled
+    device.close()
+    simulation.assert_clean()

@@ -18,6 +18,8 @@ from rawnn.onchip.spelling import exactly
 from rawnn.opts import earning, select
 from rawnn.ptx.kernels import kernel_for
 from rawnn.run.checkpoint import Checkpoint, find, read, write
+from rawnn.run.decided import Decider
+from rawnn.run.machine import Opened
 from rawnn.run.taken import kept_in
 from rawnn.run.training import Session
 from rawnn.runners.base import Work
@@ -182,10 +184,9 @@ def test_launches_that_were_measured_are_kept(monkeypatch: pytest.MonkeyPatch) -
     before = kept_in(checkpoint.taken, "file")
     assert before is not None
     with tunable("preload,tiled") as session:
-        from rawnn.run.machine import Opened
-
         opened = Opened(session.device, CAPABLE, 0.0)
-        _, work = session._made(before.opt, opened, before)
+        decider = Decider(session.config, session.data, opened, None, print)
+        _, work = decider.made(before.opt, before)
     assert choices_of(work) == found
 
 

@@ -32,6 +32,7 @@ from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
 from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
+from tools import lab_series  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -122,6 +123,12 @@ def float32_error() -> str:
             f"{median['gradient']:.2f} times. The worst:\n{far['what']}.\n")
 
 
+def lab(topic: str) -> Callable[[], str]:
+    """The steps of a series of examples/lab, with what each taught and takes on each GPU."""
+    return lambda: lab_series.table(
+        topic, [lab_series.read_lab(path) for path in sorted(RESULTS.glob("lab-*.json"))])
+
+
 def scaling() -> str:
     """How training scales over ranks, once somebody has measured it."""
     path = RESULTS / "scaling-h200.json"
@@ -135,6 +142,7 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
                           "h100": workloads("workloads-h100.json")},
     "docs/toggles/persistent.md": {"float32": float32_error},
     "docs/scaling.md": {"scaling": scaling},
+    "examples/lab/README.md": {topic: lab(topic) for topic in lab_series.SIZES},
 }
 """Page -> name of a block in it -> what makes its text."""
 

@@ -4,9 +4,10 @@
     python examples/lab/series.py softmax --device sim             # compiled, launched, not timed
     python examples/lab/series.py transpose rows=4096 cols=4096    # other sizes
 
-The topics are the folders beside this file. What a step is to compute, and how it is launched,
-its `.cu` says in its header; `python -m rawnn kernel check FILE` and `kernel time FILE` take
-each by itself.
+The tables of README.md beside this file are made by tools/lab_series.py, which times all steps in
+turns and larger products. The topics are the folders beside this file. What a step is to compute,
+and how it is launched, its `.cu` says in its header; `python -m rawnn kernel check FILE` and
+`kernel time FILE` take each by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rawnn.lab.inspection import resources
 HERE = Path(__file__).parent
 TOPICS = sorted(path.name for path in HERE.iterdir() if list(path.glob("1_*.cu")))
 LARGE = {"reduction": {"n": 1 << 26}, "transpose": {"rows": 4096, "cols": 4096},
-         "softmax": {"rows": 4096, "cols": 4096}, "gemm": {"m": 8192, "n": 8192, "k": 8192}}
+         "softmax": {"rows": 4096, "cols": 4096}, "gemm": {"m": 2048, "n": 2048, "k": 2048}}
 
 
 def learned(text: str) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-OPTIONAL = ("x floor",)
+WHY = ("launches", "MB/step", "J/epoch")
+"""Columns that say why a time is what it is: launches of a step and the bytes that they move by the
+plan, and the energy of an epoch."""
+OPTIONAL = ("x floor", "95 %", *WHY)
 """Columns that are left out where no row has a text in them."""
 
 

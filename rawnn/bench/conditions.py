@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
+from typing import TypeVar
 
 import msgspec
 
@@ -13,8 +14,13 @@ from rawnn.bench.clocks import ClockSample, ManagedGpu, summarize
 from rawnn.bench.statistics import Spread
 from rawnn.run.machine import Opened
 
+T = TypeVar("T")
+
 INTERVAL_S = 0.05
 """Seconds between samples; one takes some 0.1 ms of a core, in the thread that takes it."""
+
+LEAST_S = 1.0
+"""Seconds from which on the energy counter's steps, of some 0.1 s, do not matter."""
 
 HARMLESS = ("power limit",)
 """Reasons that a GPU at full load has anyway, which make no run worth repeating."""
@@ -89,6 +95,30 @@ class Watch:
             used = None if energy is None or end is None else (end - energy) / 1e3
             seen.conditions = Conditions(**summarize(samples), slowdowns=sorted(reasons),
                                          energy_j=used, seconds=monotonic() - begun)
+
+
+def unslowed(measure: Callable[[], tuple[T, Conditions | None]]) -> tuple[T, Conditions | None]:
+    """What `measure` gives with the conditions that it saw: once more where the GPU slowed down
+    meanwhile; if it does so again, that is kept, and its conditions say so."""
+    found = measure()
+    return measure() if found[1] is not None and found[1].throttled else found
+
+
+def slowed(conditions: Conditions | None) -> str:
+    """In words that a measurement is one of a GPU that slowed down, and why; "" where it is not."""
+    if conditions is None or not conditions.throttled:
+        return ""
+    return (f"ran on a slowed-down GPU ({', '.join(conditions.throttled)}), even when it was run "
+            f"again")
+
+
+def joules(conditions: Conditions | None, epochs: int) -> str:
+    """Joules of an epoch, with its share of the test evaluation; "" where NVML does not say. A
+    counter that moves some times a second tells nothing of a run shorter than that."""
+    if conditions is None or conditions.energy_j is None or conditions.seconds < LEAST_S \
+            or not epochs:
+        return ""
+    return f"{conditions.energy_j / epochs:.3g}"
 
 
 def merged(parts: list[Conditions]) -> Conditions | None:

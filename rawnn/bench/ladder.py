@@ -6,6 +6,7 @@ up or slows down during the measurement does so for all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ import msgspec
 
 from rawnn.bench.accuracy import Oracle
 from rawnn.bench.clocks import ManagedGpu
-from rawnn.bench.conditions import Conditions, Watch
+from rawnn.bench.conditions import Conditions, Watch, unslowed
 from rawnn.bench.footprint import Footprint, footprint
 from rawnn.bench.records import (
     LadderResult,
@@ -24,6 +25,7 @@ from rawnn.bench.records import (
     timer_of,
     toggle_words,
 )
+from rawnn.bench.rounds import Rounds
 from rawnn.bench.suites import read_suites
 from rawnn.data import Dataset, load_dataset
 from rawnn.data.source import check_fit, settled
@@ -70,13 +72,15 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
                on_progress: Callable[[Progress], None] = lambda progress: None, *,
                notify: Callable[[str], None] = lambda message: None,
                data: Dataset | None = None, oracle: Oracle | None = None,
-               base: Sequence[str] = BASE) -> LadderResult:
+               base: Sequence[str] = BASE, budget: float = math.inf) -> LadderResult:
     """Measure every rung `repeats` times, interleaved, on one opened device.
 
     Repeat r trains every rung with seed `config.seed` + r. `rungs` are toggles as after --opt, each
     added to those of the rungs before; one rung may add several ("fuse+cublas"); a preset ("best")
     replaces them. The baseline, of the toggles `base`, is always run first; `config.opt` plays no
-    part. What a rung adds is not carried on to later rungs where this rung cannot run.
+    part. What a rung adds is not carried on to later rungs where this rung cannot run. All rungs
+    are run once more only where that is expected to end within `budget` seconds: `repeats` of the
+    result then says how often they were.
 
     A rung that fails or cannot run is recorded with the reason and the others go on; Ctrl-C ends
     the ladder, which is returned as far as it got. Raises ConfigError for rungs that do not exist,
@@ -90,7 +94,7 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
     config, _ = settled(config, data)
     opened = open_device(config.device, notify)
     try:
-        ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify, base)
+        ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify, base, budget)
         ladder.run(on_progress)
         return ladder.result()
     finally:
@@ -143,7 +147,8 @@ def _opt(words: Sequence[str]) -> str:
 class _Ladder:
     def __init__(self, config: Config, repeats: int, rungs: Sequence[str], data: Dataset,
                  opened: Opened, oracle: Oracle | None, notify: Callable[[str], None],
-                 on: Sequence[str]) -> None:
+                 on: Sequence[str], budget: float) -> None:
+        self._rounds = Rounds(repeats, budget)
         self._repeats, self._data, self._opened, self._oracle = repeats, data, opened, oracle
         self._listener = _Quiet(notify)
         self._notes: list[str] = []
@@ -173,7 +178,7 @@ class _Ladder:
     def run(self, on_progress: Callable[[Progress], None]) -> None:
         total, done = self._repeats * len(self._steps), 0
         try:
-            for repeat in range(self._repeats):
+            for repeat in self._rounds:
                 words = self._base
                 for step in self._steps:
                     if repeat == 0:
@@ -197,7 +202,7 @@ class _Ladder:
             return
         config = replace(self._config, opt=step.rung.opt, seed=self._config.seed + repeat)
         try:
-            result, traces = self._train(config)
+            (result, print_), conditions = unslowed(lambda: self._train(config))
         except (ConfigError, MissingLibrary) as error:
             step.rung = msgspec.structs.replace(step.rung, status="unavailable", reason=str(error))
             return
@@ -208,25 +213,25 @@ class _Ladder:
             self._interrupted = True
             return
         sample = self._gpu.sample()
-        step.runs.append(Run.of(repeat, result, sample, traces[0]))
+        step.runs.append(Run.of(repeat, result, sample, conditions))
         self._libraries.update(result.environment.libraries)
         step.rung = msgspec.structs.replace(
             step.rung.with_runs(step.runs, self._oracle), notes=result.notes,
-            toggles=toggle_words(result), footprint=traces[1])
+            toggles=toggle_words(result), footprint=print_)
 
-    def _train(self, config: Config) -> tuple[Result, tuple[Conditions | None, Footprint]]:
-        """A run, under which conditions it was, and what a step of it moves."""
+    def _train(self, config: Config) -> tuple[tuple[Result, Footprint], Conditions | None]:
+        """A run, what a step of it moves, and under which conditions it was."""
         try:
             with Session(config, self._listener, data=self._data, opened=self._opened) as session:
                 with self._watch.during() as seen:
                     result = session.run()
-                traces = seen.conditions, footprint(session.work, result.facts, self._opened)
+                print_ = footprint(session.work, result.facts, self._opened)
         except RawnnError:
             with suppress(RawnnError):  # the first failure is the one to tell of
                 self._release()
             raise
         self._release()
-        return result, traces
+        return (result, print_), seen.conditions
 
     def _release(self) -> None:
         """Start the next run with empty device memory and a peak of its own."""
@@ -237,7 +242,7 @@ class _Ladder:
     def result(self) -> LadderResult:
         libraries = {**self._environment.libraries, **self._libraries}
         return LadderResult(
-            config=self._config, repeats=self._repeats,
+            config=self._config, repeats=self._rounds.repeats,
             environment=replace(self._environment, libraries=libraries),
             dataset=self._data.name, data_source=self._data.source,
             synthetic=self._data.synthetic,

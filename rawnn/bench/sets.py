@@ -6,6 +6,7 @@ down during the measurement does so for all of them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,12 +16,13 @@ from typing import Literal
 import msgspec
 
 from rawnn.bench.clocks import ClockSample, ManagedGpu, summarize
-from rawnn.bench.columns import markdown_table
-from rawnn.bench.conditions import Conditions, Watch, merged
-from rawnn.bench.footprint import Footprint, footprint, x_floor
+from rawnn.bench.columns import WHY, markdown_table
+from rawnn.bench.conditions import Conditions, Watch, joules, merged, slowed, unslowed
+from rawnn.bench.footprint import Footprint, footprint, traffic, x_floor
 from rawnn.bench.ladder import check_words
 from rawnn.bench.measured import read_measured
 from rawnn.bench.records import place_of, timer_of, toggle_words
+from rawnn.bench.rounds import Rounds
 from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
 from rawnn.common.files import write_atomically
 from rawnn.data import Dataset, load_dataset
@@ -34,7 +36,7 @@ from rawnn.run.machine import Opened, open_device
 from rawnn.run.result import Environment, Result
 from rawnn.run.training import Listener, Session
 
-HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "x floor", "test accuracy",
+HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "x floor", *WHY, "test accuracy",
             "device memory")
 
 EMULATED = frozenset(word.partition("=")[0] for word in NUMBERS)
@@ -74,10 +76,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> list[str]:
         """Its row of the table."""
         if self.reason or self.us is None or self.epoch_ms is None:
-            return [self.workload, self.opt, "-", "-", "", self.reason or "not measured", "-"]
+            return [self.workload, self.opt, "-", "-", "", "", "", "",
+                    self.reason or "not measured", "-"]
         return [self.workload, self.opt,
                 with_deviation(self.us.median, self.us.mad, self.us.n, digits=2),
                 f"{self.epoch_ms.median:.2f}", x_floor(self.us.median, self.footprint),
+                *traffic(self.footprint),
+                joules(self.conditions, self.epochs * len(self.accuracies)),
                 self.accuracy(), self.memory()]
 
     def accuracy(self) -> str:
@@ -130,11 +135,13 @@ class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
         """Where, when and how it was measured."""
         runs = runs_text({len(m.accuracies) for m in self.measurements} - {0})
         several = runs.startswith("medians")
+        slow = "".join(f"; {m.workload} {m.opt} {why}" for m in self.measurements
+                       if (why := slowed(m.conditions)))
         if several:
             runs = runs.replace("medians", "medians and median deviations")
         return (f"{self.machine()}; {runs}, seeds from 0, on {self.dataset}; "
                 + ("accuracy: mean and standard deviation; " if several else "")
-                + f"{self.environment.date}, commit {self.environment.commit or 'unknown'}")
+                + f"{self.environment.date}, commit {self.environment.commit or 'unknown'}{slow}")
 
 
 SETS: Mapping[str, tuple[type[SetsResult], int]] = dict.fromkeys(
@@ -164,10 +171,13 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
              notify: Callable[[str], None] = lambda message: None,
              on_progress: Callable[[Progress], None] = lambda progress: None,
              opened: Opened | None = None,
-             data: Dataset | None = None, stand_in: bool = False) -> SetsResult:
+             data: Dataset | None = None, stand_in: bool = False,
+             budget: float = math.inf) -> SetsResult:
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
     opened device, interleaved: on `opened`, which is left open, if that is given. `epochs` are the
-    workload's own unless given; `stand_in` is explained at `load_dataset`.
+    workload's own unless given; `stand_in` is explained at `load_dataset`. All sets are run once
+    more only where that is expected to end within `budget` seconds: `repeats` of the result then
+    says how often they were.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -189,7 +199,7 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
             each.config = replace(each.config, device="host")  # which leaves no toggle out
             each.reason = _not_on_host(kind, each.opt)
     try:
-        return _Sets(kind, series, repeats, data, opened).run(on_progress)
+        return _Sets(kind, series, repeats, data, opened, budget).run(on_progress)
     finally:
         if own and opened.device:
             with suppress(RawnnError):  # a run that failed may have broken the context
@@ -246,17 +256,18 @@ class _Series:
 
 class _Sets:
     def __init__(self, kind: Kind, series: Sequence[_Series], repeats: int, data: Dataset,
-                 opened: Opened) -> None:
+                 opened: Opened, budget: float) -> None:
         self._kind, self._series, self._repeats = kind, series, repeats
         self._data, self._opened = data, opened
         self._gpu, self._environment = ManagedGpu.of(opened), place_of(opened)
         self._watch = Watch.of(opened)
         self._interrupted = False
+        self._rounds = Rounds(repeats, budget)
 
     def run(self, on_progress: Callable[[Progress], None]) -> SetsResult:
         total, done = self._repeats * len(self._series), 0
         try:
-            for repeat in range(self._repeats):
+            for repeat in self._rounds:
                 for series in self._series:
                     self._once_more(series, repeat)
                     if self._interrupted:
@@ -264,6 +275,9 @@ class _Sets:
                     done += 1
                     on_progress(Progress(done, total, series.measurement(),
                                          repeat == self._repeats - 1, self.result()))
+            if self._rounds.short:
+                for series in self._series:
+                    on_progress(Progress(done, done, series.measurement(), True, self.result()))
         except KeyboardInterrupt:
             self._interrupted = True
         return self.result()
@@ -274,11 +288,7 @@ class _Sets:
             return
         config = replace(series.config, seed=repeat)
         try:
-            with Session(config, Listener(), data=self._data, opened=self._opened) as session:
-                with self._watch.during() as seen:
-                    run = session.run()
-                series.steps = session.work.updates
-                series.footprint = footprint(session.work, run.facts, self._opened)
+            run, conditions = unslowed(lambda: self._run(series, config))
         except RawnnError as error:
             series.reason = str(error)
             return
@@ -286,13 +296,21 @@ class _Sets:
             self._interrupted = True
             return
         series.runs.append(run)
-        series.conditions += [seen.conditions] if seen.conditions else []
+        series.conditions += [conditions] if conditions else []
         series.clocks.append(self._gpu.sample())
         self._environment.libraries.update(run.environment.libraries)
 
+    def _run(self, series: _Series, config: Config) -> tuple[Result, Conditions | None]:
+        with Session(config, Listener(), data=self._data, opened=self._opened) as session:
+            with self._watch.during() as seen:
+                run = session.run()
+            series.steps = session.work.updates
+            series.footprint = footprint(session.work, run.facts, self._opened)
+        return run, seen.conditions
+
     def result(self) -> SetsResult:
         return SetsResult(
-            kind=self._kind, repeats=self._repeats, environment=self._environment,
+            kind=self._kind, repeats=self._rounds.repeats, environment=self._environment,
             dataset=self._data.name, synthetic=self._data.synthetic,
             timer=timer_of(self._opened),
             measurements=[series.measurement() for series in self._series],

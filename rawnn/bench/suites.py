@@ -120,10 +120,12 @@ class LaunchesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class AllSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench all`: which suites, in which order; none is begun after `budget` seconds."""
+    """`bench all`: which suites, in which order; none is begun after `budget` seconds, and `shares`
+    says how many of them are each suite's: what one leaves the next ones have as well."""
 
     suites: list[str]
     budget: Annotated[float, Meta(gt=0)]
+    shares: dict[str, Annotated[float, Meta(gt=0)]] = {}
 
 
 class Suites(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def bench(context: click.Context) -> None:
 @bench_option
 @click.option("--repeats", type=click.IntRange(1),
               help="How often every rung is run, with a seed of its own each time (5).")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="Run all rungs once more only where that is expected to end within this.")
 @click.option("--rungs", metavar="TOGGLES",
               help="What each rung adds to the one before (as bench.toml says); a+b adds two at "
                    "once, a preset replaces all. The baseline is always run.")
@@ -98,7 +101,7 @@ def bench(context: click.Context) -> None:
                    "computed now and kept, or not at all.")
 @click.option("--oracle-file", type=click.Path(path_type=Path), metavar="FILE",
               help="Where the reference accuracies are kept.")
-def ladder(bench_file: str | None, repeats: int | None, rungs: str | None,
+def ladder(bench_file: str | None, repeats: int | None, budget: float | None, rungs: str | None,
            json_file: str | None, markdown_file: str | None, plot_file: str | None, oracle: str,
            oracle_file: Path | None, **options: Any) -> None:
     """Run the ladder: the same training with one optimization more at every rung, interleaved.
@@ -122,7 +125,7 @@ def ladder(bench_file: str | None, repeats: int | None, rungs: str | None,
             screen.advance(progress.done, progress.total, progress.rung)
 
         result = run_ladder(config, repeats, names, advance, notify=say, data=data,
-                            oracle=reference, base=suite.base)
+                            oracle=reference, base=suite.base, budget=budget or inf)
     if json_file:
         result.write_json(json_file)
     _show(result)

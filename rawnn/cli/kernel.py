@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from rawnn.cli import compiler
 from rawnn.cli.attempt import try_
 from rawnn.cli.screen import table_console
 from rawnn.cli.trials import check, sweep, time
@@ -29,12 +30,7 @@ def _of_a_source(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("names", nargs=-1, metavar="[NAME]..."),
         click.option("--arch", metavar="sm_90a", help=f"Architecture. [default: this GPU's, else "
                                                       f"{_ASSUMED}]"),
-        click.option("-D", "defines", multiple=True, metavar="NAME[=VALUE]",
-                     help="Define a macro."),
-        click.option("-I", "include", multiple=True, metavar="FOLDER",
-                     help="A folder with headers."),
-        click.option("--option", "options", multiple=True, metavar="OPTION",
-                     help="Another option of NVRTC, such as --option=--use_fast_math."),
+        *compiler.OPTIONS,
     )):
         command = decorate(command)
     return command
@@ -45,11 +41,7 @@ def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
     """(the source, the architecture)."""
     from rawnn.lab.source import Source
 
-    macros = {}
-    for define in defines:
-        name, equals, value = define.partition("=")
-        macros[name] = value if equals else True
-    return Source.of(file, macros, options, include, arch), arch or _here()
+    return Source.of(file, compiler.macros(defines), options, include, arch), arch or _here()
 
 
 def _here() -> str:

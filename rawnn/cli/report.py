@@ -81,9 +81,11 @@ def everything(context: click.Context, names: tuple[str, ...], bench_file: str |
     """
     suite = read_suites(bench_file).all
     wanted, budget = names or tuple(suite.suites), budget or suite.budget
-    for name in wanted:
+    for name in (*wanted, *suite.shares):
         if name not in SUITES:
             raise unknown("suite", name, SUITES)
+    shares = {name: share * budget / suite.budget for name, share in suite.shares.items()}
+    until = 0.0
     folder, begun = Path(out), monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,11 +98,14 @@ def everything(context: click.Context, names: tuple[str, ...], bench_file: str |
         if head.kind and not head.interrupted and not head.ended:
             say(f"{name}: {file} is whole; remove it to measure again")
             continue
-        left = budget - (monotonic() - begun)
-        if left <= 0:
+        spent = monotonic() - begun
+        if spent >= budget:
             raise RawnnError(f"the budget of {budget:.0f} s is spent before {name}; the same "
                              f"command goes on there")
-        say(f"{name}: into {file}, {left:.0f} s are left")
+        share = shares.get(name, budget)
+        until += share
+        left = min(max(until - spent, share), budget - spent)
+        say(f"{name}: into {file}, for {left:.0f} of the {budget - spent:.0f} s that are left")
         try:
             _measure(context, name, file, left, bench_file, device, dataset)
         except RawnnError as error:
@@ -119,8 +124,9 @@ def _measure(context: click.Context, name: str, file: Path, left: float, bench_f
     values: dict[str, object] = {"device": device, "dataset": dataset, "bench_file": bench_file,
                                  "json_file": str(file),
                                  "markdown_file": str(file.with_suffix(".md"))}
+    values["budget"] = left
     if name in RESUMABLE:
-        values |= {"budget": left, "resume": str(file) if _kind(file) else None}
+        values["resume"] = str(file) if _kind(file) else None
     if name == "random":
         values["beside_peers"] = True
     known = {p.name for p in command.params}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
 
+from rawnn.bench.columns import OPTIONAL, WHY
 from rawnn.bench.sets import (
     HEADINGS,
     Kind,
@@ -31,6 +33,8 @@ _OPTIONS = [
     click.option("--repeats", type=click.IntRange(1),
                  help="Runs of each set, with a seed of its own each time (3)."),
     bench_option,
+    click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+                 help="Run all once more only where that is expected to end within this."),
     click.option("--epochs", type=click.IntRange(1),
                  help="Passes over the data (the workload's own)."),
     click.option("--dataset", default="mnist", show_default=True, metavar="NAME",
@@ -88,8 +92,9 @@ def toggles(names: tuple[str, ...], markdown_file: str | None, bench_file: str |
 
 def show_sets(result: SetsResult, markdown_file: str | None, bench_file: str | None = None
               ) -> None:
-    """Print what `workloads` or `toggles` measured, as it was printed then."""
-    rows = _Rows((m.workload, m.opt) for m in result.measurements)
+    """Print what `workloads` or `toggles` measured, as it was printed then, but for columns that
+    nothing is known of."""
+    rows = _Rows(((m.workload, m.opt) for m in result.measurements), result.measurements)
     for measured in result.measurements:
         rows.add(measured)
     if result.kind == "workloads":
@@ -120,26 +125,36 @@ def _compare(result: SetsResult, chosen: Sequence[Toggle], markdown_file: str | 
                     for toggle in chosen), markdown_file)
 
 
-_WIDTHS = (0, 0, 17, 9, 7, 15, 13)
+_WIDTHS = (0, 0, 17, 9, 7, 8, 7, 7, 15, 13)
 """Of columns at least; what is longer, or the heading, makes one wider."""
 
 
 class _Rows:
-    """Rows that appear as they are measured, under their headings; on two lines each where the
-    terminal is narrow."""
+    """Rows that appear as they are measured, under their headings; without what a step moves, or
+    on two lines each, where the terminal is narrow."""
 
-    def __init__(self, sets: Iterable[WorkloadSet]) -> None:
+    def __init__(self, sets: Iterable[WorkloadSet], found: Sequence[Measurement] = ()) -> None:
+        """Of the sets; where all has been `found` already, without what nothing is known of."""
         known = [HEADINGS, *sets]
+        cells = [measured.cells() for measured in found]
+        empty = {*OPTIONAL} - {HEADINGS[n] for row in cells for n, text in enumerate(row)
+                                       if text} if found else set()
         self._room = table_console().width
-        self._widths = [max(width, len(HEADINGS[place]), *(len(row[place]) for row in known
-                                                           if place < len(row)))
-                        for place, width in enumerate(_WIDTHS)]
-        self._one_line = sum(self._widths) + 2 * len(_WIDTHS) <= self._room
-        self._print(*HEADINGS)
+        every = [max(width, len(HEADINGS[place]), *(len(row[place]) for row in known
+                                                    if place < len(row)))
+                 for place, width in enumerate(_WIDTHS)]
+        for left_out in (empty, {*empty, *WHY}):
+            self._shown = [n for n, heading in enumerate(HEADINGS) if heading not in left_out]
+            self._widths = [every[n] for n in self._shown]
+            self._one_line = sum(self._widths) + 2 * len(self._widths) <= self._room
+            if self._one_line:
+                break
+        self._print(*(HEADINGS[n] for n in self._shown))
 
     def add(self, measured: Measurement) -> None:
         """Print what was measured, or why it was not."""
-        name, opt, *figures = measured.cells()
+        cells = measured.cells()
+        name, opt, *figures = (cells[n] for n in self._shown)
         self._print(name, opt or "none", *([] if measured.reason else figures),
                     reason=measured.reason)
 
@@ -151,12 +166,13 @@ class _Rows:
             click.echo(f"{first}  {text}")
         else:
             click.echo(textwrap.fill(first.rstrip(), self._room, subsequent_indent="  "))
-            click.echo(textwrap.fill(reason or " | ".join(figures), self._room,
+            click.echo(textwrap.fill(reason or " | ".join(f or "-" for f in figures), self._room,
                                      initial_indent="    ", subsequent_indent="    "))
 
 
 def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None, *, repeats: int,
-              epochs: int | None, dataset: str, device: str, json_file: str | None) -> SetsResult:
+              epochs: int | None, dataset: str, device: str, json_file: str | None,
+              budget: float | None) -> SetsResult:
     check_output("--json", json_file)
     check_output("--markdown", markdown_file)
     rows = _Rows(sets)
@@ -172,7 +188,7 @@ def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None
             screen.advance(progress.done, progress.total, f"{measured.workload} {measured.opt}")
 
         result = run_sets(kind, sets, repeats, epochs, device, dataset, notify=say,
-                          on_progress=advance, stand_in=True)
+                          on_progress=advance, stand_in=True, budget=budget or math.inf)
     if json_file:
         result.write_json(json_file)
     return result

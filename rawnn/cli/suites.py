@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,11 +42,13 @@ from rawnn.run.machine import open_device
               help="mnist or synthetic.")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
 @click.option("--repeats", type=click.IntRange(1), help="Runs of each set (3).")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="Run all once more only where that is expected to end within this.")
 @click.option("--json", "json_file", metavar="FILE",
               help="Keep everything as JSON; written after every run.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | None,
-             json_file: str | None, markdown_file: str | None) -> None:
+             budget: float | None, json_file: str | None, markdown_file: str | None) -> None:
     """Measure what each toggle of the fastest set is worth, alone and beside the others.
 
     The fastest set is trained less one toggle at a time, and the base with one toggle at a time.
@@ -69,7 +72,7 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
     try:
         result: SetsResult = run_sets(
             "ablation", ablation_sets(toggles), repeats or max(runs), max(epochs), device, dataset,
-            notify=say, on_progress=heard, opened=opened)
+            notify=say, on_progress=heard, opened=opened, budget=budget or math.inf)
     finally:
         with suppress(RawnnError):  # a set that failed may have broken the context
             opened.device.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rawnn.cli import compiler
 from rawnn.cli.screen import say
 from rawnn.errors import ConfigError, RawnnError
 
@@ -39,12 +40,7 @@ def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--length", metavar="TEXT",
                      help="How many products are added up for one element."),
         click.option("--arch", metavar="sm_90a", help="Architecture. [default: this GPU's]"),
-        click.option("-D", "defines", multiple=True, metavar="NAME[=VALUE]",
-                     help="Define a macro."),
-        click.option("-I", "include", multiple=True, metavar="FOLDER",
-                     help="A folder with headers."),
-        click.option("--option", "options", multiple=True, metavar="OPTION",
-                     help="Another option of NVRTC, such as --option=--use_fast_math."),
+        *compiler.OPTIONS,
         click.option("--seed", default=0, show_default=True, help="Of everything drawn."),
         click.option("--limit", default=LIMIT, show_default=True, metavar="SECONDS",
                      help="Of a launch, in a process of its own; 0: in this one."),
@@ -66,11 +62,8 @@ def described(file: Path, name: str | None, given: dict[str, Any]) -> tuple[Kern
     work["sizes"] = {n: _sizes(text) for n, text in _pairs(given.pop("sizes"), "--size")}
     work["shapes"] = {n: _extents(text) for n, text in _pairs(given.pop("shapes"), "--shape")}
     work["values"] = dict(_pairs(given.pop("values"), "--value"))
-    macros = {}
-    for define in given.pop("defines"):
-        macro, equals, value = define.partition("=")
-        macros[macro] = value if equals else True
-    return kernel_of(file, name, device=_device(given.pop("device")), defines=macros,
+    return kernel_of(file, name, device=_device(given.pop("device")),
+                     defines=compiler.macros(given.pop("defines")),
                      options=given.pop("options"), include=given.pop("include"),
                      arch=given.pop("arch"),
                      **{key: value for key, value in work.items() if value not in (None, {})})

@@ -1,6 +1,10 @@
 """Downloads over http(s): resumable, bounded in size, and quick to give up on a dead host.
 
 Nothing here is trusted: the caller verifies the content's checksum.
+
+pooch, which verifies and keeps files too, does not take its place: it begins a broken transfer
+anew, takes as many bytes as come, and waits for a name lookup as long as the system does; of
+several mirrors it knows one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 from rawnn.data import Dataset, from_arrays, load_dataset
@@ -19,13 +21,40 @@ LEAST_STEPS = 8
 """A small set is cut into at least so many batches: with fewer steps an epoch learns little."""
 
 
-def named(config: Config, notify: Callable[[str], None], stand_in: bool = False) -> Dataset:
-    """Load what the Config names; `stand_in` is explained at `load_dataset`. Raises ConfigError and
-    DataError."""
+def named(config: Config, notify: Callable[[str], None], stand_in: bool = False,
+          offline: bool = False) -> Dataset:
+    """Load what the Config names; `stand_in` and `offline` are explained at `load_dataset`. Raises
+    ConfigError and DataError."""
     return load_dataset(
         config.dataset, config.data, target=config.target, fraction=config.validation,
         normalise=config.normalise, kind=_kind(config) if is_table(config.data) else None,
-        seed=config.seed, notify=notify, stand_in=stand_in)
+        seed=config.seed, notify=notify, offline=offline,
+        stand_in=stand_in)
+
+
+class ReadAhead:
+    """The data set that the Config names, being read in a thread beside what the caller does.
+    Nothing is fetched: whether there is a GPU is found out before a download begins."""
+
+    def __init__(self, config: Config) -> None:
+        self._said: list[str] = []
+        self._found: Dataset | None = None
+        # One that ends with the process: an error of the caller's need not wait for it.
+        self._thread = Thread(target=self._read, args=(config,), name="rawnn data", daemon=True)
+        self._thread.start()
+
+    def _read(self, config: Config) -> None:
+        with suppress(Exception):  # `named` meets the same, where its user is told
+            self._found = named(config, self._said.append, offline=True)
+
+    def result(self, notify: Callable[[str], None]) -> Dataset | None:
+        """The data set, with what there was to say of it; None where it has to be loaded by
+        `named`."""
+        self._thread.join()
+        if self._found is not None:
+            for message in self._said:
+                notify(message)
+        return self._found
 
 
 def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Dataset]:

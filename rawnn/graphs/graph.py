@@ -16,6 +16,8 @@ from rawnn.device.cuda.stream import Event, Stream
 
 Nodes = Sequence[Any]
 
+_USE_NODE_PRIORITY = 8  # CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+
 
 class Graph:
     """A graph under construction. Close it once it is instantiated, or let a parent graph own it
@@ -27,6 +29,8 @@ class Graph:
         self._driver, self._label = driver, label
         self._context = context
         self._owned = handle is None
+        self._urgent = False  # whether nodes have priorities that count
+        self._broken = False  # by a capture that failed, which may have taken the graph along
         self.handle = handle if handle is not None else check(
             driver, "cuGraphCreate", driver.cuGraphCreate(0), label
         )
@@ -134,10 +138,37 @@ class Graph:
             tail = check(driver, "cuStreamGetCaptureInfo",
                          driver.cuStreamGetCaptureInfo(stream.handle), label)
         except BaseException:
+            self._broken = True
             driver.cuStreamEndCapture(stream.handle)
             raise
         check(driver, "cuStreamEndCapture", driver.cuStreamEndCapture(stream.handle), label)
         return list(tail)
+
+    def capture_apart(self, after: Nodes, stream: Stream, enqueue: Callable[[], None],
+                      label: str) -> list[Any]:
+        """The same by way of a graph of its own, which becomes a child node of this one.
+
+        For NCCL, which refuses to be captured into a graph that exists (2.28: "dependency created
+        on uncaptured work in another stream").
+        """
+        driver = self._driver
+        check(driver, "cuStreamBeginCapture", driver.cuStreamBeginCapture(stream.handle), label)
+        try:
+            enqueue()
+        except BaseException:
+            code, handle = driver.cuStreamEndCapture(stream.handle)
+            if not code:
+                driver.cuGraphDestroy(handle)
+            raise
+        handle = check(driver, "cuStreamEndCapture", driver.cuStreamEndCapture(stream.handle),
+                       label)
+        self._urgent |= stream.urgent
+        child = Graph(driver, self._context, label, handle=handle)
+        child._owned = True
+        try:
+            return [self.add_child(after, child, label)]
+        finally:
+            child.close()
 
     def size(self) -> tuple[int, int]:
         """(nodes, edges) of this graph itself, as the driver counts them."""
@@ -154,8 +185,9 @@ class Graph:
         """Destroy the graph; executable graphs made from it live on."""
         if self._owned:
             self._owned = False
-            check(self._driver, "cuGraphDestroy", self._driver.cuGraphDestroy(self.handle),
-                  self._label)
+            result = self._driver.cuGraphDestroy(self.handle)
+            if not self._broken:
+                check(self._driver, "cuGraphDestroy", result, self._label)
 
 
 class ExecutableGraph:
@@ -165,8 +197,9 @@ class ExecutableGraph:
         self._driver = driver
         self.label = label
         self.kept = list(graph.kept)
+        flags = _USE_NODE_PRIORITY if graph._urgent else 0
         self.handle = check(driver, "cuGraphInstantiate",
-                            driver.cuGraphInstantiate(graph.handle, 0), label)
+                            driver.cuGraphInstantiate(graph.handle, flags), label)
         self._launch = driver.cuGraphLaunch
 
     def upload(self, stream: Stream) -> None:

@@ -1,9 +1,10 @@
 """Try a CUDA kernel of your own on rawnn's arrays, with the objects that the engine launches."""
 
-from rawnn.lab.arrays import Array, TensorMap, array, empty, simulated, tensor_map
+from rawnn.lab.arrays import Array, array, empty, simulated
 from rawnn.lab.checking import Checked, CheckFailed, check
 from rawnn.lab.files import kernel_of
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.maps import TensorMap, tensor_map
 from rawnn.lab.sanitizer import Sanitized, sanitize
 from rawnn.lab.sweeping import Swept, sweep
 from rawnn.lab.timing import Refused, Timed, time

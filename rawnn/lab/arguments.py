@@ -15,8 +15,9 @@ from rawnn.device.compiling.structs import Struct, vector
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.launch import Value
 from rawnn.errors import ConfigError
-from rawnn.lab.arrays import Array, TensorMap
+from rawnn.lab.arrays import Array
 from rawnn.lab.exchange import imported, streams_before
+from rawnn.lab.maps import TensorMap
 
 Streams = list[int]
 """Streams that a launch has to come after, of the arrays of other libraries among its arguments."""
@@ -50,7 +51,7 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
     """What makes an argument for `parameter` ready to be packed. `layout` is that of the elements
     behind a pointer, where it is known."""
     if parameter.tensor_map:
-        return lambda argument, streams: _map(parameter, argument)
+        return lambda argument, streams: _map(parameter, argument, streams)
     if parameter.pointer:
         return _pointer(parameter, layout, device)
     if parameter.struct is not None:
@@ -78,16 +79,18 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
 @dataclass(frozen=True)
 class Usual:
     """What an argument usually is, which needs no conversion: an array of ours whose elements have
-    one of `types` (or any), a number, a whole number, True or False. "other": none of these."""
+    one of `types` (or any), a number, a whole number, True or False, the map of an array of ours.
+    "other": none of these."""
 
-    kind: Literal["array", "any array", "number", "whole", "truth", "other"]
+    kind: Literal["array", "any array", "number", "whole", "truth", "map", "other"]
     types: tuple[np.dtype[Any], ...] = ()
 
 
 def usual_of(parameter: Parameter, layout: Struct | None) -> Usual:
     """Of a parameter; `layout` as `converter` takes it."""
-    if parameter.tensor_map or (not parameter.pointer and (
-            parameter.struct is not None or parameter.ctype in _SMALL)):
+    if parameter.tensor_map:
+        return Usual("map")
+    if not parameter.pointer and (parameter.struct is not None or parameter.ctype in _SMALL):
         return Usual("other")
     if parameter.pointer:
         types = _accepted(parameter, layout)
@@ -167,10 +170,12 @@ def _refuse(parameter: Parameter, layout: Struct | None, given: np.dtype[Any]) -
                       f"{given}: convert it to {wanted}{known}, or change the kernel's type")
 
 
-def _map(parameter: Parameter, argument: Any) -> Value:
+def _map(parameter: Parameter, argument: Any, streams: Streams) -> Value:
     if not isinstance(argument, TensorMap):
         raise ConfigError(f"argument '{parameter.name}' is a tensor map: make one with "
-                          f"rawnn.lab.tensor_map")
+                          f"rawnn.tensor_map(array, box)")
+    if not isinstance(argument.array, Array):
+        streams.extend(streams_before(argument.array))
     return argument.content
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.tensormap import MappedMatrix
-from rawnn.errors import ConfigError, DeviceError
+from rawnn.errors import DeviceError
 from rawnn.lab.exchange import capsule, exported, interface, order, stream_of
 from rawnn.run.machine import open_gpu
 
@@ -109,27 +107,3 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,
     """An array whose elements are whatever the memory held."""
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
     return Array(extents, dtype, device or default_device())
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    """An argument for a kernel's `const __grid_constant__ TensorMap` parameter: a matrix as the
-    copy engine sees it. Make one with `rawnn.lab.tensor_map`."""
-
-    array: Array
-    content: bytes
-
-
-def tensor_map(array: Array, box_rows: int) -> TensorMap:
-    """The map of a matrix [rows, cols] of float16, bfloat16 or float32, in boxes of 128 bytes x
-    `box_rows` (1 to 256) rows, with the chunks of a row permuted in shared memory (128-byte
-    swizzle). The kernel's source declares the type itself: 128 bytes, alignas(64).
-
-    Raises ConfigError for other arrays, and for rows that are no multiple of 16 bytes.
-    """
-    if len(array.shape) != 2:
-        raise ConfigError(f"{array!r} has no tensor map: it is no matrix")
-    rows, cols = array.shape
-    matrix = MappedMatrix(array.device.driver, repr(array), rows, cols, cols, array.dtype.name,
-                          box_rows)
-    return TensorMap(array, matrix.at(array.address))

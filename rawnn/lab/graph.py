@@ -19,9 +19,10 @@ from rawnn.device.cuda.launch import Arguments, KernelLaunch
 from rawnn.errors import ConfigError, DeviceError, RawnnError
 from rawnn.graphs.graph import ExecutableGraph
 from rawnn.graphs.graph import Graph as DriverGraph
-from rawnn.lab.arrays import Array, TensorMap
+from rawnn.lab.arrays import Array
 from rawnn.lab.exchange import Handle, order
 from rawnn.lab.kernel import RECORDING, Launcher
+from rawnn.lab.maps import TensorMap
 from rawnn.lab.nodes import Edges, Node, edges_of, every, span_of
 
 CONDITIONAL_NODES = 12040
@@ -166,6 +167,7 @@ class Graph:
         device, how = launcher._kernel.device, launcher._launch
         reads, writes, early = [], [], []
         proof = launcher._function.proof
+        pointers = {p.name for p in parameters if p.pointer}
         for parameter, argument in zip(parameters, arguments, strict=True):
             if argument is None or not (parameter.pointer or parameter.tensor_map):
                 continue
@@ -174,8 +176,9 @@ class Graph:
             reads.append(span)
             if parameter.name in proof.early:
                 early.append(span)
-            if not parameter.const and not parameter.tensor_map:
-                writes.append(span)
+            beside = parameter.tensor_map and parameter.mapped in pointers
+            if not beside and (parameter.tensor_map or not parameter.const):
+                writes.append(span)  # what a map is for is not known but from a pointer beside it
 
         def add(graph: DriverGraph, after: Sequence[Any], programmatic: Sequence[Any],
                 handles: dict[int, int]) -> Any:
@@ -292,7 +295,7 @@ class Graph:
                 self._executable = graph.instantiate("a graph of one's own")
             finally:
                 graph.close()
-            self._closing.callback(self._executable.close)
+            self._closing.callback(_destroy, self._executable, device)
         others = [Handle(s) for s in dict.fromkeys(s for n in every(self.nodes) for s in n.streams)]
         for other in others:
             order(device, other, device.stream)
@@ -366,10 +369,16 @@ class Graph:
 
 
 def _quietly(closing: ExitStack) -> None:
-    """For the garbage collector, which may come when the device is closed, and all of it is gone.
-    """
+    """For the garbage collector, to which nobody listens."""
     with suppress(RawnnError):
         closing.close()
+
+
+def _destroy(executable: ExecutableGraph, device: Device) -> None:
+    """Let go of it, unless the device is closed: all of it is gone then, and the driver crashed
+    where it was told to destroy it once more."""
+    if device.open:
+        executable.close()
 
 
 def _build(graph: DriverGraph, nodes: Sequence[Node], whole: Graph,

@@ -36,7 +36,8 @@ PLUGGED: dict[str, type | tuple[type, ...]] = {
 }
 """What it takes the place of in a training step."""
 CHECKED: dict[str, type | tuple[type, ...]] = {
-    "shapes": dict, "sizes": dict, "inputs": dict, "reference": (str, dict), "length": (int, str),
+    "shapes": dict, "maps": dict, "sizes": dict, "inputs": dict, "reference": (str, dict),
+    "length": (int, str),
     "bytes": (int, float, str), "flops": (int, float, str), "types": dict,
     "writes": list, "symbols": dict,
     "compute": str, "sums": str, "tolerance": (int, float), "deterministic": bool,

@@ -22,6 +22,8 @@ from rawnn.lab.work import Geometry, Reference, Work
 
 Host = NDArray[Any]
 _DRAWN = 12
+MULTIPROCESSORS = "sms"
+"""What expressions of a launch call the number of the GPU's multiprocessors."""
 _FURTHER = 1 << 16  # elements by which a long draw is longer, at least
 
 
@@ -38,8 +40,18 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """What a tensor map is of: boxes of an operand, and how they are permuted."""
+
+    operand: str
+    box: tuple[int, ...]
+    swizzle: str
+
+
+@dataclass(frozen=True)
 class Launching:
-    """How a trial is launched; bytes of dynamic shared memory."""
+    """How a trial is launched; bytes of dynamic shared memory; what tensor maps it takes, by
+    parameter."""
 
     grid: Dim
     block: Dim
@@ -47,6 +59,7 @@ class Launching:
     cluster: Dim | None = None
     cooperative: bool = False
     symbols: Mapping[str, Host] = field(default_factory=dict, compare=False)
+    maps: Mapping[str, Boxes] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
         def text(extent: Dim) -> str:
@@ -150,7 +163,9 @@ class Problem:
 
     def _constants(self) -> dict[str, Any]:
         plain = {n: v for n, v in self.work.values.items() if isinstance(v, int | float)}
-        return {**self.macros, **plain}
+        sms = {MULTIPROCESSORS: self.candidate.device.attribute("MULTIPROCESSOR_COUNT")} \
+            if isinstance(self.candidate, Kernel) else {}
+        return {**sms, **self.macros, **plain}
 
     def known(self, sizes: Sizes) -> dict[str, Any]:
         """What expressions may ask for: macros, sizes and values."""
@@ -175,7 +190,7 @@ class Problem:
                 drawn = self._drawn(operand, shape, known, generator)
                 arrays[operand.name] = with_specials(drawn, generator) if special else drawn
         numbers = {name: self._number(parameter, known, generator)
-                   for name, parameter in self.scalars.items()}
+                   for name, parameter in self.scalars.items() if not parameter.tensor_map}
         return Trial(self, sizes, self.launching(known), arrays, numbers, known)
 
     def _drawn(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
@@ -216,7 +231,18 @@ class Problem:
         shared = work.shared(known) if callable(work.shared) else work.shared
         return Launching(grid, block, whole(shared, known, "shared", 0),  # type: ignore[arg-type]
                          _dim(work.cluster, known, "cluster") if work.cluster else None,
-                         work.cooperative, self._symbols(known))
+                         work.cooperative, self._symbols(known), self._maps(known))
+
+    def _maps(self, known: Mapping[str, Any]) -> dict[str, Boxes]:
+        found = {}
+        for name, parameter in self.scalars.items():
+            if parameter.tensor_map:
+                told = self.work.maps[parameter.mapped]
+                swizzle = told.get("swizzle", "128B") if isinstance(told, Mapping) else "128B"
+                box = told["box"] if isinstance(told, Mapping) else told
+                found[name] = Boxes(parameter.mapped, tuple(
+                    whole(extent, known, f"maps: {parameter.mapped}") for extent in box), swizzle)
+        return found
 
     def _symbols(self, known: Mapping[str, Any]) -> dict[str, Host]:
         """What the kernel's variables hold: the same for every launch, as they are the kernel's."""

@@ -38,7 +38,7 @@ class Rehearsal(Stopwatch):
 
     def run(self, launching: Launching | None, images: Images,
             numbers: Mapping[str, Any]) -> Contents:
-        self._told(launching, images, numbers)
+        self.told(launching, images, numbers)
         return super().run(launching, images, numbers)
 
     def measure(self, launching: Launching | None, samples: Any, warm: bool
@@ -46,14 +46,14 @@ class Rehearsal(Stopwatch):
         times, contents = [], []
         for sample in samples:  # one by one, as each has numbers of its own
             one: Sample = sample
-            self._told(launching, one[0], one[1])
+            self.told(launching, one[0], one[1])
             took, found = super().measure(launching, [one], warm)
             times += took
             contents += found
         return times, contents
 
-    def _told(self, launching: Launching | None, images: Images, numbers: Mapping[str, Any]
-              ) -> None:
+    def told(self, launching: Launching | None, images: Images, numbers: Mapping[str, Any]
+             ) -> None:
         """Let the reference be what the kernel does for arrays of these sizes."""
         from rawnn.device.sim import register
 
@@ -71,12 +71,15 @@ class Rehearsal(Stopwatch):
                                   {n: image.shape for n, image in images.items()})
             for name, result in found.items():
                 if result is not None:
-                    _plain(getattr(t, name), images[name])[...] = result.reshape(-1)
+                    view = _plain(getattr(t, name), images[name])
+                    view[...] = result.reshape(view.shape)
 
         assert isinstance(self.candidate, Kernel)
+        mapped = {boxes.operand for boxes in launching.maps.values()} if launching else set()
         register(self.candidate.signature.name, meaning,
-                 {n: (str(image.nbytes // image.dtype.itemsize
-                          // self.candidate.elements[n].width),) for n, image in images.items()},
+                 {n: tuple(map(str, image.shape)) if n in mapped and len(image.shape) == 2 else
+                  (str(image.nbytes // image.dtype.itemsize
+                       // self.candidate.elements[n].width),) for n, image in images.items()},
                  reads=reads, writes=writes)
 
     def _sizes(self, images: Images, numbers: Mapping[str, Any]) -> dict[str, int]:

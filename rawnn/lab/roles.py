@@ -55,14 +55,32 @@ def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> Problem:
             written))
     for name, p in scalars.items():
         if p.tensor_map:
-            raise ConfigError(f"{label} takes the tensor map '{name}': check a function in its "
-                              f"place that makes the map (rawnn.lab.tensor_map) and launches")
+            _map(p, kernel, work, label)
+            continue
         drawn = p.ctype in ELEMENTS and np.dtype(ELEMENTS[p.ctype]).kind in "fVb"
         if name not in work.values and name not in automatic and not drawn:
             raise ConfigError(f"{label}: give a value for '{name}' ({p.ctype}): "
                               f"values={{\"{name}\": ...}}")
     return _problem(kernel, label, work, reference, operands, [p.name for p in parameters],
                     scalars, automatic, macros)
+
+
+def _map(parameter: Parameter, kernel: Kernel, work: Work, label: str) -> None:
+    """Raises ConfigError where it is not known what a tensor map is of."""
+    name, mapped = parameter.name, parameter.mapped
+    if mapped not in kernel.elements:
+        raise ConfigError(f"{label} takes the tensor map '{name}', and of what array is not known: "
+                          f"let it take the array's pointer as well, x beside x_map, whose type "
+                          f"and const say what is copied and whether it is written")
+    if mapped not in work.maps:
+        raise ConfigError(f"{label}: say what '{name}' copies at once: maps={{\"{mapped}\": "
+                          f"(64, 32)}}, a box of '{mapped}'")
+    told = work.maps[mapped]
+    box = told.get("box") if isinstance(told, Mapping) else told
+    extra = set(told) - {"box", "swizzle"} if isinstance(told, Mapping) else set()
+    if not isinstance(box, Sequence) or isinstance(box, str) or extra:
+        raise ConfigError(f"maps: {mapped} = {told!r}: give the extents of a box such as (64, 32), "
+                          f"or {{\"box\": ..., \"swizzle\": ...}}")
 
 
 def _of_function(function: Callable[..., Any], work: Work, reference: Reference) -> Problem:
@@ -110,7 +128,8 @@ def _problem(candidate: Any, label: str, work: Work, reference: Reference,
 def _known_names(work: Work, arrays: set[str], scalars: set[str], label: str) -> None:
     for what, given, known in (("shapes", work.shapes, arrays), ("types", work.types, arrays),
                                ("inputs", work.inputs, arrays), ("writes", work.writes or (),
-                                                                 arrays)):
+                                                                 arrays),
+                              ("maps", work.maps, arrays)):
         for name in given:
             if name not in known:
                 raise ConfigError(f"{what}: {label} has no array '{name}'{nearest(name, known)} "

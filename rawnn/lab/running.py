@@ -14,6 +14,7 @@ from rawnn.errors import RawnnError
 from rawnn.lab.arrays import Array, default_device
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel, Launcher
+from rawnn.lab.maps import tensor_map
 from rawnn.lab.problem import Launching
 
 
@@ -86,12 +87,14 @@ class Here:
     def prepared(self, launching: Launching | None, arrays: Mapping[str, Array],
                  numbers: Mapping[str, Any]) -> Callable[[], None]:
         """The launch with its arguments."""
-        given = {**numbers, **arrays}
+        given: dict[str, Any] = {**numbers, **arrays}
         if launching is None or not isinstance(self.candidate, Kernel):
             function, named = self.candidate, {n: given[n] for n in self.parameters}
             return lambda: function(**named)
         for name, values in launching.symbols.items():
             self.candidate.symbol(name)[:] = values
+        for name, boxes in launching.maps.items():
+            given[name] = tensor_map(arrays[boxes.operand], boxes.box, swizzle=boxes.swizzle)
         return self.launcher(launching).bind(*(given[n] for n in self.parameters))
 
     def launcher(self, launching: Launching) -> Launcher:

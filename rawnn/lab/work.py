@@ -37,6 +37,8 @@ class Work:
     a dictionary of those.
     `shapes` gives the extents of each array in terms of sizes: {"x": "n", "c": ("rows", "cols")};
     `types` the element types where the kernel does not say them (NumPy's).
+    `maps` says what is copied at once by the tensor map of an array, `x_map` of "x": the extents of
+    a box as `shapes` has those of the array ({"x": (64, "TILE")}), or {"box": ..., "swizzle": ...}.
     `sizes` says what to try: a number, a list (each), "1..4096" (drawn, with the edges); those left
     out are drawn. `require` are conditions that sizes have to meet ("n % 4 == 0").
     `values` are the other numbers that the kernel takes, or expressions; floats left out are drawn.
@@ -47,8 +49,8 @@ class Work:
     `writes` are the arrays that may be written, all that are not const by default.
 
     `length` is how many products are added up for one element, `compute` "tf32" where factors are
-    rounded to it, `sums` the type that sums are kept in: the tolerance follows from them, unless
-    `tolerance` (relative) is given. `deterministic` False: two runs may differ.
+    rounded to it, `sums` the type that sums are kept in, or "tensor cores": the tolerance follows
+    from them, unless `tolerance` (relative) is given. `deterministic` False: two runs may differ.
     `bytes` and `flops` are what the work has to move and to compute; by default every input is
     read once and every output written once, and nothing is said of operations.
     """
@@ -61,6 +63,7 @@ class Work:
     cooperative: bool = False
     shapes: Mapping[str, Extents] = field(default_factory=dict)
     types: Mapping[str, Any] = field(default_factory=dict)
+    maps: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
     require: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rawnn.device.target import Target
+from rawnn.onchip.decompose import CLUSTER
 
 NEEDED = ("asynchronous copies", "bfloat16", "tf32")
 """Features of a target without which there is no kernel."""
@@ -18,9 +19,17 @@ class Chip:
     shared: int
     clusters: tuple[tuple[int, int], ...]
 
-    def most_groups(self, ranks: int) -> int:
-        """Clusters of `ranks` blocks that run at once; 0 where there are none."""
-        return dict(self.clusters).get(ranks, 0)
+    def most_groups(self, ranks: int, exchange: str = CLUSTER) -> int:
+        """Groups of `ranks` blocks that run at once, of blocks that exchange so; 0 where there are
+        none."""
+        if exchange == CLUSTER:
+            return dict(self.clusters).get(ranks, 0)
+        return self.blocks // ranks
+
+    @property
+    def blocks(self) -> int:
+        """That run at once, where none need to be neighbours."""
+        return dict(self.clusters).get(1, 0)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -8,7 +8,17 @@ from functools import cache
 
 from rawnn.onchip import cost
 from rawnn.onchip.chip import Chip
-from rawnn.onchip.decompose import FULL, GATHERED, SLICED, Decomposition, ceil, kinds, up
+from rawnn.onchip.decompose import (
+    CLUSTER,
+    FULL,
+    GATHERED,
+    L2,
+    SLICED,
+    Decomposition,
+    ceil,
+    kinds,
+    up,
+)
 from rawnn.onchip.layout import Layout, layout_of
 from rawnn.onchip.problem import Problem, Unsupported
 from rawnn.onchip.tiles import tiling
@@ -37,7 +47,8 @@ class Choice:
 @cache
 def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Choice:
     """The decomposition with the least expected time; of `ranks` x `groups` blocks where these are
-    given. Raises Unsupported where nothing fits."""
+    given, through L2 only where there are no clusters of so many. Raises Unsupported where nothing
+    fits."""
     best, least = _cheapest(chip, _candidates(problem, chip, ranks, groups))
     for turns in TURNS if best is None and not problem.scaled else ():
         found, _ = _cheapest(chip, (_with_threads(replace(d, turns=turns))
@@ -72,18 +83,36 @@ def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice |
 
 
 def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int) -> Iterator[Decomposition]:
-    for r in chip.sizes:
-        if ranks and r != ranks:
-            continue
-        for g in (groups,) if groups else _group_counts(problem.batch, chip.most_groups(r)):
-            if g > chip.most_groups(r) or g > problem.batch:
+    for exchange, r in _ways(chip, ranks):
+        most = chip.most_groups(r, exchange)
+        for g in (groups,) if groups else _group_counts(problem.batch, most):
+            if g > most or g > problem.batch:
                 continue
             seen = set()
             for price in PRICES:
-                types = _best_types(problem, r, g, price)
+                types = _best_types(problem, r, g, price, exchange)
                 if types and types not in seen:
                     seen.add(types)
-                    yield _with_threads(Decomposition(problem, r, g, MOST_WARPS * 32, types))
+                    yield _with_threads(Decomposition(problem, r, g, MOST_WARPS * 32, types,
+                                                      exchange=exchange))
+
+
+def _ways(chip: Chip, ranks: int) -> list[tuple[str, int]]:
+    """How many blocks may share the widths, and where they exchange: clusters of each size, and
+    through L2 powers of two and what leaves few multiprocessors idle."""
+    if ranks:
+        return [(CLUSTER if ranks in chip.sizes else L2, ranks)]
+    least = max(chip.sizes, default=1) // 2 if len(chip.sizes) > 1 else 2
+    far = {chip.blocks // groups for groups in range(1, MOST_FAR_GROUPS + 1)}
+    far |= {2**n for n in range(1, chip.blocks.bit_length())}
+    return [*((CLUSTER, r) for r in chip.sizes),
+            *((L2, r) for r in sorted(far) if least <= r <= chip.blocks)]
+
+
+MOST_FAR_GROUPS = 6
+"""Groups up to which all multiprocessors are shared evenly; more have so few blocks each that a
+power of two comes close."""
+
 
 
 def _group_counts(batch: int, most: int) -> list[int]:
@@ -102,7 +131,8 @@ def _group_counts(batch: int, most: int) -> list[int]:
 MOST_COUNTS = 14
 
 
-def _best_types(problem: Problem, ranks: int, groups: int, price: float) -> str:
+def _best_types(problem: Problem, ranks: int, groups: int, price: float,
+                exchange: str = CLUSTER) -> str:
     """The types of the boundaries with the least expected cycles, a byte of shared memory counted
     as `price` cycles: a shortest path, as what a layer takes depends on the types at its ends."""
     depth = problem.depth
@@ -118,7 +148,7 @@ def _best_types(problem: Problem, ranks: int, groups: int, price: float) -> str:
                         problem.reconstruct and layer == depth - 1 and path[0] == SLICED
                         and above != SLICED):
                     continue
-                cycles, nbytes = _layer(problem, ranks, groups, layer, below, above)
+                cycles, nbytes = _layer(problem, ranks, groups, layer, below, above, exchange)
                 total = so_far + cycles + price * nbytes
                 if above not in longer or total < longer[above][0]:
                     longer[above] = (total, path + above)
@@ -127,13 +157,13 @@ def _best_types(problem: Problem, ranks: int, groups: int, price: float) -> str:
 
 
 @cache
-def _layer(problem: Problem, ranks: int, groups: int, layer: int, below: str,
-           above: str) -> tuple[float, int]:
+def _layer(problem: Problem, ranks: int, groups: int, layer: int, below: str, above: str,
+           exchange: str) -> tuple[float, int]:
     """Cycles and bytes of one layer between boundaries of two types."""
     types = FULL * layer + below + above + FULL * (problem.depth - layer - 1)
     if layer and kinds(types) is None:
         types = GATHERED * layer + below + above + FULL * (problem.depth - layer - 1)
-    d = Decomposition(problem, ranks, groups, MOST_WARPS * 32, types)
+    d = Decomposition(problem, ranks, groups, MOST_WARPS * 32, types, exchange=exchange)
     found = cost.layer_cycles(d, layer)
     if layer == problem.depth - 1 and above != FULL:
         found -= cost.H200.elementwise

@@ -14,6 +14,7 @@ from rawnn.onchip.decompose import (
     FULL,
     GATHERED,
     Decomposition,
+    Message,
     ceil,
     up,
 )
@@ -24,16 +25,17 @@ from rawnn.onchip.tiles import softmax_lanes, tiling
 @dataclass(frozen=True)
 class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
-    cycle; of a softmax, an elementwise loss and a conversion, and of each round of the threads
-    there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed there,
-    by all or each its share; of what every step begins and ends with. What the products are
-    expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
-    of which those beside other work are seen in part (`overlapped`). A tile whose state comes
-    from the L2 cache takes `far_tile` more. Whether a step of float16 counts takes a block
-    `decision`, and `decision_between` more where clusters tell each other: both as long as the
-    barriers and reads that they are, not measured. Rounding a tile's weights by chance takes
-    `draws`, four draws of each lane, on one of four sub-cores: counted, not measured. `clock` is in
-    cycles a microsecond."""
+    cycle; of one through the L2 cache whose numbers are marked, of one whose senders are counted,
+    and the bytes of either a cycle (expected, not measured); of a softmax, an elementwise loss and
+    a conversion, and of each round of the threads there; of a meeting of all clusters, and the
+    bytes of gradients a cycle that are summed there, by all or each its share; of what every step
+    begins and ends with. What the products are expected to take is multiplied by `product`, weight
+    gradients with their updates by `gradient`, of which those beside other work are seen in part
+    (`overlapped`). A tile whose state comes from the L2 cache takes `far_tile` more. Whether a step
+    of float16 counts takes a block `decision`, and `decision_between` more where clusters tell each
+    other: both as long as the barriers and reads that they are, not measured. Rounding a tile's
+    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores: counted, not
+    measured. `clock` is in cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -41,6 +43,9 @@ class Costs:
     exchange: float = 340.0
     second: float = 1550.0
     exchange_bytes: float = 9.3
+    marked: float = 1500.0
+    counted: float = 3000.0
+    far_bytes: float = 28.0
     softmax: float = 850.0
     softmax_round: float = 28.0
     elementwise: float = 210.0
@@ -76,12 +81,21 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     n = layer + 1
 
     def exchange(features: int) -> float:
+        if d.far:
+            return far_cycles(d, Message(features, True), costs)
         return costs.exchange + features * d.columns * 4 / costs.exchange_bytes
 
     def summed(features: int) -> float:
+        if d.far:
+            return sum(far_cycles(d, message, costs) for message in d.summed(features))
         if d.sums_at_once(features):
             return exchange(features * d.ranks)
         return 2 * exchange(features) - costs.exchange + costs.second
+
+    def shared_out(features: int) -> float:
+        if d.far:
+            return far_cycles(d, Message(d.slices[layer] * d.ranks, False), costs)
+        return exchange(features)
 
     forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
     found = [Phase(f"forward {n}", costs.product * forward.cycles)]
@@ -94,7 +108,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
         found.append(Phase(f"backward {n}", costs.product * backward.cycles))
         if kind == BY_OUTPUTS:
             gathered = d.types[layer] == GATHERED
-            found.append(Phase(f"sum of gradient {layer}", exchange(p.layers[layer]) if gathered
+            found.append(Phase(f"sum of gradient {layer}", shared_out(p.layers[layer]) if gathered
                                else summed(p.layers[layer])))
     gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
     # With a loss scale and one cluster all weight gradients wait for the first layer's gradient.
@@ -105,6 +119,15 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
         tiles = ceil(ceil(ins, 16) * ceil(outs, 8), d.groups)
         found.append(Phase(f"rounding {n}", costs.draws * ceil(tiles, 4)))
     return found
+
+
+def far_cycles(d: Decomposition, message: Message, costs: Costs = H200) -> float:
+    """A message through the L2 cache, of which a block also writes all where it is not the same for
+    all."""
+    nbytes = message.rows * d.columns * 4 * (1 if message.to_all else 2)
+    if d.marked(message.rows):
+        return costs.marked + 2 * nbytes / costs.far_bytes
+    return costs.counted + nbytes / costs.far_bytes
 
 
 def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
@@ -142,6 +165,7 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
         mail = p.layers[layer] if layer else 0
     if d.types[layer + 1] == GATHERED:
         mail = max(mail, p.layers[layer + 1])
+    mail = 0 if d.far else mail
     return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.columns)
 
 
@@ -167,7 +191,7 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
         found.append(Phase("loss", costs.elementwise
                            + costs.elementwise_round * ceil(elements, d.threads)))
     if p.scaled:
-        told = costs.exchange if d.ranks > 1 else 0.0
+        told = 0.0 if d.ranks == 1 else costs.marked if d.far else costs.exchange
         between = costs.decision_between if d.groups > 1 else 0.0
         found.append(Phase("overflow", costs.decision + told + between))
     return found

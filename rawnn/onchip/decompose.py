@@ -1,4 +1,4 @@
-"""How the blocks of a cluster share the layers.
+"""How the blocks of a group share the layers: a thread-block cluster, or any that run at once.
 
 Between two layers the values of a boundary are *full* in every block, *sliced* (each block has its
 share of the features), or *gathered*: made in slices, then handed to all. The two types at a
@@ -23,6 +23,10 @@ from itertools import pairwise
 from rawnn.onchip.problem import Problem
 
 FULL, SLICED, GATHERED = "F", "S", "G"
+CLUSTER, L2, MARKED, COUNTED = "cluster", "l2", "marked", "counted"
+"""Where the blocks of a group exchange: in each other's shared memory, or through the L2 cache,
+where messages are marked or their senders counted: as their size says, all the one, or all the
+other."""
 EVERYWHERE, BY_OUTPUTS, BY_INPUTS = "everywhere", "by outputs", "by inputs"
 WARP = 32
 
@@ -45,10 +49,11 @@ def pitch(n: int) -> int:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """`ranks` blocks of a cluster share the widths by the `types` of the boundaries 0 .. depth,
-    `groups` clusters the batch; a block has `threads`. A cluster takes its share of the batch in so
-    many `turns`, micro-batches whose gradients are added up; more than one only where there are
-    several clusters, whose gradients have a place in a workspace."""
+    """`ranks` blocks of a group share the widths by the `types` of the boundaries 0 .. depth, and
+    `exchange` as a CLUSTER or through L2; `groups` share the batch; a block has `threads`. A group
+    takes its share of the batch in so many `turns`, micro-batches whose gradients are added up;
+    more than one only where there are several groups, whose gradients have a place in a
+    workspace."""
 
     problem: Problem
     ranks: int
@@ -56,10 +61,23 @@ class Decomposition:
     threads: int
     types: str
     turns: int = 1
+    exchange: str = CLUSTER
 
     def __str__(self) -> str:
         turns = f", {self.turns} micro-batches" if self.turns > 1 else ""
-        return f"{self.ranks} x {self.groups} blocks of {self.threads} threads, {self.types}{turns}"
+        through = ", through L2" if self.far else ""
+        return f"{self.ranks} x {self.groups} blocks of {self.threads} threads, {self.types}" \
+               f"{through}{turns}"
+
+    @property
+    def far(self) -> bool:
+        """Whether blocks of a group exchange through the L2 cache."""
+        return self.ranks > 1 and self.exchange != CLUSTER
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a thread-block cluster."""
+        return 1 if self.far else self.ranks
 
     @property
     def blocks(self) -> int:
@@ -119,31 +137,79 @@ class Decomposition:
 
     def exchanged(self) -> int:
         """Rows of a mailbox for the widest exchange; 0 where there is none."""
-        layers, widest = self.problem.layers, 0
+        return max((message.rows for message in self.messages), default=0)
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """What is exchanged in a step, in no order."""
+        layers, found = self.problem.layers, []
         for layer, kind in enumerate(self.kinds):
             if kind == BY_INPUTS:
-                widest = max(widest, self._summed(layers[layer + 1]))
+                found += self.summed(layers[layer + 1])
             if self.types[layer + 1] == GATHERED:
-                widest = max(widest, layers[layer + 1])
+                found.append(Message(layers[layer + 1], True))
             if layer and kind == BY_OUTPUTS:
-                gathered = self.types[layer] == GATHERED
-                widest = max(widest, self.slices[layer] * self.ranks if gathered
-                             else self._summed(layers[layer]))
-        return widest
+                found += [Message(self.slices[layer] * self.ranks, False)] \
+                    if self.types[layer] == GATHERED else self.summed(layers[layer])
+        return tuple(found)
 
-    def _summed(self, features: int) -> int:
-        """Rows of partial sums that come to a block."""
-        return features * self.ranks if self.sums_at_once(features) \
-            else up(features, self.ranks)
+    def summed(self, features: int) -> list[Message]:
+        """The messages by which so many features' partial sums are added up for all."""
+        if self.sums_at_once(features):
+            return [Message(features * self.ranks, True)]
+        return [Message(up(features, self.ranks), False), Message(features, True)]
 
     def sums_at_once(self, features: int) -> bool:
         """Whether partial sums of so many features are added up by every block; else each adds up
         its share, and they gather the shares."""
-        return features * self.columns * 4 * self.ranks <= MOST_AT_ONCE
+        most = MOST_AT_ONCE_FAR if self.far else MOST_AT_ONCE
+        return features * self.columns * 4 * self.ranks <= most
+
+    def marked(self, rows: int) -> bool:
+        """Whether a message of so many rows through the L2 cache has a mark beside every float;
+        else its senders are counted."""
+        return self.exchange == MARKED or (
+            self.exchange == L2 and rows * self.columns * 4 <= MOST_MARKED)
+
+    def boxes(self, marked: bool) -> tuple[int, int]:
+        """Floats of the box that all of a group read, and of each block's own, for messages of one
+        kind through the L2 cache."""
+        kept = [m for m in self.messages if self.marked(m.rows) == marked]
+        said = up(self.ranks, self.columns) if marked else 0  # a float of each block
+        common = max((m.rows * self.columns + said for m in kept if m.to_all),
+                     default=said if self.problem.scaled else 0)
+        own = max((max(m.rows * self.columns, said) for m in kept if not m.to_all), default=0)
+        return common, own
+
+    def box_floats(self, marked: bool) -> int:
+        """Of all boxes of a group, two of each."""
+        common, own = self.boxes(marked)
+        return 2 * (common + self.ranks * own)
+
+    def lanes(self, rows: int) -> int:
+        """Lanes that share a sum of all ranks' parts, where a block adds up so many rows of them
+        from the L2 cache: as many as leave no thread without work."""
+        lanes, items = 1, rows * self.columns // 4
+        while lanes * 2 <= min(WARP, self.ranks) and items * lanes * 2 <= self.threads:
+            lanes *= 2
+        return lanes
+
+
+@dataclass(frozen=True)
+class Message:
+    """Rows of floats that come to each block of a group; the same to all, or each its own."""
+
+    rows: int
+    to_all: bool
 
 
 MOST_AT_ONCE = 8192
 """Bytes of partial sums that a block sends to all others, so that each adds them up for itself."""
+MOST_AT_ONCE_FAR = 32_768
+"""The same through the L2 cache, where a second exchange costs more, and all read one copy."""
+MOST_MARKED = 32_768
+"""Bytes of a message through the L2 cache that come twice as large rather than be counted: about
+where the one costs what the other does."""
 
 
 def kinds(types: str) -> tuple[str, ...] | None:

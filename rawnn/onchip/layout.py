@@ -23,6 +23,9 @@ ALL, SHARE = "all", "share"
 MOST_SUMMED_BY_ALL = 131_072
 """Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
 
+COUNTS = ("counters", "generations")
+"""Workspaces of integers."""
+
 RULE_BYTES = 64
 FIXED_BYTES = 1024
 """Static shared memory of the templates."""
@@ -119,6 +122,12 @@ class Layout:
             found["fresh"] = d.ranks * self.tiles * TILE
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks
+        if d.far:
+            found["generations"] = self.first_counter + 32 * d.groups
+            if any(d.boxes(True)):
+                found["marks"] = 2 * d.groups * d.box_floats(True)
+            if any(d.boxes(False)):
+                found["parcels"] = d.groups * d.box_floats(False)
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         return found
@@ -127,6 +136,13 @@ class Layout:
     def counters(self) -> int:
         """Words of counters that clusters meet at: one a rank, each in a line of its own."""
         return self.decomposition.ranks * 32
+
+    @property
+    def first_counter(self) -> int:
+        """Word of `generations`, behind two of each block, where the counters begin at which the
+        blocks of a group meet that exchange through the L2 cache: one a group, each in a line of
+        its own. They go on from launch to launch, and around."""
+        return up(2 * self.decomposition.blocks, 32)
 
 
 def tallies(d: Decomposition) -> int:
@@ -203,7 +219,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     exchange = max(d.exchanged() * d.columns, flags(d), *(
         p.layers[n] * d.columns + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
         if type_ == GATHERED and d.idle(n)))
-    if exchange:
+    if exchange and not d.far:
         take("exchange", 2 * exchange)
     scratch, tilings = 0, []
     eighths = d.columns // 8

@@ -21,8 +21,9 @@ def describe(choice: Choice) -> str:
 def _lines(choice: Choice) -> Iterator[str]:
     layout = choice.layout
     d, p = layout.decomposition, layout.decomposition.problem
-    yield f"on the chip: {d.groups} cluster(s) of {d.ranks} block(s) of {d.threads} threads; " \
-          f"{d.share} example(s) a cluster" \
+    group = "group" if d.far else "cluster"
+    yield f"on the chip: {d.groups} {group}(s) of {d.ranks} block(s) of {d.threads} threads; " \
+          f"{d.share} example(s) a {group}" \
           f"{f' in {d.turns} micro-batches' if d.turns > 1 else ''}"
     for layer, kind in enumerate(d.kinds):
         tiles = layout.layers[layer]
@@ -30,10 +31,12 @@ def _lines(choice: Choice) -> Iterator[str]:
         yield f"  layer {layer + 1}: {p.layers[layer]} -> {p.layers[layer + 1]} {kind}, " \
               f"{d.outs(layer)} x {d.ins(layer)} weights a block{split}; " \
               f"{_exchange(d, layer)}"
-    meeting = {"": "", ALL: "every cluster adds up and updates all"}.get(
-        layout.sync, "each cluster adds up and updates its share")
+    meeting = {"": "", ALL: f"every {group} adds up and updates all"}.get(
+        layout.sync, f"each {group} adds up and updates its share")
+    if d.far:
+        yield "  the blocks of a group exchange through the L2 cache"
     if meeting:
-        yield f"  gradients of the clusters meet in the L2 cache; {meeting}"
+        yield f"  gradients of the {group}s meet in the L2 cache; {meeting}"
     yield f"shared memory: {layout.nbytes:,} bytes a block"
     for words, nbytes in _places(layout).items():
         yield f"  {words:<24} {nbytes:>9,}"
@@ -50,7 +53,7 @@ def _lines(choice: Choice) -> Iterator[str]:
 def _exchange(d: Decomposition, layer: int) -> str:
     above = d.types[layer + 1]
     if d.kinds[layer] == BY_INPUTS:
-        return "partial sums are added up across the cluster"
+        return f"partial sums are added up across the {'group' if d.far else 'cluster'}"
     if d.kinds[layer] == BY_OUTPUTS:
         return "outputs gathered" if above == GATHERED else "outputs stay sliced"
     return "no exchange"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rawnn.common.dtypes import c_type
 from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
-from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout
+from rawnn.onchip.layout import ALL, COUNTS, RULE_BYTES, SHARE, TILE, Layout
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.steps import StepWriter
 from rawnn.onchip.writer import literal
@@ -40,7 +40,7 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
         if p.bias:
             found += [("float*", role) for role in (f"b{layer}",
                                                     *(f"b{layer}_{s}" for s in p.states))]
-    found += [("unsigned int*" if name == "counters" else "float*", name)
+    found += [("unsigned int*" if name in COUNTS else "float*", name)
               for name in layout.workspaces(1)]
     found.append(("float*", "loss"))
     if p.measured:
@@ -65,6 +65,7 @@ class _Kernel(StepWriter):
                                 ("Columns", d.columns), ("Pitch", d.pitch),
                                 ("Numbers", NUMBERS[p.numbers])):
             w(f"static constexpr int k{constant} = {value};")
+        w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
         w("};")
         w(f"using Between = {functor(p.activation)};")
         w(f"using Rule = {f'Unscaled<{p.rule}>' if p.scaled else p.rule};")
@@ -148,12 +149,7 @@ class _Kernel(StepWriter):
         if p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
-        if d.ranks > 1:
-            w("cluster_arrive<Shape>();")
-            w("cluster_wait<Shape>();")
-            if self.layout.exchange:
-                w(f"Mailboxes<Shape, {self.layout.exchange}> mail = {{{self.at('exchange')}, "
-                  f"barriers + 16, rank, 0}};")
+        self.mailboxes()
 
     def turns_of_steps(self) -> None:
         """Which examples a turn has: a part of its step's."""
@@ -234,8 +230,10 @@ class _Kernel(StepWriter):
             w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
             w("overflow[0] = 0;")
             w("}")
-        w("cluster_arrive<Shape>();")
-        w("cluster_wait<Shape>();")
+        self.keep_generation()
+        if not d.far:
+            w("cluster_arrive<Shape>();")
+            w("cluster_wait<Shape>();")
         terms = p.batch if p.labelled else p.batch * p.outputs
         correct = "correct + cursor_now" if p.measured else "nullptr"
         of_step = f"{literal(float(terms))}f"

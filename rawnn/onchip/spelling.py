@@ -5,7 +5,16 @@ from __future__ import annotations
 from rawnn.onchip import cost
 from rawnn.onchip.chip import Chip
 from rawnn.onchip.choose import MOST_WARPS, Choice
-from rawnn.onchip.decompose import FULL, GATHERED, SLICED, WARP, Decomposition, kinds
+from rawnn.onchip.decompose import (
+    CLUSTER,
+    FULL,
+    GATHERED,
+    L2,
+    SLICED,
+    WARP,
+    Decomposition,
+    kinds,
+)
 from rawnn.onchip.layout import layout_of
 from rawnn.onchip.problem import Problem, Unsupported
 
@@ -13,14 +22,18 @@ CURE = "write persistent alone, and a cost model decides"
 
 
 def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
-            types: str, turns: int = 1) -> Choice:
+            types: str, turns: int = 1, exchange: str = "") -> Choice:
     """The decomposition of `ranks` x `groups` blocks of `threads` threads with boundaries of these
-    `types`, in so many `turns`, and what is expected of it. Raises Unsupported where there is none,
+    `types`, in so many `turns`, and what is expected of it; blocks `exchange` through L2 where
+    there are no clusters of so many, or that is asked for. Raises Unsupported where there is none,
     or no room."""
-    if groups > min(chip.most_groups(ranks), problem.batch):
+    exchange = exchange or (CLUSTER if ranks in chip.sizes else L2)
+    most = chip.most_groups(ranks, exchange)
+    if groups > min(most, problem.batch):
         raise Unsupported(
-            f"cannot be shared by {ranks} x {groups} blocks: {chip.most_groups(ranks)} clusters of "
-            f"{ranks} run at once here, for a batch of {problem.batch}", CURE)
+            f"cannot be shared by {ranks} x {groups} blocks: {most} "
+            f"{'clusters' if exchange == CLUSTER else 'groups'} of {ranks} run at once here, for a "
+            f"batch of {problem.batch}", CURE)
     if threads % WARP or threads > MOST_WARPS * WARP:
         raise Unsupported(f"cannot have blocks of {threads} threads: it must be a multiple of "
                           f"{WARP}, {MOST_WARPS * WARP} at most", CURE)
@@ -28,7 +41,7 @@ def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
         raise Unsupported(f"cannot have boundaries {types}: {reason}", CURE)
     if turns > 1 and (groups == 1 or problem.scaled):
         raise Unsupported("takes micro-batches in several clusters without a loss scale only", CURE)
-    d = Decomposition(problem, ranks, groups, threads, types, turns)
+    d = Decomposition(problem, ranks, groups, threads, types, turns, exchange)
     found = layout_of(d, chip.shared)
     if found.nbytes > chip.shared:
         raise Unsupported(f"does not fit the chip as {d} (a block would need "

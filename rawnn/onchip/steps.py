@@ -9,6 +9,7 @@ from rawnn.onchip.decompose import (
     SLICED,
     ceil,
 )
+from rawnn.onchip.exchanges import Exchange, share_of
 from rawnn.onchip.layout import tallies
 from rawnn.onchip.tiles import softmax_lanes
 from rawnn.onchip.updates import UpdateWriter
@@ -249,7 +250,7 @@ class StepWriter(UpdateWriter):
             lines.append(self.store(to))
         return "\n".join(lines)
 
-    def keep_and_send(self, boundary: int, layer: int) -> str:
+    def keep_and_send(self, boundary: int, layer: int, message: Exchange) -> str:
         """The same for a row of this block's slice, which goes to all blocks."""
         lines, each = [], "xyzw"
         if self.p.bias:
@@ -262,7 +263,7 @@ class StepWriter(UpdateWriter):
             applied = ", ".join(f"Between::apply(v.{c})" for c in each)
             lines.append(f"v = make_float4({applied});")
         size = self.d.slices[boundary]
-        lines.append(f"mail.send_to_all((rank * {size} + m) * {self.d.columns} + e, v);")
+        lines.append(message.send_to_all(f"(rank * {size} + m) * {self.d.columns} + e"))
         return "\n".join(lines)
 
     def forward(self, layer: int) -> None:
@@ -278,19 +279,15 @@ class StepWriter(UpdateWriter):
             self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
         elif kind == BY_OUTPUTS:
             idle, sent = d.idle(above), n * d.columns
-            w(f"mail.expect({(sent + idle) * 4});")
+            message = self.exchange(n, True)
+            message.expect((sent + idle) * 4)
             if idle:
-                w(f"if (n{above} == 0 && thread < {d.ranks}) mail.send_one(thread, {sent} + rank - "
-                  f"{d.ranks - idle}, 0.0f);")
-            self.product("forward", layer,
-                         self.sender(count, self.keep_and_send(above, layer)), count, sent=True)
-            received = "mail.receive()"
-            if idle:
-                w(f"const float* const gathered{above} = mail.receive();")
-                received = f"gathered{above}"
-                w(f"hear({received} + {sent}, {idle});")
-            w(f"add_parts<Shape, 1, {n}, {d.columns}>({received}, {n}, "
-              f"by_pairs({self.body(str(n), self.store(home))}));")
+                message.say_nothing(f"n{above}", f"{sent} + rank - {d.ranks - idle}")
+            self.product("forward", layer, self.sender(
+                count, self.keep_and_send(above, layer, message)), count, sent=True)
+            message.sent()
+            received = message.hear(f"gathered{above}", sent, idle) if idle else message.received()
+            message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
         else:
             self.all_reduce("forward", layer, n, self.keep(above, layer, home), [])
         w("__syncthreads();")
@@ -299,39 +296,46 @@ class StepWriter(UpdateWriter):
         """A product whose partial sums all blocks want in full: added up by every block, or by the
         one whose share they are, which sends the sums to all."""
         d, w = self.d, self.w
-        size, nbytes = ceil(n, d.ranks), d.columns * 4
+        nbytes = d.columns * 4
         finish = f"by_pairs({self.body(str(n), text)})"
         if d.sums_at_once(n):
-            w(f"mail.expect({n * nbytes * d.ranks});")
+            message = self.exchange(n * d.ranks, True)
+            message.expect(n * nbytes * d.ranks)
             place = f"(rank * {n} + m) * {d.columns} + e"
-            self.product(kind, layer, self.sender(str(n), f"mail.send_to_all({place}, v);"),
-                         str(n), sent=True)
+            self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
+                         sent=True)
+            message.sent()
             self.gradients(meanwhile)
-            w(f"add_parts<Shape, {d.ranks}, {n}, {d.columns}>(mail.receive(), {n}, {finish});")
+            message.add(message.received(), d.ranks, n, n, finish)
             return
-        mine = f"max(0, min({size}, {n} - rank * {size}))"
-        self.reduce(kind, layer, n, size, mine)
+        size, mine = share_of(n, d.ranks)
+        parts = self.reduce(kind, layer, n, size, mine)
         self.gradients(meanwhile)
         w("{")
-        w("const float* const parts = mail.receive();")
-        w(f"mail.expect({n * nbytes});")
-        send = f"mail.send_to_all((rank * {size} + m) * {d.columns} + e, v);"
-        w(f"add_parts<Shape, {d.ranks}, {size}, {d.columns}>(parts, {mine}, "
-          f"{self.sender(mine, send)});")
+        w(f"{parts.box_type} parts = {parts.received()};")
+        sums = self.exchange(n, True)
+        sums.expect(n * nbytes)
+        send = sums.send_to_all(f"(rank * {size} + m) * {d.columns} + e")
+        parts.add("parts", d.ranks, size, mine, self.sender(mine, send))
         w("}")
-        w(f"add_parts<Shape, 1, {n}, {d.columns}>(mail.receive(), {n}, {finish});")
+        sums.sent()
+        sums.add(sums.received(), 1, n, n, finish)
 
-    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str, idle: int = 0) -> None:
+    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str,
+               idle: int = 0) -> Exchange:
         """A product whose partial sums go to the block whose share of `size` rows they are; the
         last `idle` blocks, which have none, hear from all others that they are as far."""
         d = self.d
         least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
-        self.w(f"mail.expect({least}{mine} * {d.columns * 4 * d.ranks});")
+        message = self.exchange(size * d.ranks, False)
+        message.expect(f"{least}{mine} * {d.columns * 4 * d.ranks}")
         if idle:
-            self.w(f"if (thread < {idle}) mail.send_one({d.ranks - idle} + thread, rank, 0.0f);")
-        send = f"const int owner = m / {size};\n" \
-               f"mail.send(owner, (rank * {size} + m - owner * {size}) * {d.columns} + e, v);"
+            message.say_to_idle(idle)
+        send = f"const int owner = m / {size};\n" + message.send(
+            "owner", f"(rank * {size} + m - owner * {size}) * {d.columns} + e")
         self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
+        message.sent()
+        return message
 
     def loss(self) -> None:
         d, p, w = self.d, self.p, self.w
@@ -402,16 +406,13 @@ class StepWriter(UpdateWriter):
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
         elif type_ == GATHERED:
-            idle, received = d.idle(layer), "mail.receive()"
-            self.reduce("backward", layer, n, size, f"n{layer}", idle)
+            idle = d.idle(layer)
+            message = self.reduce("backward", layer, n, size, f"n{layer}", idle)
             self.gradients(waiting)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
-            if idle:
-                w(f"const float* const sums{layer} = mail.receive();")
-                received = f"sums{layer}"
-                w(f"if (n{layer} == 0) hear({received}, {d.ranks});")
-            w(f"add_parts<Shape, {d.ranks}, {size}, {d.columns}>({received}, n{layer}, "
-              f"by_pairs({body}));")
+            received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0") if idle \
+                else message.received()
+            message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
             self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting)
         w("__syncthreads();")

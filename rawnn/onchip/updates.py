@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from rawnn.onchip.decompose import ceil
+from rawnn.onchip.exchanges import ExchangeWriter
 from rawnn.onchip.layout import ALL, TILE
-from rawnn.onchip.writer import KernelWriter, literal
+from rawnn.onchip.writer import literal
 
 
-class UpdateWriter(KernelWriter):
+class UpdateWriter(ExchangeWriter):
     """Writes what becomes of gradients."""
 
     def gradients(self, layers: list[int], first: int = 0) -> None:
@@ -44,19 +45,10 @@ class UpdateWriter(KernelWriter):
             first = (first + tiles.tasks + sums) % d.warps
         layers.clear()
 
-    def tell_overflow(self) -> None:
-        """The blocks of a cluster tell each other whether they saw a gradient that cannot be
-        stored."""
-        ranks = self.d.ranks
-        if ranks > 1:
-            self.w(f"mail.expect({4 * ranks});")
-            self.w(f"if (thread < {ranks}) mail.send_one(thread, rank, *found != 0 ? "
-                   "1.0f : 0.0f);")
-
     def hear_overflow(self) -> None:
         """Whether the step is left out; of several clusters, what this one tells the others."""
         d, w = self.d, self.w
-        said = "any_rank<Shape>(mail.receive())" if d.ranks > 1 else "*found != 0"
+        said = self.overflowed()
         if not self.layout.sync:
             w(f"const bool left_out = {said};")
             return

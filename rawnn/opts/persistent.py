@@ -12,6 +12,7 @@ from rawnn.errors import ConfigError
 from rawnn.onchip.chip import NEEDED, chip_of
 from rawnn.onchip.choose import Choice, choose
 from rawnn.onchip.decompose import Decomposition
+from rawnn.onchip.layout import COUNTS
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.spelling import exactly
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
@@ -22,14 +23,14 @@ from rawnn.step.tensor import Role, Tensor
 
 
 def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
-            types: str = "", turns: int = 1) -> Plan:
+            types: str = "", turns: int = 1, exchange: str = "") -> Plan:
     """`plan`, a step that trains, as one op, shared as the cost model says of so many blocks and
-    clusters (0: of any), or exactly as asked where `threads` and `types` are given. Raises
+    groups (0: of any), or exactly as asked where `threads` and `types` are given. Raises
     Unsupported where no kernel does it."""
     if reason := plan.target.lacks(*NEEDED):
         raise Unsupported(reason)
     problem, chip = problem_of(plan), chip_of(plan.target)
-    return as_one_op(plan, exactly(problem, chip, ranks, groups, threads, types, turns)
+    return as_one_op(plan, exactly(problem, chip, ranks, groups, threads, types, turns, exchange)
                      if types else choose(problem, chip, ranks, groups))
 
 
@@ -49,8 +50,8 @@ def _seed(plan: Plan) -> dict[str, int]:
 
 def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
     return tuple(
-        Tensor(f"{WORKSPACE}{name}", (words,), "int32" if name == "counters" else "float32",
-               Role.SCRATCH)
+        Tensor(f"{WORKSPACE}{name}", (words,), "int32" if name in COUNTS else "float32",
+               Role.SCRATCH, symbol=name)
         for name, words in chosen.layout.workspaces(plan["loss"].shape[0]).items())
 
 
@@ -60,22 +61,24 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if plan.name != "train":
         return plan, policy
     found = _FORM.fullmatch(str(value))
-    ranks, groups, threads, types, turns = found.groups("") if found else ("",) * 5
+    ranks, groups, exchange, threads, types, turns = found.groups("") if found else ("",) * 6
     try:
         return rewrite(plan, int(ranks or 0), int(groups or 0), int(threads or 0), types,
-                       int(turns or 1)), policy
+                       int(turns or 1), exchange), policy
     except Unsupported as reason:
         raise ConfigError(f"the toggle 'persistent' cannot run so: the step {reason}") from None
 
 
-_FORM = re.compile(r"([1-9]\d?)x([1-9]\d{0,2})(?::([1-9]\d{1,3}):([FSG]{2,})(?::([1-9]\d?))?)?")
+_FORM = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
+                   r"(?:(?:@(l2|marked|counted|cluster))?:([1-9]\d{1,3}):([FSG]{2,})(?::([1-9]\d?))?)?")
 
 
 def parse(text: str) -> str:
     if text != "auto" and not _FORM.fullmatch(text):
         raise ConfigError(f"persistent={text}: give auto, or blocks of a cluster by clusters, as "
                           f"in 4x8, with threads of a block and types of the boundaries as in "
-                          f"4x8:256:FSGF, and micro-batches as in 4x8:256:FSGF:2")
+                          f"4x8:256:FSGF, which may exchange through L2 as in 4x8@l2:256:FSGF, "
+                          f"and micro-batches as in 4x8:256:FSGF:2")
     return text
 
 
@@ -84,7 +87,8 @@ def came_to(value: str | int | None, plan: Plan) -> str | int | None:
     for op in plan.find(kind=KIND):
         d: Decomposition = op.attributes["chosen"].decomposition
         turns = f":{d.turns}" if d.turns > 1 else ""
-        return f"{d.ranks}x{d.groups}:{d.threads}:{d.types}{turns}"
+        through = f"@{d.exchange}" if d.far else ""
+        return f"{d.ranks}x{d.groups}{through}:{d.threads}:{d.types}{turns}"
     return value
 
 
@@ -98,6 +102,6 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|RxG[:THREADS:TYPES[:TURNS]]", parse, "auto"), came_to=came_to,
+    parameter=Parameter("auto|RxG[[@l2]:THREADS:TYPES[:TURNS]]", parse, "auto"), came_to=came_to,
     implies=("preload", "arena", "nosync"), conflicts=("fp8",),
 ))

@@ -132,8 +132,8 @@ __device__ __forceinline__ void report_overflow(int* overflow, float poison) {
 
 // Sum over a full warp; every lane gets the same bits (a butterfly adds the same pairs in each).
 // LANES < 32 sums within aligned groups of LANES.
-template <int LANES = 32>
-__device__ __forceinline__ float warp_sum(float value) {
+template <int LANES = 32, typename V>
+__device__ __forceinline__ V warp_sum(V value) {
 #pragma unroll
   for (int step = LANES / 2; step > 0; step /= 2) {
     value += __shfl_xor_sync(kFullWarp, value, step);

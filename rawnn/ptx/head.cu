@@ -35,104 +35,14 @@
 // clusters can run, 4096 takes 5.6 and 8192 6.9. Of 12,800 cycles of a block at 8192, 3,400 are for
 // fetching a and drawing random numbers, 900 for the sums of z, 1,100 for their exchange, 1,200 for
 // the softmax, and 6,100 for dx and the update.
-#include "activations.cuh"
 #include "common.cuh"
-#include "device/copies.cuh"
 #include "device/products.cuh"
 #include "device/shared.cuh"
-#include "pdl.cuh"
+#include "head_pieces.cuh"
+#include "head_rows.cuh"
+#include "metrics.cuh"
 #include "skinny_parts.cuh"
 #include "updates.cuh"
-
-namespace head {
-
-// The first `count` elements of 16 bytes, from global to shared memory, asynchronously; zeros for the
-// others. count may be negative or too large.
-template <typename T>
-__device__ __forceinline__ void copy_async(unsigned int to, const T* from, int count) {
-  constexpr int bytes = static_cast<int>(sizeof(T));
-  ptx::copy_async(to, from, min(max(count * bytes, 0), 16));
-}
-
-template <typename SLOPE>
-struct IsRelu {
-  static constexpr bool value = false;
-};
-template <>
-struct IsRelu<Relu> {
-  static constexpr bool value = true;
-};
-
-// Two gradients times the slope at two saved values, in T.
-template <typename T, typename SLOPE>
-__device__ __forceinline__ unsigned int sloped(float low, float high, unsigned int saved) {
-  if constexpr (IsRelu<SLOPE>::value) {
-    unsigned int positive;
-    if constexpr (kSame<T, bfloat16>) {
-      positive = ptx::greater_bf16(saved, 0u);
-    } else {
-      positive = ptx::greater_f16(saved, 0u);
-    }
-    return pack_pair<T>(low, high) & positive;
-  } else {
-    const float2 both = unpack_pair<T>(saved);
-    return pack_pair<T>(SLOPE::backward(low, both.x), SLOPE::backward(high, both.y));
-  }
-}
-
-// 16 random bits for each of 8 elements from `element` on.
-template <bool RAGGED>
-__device__ __forceinline__ Words draw(const Rounding& how, unsigned int element) {
-  if constexpr (!RAGGED) {
-    return rounding_group(how.seed, how.stream, how.step, element / 8u);
-  } else {
-    Words found = {{0u, 0u, 0u, 0u}};
-#pragma unroll 1
-    for (unsigned int i = 8u; i > 0u; --i) {  // the last comes first, and is moved up by the others
-#pragma unroll
-      for (int j = 3; j > 0; --j) found.word[j] = found.word[j] << 16 | found.word[j - 1] >> 16;
-      found.word[0] = found.word[0] << 16 |
-                      rounding_bits(how.seed, how.stream, how.step, element + i - 1u);
-    }
-    return found;
-  }
-}
-
-// 8 floats rounded by chance to bfloat16, two a word.
-__device__ __forceinline__ void round_by_chance(unsigned int (&rounded)[4],
-                                                const float (&values)[8],
-                                                const unsigned int (&random)[4]) {
-  float magnitude = 0.0f;  // one test for all of them: infinite or NaN where any is
-#pragma unroll
-  for (int i = 0; i < 8; ++i) magnitude += fabsf(values[i]);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const unsigned int low = random[i] & 0xffffu;
-    const unsigned int high = random[i] >> 16;
-    if (is_finite(magnitude)) {
-      rounded[i] = __byte_perm(__float_as_uint(values[2 * i]) + low,
-                               __float_as_uint(values[2 * i + 1]) + high, 0x7632);
-    } else {
-      const unsigned int upper = stochastic_round_bf16(values[2 * i + 1], high).bits;
-      rounded[i] = stochastic_round_bf16(values[2 * i], low).bits | upper << 16;
-    }
-  }
-}
-
-// The first `count` of 8 elements of 16 bits.
-template <bool RAGGED, typename T>
-__device__ __forceinline__ void store_piece(T* to, const unsigned int (&words)[4], int count) {
-  if (!RAGGED || count >= 8) {
-    if (count > 0) store_words(to, words);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i < count) to[i] = T{static_cast<unsigned short>(words[i / 2] >> (16 * (i % 2)))};
-    }
-  }
-}
-
-}  // namespace head
 
 template <typename T, typename TW, typename SLOPE, bool STOCHASTIC, bool RAGGED, int TILES,
           int CLASSES, int WARPS>
@@ -149,8 +59,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   static_assert(kMaster != STOCHASTIC, "weights of 16 bits are rounded by chance");
   constexpr int kBatch = 8 * TILES;
   constexpr int kThreads = 32 * WARPS;
-  constexpr int kPitch = 32 * CLASSES + 16;  // bytes of a row of dz: rows of a tile in all banks
-  constexpr int kLanes = 4 * CLASSES;        // that share a row of z
+  constexpr int kPitch = head::gradient_pitch(CLASSES);
   unsigned char* const shared = ptx::dynamic_shared();
   __shared__ unsigned long long counter;
   __shared__ __align__(16) unsigned char gradients[kBatch * kPitch];
@@ -237,7 +146,9 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
           const unsigned int element =
               static_cast<unsigned int>(row) * static_cast<unsigned int>(features) +
               static_cast<unsigned int>(column0 + unit * 32);
-          const Words drawn = head::draw<RAGGED>(how, element);
+          const Words drawn =
+              RAGGED ? rounding_window<8>(how, element)
+                     : rounding_group(how.seed, how.stream, how.step, element / 8u);
           store_shared(kept_at + unit * piece_bytes + c * 512, drawn.word);
         }
       }
@@ -245,50 +156,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   }
   ptx::wait_for_all_copies();
 
-  // The pieces give a lane the inner indices 8t .. 8t + 7 instead of 2t, 2t + 1, 2t + 8, 2t + 9 of
-  // two products, in both factors.
-#pragma unroll 1
-  for (int tile = 0; tile < CLASSES; ++tile) {
-    float sums[TILES / 2][2][4];
-#pragma unroll
-    for (int i = 0; i < TILES * 4; ++i) sums[i / 8][i / 4 % 2][i % 4] = 0.0f;
-#pragma unroll 1
-    for (int unit = warp; unit < units; unit += WARPS) {
-      unsigned int b[2][4];
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        b[c][0] = b[c][1] = b[c][2] = b[c][3] = 0u;
-        if ((2 * tile + c) * 8 + g < classes) {
-          load_shared(b[c], w_at + unit * piece_bytes + (2 * tile + c) * 512);
-        }
-      }
-#pragma unroll
-      for (int m = 0; m < TILES / 2; ++m) {
-        unsigned int x[2][4];
-        load_shared(x[0], a_at + (unit * TILES + 2 * m) * 512);
-        load_shared(x[1], a_at + (unit * TILES + 2 * m + 1) * 512);
-        const unsigned int low[4] = {x[0][0], x[1][0], x[0][1], x[1][1]};
-        const unsigned int high[4] = {x[0][2], x[1][2], x[0][3], x[1][3]};
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          multiply<T>(sums[m][c], low, b[c][0], b[c][1]);
-          multiply<T>(sums[m][c], high, b[c][2], b[c][3]);
-        }
-      }
-    }
-#pragma unroll
-    for (int m = 0; m < TILES / 2; ++m) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int column = (2 * tile + c) * 8 + 2 * t;
-        if (column < pitch) {
-          float* const to = parts + (warp * kBatch + 16 * m + g) * pitch + column;
-          *reinterpret_cast<float2*>(to) = make_float2(sums[m][c][0], sums[m][c][1]);
-          *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(sums[m][c][2], sums[m][c][3]);
-        }
-      }
-    }
-  }
+  head::partial_scores<T, TILES, CLASSES, WARPS>(parts, a_at, w_at, units, classes);
   __syncthreads();
 
   // Two lanes add up a quad of this block's sums, and send it to half of the blocks each.
@@ -314,64 +182,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   }
   mailbox.receive();
 
-  // Softmax, loss and gradient as in loss.cu, kLanes lanes a row with 4 columns each.
-  const float of_row = 1.0f / static_cast<float>(batch);
-#pragma unroll 1
-  for (int row = thread / kLanes; row < kBatch; row += kThreads / kLanes) {
-    const int quad = thread % kLanes;
-    const int label = labels[row];
-    float values[4];
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (row < batch && quad < quads) {
-#pragma unroll 4
-      for (int from = 0; from < splits; ++from) {
-        add(sum, inbox + (from * kBatch + row) * pitch + 4 * quad);
-      }
-    }
-    values[0] = sum.x + biases[4 * quad];
-    values[1] = sum.y + biases[4 * quad + 1];
-    values[2] = sum.z + biases[4 * quad + 2];
-    values[3] = sum.w + biases[4 * quad + 3];
-    float largest = -infinity();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (4 * quad + i >= classes) values[i] = -infinity();
-      largest = fmaxf(largest, values[i]);
-    }
-    largest = warp_max<kLanes>(largest);
-    int predicted = classes;
-#pragma unroll
-    for (int i = 3; i >= 0; --i) {
-      if (values[i] == largest) predicted = 4 * quad + i;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = expf(values[i] - largest);
-    const float total = warp_sum<kLanes>((values[0] + values[1]) + (values[2] + values[3]));
-#pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) {
-      predicted = min(predicted, __shfl_xor_sync(kFullWarp, predicted, step));
-    }
-    if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
-    const float inverse = 1.0f / total;
-    float labelled = not_a_number();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int column = 4 * quad + i;
-      const bool here = column == label;
-      values[i] *= inverse;
-      if (here) labelled = values[i];
-      values[i] = (values[i] - (here ? 1.0f : 0.0f)) * of_row;
-      if (row >= batch || column >= classes) values[i] = 0.0f;
-    }
-    const unsigned int packed[2] = {pack_pair<T>(values[0], values[1]),
-                                    pack_pair<T>(values[2], values[3])};
-    store_words(gradients + row * kPitch + quad * 8, packed);
-    const bool labelled_here = label >= 0 && label < classes ? quad == label / 4 : quad == 0;
-    if (labelled_here) {
-      row_loss[row] = negative_log(label < classes ? labelled : not_a_number());
-      row_right[row] = predicted == label ? 1 : 0;
-    }
-  }
+  head::row_gradients<T, kBatch, CLASSES, kThreads>(gradients, inbox, splits, biases, labels,
+                                                    row_loss, row_right, batch, classes);
   __syncthreads();
 
   const unsigned int dz_rows = ptx::shared_address(gradients) + lane % 8 * kPitch;
@@ -460,26 +272,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
           values[i] =
               before - rate * (change[c / 2][i / 2][2 * (c % 2) + i % 2] + decay * before);
         }
-        TW* const to = w + static_cast<long long>(row) * ldw + column;
-        if constexpr (kMaster) {
-          unsigned int narrow[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) narrow[i] = pack_pair<T>(values[2 * i], values[2 * i + 1]);
-          head::store_piece<RAGGED>(copy + static_cast<long long>(row) * ldcopy + column, narrow,
-                                    count);
-          if (!RAGGED || count >= 8) {
-            if (count > 0) store_values<8>(to, values);
-          } else {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-              if (i < count) to[i] = values[i];
-            }
-          }
-        } else {
-          unsigned int rounded[4];
-          head::round_by_chance(rounded, values, kept[0]);
-          head::store_piece<RAGGED>(to, rounded, count);
-        }
+        head::store_new<T, RAGGED>(at(w, ldw, row, column), at(copy, ldcopy, row, column), values,
+                                   kept[0], count);
       }
     }
   }
@@ -487,38 +281,10 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   // The last block, which has the fewest features: bias and metrics.
   if (rank != splits - 1) return;
   if (warp == WARPS - 1 && bias != nullptr) {
-    const unsigned int ones = pack_pair<T>(1.0f, 1.0f);
-#pragma unroll 1
-    for (int tile = 0; tile < CLASSES; ++tile) {
-      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int m = 0; m < TILES / 2; ++m) {
-        unsigned int d[4];
-        ptx::load_matrices<true>(d, dz_turned_at + m * (16 * kPitch) + tile * 32);
-        multiply<T>(sums, d, ones, ones);
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = 16 * tile + 8 * half + g;
-        if (t == 0 && row < classes) {
-          bias[row] = biases[row] - rate * (sums[2 * half] + decay * biases[row]);
-        }
-      }
-    }
+    head::update_bias<T, TILES, CLASSES>(bias, biases, dz_turned_at, classes, rate, decay);
   }
   if (warp == WARPS - 2) {
-    float total = 0.0f;
-    int right = 0;
-    for (int row = lane; row < batch; row += 32) {
-      total += row_loss[row];
-      right += row_right[row];
-    }
-    total = warp_sum(total);
-    for (int step = 16; step > 0; step /= 2) right += __shfl_xor_sync(kFullWarp, right, step);
-    if (lane == 0) {
-      const int s = epoch_step(cursor, offset);
-      loss[s] = total / static_cast<float>(batch);
-      correct[s] = right;
-    }
+    warp_report([&](int row) { return row_loss[row]; }, row_right, batch,
+                epoch_step(cursor, offset), loss, correct);
   }
 }

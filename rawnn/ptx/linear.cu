@@ -28,15 +28,8 @@
 // without, 2.57 with full edges.
 #include "common.cuh"
 #include "device/shared.cuh"
-#include "pdl.cuh"
-
-// Which example is row `row` of the batch of `step`.
-template <bool ORDERED>
-__device__ __forceinline__ long long example_of(const int* __restrict__ order, int step, int stride,
-                                                int row) {
-  const long long index = static_cast<long long>(step) * stride + row;
-  return ORDERED ? order[index] : index;
-}
+#include "linear_pieces.cuh"
+#include "softmax.cuh"
 
 // The smallest power of two that is at least `classes`.
 __device__ constexpr int lanes_for(int classes) {
@@ -123,101 +116,17 @@ __global__ void __launch_bounds__(256)
   const int own = lane < CLASSES ? lane : 0;
   const float4 low = partial[own][0];
   const float4 high = partial[own][1];
-  float z = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
-  z = lane < CLASSES ? z * scale + shift : -infinity();
-  const float largest = warp_max<lanes>(z);
-  const float e = lane < CLASSES ? expf(z - largest) : 0.0f;
-  const float total = warp_sum<lanes>(e);
-  const float p = __fdividef(e, total);
-  const unsigned int at_maximum = __ballot_sync(kFullWarp, lane < CLASSES && z == largest);
+  const float z = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
+  float row_of_z[1] = {lane < CLASSES ? z * scale + shift : -infinity()};
+  const RowSoftmax found = softmax_in_turns<lanes>(row_of_z);
+  const float p = __fdividef(row_of_z[0], found.total);
   if (lane < CLASSES) {
-    dz[static_cast<long long>(row) * lddz + lane] =
-        (p - (lane == label ? 1.0f : 0.0f)) * share;
+    dz[static_cast<long long>(row) * lddz + lane] = cross_entropy_slope(p, lane == label, share);
   }
   if (lane == (label < CLASSES ? label : 0)) {
-    // All probabilities are NaN where one pre-activation was: the first maximum is then at 0.
-    const int predicted = total == total ? __ffs(static_cast<int>(at_maximum)) - 1 : 0;
     row_loss[row] = label < CLASSES ? negative_log(p) : not_a_number();
-    row_correct[row] = predicted == label ? 1 : 0;
+    row_correct[row] = found.first == label ? 1 : 0;
   }
-}
-
-
-constexpr int kTileFeatures = 8;
-constexpr int kTileRows = 128;               // batch rows staged at a time
-constexpr int kPlane = 2 * (kTileRows + 4);  // padded: neighbouring classes of a row differ in bank
-
-// The bias and the metrics: a warp sums two columns of dz, one more warp the rows' losses.
-template <int CLASSES>
-__device__ __forceinline__ void update_bias(const float* __restrict__ dz, int lddz,
-                                            const float* __restrict__ row_loss,
-                                            const int* __restrict__ row_correct,
-                                            float* __restrict__ bias,
-                                            const float* __restrict__ rates,
-                                            float* __restrict__ loss, int* __restrict__ correct,
-                                            int step, int batch, float lr, float decay, int lane,
-                                            int warp, int warps) {
-  constexpr int pairs = (CLASSES + 1) / 2;
-  for (int task = warp; task <= pairs; task += warps) {
-    if (task < pairs) {
-      const int c = 2 * task;
-      const bool second = c + 1 < CLASSES;
-      const float before0 = bias[c];
-      const float before1 = second ? bias[c + 1] : 0.0f;
-      float sum0 = 0.0f, sum1 = 0.0f;
-#pragma unroll 4
-      for (int row = lane; row < batch; row += 32) {
-        const float* gradient = dz + static_cast<long long>(row) * lddz + c;
-        sum0 += gradient[0];
-        if (second) sum1 += gradient[1];
-      }
-      // Not earlier: its address waits for the cursor, which the loads above do not.
-      const float rate = rates != nullptr ? rates[step] : lr;
-      sum0 = warp_sum(sum0);
-      sum1 = warp_sum(sum1);
-      if (lane == 0) {
-        bias[c] = before0 - rate * (sum0 + decay * before0);
-        if (second) bias[c + 1] = before1 - rate * (sum1 + decay * before1);
-      }
-    } else {
-      float sum = 0.0f;
-      int right = 0;
-#pragma unroll 4
-      for (int row = lane; row < batch; row += 32) {
-        sum += row_loss[row];
-        right += row_correct[row];
-      }
-      sum = warp_sum(sum);
-#pragma unroll
-      for (int half = 16; half > 0; half /= 2) right += __shfl_xor_sync(kFullWarp, right, half);
-      if (lane == 0) {
-        loss[step] = sum / static_cast<float>(batch);
-        correct[step] = right;
-      }
-    }
-  }
-}
-
-// Eight pixels of one row, from `feature` on; 0 beyond `features`.
-__device__ __forceinline__ void load_pixels(unsigned int (&packed)[2], const unsigned char* image,
-                                            int feature, int features, bool vector) {
-  if (vector) {
-    const uint2 both = *reinterpret_cast<const uint2*>(image + feature);
-    packed[0] = both.x;
-    packed[1] = both.y;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kTileFeatures; ++i) {
-    if (feature + i < features) {
-      packed[i / 4] |= static_cast<unsigned int>(image[feature + i]) << (8 * (i % 4));
-    }
-  }
-}
-
-__device__ __forceinline__ float4 unpack(unsigned int packed) {
-  return make_float4(static_cast<float>(packed & 255u), static_cast<float>((packed >> 8) & 255u),
-                     static_cast<float>((packed >> 16) & 255u), static_cast<float>(packed >> 24));
 }
 
 // Bounded to 48 registers for 10 classes, of which some compilers spill one or two: with 64 and no
@@ -234,6 +143,8 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
   pdl_wait();
   constexpr int pairs = (CLASSES + 1) / 2;
   constexpr int threads = 64 * pairs;  // of the intended launch
+  constexpr int kTileRows = 128;               // batch rows staged at a time
+  constexpr int kPlane = 2 * (kTileRows + 4);  // padded: a row's neighbouring classes differ in bank
   __shared__ float4 x_tile[2][kTileRows];         // [four features][row]
   __shared__ float2 dz_tile[pairs * kPlane / 2 + 1];  // [two classes][row], and a slot for nothing
   float* const dz_words = reinterpret_cast<float*>(dz_tile);

@@ -25,6 +25,7 @@
 // Limit: latency. One multiprocessor does all the work of a small batch; hence one trip to memory for
 // all that a row needs, and no exchange between threads but for sums.
 #include "metrics.cuh"
+#include "softmax.cuh"
 
 // One row of up to 4 * QUADS columns by one thread. `gradient` and `overflow` may be null.
 template <int QUADS, bool SOFTMAX, typename TD>
@@ -47,33 +48,18 @@ __device__ __forceinline__ void short_row(const float* __restrict__ row, bool wi
   }
   if (label < 0 || label >= cols) label = -1;
 
-  float largest = -infinity();
-#pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
-    largest = fmaxf(largest, fmaxf(fmaxf(values[q][0], values[q][1]),
-                                   fmaxf(values[q][2], values[q][3])));
-  }
   int predicted = 0;
-#pragma unroll
-  for (int column = 4 * QUADS - 1; column >= 0; --column) {
-    if (values[column / 4][column % 4] == largest) predicted = column;
-  }
   if (SOFTMAX) {
-    float total = 0.0f;
-#pragma unroll
-    for (int q = 0; q < QUADS; ++q) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[q][i] = expf(values[q][i] - largest);
-      total += (values[q][0] + values[q][1]) + (values[q][2] + values[q][3]);
-    }
-    if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
-    const float inverse = 1.0f / total;
+    const RowSoftmax found = softmax_of_quads<1>(values, 0);
+    predicted = found.first;
+    const float inverse = 1.0f / found.total;
 #pragma unroll
     for (int q = 0; q < QUADS; ++q) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[q][i] *= inverse;
     }
   } else {
+    predicted = first_of_quads<1>(values, largest_of_quads<1>(values), 0);
     // The first NaN where there is one, as NumPy's argmax.
 #pragma unroll
     for (int column = 4 * QUADS - 1; column >= 0; --column) {
@@ -89,7 +75,7 @@ __device__ __forceinline__ void short_row(const float* __restrict__ row, bool wi
     for (int i = 0; i < 4; ++i) {
       const bool here = 4 * q + i == label;
       if (here) labelled = values[q][i];
-      values[q][i] = (values[q][i] - (here ? 1.0f : 0.0f)) * share;
+      values[q][i] = cross_entropy_slope(values[q][i], here, share);
     }
     if (gradient != nullptr) {
       if (wide_gradient && 4 * q + 4 <= cols) {
@@ -152,12 +138,8 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
   float inverse = 1.0f;
   if (SOFTMAX) {
     largest = warp_max<LANES>(largest);
-    float total = 0.0f;
-#pragma unroll 4
-    for (int column = lane; column < cols; column += LANES) {
-      total += expf(row[column] - largest);
-    }
-    total = warp_sum<LANES>(total);
+    const float total =
+        sum_of_powers<LANES>([&](int column) { return row[column]; }, cols, largest, lane);
     if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
     inverse = 1.0f / total;
   }
@@ -167,7 +149,7 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
     for (int column = lane; column < cols; column += LANES) {
       const float value = row[column];
       const float p = SOFTMAX ? expf(value - largest) * inverse : value;
-      const float slope = (p - (column == label ? 1.0f : 0.0f)) * share;
+      const float slope = cross_entropy_slope(p, column == label, share);
       gradient[column] = from_float<TD>(slope);
       sum += poison<TD>(slope);
     }

@@ -1,5 +1,5 @@
-// How the loss kernels add up what a step reports: over the block, and over the grid where there is
-// more than one block, always in the same order, so that results repeat bit for bit.
+// How kernels add up what a step reports: over a warp, over the block, and over the grid where there
+// is more than one block, always in the same order, so that results repeat bit for bit.
 //
 // Several blocks need a workspace of int32 [1 + 2 * blocks], whose first is 0 at the first
 // launch and after every launch: each block leaves its sums there, and the last one to come (by a
@@ -53,5 +53,26 @@ __device__ __forceinline__ void report_tally(Tally tally, int* __restrict__ work
   if (thread == 0) {
     if (loss != nullptr) loss[step] = tally.loss / terms;
     if (correct != nullptr) correct[step] = tally.right;
+  }
+}
+
+// A warp reports a step of which `rows` rows left something: loss[step] = the mean of loss_of(row),
+// correct[step] = the sum of `right`. UNROLL rows a lane are asked for at a time.
+template <int UNROLL = 4, typename LOSS>
+__device__ __forceinline__ void warp_report(LOSS loss_of, const int* right, int rows, int step,
+                                            float* loss, int* correct) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  float sum = 0.0f;
+  int count = 0;
+#pragma unroll UNROLL
+  for (int row = lane; row < rows; row += 32) {
+    sum += loss_of(row);
+    count += right[row];
+  }
+  sum = warp_sum(sum);
+  count = warp_sum(count);
+  if (lane == 0) {
+    loss[step] = sum / static_cast<float>(rows);
+    correct[step] = count;
   }
 }

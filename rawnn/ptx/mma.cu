@@ -127,8 +127,7 @@ struct Mma {
       }
       slot = slot == kStages - 1 ? 0 : slot + 1;
     }
-    wait_for_copies<0>();
-    __syncthreads();  // the operands are done with: their place takes the sums
+    __syncthreads();  // the operands, which have all come, are done with: the sums take their place
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
     float* const part = parts + warp_k * Parts::kPart;

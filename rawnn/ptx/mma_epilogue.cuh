@@ -233,21 +233,13 @@ struct UpdateEpilogue {
   __device__ __forceinline__ void round_by_chance(float (&values)[4], int row, int column) const {
     const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(n) +
                                  static_cast<unsigned int>(column);
-    if (element % 4u == 0u) {
-      const Words words = rounding_group(how.seed, how.stream, how.step, element / 8u);
-      const unsigned int low = element % 8u == 0u ? words.word[0] : words.word[2];
-      const unsigned int high = element % 8u == 0u ? words.word[1] : words.word[3];
-      values[0] = to_float(stochastic_round_bf16(values[0], low & 0xffffu));
-      values[1] = to_float(stochastic_round_bf16(values[1], low >> 16));
-      values[2] = to_float(stochastic_round_bf16(values[2], high & 0xffffu));
-      values[3] = to_float(stochastic_round_bf16(values[3], high >> 16));
-    } else {
+    unsigned int words[2];
+    ::round_by_chance(words, values, rounding_window<4>(how, element).word);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const unsigned int bits =
-            rounding_bits(how.seed, how.stream, how.step, element + static_cast<unsigned int>(i));
-        values[i] = to_float(stochastic_round_bf16(values[i], bits));
-      }
+    for (int i = 0; i < 2; ++i) {
+      const float2 both = unpack_pair<bfloat16>(words[i]);
+      values[2 * i] = both.x;
+      values[2 * i + 1] = both.y;
     }
   }
 };

@@ -1,5 +1,5 @@
-"""A whole step of a network of narrow layers in three ops, straight from the data set (narrow.cu);
-the last of one step and the first of the next can be one (rawnn/step/joining.py).
+"""A whole step of a network of narrow layers in three ops, straight from the data set (narrow.cu,
+narrow_inner.cu); the last of one step and the first of the next can be one (rawnn/step/joining.py).
 
 Between a launch that holds the first layer's weights and one that does everything behind it, a
 16-bit step of 784-128-128-128-10 takes two hand-overs where one kernel a product takes nine. The
@@ -370,7 +370,7 @@ FAMILY.register("narrow_input", "fused", KernelImpl(
     {"images": ("@batch", "FEATURES"), "order": ("@batch",), "cursor": ("1",),
      "w1": _W_SHAPES["w1"], "partial": _BETWEEN["partial"]}))
 FAMILY.register("narrow_inner", "fused", KernelImpl(
-    "narrow.cu", "narrow_inner", _inner, _sizes,
+    "narrow_inner.cu", "narrow_inner", _inner, _sizes,
     lambda s: ((ceil(s["batch"], ROWS_A_BLOCK), 1, 1), (2 * int(s["WIDTH"]), 1, 1)),
     {"labels": ("@batch",), "order": ("@batch",), "cursor": ("1",), **_BETWEEN, **_C_SHAPES,
      **_B_SHAPES},

@@ -2,6 +2,7 @@
 #pragma once
 #include "activations.cuh"
 #include "onchip_exchange.cuh"
+#include "onchip_far.cuh"
 #include "onchip_groups.cuh"
 #include "onchip_input.cuh"
 #include "onchip_loss.cuh"

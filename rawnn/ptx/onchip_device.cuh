@@ -2,8 +2,9 @@
 // its blocks are to each other.
 //
 // A SHAPE, the first template parameter of the rest, has
-//   kThreads  of a block                      kRanks    blocks of a cluster, which share the widths
-//   kGroups   clusters, which share the batch kColumns  examples of a group, in eights
+//   kThreads  of a block                      kRanks    blocks of a group, which share the widths
+//   kGroups   groups, which share the batch   kColumns  examples of a group, in eights
+//   kCluster  whether a group is a thread-block cluster; else its blocks exchange through L2
 //   kPitch    floats from one feature of activations [features, examples] to the next
 //   kNumbers  how products are computed: kFloat32 as three of tf32, kTf32, kBfloat16 or kFloat16
 #pragma once
@@ -21,6 +22,8 @@ constexpr int kBfloat16 = 2;
 constexpr int kFloat16 = 3;
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__device__ __forceinline__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 __device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) & 31; }
@@ -28,20 +31,20 @@ __device__ __forceinline__ int warp_index() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
-// This block's place in its cluster, and the halves of the cluster's barrier; nothing where a
-// cluster is one block.
+// This block's place in its group, and the halves of the cluster's barrier; nothing where a group is
+// no cluster of several.
 template <typename SHAPE>
 __device__ __forceinline__ int rank_of_block() {
-  if constexpr (SHAPE::kRanks > 1) return static_cast<int>(ptx::cluster_rank());
-  return 0;
+  if constexpr (SHAPE::kCluster) return static_cast<int>(ptx::cluster_rank());
+  return static_cast<int>(blockIdx.x) % SHAPE::kRanks;
 }
 
 template <typename SHAPE>
 __device__ __forceinline__ void cluster_arrive() {
-  if constexpr (SHAPE::kRanks > 1) ptx::arrive_at_cluster();
+  if constexpr (SHAPE::kCluster) ptx::arrive_at_cluster();
 }
 
 template <typename SHAPE>
 __device__ __forceinline__ void cluster_wait() {
-  if constexpr (SHAPE::kRanks > 1) ptx::wait_for_cluster();
+  if constexpr (SHAPE::kCluster) ptx::wait_for_cluster();
 }

@@ -6,6 +6,7 @@
 // (LossScale::found), the blocks of a cluster tell each other by their mailboxes, clusters by a word
 // beside their gradients. All of them decide the same and change their own scale the same way.
 #pragma once
+#include "onchip_far.cuh"
 #include "onchip_groups.cuh"
 
 // In shared memory. `found` is not 0 where this block saw an overflow, in even and in odd steps.
@@ -63,6 +64,16 @@ __device__ __forceinline__ bool any_rank(const float* flags) {
 #pragma unroll
   for (int rank = 0; rank < SHAPE::kRanks; ++rank) sum += flags[rank];
   return sum != 0.0f;
+}
+
+// The same where flags come through the L2 cache, one of each rank; for all threads together.
+template <typename SHAPE>
+__device__ __forceinline__ bool any_rank(const MarkedBox<SHAPE>& flags) {
+  bool any = false;
+  for (int rank = thread_index(); rank < SHAPE::kRanks; rank += SHAPE::kThreads) {
+    any = any || flags.read_one(rank) != 0.0f;
+  }
+  return __syncthreads_or(any ? 1 : 0) != 0;
 }
 
 // Whether any cluster did: `flags` are those of this rank of the clusters, kRanks apart. For all

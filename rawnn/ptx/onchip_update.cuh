@@ -7,7 +7,7 @@
 // memory) or far (a workspace in global memory, which the L2 cache holds).
 #pragma once
 #include "onchip_device.cuh"
-#include "random.cuh"
+#include "rounding.cuh"
 #include "rules.cuh"
 
 constexpr int kTileFloats = 128;

@@ -3,7 +3,7 @@
 An op that such a kernel runs gets a kind of its own, "bias_relu=mine", which means what the op
 means. What looks for ops of a kind to make one of several (the fusions, the whole step as one
 kernel) or to have a library compute them does not find it, so it stays what the user wrote.
-`rawnn.lab.plug` makes the entries.
+`rawnn.lab.implementation` makes the entries.
 """
 
 from __future__ import annotations

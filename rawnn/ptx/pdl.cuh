@@ -18,8 +18,10 @@
 
 #if defined(RAWNN_PDL) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define RAWNN_PDL_CALL(function) ptx::function()
+constexpr bool kProgrammatic = true;  // the time ahead of pdl_wait() costs nothing
 #else
 #define RAWNN_PDL_CALL(function) static_cast<void>(0)
+constexpr bool kProgrammatic = false;
 #endif
 
 // Returns once every kernel directly before this one has ended and its writes can be seen.

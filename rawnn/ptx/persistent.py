@@ -46,8 +46,8 @@ def _impl(op: Op) -> KernelImpl:
     name, text = _written(layout)
     return KernelImpl(
         f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (d.threads, 1, 1)),
-        _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.ranks,
-        cooperative=d.groups > 1, text=text, options=QUICK)
+        _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.cluster,
+        cooperative=d.groups > 1 or d.far, text=text, options=QUICK)
 
 
 GENERATED[KIND] = _impl

@@ -12,7 +12,7 @@
 // all, any number (grid-stride over rows). softmax_backward one dimension, any size; a thread takes 4
 // columns.
 // Limit: latency; three passes over a row that sits in the L1 cache after the first.
-#include "common.cuh"
+#include "softmax.cuh"
 
 template <typename TZ>
 __global__ void softmax(const TZ* z, int ldz, float* p, int ldp, int rows, int cols) {
@@ -31,11 +31,8 @@ __global__ void softmax(const TZ* z, int ldz, float* p, int ldp, int rows, int c
       largest = fmaxf(largest, to_float(in[column]));
     }
     largest = warp_max(largest);
-    float sum = 0.0f;
-    for (int column = lane; column < cols; column += 32) {
-      sum += expf(to_float(in[column]) - largest);
-    }
-    sum = warp_sum(sum);
+    const float sum = sum_of_powers<32>([&](int column) { return to_float(in[column]); }, cols,
+                                        largest, lane);
     for (int column = lane; column < cols; column += 32) {
       out[column] = expf(to_float(in[column]) - largest) / sum;
     }

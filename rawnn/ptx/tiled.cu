@@ -165,8 +165,7 @@ struct Tiled {
         }
       }
     } else {
-      wait_for_copies<0>();
-      __syncthreads();  // the operands are done with: their place takes the sums
+      __syncthreads();  // the operands, all of which have come, are done with: sums take their place
       float* const parts = reinterpret_cast<float*>(dynamic_shared());
       float* const part = parts + warp_k * Sums<TILE, 0>::kPart;
       constexpr int kPitch = Sums<TILE, 0>::kPitch;

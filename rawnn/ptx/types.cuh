@@ -95,8 +95,7 @@ __device__ __forceinline__ float to_float(float8_e4m3 value) {
   return 256.0f * to_float(float16{static_cast<unsigned short>(moved)});
 }
 
-// Two values of a 16-bit type in a word, or of an 8-bit type in its lower half; `low` comes first in
-// memory.
+// Two values of a 16-bit type in a word, or of an 8-bit type in its lower half; `low` lies first.
 template <typename T>
 struct Pairs;
 
@@ -208,15 +207,6 @@ __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) {
 template <typename T>
 __device__ __forceinline__ float rounded_to(float value) {
   return to_float(from_float<T>(value));
-}
-
-// Rounds up or down by chance, so that the mean of many roundings is `value`: up where the bits cut
-// off and `random16` (0 .. 65535) carry. The infinities stay, and a NaN stays a NaN.
-__device__ __forceinline__ bfloat16 stochastic_round_bf16(float value, unsigned int random16) {
-  const unsigned int bits = __float_as_uint(value);
-  const unsigned int quiet = (bits & 0x007fffffu) != 0u ? bits | 0x00400000u : bits;
-  return bfloat16{
-      static_cast<unsigned short>((is_finite(value) ? bits + random16 : quiet) >> 16)};
 }
 
 // a * b + c, rounded once to a float16 (on the host first to a float).

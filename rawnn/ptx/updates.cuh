@@ -10,7 +10,7 @@
 // Operands that are null are not used: rates, clock, loss_scale, overflow, copy; cursor counts as 0.
 #pragma once
 #include "common.cuh"
-#include "random.cuh"
+#include "rounding.cuh"
 
 // The step in the epoch, and counted from the start of training.
 __device__ __forceinline__ int epoch_step(const int* __restrict__ cursor, int offset) {
@@ -44,14 +44,6 @@ struct Moment {
   const float* loss_scale;
   const int* overflow;
   int offset;
-};
-
-// How new weights are rounded when they are stored.
-struct Rounding {
-  bool stochastic;
-  unsigned long long seed;
-  unsigned int stream;
-  int step;
 };
 
 __device__ __forceinline__ Rounding rounding(bool stochastic, unsigned long long seed,
@@ -95,21 +87,14 @@ __device__ __forceinline__ void store_weights(T* to, const float (&values)[N], b
   if constexpr (RoundsByChance<T>::kPossible) {
     if (how.stochastic) {
       static_assert(N == 8, "a draw serves 8 weights");
-      if (whole && element % 8 == 0) {
-        const Words group = rounding_group(how.seed, how.stream, how.step, element / 8);
-        unsigned int words[N / 2];
-#pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-          words[i] = stochastic_round_bf16(values[2 * i], group.word[i] & 0xffffu).bits;
-          words[i] |= static_cast<unsigned int>(
-                          stochastic_round_bf16(values[2 * i + 1], group.word[i] >> 16).bits)
-                      << 16;
-        }
+      unsigned int words[N / 2];
+      round_by_chance(words, values, rounding_window<N>(how, element).word);
+      if (whole) {
         store_words(to, words);
       } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          if (i < count) to[i] = round_weight<T>(values[i], how, element + i);
+          if (i < count) to[i] = T{static_cast<unsigned short>(words[i / 2] >> (16 * (i % 2)))};
         }
       }
       return;

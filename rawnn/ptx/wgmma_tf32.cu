@@ -176,10 +176,9 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     }
     __syncthreads();  // it is prepared, and nobody reads what this one took
   }
-  wait_for_copies<0>();
   pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
-  __syncthreads();  // the operands are done with: their place takes the sums
 
+  // All copies have come, and nobody reads them any more: the sums take their place.
   float* const parts = reinterpret_cast<float*>(dynamic_shared());
   constexpr int kPitch = Parts::kPitch;
   const int g = lane / 4;

@@ -52,7 +52,9 @@ class Times:
     """Milliseconds. Initialisation is split into what a user can influence; `training` is the
     wall clock over all epochs, test evaluation excluded; `training_device` the sum of the epochs
     as events on the device timed them (on the host: the wall clock again). `imports` and `process`
-    count from when rawnn was first imported into the process."""
+    count from when rawnn was first imported into the process. Data are read while the driver
+    starts, and libraries loaded while kernels compile: `data` and `compile` are what was then still
+    waited for."""
 
     imports: float = 0.0
     data: float = 0.0

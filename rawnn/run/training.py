@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.files import TextSink
 from rawnn.data import Dataset
-from rawnn.data.source import check_fit, given, left_out, named, settled
+from rawnn.data.source import ReadAhead, check_fit, given, left_out, named, settled
 from rawnn.errors import (
     CheckpointError,
     ConfigError,
@@ -30,24 +30,20 @@ from rawnn.errors import (
     RawnnError,
     TrainingDiverged,
 )
-from rawnn.network.layers import Network
-from rawnn.opts import Selection, batch, select
 from rawnn.ranks import Team
 from rawnn.run import parallel
 from rawnn.run.callbacks import Listeners, asked_for, writing_nothing
 from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find
 from rawnn.run.config import Config
+from rawnn.run.decided import Decider
 from rawnn.run.listener import Listener as Listener
 from rawnn.run.loop import Loop
 from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
-from rawnn.run.taken import Taken, kept_in, name_of, taken_of
-from rawnn.runners.base import Runner, State, Work, prepare
-from rawnn.runners.feed import form_of
+from rawnn.run.taken import taken_of
+from rawnn.runners.base import Runner, State
 from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import count_after
-from rawnn.step.recipe import Recipe
-from rawnn.tuning.choices import applied
 
 OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiverged)
 """What is wrong with a run, not with a call."""
@@ -158,16 +154,20 @@ class Session:
         config, notify = self.config, self.listener.notify
         self.stopped = ""
         self.signal = 0
+        reading = None
         if opened is None:  # ahead of the data: a GPU that is not there is found before a download
+            if data is None and config.device != "host":
+                reading = ReadAhead(config)
             opened = open_device(config.device, notify,
                                  parallel.ordinal(config, self.team) if self.team else 0)
             if opened.device:
                 self._closing.callback(opened.device.close)
+                opened.device.target()  # which loads NVRTC at a first run, while data are read
         self.device, self._driver_ms = opened.device, opened.milliseconds
         self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
         started = perf_counter()
         self._brought = data is not None
-        self.data = data or named(config, notify, stand_in)
+        self.data = data or (reading and reading.result(notify)) or named(config, notify, stand_in)
         for note in data.notes if data else ():
             notify(note)
         if config.autoencoder:
@@ -189,7 +189,8 @@ class Session:
             self._log_allocations(log_allocations)
         started = perf_counter()
         before = find(config.resume, notify) if config.resume is not None else None
-        self.selection, self.work = self._decided(opened, before)
+        decider = Decider(config, self.data, opened, self.team, notify)
+        self.selection, self.work = decider.decided(before)
         if self.team is not None:
             self.team.compare("the toggles", {
                 "the device": "the host" if self.device is None else "a GPU",
@@ -220,53 +221,6 @@ class Session:
             said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
             notify(said)
         self._setup_ms = (perf_counter() - started) * 1e3
-
-    def _decided(self, opened: Opened, before: tuple[Path, Checkpoint] | None
-                 ) -> tuple[Selection, Work]:
-        """The toggles of the run, and its plans: those of the run `before`, which is continued,
-        unless other toggles are asked for or they cannot run here."""
-        asked, here, notify = self.config.opt, name_of(opened.machine), self.listener.notify
-        kept = kept_in(before[1].taken, str(before[0])) if before else None
-        if before is None or kept is None:
-            return self._made(asked, opened)
-        if asked != kept.asked:
-            notify(f"--opt {asked} decides, in place of what the run before took: "
-                   f"{kept.toggles or 'nothing'}")
-            return self._made(asked, opened)
-        words = kept.toggles.replace(",", ", ") or "no toggles"
-        reason = "its toggles are those of another kind of machine"
-        if kept.machine == here or "the host" not in (kept.machine, here):
-            try:
-                made = self._made(kept.opt, opened, kept)
-            except ConfigError as error:
-                reason = str(error)
-            else:
-                notify(f"it takes what the run before took, as {before[0]} keeps it: {words}" + (
-                    "" if kept.machine == here else
-                    f"; that was on {kept.machine}, this is {here}, on which the last bits may "
-                    f"differ"))
-                return made
-        made = self._made(asked, opened)
-        notify(f"what the run before took on {kept.machine} ({words}) is not taken on {here}: "
-               f"{reason}; --opt {asked} decides anew ({made[0]}), and the run goes on from the "
-               f"same state, though not bit for bit as it would have there")
-        return made
-
-    def _made(self, opt: str, opened: Opened, kept: Taken | None = None
-              ) -> tuple[Selection, Work]:
-        """The toggles that `opt` comes to here, and the run with them; its launches as `kept`."""
-        network, recipe = self.config.network(), self.config.recipe()
-        if self.team is not None:
-            recipe, opt = parallel.of_rank(recipe, self.team), parallel.reducing(opt)
-        selection = select(
-            opt, network, recipe.steps(len(self.data.train_images)), opened.machine,
-            batch=recipe.share(recipe.batch).rows, lenient=self.config.device == "auto",
-            recipe=recipe, form=form_of(self.data, "train"))
-        recipe = self._batched(network, recipe, selection, opened)
-        work = prepare(network, self.data, selection, recipe)
-        if kept is not None and kept.choices is not None:
-            work = applied(replace(work, policy=replace(work.policy, tune=False)), kept.choices)
-        return selection, work
 
     def _log_allocations(self, sink: TextSink) -> None:
         if self.device is None:
@@ -348,20 +302,6 @@ class Session:
         self.runner.load(state)
 
     # -- running ----------------------------------------------------------------------------------
-    def _batched(self, network: Network, recipe: Recipe, selection: Selection,
-                 opened: Opened) -> Recipe:
-        """The recipe with the batch that the toggle `batch` asks for."""
-        if "batch" not in selection.values:
-            return recipe
-        if self.team is not None and selection.values["batch"] == "max":
-            raise ConfigError("batch=max may differ from GPU to GPU: give several ranks batch=N")
-        free = opened.device.free_memory() if opened.device else 0
-        recipe, note = batch.chosen(
-            selection.values["batch"], recipe, len(self.data.train_images), free,
-            lambda tried: prepare(network, self.data, selection, tried).device_bytes())
-        self.listener.notify(note)
-        return recipe if self.team is None else parallel.of_rank(recipe, self.team)
-
     def run(self) -> Result:
         """Train all epochs and return the result.
 

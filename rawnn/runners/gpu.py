@@ -92,6 +92,7 @@ class GpuRunner:
         self._closing.callback(compiling.close)
         self._tensors = used_tensors(plans)
         self._addresses, self._host = self._place("training", self._tensors, "train")
+        self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
         self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
         self._epochs = 0

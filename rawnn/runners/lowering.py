@@ -27,8 +27,8 @@ from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
     from rawnn.device.libs.collectives import Collective, Meeting, NcclContext
-    from rawnn.device.libs.matmul import LtContext
-    from rawnn.device.libs.softmax import CudnnContext
+    from rawnn.device.libs.matmul import LtContext, MatmulPlan
+    from rawnn.device.libs.softmax import CudnnContext, SoftmaxPlan
 
 Addresses = Mapping[str, int]
 HostArrays = Mapping[str, NDArray[Any]]
@@ -48,6 +48,7 @@ class Lowering:
         self._lt: LtContext | None = None
         self._cudnn: CudnnContext | None = None
         self._nccl: NcclContext | None = None
+        self._urgent: Stream | None = None
         self.libraries: dict[str, str] = {}
 
     def compile(self, plans: Iterable[Plan]) -> None:
@@ -57,6 +58,16 @@ class Lowering:
     def begin(self, plans: Iterable[Plan]) -> Batch:
         """Begin to compile them, beside what is done until `device.finish`."""
         return self.device.begin(self._jobs(plans))
+
+    def prepare(self, plans: Iterable[Plan]) -> None:
+        """Load the libraries that the plans need and choose their algorithms: tenths of a second,
+        which may pass while kernels compile."""
+        for plan in plans:
+            for op in plan.ops:
+                if op.impl == "cublas":
+                    self._product_plan(op, plan)
+                elif op.impl == "cudnn":
+                    self._softmax_plan(op, plan)
 
     def _jobs(self, plans: Iterable[Plan]) -> list[Job]:
         wanted: dict[tuple[str, bool, bool], dict[str, None]] = {}
@@ -142,6 +153,15 @@ class Lowering:
 
     def _product(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
         from rawnn.device.libs.calls import LibraryCall
+
+        product = self._product_plan(op, plan)
+        output = "c" if op.kind == "matmul" else "partial"
+        operands = {r: addresses.get(op.operands.get(r, ""), 0)
+                    for r in ("a", "b", output, "bias", "workspace")}
+        return LibraryCall(product, self.device.stream, f"{op.name} (cuBLASLt)", operands)
+
+    def _product_plan(self, op: Op, plan: Plan) -> MatmulPlan:
+        """Made once for each shape."""
         from rawnn.device.libs.matmul import LtContext
 
         if op.kind not in ("matmul", "matmul_slices"):
@@ -154,14 +174,11 @@ class Lowering:
                             "for matrix products")
             self.libraries["cublasLt"] = _library_version(version)
         output = "c" if op.kind == "matmul" else "partial"
-        product = self._lt.plan(
+        return self._lt.plan(
             **self._shape(op, plan), lda=plan[op.operands["a"]].ld, ldb=plan[op.operands["b"]].ld,
             ldc=plan[op.operands[output]].ld,
             workspace_limit=plan[op.operands["workspace"]].nbytes,
         )
-        operands = {r: addresses.get(op.operands.get(r, ""), 0)
-                    for r in ("a", "b", output, "bias", "workspace")}
-        return LibraryCall(product, self.device.stream, f"{op.name} (cuBLASLt)", operands)
 
     @staticmethod
     def _shape(op: Op, plan: Plan) -> dict[str, Any]:
@@ -176,6 +193,13 @@ class Lowering:
 
     def _softmax(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
         from rawnn.device.libs.calls import LibraryCall
+
+        operands = {r: addresses.get(op.operands[r], 0) for r in ("z", "p")}
+        return LibraryCall(self._softmax_plan(op, plan), self.device.stream, f"{op.name} (cuDNN)",
+                           operands)
+
+    def _softmax_plan(self, op: Op, plan: Plan) -> SoftmaxPlan:
+        """Made once for each shape."""
         from rawnn.device.libs.softmax import CudnnContext
 
         if op.kind != "softmax":
@@ -188,23 +212,23 @@ class Lowering:
             self.libraries["cudnn"] = _library_version(version)
         z, p = plan[op.operands["z"]], plan[op.operands["p"]]
         rows, cols = z.shape
-        softmax = self._cudnn.plan(rows, cols, z.ld, p.ld)
-        operands = {r: addresses.get(op.operands[r], 0) for r in ("z", "p")}
-        return LibraryCall(softmax, self.device.stream, f"{op.name} (cuDNN)", operands)
+        return self._cudnn.plan(rows, cols, z.ld, p.ld)
 
     def _collective(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
-        from rawnn.device.libs.calls import LibraryCall
+        from rawnn.device.libs.calls import CollectiveCall
         from rawnn.device.libs.collectives import NcclContext
 
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.ranks} ranks, and this process is no rank "
                               f"of theirs")
-        if self._nccl is None:
+        if self._nccl is None or self._urgent is None:
             api = self.device.backend.nccl()
             version = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
             self.libraries["nccl"] = _library_version(version)
             self._nccl = NcclContext(api, self._team)
             self._closing.callback(self._nccl.close)
+            self._urgent = Stream(self.device.driver, urgent=True)
+            self._closing.callback(self._urgent.close)
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
         call: Collective
@@ -216,8 +240,8 @@ class Lowering:
             roles = [each for role in roles for each in (role, part_of(role))]
             call = self._nccl.reduce_scatter(label, parts, weight) \
                 if op.kind == "reduce_scatter" else self._nccl.all_gather(label, parts)
-        return LibraryCall(call, self.device.stream, label,
-                           {role: addresses.get(op.operands[role], 0) for role in roles})
+        operands = {role: addresses.get(op.operands[role], 0) for role in roles}
+        return CollectiveCall(call, self.device.stream, label, operands, self._urgent)
 
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""

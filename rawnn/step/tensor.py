@@ -64,6 +64,11 @@ class Tensor:
     parameter that a copy is made from, `scale` what its values are multiplied by before they are
     rounded. `bound` is half the width of the distribution that a parameter is drawn from. A view's
     `source` is the matrix whose rows it is, from `first` on; it is named after that, behind PART.
+
+    `layer` is that of a parameter, from 1 on, and of what is kept of it. `symbol` is what formulas
+    and the kernels of whole steps call a tensor, where that is not its name: w1 and b1 the first
+    layer's parameters, w1_m what an optimizer keeps of them, c1 a copy; of a HOST tensor, the part
+    of the data set that it holds.
     """
 
     name: str
@@ -75,6 +80,8 @@ class Tensor:
     scale: float = 1.0
     bound: float = 0.0
     first: int = 0
+    layer: int = 0
+    symbol: str = ""
 
     @property
     def itemsize(self) -> int:

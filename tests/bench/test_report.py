@@ -202,6 +202,27 @@ def test_no_suite_is_begun_beyond_the_budget(tmp_path: Path, suites: list[str],
     assert suites == ["ladder"]
 
 
+def test_each_suite_has_its_share_of_the_time_and_what_was_left(
+        tmp_path: Path, suites: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = [0.0], []
+
+    def command(name: str, takes: float) -> click.Command:
+        @click.command(name)
+        @click.option("--json", "json_file")
+        @click.option("--budget", type=float)
+        def run(json_file: str, budget: float) -> None:
+            given.append((name, budget))
+            now[0] += takes
+
+        return run
+
+    monkeypatch.setattr(report_module, "monotonic", lambda: now[0])
+    for name, takes in (("ladder", 30.0), ("workloads", 300.0), ("curves", 1.0)):
+        monkeypatch.setitem(bench.commands, name, command(name, takes))
+    run_all(tmp_path, "--budget", "360")  # half of the packaged one, and half of each share
+    assert given == [("ladder", 20.0), ("workloads", 55.0), ("curves", 20.0)]
+
+
 def test_an_unknown_suite_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(bench, ["all", "lader", "--out", str(tmp_path)])
     assert "did you mean 'ladder'" in str(done.exception)

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rawnn.bench import sets
+from rawnn.bench import rounds, sets
+from rawnn.bench.conditions import Conditions, joules, slowed, unslowed
 from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.errors import ConfigError, RawnnError
 from rawnn.run.training import Session
@@ -39,7 +40,7 @@ def test_what_cannot_run_is_kept_with_the_reason() -> None:
     result = run_sets("workloads", [("wide7", "graphs"), ("wide7", "best")], repeats=1, epochs=1,
                       device="host", data=DATA)
     assert "only for a GPU" in result.measurements[0].reason
-    assert "only for a GPU" in result.measurements[0].cells()[5]
+    assert "only for a GPU" in result.measurements[0].cells()[8]
     assert result.measurements[1].us is not None
 
 
@@ -87,3 +88,32 @@ def test_what_means_nothing_is_refused_before_anything_runs(
         wanted: list[sets.WorkloadSet], repeats: int, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         run_sets("workloads", wanted, repeats=repeats, device="host", data=DATA)
+
+
+def test_a_budget_ends_between_rounds_and_every_set_is_run_once(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))  # a round takes ten seconds
+    monkeypatch.setattr(rounds, "monotonic", lambda: next(clock))
+    heard: list[Progress] = []
+    result = run_sets("workloads", TWO, 5, 1, "host", data=DATA, budget=35,
+                      on_progress=heard.append)
+    assert result.repeats == 2
+    assert not result.interrupted
+    assert [len(m.accuracies) for m in result.measurements] == [2, 2]
+    assert [s.measurement.opt for s in heard if s.complete] == ["best", "none"]
+    assert [*rounds.Rounds(3, 0.001)] == [0]
+    assert [*rounds.Rounds(3)] == [0, 1, 2]
+
+
+def test_a_run_on_a_slowed_gpu_is_repeated_and_then_marked() -> None:
+    hot = Conditions(slowdowns=["power limit", "too hot"], energy_j=30.0, seconds=2.0)
+    limited = Conditions(slowdowns=["power limit"])
+    for seen, runs, words in (([hot, Conditions()], 2, ""), ([hot, hot, limited], 2, "too hot"),
+                              ([limited], 1, ""), ([None], 1, "")):
+        left = list(seen)
+        _, kept = unslowed(lambda left=left: (None, left.pop(0)))
+        assert len(seen) - len(left) == runs
+        assert words in slowed(kept)
+        assert bool(words) == bool(slowed(kept))
+    assert joules(hot, 20) == "1.5"
+    assert joules(Conditions(energy_j=1.0, seconds=0.2), 20) == ""  # less than the counter tells

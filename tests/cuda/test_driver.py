@@ -45,6 +45,7 @@ CALLS: dict[str, Callable[[Driver, list[Any]], Any]] = {
         GRAPH, after, 1, "WHILE", CONTEXT),
     "cuStreamBeginCaptureToGraph": lambda d, after: d.cuStreamBeginCaptureToGraph(
         STREAM, GRAPH, after),
+    "cuStreamBeginCapture": lambda d, after: d.cuStreamBeginCapture(STREAM),
 }
 
 

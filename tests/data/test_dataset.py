@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.data import DATASETS, catalog, dataset, idx, load_dataset, wheel
+from rawnn.data import DATASETS, acquire, catalog, dataset, idx, load_dataset, wheel
+from rawnn.data.source import ReadAhead
 from rawnn.errors import ConfigError, DataError
+from rawnn.run.config import Config
 
 REAL = os.environ.get("RAWNN_DATA")
 
@@ -283,3 +285,24 @@ def test_real_mnist_starts_fast(cache) -> None:
     assert time.perf_counter() - start < 0.06
     assert again.train_images.tobytes() == first.train_images.tobytes()
     assert said == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_reading_ahead_fetches_nothing_and_says_what_it_found_when_asked(
+        small, pin, tmp_path, cache, monkeypatch, there: bool) -> None:
+    pin(small.entry("http://127.0.0.1:9/"))
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "file" / "cache"))
+    (tmp_path / "file").write_bytes(b"")  # a cache that cannot be written is said
+    monkeypatch.setenv("RAWNN_DATA", str(small.write(tmp_path / "set", zipped=True)))
+    if not there:
+        monkeypatch.delenv("RAWNN_DATA")
+    fetched: list[object] = []
+    monkeypatch.setattr(acquire, "acquire", lambda *_: fetched.append(_))
+    said: list[str] = []
+    found = ReadAhead(Config(layers=(20, 10))).result(said.append)
+    assert not fetched
+    assert [*map(bool, said)] == [True] * there
+    if there:
+        check(found, small)
+    else:
+        assert found is None

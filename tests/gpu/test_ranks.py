@@ -52,7 +52,7 @@ def started(ranks: int, folder: Path, fault: str, *opts: str) -> tuple[int, list
     done = subprocess.run(
         [sys.executable, "-c", LAUNCH, str(ranks), sys.executable, "-m", "tests.gpu.ranks",
          str(folder), fault, *opts], capture_output=True, text=True, timeout=220, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)})
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])})
     print(done.stdout, done.stderr)
     return done.returncode, [line for line in done.stderr.splitlines()
                              if line.startswith("rawnn: ")]

@@ -111,7 +111,7 @@ def test_a_matrix_box_by_box(dtype: str, rows: int, cols: int, box_rows: int) ->
 
 def test_what_the_driver_refuses() -> None:
     x = rawnn.empty((8, 64), np.float16)
-    assert any(tensor_map(x, 8).content)
+    assert any(tensor_map(x, (8, 64)).content)
     encode = x.device.driver.cuTensorMapEncodeTiled
     extents, strides, box = (64, 8), (128,), (64, 8)
     refused = [
@@ -125,3 +125,56 @@ def test_what_the_driver_refuses() -> None:
     assert all(int(code) == 1 and content == b"" for code, content in refused)
     with pytest.raises(CallFailed, match=r"cuTensorMapEncodeTiled failed with CUDA_ERROR_INVALID"):
         MappedMatrix(x.device.driver, "x", 1 << 33, 64, 64, "float16", 8).at(x.address)
+
+
+RAW = r"""
+#include "device/barriers.cuh"
+#include "device/bulk_copies.cuh"
+#include "device/shared.cuh"
+
+__global__ void raw_box(const unsigned char* x, unsigned char* y, int bytes, int row, int column,
+                        const __grid_constant__ TensorMap x_map) {
+  const unsigned char* const box = ptx::dynamic_shared<unsigned char, 1024>();
+  __shared__ __align__(8) unsigned long long there;
+  const unsigned barrier = ptx::shared_address(&there);
+  if (threadIdx.x == 0) {
+    ptx::init_barrier(barrier, 1);
+    ptx::publish_barriers();
+    ptx::arrive_expecting(barrier, bytes);
+    ptx::load_tile(ptx::shared_address(box), x_map, row, column, barrier);
+  }
+  __syncthreads();
+  ptx::wait_for(barrier, 0);
+  for (int i = threadIdx.x; i < bytes; i += blockDim.x) y[i] = box[i];
+}
+"""
+MASKS = {"128B": (128, 7), "64B": (64, 3), "32B": (32, 1), "none": (64, 0)}
+"""Bytes of a row of the box, and which bits of its 128-byte line the chunk is permuted by."""
+
+
+@pytest.mark.parametrize("swizzle", MASKS)
+def test_a_box_of_a_user_lies_as_its_swizzle_says(swizzle: str) -> None:
+    width, mask = MASKS[swizzle]
+    values = np.random.default_rng(0).integers(0, 256, (40, 512), np.uint8)
+    x, y = rawnn.array(values), rawnn.empty(32 * width, np.uint8)
+    kernel = rawnn.Kernel(RAW, "raw_box")
+    kernel[1, 64].using(shared=32 * width)(
+        x, y, 32 * width, 16, 128, rawnn.tensor_map(x, (32, width), swizzle=swizzle))
+    inside = np.zeros((32, width), np.uint8)
+    inside[:24] = values[16:, 128 : 128 + width]
+    place = np.arange(32 * width)
+    assert (y.numpy()[place ^ (place >> 7 & mask) << 4] == inside.reshape(-1)).all()
+
+
+def test_the_map_of_another_librarys_array() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch has no GPU")
+    x = torch.arange(40 * 64, device="cuda").reshape(40, 64).to(torch.uint8)
+    y = rawnn.empty(8 * 64, np.uint8)
+    kernel = rawnn.Kernel(RAW, "raw_box")
+    x_map = rawnn.tensor_map(x, (8, 64), swizzle="none")
+    for row in (0, 16):  # carefully; a map of ours would go the quick way
+        x += 1
+        kernel[1, 64].using(shared=8 * 64)(x, y, 8 * 64, row, 0, x_map)
+        assert (y.numpy() == x[row : row + 8].cpu().numpy().reshape(-1)).all()

@@ -17,7 +17,8 @@ def test_one_memory_in_two_libraries() -> None:
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, str(LAB / "zero_copy.py")], capture_output=True,
                           text=True, check=False, timeout=240,
-                          env={**os.environ, "PYTHONPATH": str(LAB.parents[1])})
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(
+                              [str(LAB.parents[1]), *sys.path])})
     assert done.returncode == 0, done.stderr
     assert "on a stream of PyTorch: 0.7311, silu(1) = 0.7311" in done.stdout
     there, here = done.stdout.split("our array in PyTorch: ")[1].split(" there, ")

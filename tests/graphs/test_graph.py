@@ -148,16 +148,33 @@ class Broken(Exception):
     """Raised by what is captured."""
 
 
-def test_whatever_is_raised_inside_ends_the_capture(sim: Simulation, device: Device,
-                                                    graph: Graph) -> None:
+@pytest.mark.parametrize("way", ["capture", "capture_apart"])
+def test_whatever_is_raised_inside_ends_the_capture(sim: Simulation, device: Device, graph: Graph,
+                                                    way: str) -> None:
     def fail() -> None:
         raise Broken
 
     with pytest.raises(Broken):
-        graph.capture((), device.stream, fail, "failing")
+        getattr(graph, way)((), device.stream, fail, "failing")
     assert sim.captures == []
     assert sim.faults.count("cuStreamEndCapture") == 1
     vector(device, 1.0)  # copies and waits, which a capture forbids
+
+
+@pytest.mark.parametrize("call", ["cuStreamBeginCapture", "cuLaunchKernel", "cuStreamEndCapture",
+                                  "cuGraphAddChildGraphNode"])
+def test_each_call_of_a_capture_apart_can_fail(call: str) -> None:
+    simulation = Simulation(faults=Faults())
+    device = Device(simulation.backend())
+    launch = relu(device, vector(device, 1.0), vector(device))
+    graph = Graph(device.driver, device.context)
+    simulation.faults.add(Fault(call=call, nth=simulation.faults.count(call)))
+    with pytest.raises(CallFailed, match=rf"{call} failed .*\((softmax|relu)"):
+        graph.capture_apart((), device.stream, lambda: launch.run(0), "softmax")
+    assert simulation.captures == []
+    device.stream.synchronize()
+    graph.close()
+    device.close()
 
 
 @pytest.mark.parametrize("call", [

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.device.sim.tensormap import SimMap
 from rawnn.errors import RawnnError
 from rawnn.lab.arrays import simulated
 from rawnn.lab.checking import Checked, try_sizes
 from rawnn.lab.files import kernel_of
-from rawnn.lab.guarded import Contents, Images
-from rawnn.lab.problem import Launching
+from rawnn.lab.guarded import Contents, Image, Images
+from rawnn.lab.problem import Boxes, Launching
 from rawnn.lab.roles import problem_of
 from tests.ptx.twin.twin import Kernels, Twin, TwinError
 
@@ -38,16 +39,26 @@ class OnTheTwin:
             begin = -room.ctypes.data % 16
             arrays[name] = room[begin : begin + image.nbytes].view(image.dtype)
             arrays[name][...] = image.values(image.content).reshape(-1)
+        maps = {name: self._map(images[boxes.operand], arrays[boxes.operand], boxes)
+                for name, boxes in launching.maps.items()}
         try:
             self._twin.call(self._expression, launching.grid, launching.block,
                             shared=launching.shared, cooperative=launching.cooperative,
-                            cluster=prod(launching.cluster or (1,)), **numbers, **arrays)
+                            cluster=prod(launching.cluster or (1,)), **numbers, **arrays, **maps)
         except TwinError as error:
             raise RawnnError(str(error)) from None
         found = {name: image.content.copy() for name, image in images.items()}
         for name, image in images.items():
             image.inside(found[name])[...] = arrays[name].view(np.uint8)
         return found
+
+    @staticmethod
+    def _map(image: Image, array: np.ndarray, boxes: Boxes) -> bytes:
+        """As rawnn.tensor_map, for the twin."""
+        rows, columns = image.shape
+        return SimMap(image.dtype.name.upper(), array.ctypes.data, (columns, rows),
+                      (columns * image.dtype.itemsize,), boxes.box[::-1], boxes.swizzle,
+                      "L2_256B").encoded()
 
     def close(self) -> None:
         pass

@@ -241,13 +241,6 @@ def test_a_launch_that_is_refused_does_not_end_the_check(device: Device) -> None
     assert "right up to n = 64, wrong from n = 2,000 on" in str(found)
 
 
-def test_a_tensor_map_is_made_by_a_function(device: Device) -> None:
-    text = ("struct alignas(64) TensorMap { unsigned long long words[16]; };\n__global__ void "
-            "lab_mapped(float* y, const __grid_constant__ TensorMap y_map, int n) {}\n")
-    with pytest.raises(ConfigError, match="check a function in its place that makes the map"):
-        rawnn.check(rawnn.Kernel(text, "lab_mapped", device=device), lambda y: y, **ONE)
-
-
 def test_a_reference_that_fails_is_named(device: Device) -> None:
     def broken(x: Any) -> Any:
         raise ValueError("shapes (3,) and (4,)")

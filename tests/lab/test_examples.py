@@ -24,8 +24,19 @@ SMALL = {"reduction": {"n": [1, 5000, 8192]}, "transpose": {"rows": [5, 40], "co
          "softmax": {"rows": [1, 3], "cols": [4, 300]},
          "gemm": {"m": [3, 65], "n": [20], "k": [17]}}
 """Sizes for the twin, which runs thread by thread."""
-LAST = ("5_wide_loads", "4_four_each", "4_in_registers", "3_registers")
+WHOLE_ROWS = {"m": [200], "n": [264], "k": [136]}
+"""For steps that take rows of a multiple of 16 bytes: tiles beyond the matrix on every side, and
+another turn of a ring of two stages."""
+LAST = ("5_wide_loads", "5_four_by_four", "4_in_registers", "3_registers", "8_clusters")
 """The steps that the twin always runs; RAWNN_FULL=1 has it run all."""
+
+
+def small(path: Path) -> dict[str, list[int]]:
+    """Sizes of a step for the twin."""
+    topic = path.parent.name
+    if topic == "gemm" and int(path.stem[0]) > 4:
+        return WHOLE_ROWS
+    return {"rows": [8, 72], "cols": [64, 132]} if path.stem == "5_four_by_four" else SMALL[topic]
 
 
 def test_every_topic_is_a_series() -> None:
@@ -73,7 +84,47 @@ def test_the_kernel_for_the_trainer_is_right_on_the_twin() -> None:
                                   and (FULL or p.stem in LAST)],
                          ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_its_code_is_right_on_the_twin(path: Path) -> None:
-    check_on_the_twin(path, sizes=SMALL[path.parent.name]).require()
+    check_on_the_twin(path, sizes=small(path)).require()
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@pytest.mark.parametrize(("defines", "grid"), [
+    ({"STAGES": 2, "CLUSTER": 2, "GROUP": 1}, 2), ({"STAGES": 3, "CLUSTER": 4, "GROUP": 2}, 4),
+    ({"STAGES": 2, "CLUSTER": 1, "GROUP": 8}, 1)][: None if FULL else 1])
+def test_a_block_computes_several_tiles_in_every_order(defines: dict[str, int], grid: int) -> None:
+    """Fewer blocks than tiles, rings of fewer stages, clusters of other sizes."""
+    sizes = {"m": [264], "n": [264], "k": [136]}
+    check_on_the_twin(LAB / "gemm" / "8_clusters.cu", sizes=sizes, defines=defines,
+                      grid=grid).require()
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@pytest.mark.parametrize(("right", "wrong", "words"), [
+    # A place is filled again before all have read it.
+    ("          ptx::wait_for(empty + turn.slot * 8, turn.parity ^ 1);\n", "",
+     "more arrivals than a barrier was told of"),
+    # Only this block's warpgroups say that they have read what both blocks get.
+    ("2 * CLUSTER);", "2);", "more arrivals than a barrier was told of"),
+    # Half of b comes to this block alone.
+    ("(1 << CLUSTER) - 1);", "1 << rank);", "waits"),
+    # Sums are read while the tensor cores may still write them.
+    ("      ptx::wait_for_products<0>();\n", "", "wrong"),
+    # The copy engine reads what it cannot see yet.
+    ("        ptx::fence_proxy_async();\n", "", "without a proxy fence between"),
+    # A place is overwritten that the copy engine has not read.
+    ("        if (lane == 0) ptx::wait_for_reads<1>();  // this place has been read\n", "",
+     "without synchronisation"),
+][:: 1 if FULL else 3])
+def test_mistakes_in_the_last_product_are_found_there(tmp_path: Path, right: str, wrong: str,
+                                                      words: str) -> None:
+    text = (LAB / "gemm" / "8_clusters.cu").read_text()
+    assert text.count(right) == 1, right
+    path = tmp_path / "wrong.cu"
+    path.write_text(text.replace(right, wrong))
+    found = check_on_the_twin(path, sizes={"m": [264], "n": [256], "k": [200]},
+                              defines={"STAGES": 2})
+    assert not found
+    assert words in str(found)
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++")

@@ -12,7 +12,7 @@ import pytest
 import rawnn
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.sim import Race, Simulation, register
+from rawnn.device.sim import Faults, Race, Simulation, register
 from rawnn.errors import ConfigError
 
 SOURCE = """
@@ -205,3 +205,16 @@ def test_a_failing_call_leaves_nothing_behind(device: Device) -> None:
     del x, y, g
     mine.close()
     simulation.assert_clean()
+
+
+def test_a_closed_device_has_taken_its_graphs_along() -> None:
+    """Told to destroy one of them again, the driver crashes."""
+    simulation = Simulation(faults=Faults())
+    device = Device(simulation.backend())
+    x = vector(device, 1)
+    with rawnn.Graph() as g:
+        g.fill(x, 0)
+    g.launch()
+    device.close()
+    g.close()
+    assert simulation.faults.count("cuGraphExecDestroy") == 0

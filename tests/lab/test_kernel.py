@@ -14,7 +14,6 @@ import rawnn
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Fault, Faults, Simulation, SimulationError, register
 from rawnn.errors import CompileError, ConfigError, DeviceError
-from rawnn.lab import tensor_map
 
 SCALE = """
 // y = factor * x
@@ -94,59 +93,6 @@ def test_a_kernel_of_numbers_alone(device: Device) -> None:
     kernel[1, 1](np.int32(4))
     kernel.synchronize()
     assert seen == [3, 4]
-
-
-BOXES = """
-struct alignas(64) TensorMap { unsigned long long words[16]; };
-__global__ void lab_boxes(const float* x, int ldx, float* y, int rows, int cols,
-                          const __grid_constant__ TensorMap x_map) {}
-"""
-
-
-@pytest.fixture
-def boxed(device: Device) -> rawnn.Kernel:
-    register("lab_boxes", lambda t, a: t.y.__setitem__(slice(None), t.x.sum(1)),
-             {"x": ("rows", "cols"), "y": ("rows",)}, reads=("x",), writes=("y",))
-    return rawnn.Kernel(BOXES, "lab_boxes", device=device)
-
-
-def test_a_kernel_with_a_tensor_map(device: Device, boxed: rawnn.Kernel) -> None:
-    x = rawnn.array(np.arange(24, dtype=np.float32).reshape(3, 8), device=device)
-    y = rawnn.empty(3, device=device)
-    boxed[1, 32](x, 8, y, 3, 8, tensor_map(x, 256))
-    assert y.numpy().tolist() == [28, 92, 156]
-
-
-def test_a_tensor_map_of_another_array_is_found(device: Device, boxed: rawnn.Kernel) -> None:
-    x, other = (rawnn.array(np.ones((3, 8), np.float32), device=device) for _ in range(2))
-    with pytest.raises(SimulationError, match=r"the map 'x_map' has the address"):
-        boxed[1, 32](x, 8, rawnn.empty(3, device=device), 3, 8, tensor_map(other, 8))
-
-
-@pytest.mark.parametrize(("shape", "dtype", "rows", "sentence"), [
-    (24, "float32", 8, "it is no matrix"), ((2, 3, 4), "float32", 8, "it is no matrix"),
-    ((3, 7), "float32", 8, "its rows are 28 bytes apart, which is no multiple of 16"),
-    ((3, 8), "int32", 8, "its elements are int32"), ((3, 8), "float16", 300, "not 300"),
-])
-def test_arrays_that_have_no_tensor_map(device: Device, shape: Any, dtype: str, rows: int,
-                                        sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        tensor_map(rawnn.empty(shape, dtype, device=device), rows)
-    assert f"rawnn.Array({dtype}" in str(caught.value)
-    assert sentence in str(caught.value)
-
-
-def test_a_tensor_map_is_no_number_and_no_array(device: Device, boxed: rawnn.Kernel,
-                                                kernel: rawnn.Kernel) -> None:
-    x = rawnn.empty((3, 8), device=device)
-    for wrong in (x, 5, None, bytes(128)):
-        with pytest.raises(ConfigError, match=r"'x_map' is a tensor map: make one with "
-                                              r"rawnn\.lab\.tensor_map"):
-            boxed[1, 32](x, 8, x, 3, 8, wrong)
-    with pytest.raises(ConfigError, match="argument 'ldx' is a int, not a tensor map"):
-        boxed[1, 32](x, tensor_map(x, 8), x, 3, 8, tensor_map(x, 8))
-    with pytest.raises(ConfigError, match="argument 'y' is a pointer, not a tensor map"):
-        kernel[1, 32](x, tensor_map(x, 8), 2.0, 24)
 
 
 def test_none_is_a_null_pointer(sim: Simulation, device: Device, kernel: rawnn.Kernel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import subprocess
 import sys
 import types
 from enum import IntEnum
@@ -172,3 +173,46 @@ def test_the_bindings_agree_with_what_we_pass() -> None:
     nvmath = importlib.import_module("nvmath")
     for name, value in cublaslt.DATA_TYPE.items():
         assert nvmath.CudaDataType["CUDA_" + name] == value
+
+
+def test_the_bindings_alone_are_imported_and_the_rest_can_be_later() -> None:
+    """Their packages' code, which imports all of nvmath-python, is not run by us."""
+    pytest.importorskip("nvmath")
+    code = """
+import importlib, sys
+from rawnn.device.libs import cublaslt
+imported = importlib.import_module
+def without_a_driver(name):
+    module = imported(name)
+    if name == cublaslt._MODULE:
+        module.get_version = lambda: 120000
+    return module
+importlib.import_module = without_a_driver
+alone = cublaslt._bindings()
+importlib.import_module = imported
+assert alone.__name__ == cublaslt._MODULE
+assert not {"nvmath", "nvmath.bindings", "nvmath.fft", "nvmath.bindings.cufft"} & {*sys.modules}
+import nvmath
+assert nvmath.bindings.cublasLt is alone and nvmath.linalg.matmul
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_the_bindings_do_not_load_alone_they_are_imported_whole(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, asked = Bindings(), []
+
+    def imported(name: str) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            raise AttributeError("the package has not been run")
+        return whole
+
+    for name in [name for name in sys.modules if name.startswith("nvmath")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(importlib, "import_module", imported)
+    assert cublaslt._bindings() is whole
+    assert asked == [cublaslt._MODULE] * 2
+    assert "nvmath" not in sys.modules

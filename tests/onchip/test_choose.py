@@ -11,6 +11,7 @@ from rawnn.network.layers import Network
 from rawnn.onchip import cost
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
+from rawnn.onchip.decompose import COUNTED, L2, MARKED, Decomposition
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.report import describe
 from tests.engine import step_plan
@@ -23,14 +24,41 @@ def test_what_is_chosen_fits_the_chip(name: str, chip: object) -> None:
     found = choose(problem(**VARIETY[name]), chip)  # type: ignore[arg-type]
     d = found.decomposition
     assert found.layout.nbytes <= chip.shared  # type: ignore[attr-defined]
-    assert d.groups <= chip.most_groups(d.ranks)  # type: ignore[attr-defined]
+    assert d.groups <= chip.most_groups(d.ranks, d.exchange)  # type: ignore[attr-defined]
     assert d.groups <= d.problem.batch
     assert 256 <= d.threads <= 512
     assert 0 < found.us < 1000
 
 
-def test_without_clusters_every_block_has_whole_layers() -> None:
-    assert choose(problem((64, 128, 64, 10)), AMPERE).decomposition.ranks == 1
+def test_without_clusters_blocks_share_layers_through_l2() -> None:
+    small = choose(problem((34, 27, 26), batch=25), AMPERE).decomposition
+    large = choose(problem((512, 512, 10), batch=8), AMPERE).decomposition
+    assert small.ranks == 1
+    assert large.ranks > 1
+    assert large.exchange == L2
+    assert large.cluster == 1
+
+
+def test_weights_that_fit_no_cluster_are_shared_by_more_blocks() -> None:
+    p = problem((200, 1024, 1024, 10), batch=16, form={"inputs": "float32", "scale": 1.0})
+    found = choose(p, HOPPER)
+    d = found.decomposition
+    assert d.exchange == L2
+    assert d.ranks > 16
+    assert d.blocks <= HOPPER.blocks
+    assert "through the L2 cache" in describe(found)
+    with pytest.raises(Unsupported, match="does not fit the chip"):
+        choose(p, replace(HOPPER, clusters=((1, 16), (16, 16))))
+
+
+@pytest.mark.parametrize("exchange", [L2, MARKED, COUNTED])
+def test_a_message_through_l2_is_marked_or_its_senders_are_counted(exchange: str) -> None:
+    d = Decomposition(problem((64, 2000, 40, 10)), 32, 1, 512, "FGSF", exchange=exchange)
+    kinds = {d.marked(message.rows) for message in d.messages}
+    assert kinds == {L2: {True, False}, MARKED: {True}, COUNTED: {False}}[exchange]
+    assert any(d.boxes(True)) == (True in kinds)
+    assert any(d.boxes(False)) == (False in kinds)
+    assert {1 << n for n in range(6)} >= {d.lanes(rows) for rows in (1, 2, 8, 63)}
 
 
 def test_the_choice_is_the_cheapest_of_those_asked_for() -> None:

@@ -16,8 +16,8 @@ from rawnn.device.cuda.device import padded
 from rawnn.device.target import known
 from rawnn.network.layers import Network
 from rawnn.onchip.choose import Choice
-from rawnn.onchip.decompose import Decomposition
-from rawnn.onchip.layout import layout_of
+from rawnn.onchip.decompose import CLUSTER, Decomposition
+from rawnn.onchip.layout import COUNTS, layout_of
 from rawnn.onchip.problem import problem_of
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.ptx import SOURCES
@@ -43,7 +43,7 @@ CHOSEN = [
 ]
 """Kinds of problems, and the blocks and clusters that share them as the cost model says."""
 
-FAR = ", state far"
+STATE_FAR = ", state far"
 """Ends the name of a problem where the state of the optimizer lies in a workspace."""
 
 SHARED = [
@@ -65,15 +65,18 @@ class Launch:
     last step is on a partial batch of `left` examples, where there are some."""
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
-                 scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1) -> None:
-        keywords = dict(VARIETY[name.removesuffix(FAR)])
+                 scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
+                 exchange: str = CLUSTER) -> None:
+        keywords = dict(VARIETY[name.removesuffix(STATE_FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
         plan = replace(prepared(network, batch, left=left, **keywords), target=known((9, 0)))
-        self.plan: Plan = rewrite(plan, ranks, groups)
-        if types:
-            d = Decomposition(problem_of(plan), ranks, groups, 256, types, turns)
-            room = 0 if name.endswith(FAR) else HOPPER.shared
+        if not types:
+            self.plan: Plan = rewrite(plan, ranks, groups)
+        else:
+            d = Decomposition(problem_of(plan), ranks, groups, 256, types, turns,
+                              exchange)
+            room = 0 if name.endswith(STATE_FAR) else HOPPER.shared
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
             rest = prepared(network, batch, left=left, rest=True, **keywords)
@@ -129,7 +132,7 @@ class Launch:
         laid = {role: padded(array.copy(), self.plan[self.op.operands[role]].padded_shape,
                              self.plan[self.op.operands[role]].dtype)
                 for role, array in self.arrays.items()}
-        laid["counters"] = laid["counters"].view(np.uint32)
+        laid |= {role: laid[role].view(np.uint32) for role in COUNTS if role in laid}
         scalars = self.impl.scalars(self.op, self.plan)
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
@@ -151,10 +154,13 @@ class Launch:
 
 def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
     """The kernel leaves what NumPy does, and counters as it found them."""
-    found, wanted = launch.on_twin(folder, run, sources), launch.by_reference()
     numbers = launch.decomposition.problem.numbers
-    chance = launch.decomposition.problem.streams  # rounding moves weights more than a step does
+    # Rounding moves weights more than a step does: the reference has to draw the same bits.
+    chance = bool(launch.decomposition.problem.streams)
+    found = launch.on_twin(folder, run, sources)
+    wanted = launch.by_reference(np.float32 if chance else np.float64)
     unit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 4e-2}[numbers]
+    of_loss = {"float32": 1e-6, "tf32": 3e-4, "float16": 2e-4, "bfloat16": 1e-3}[numbers]
     of_change = {"float32": 2e-4, "tf32": 1e-3, "float16": 4e-3, "bfloat16": 2e-2}[numbers]
     for role in launch.op.spec.writes:
         if launch.plan[launch.op.operands[role]].role is Role.SCRATCH:
@@ -166,10 +172,11 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
             assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
             continue
         a, b = found[role].astype(np.float64), wanted[role]
-        assert np.linalg.norm(a - b) <= unit * max(np.linalg.norm(b), 1e-3), role
-        if role[0] in "wb" and role[1].isdigit() and not chance:
-            change = np.linalg.norm(b - launch.arrays[role])
-            assert np.linalg.norm(a - b) <= of_change * change, role
+        error = np.linalg.norm(a - b)
+        assert error <= (of_loss if role == "loss" else unit) * max(np.linalg.norm(b), 1e-3), role
+        if role[0] in "wb" and role[1].isdigit():
+            most = 0.1 if chance and role[0] == "w" and role[1:].isdigit() else of_change
+            assert error <= most * np.linalg.norm(b - launch.arrays[role]), role
     assert not found["counters"].any()
 
 
@@ -255,6 +262,52 @@ PARTIAL = [
 def test_a_partial_batch_ends_an_epoch(tmp_path: Path, name: str, ranks: int, groups: int,
                                        types: str, left: int) -> None:
     check(Launch(name, ranks, groups, types, left=left), tmp_path, 2)
+
+
+FAR = [
+    ("softmax, SGD", 2, 1, "FSFG", "marked"), ("softmax, SGD", 4, 1, "FGSF", "counted"),
+    ("softmax, SGD", 2, 2, "SFGF", "marked"), ("Adam in an order", 4, 1, "FSFF", "l2"),
+    ("a wide middle", 4, 1, "SFGF", "counted"), ("a wide middle", 2, 2, "FGFG", "l2"),
+    ("binary cross-entropy, tanh", 4, 2, "FGFS", "counted"), ("bfloat16", 8, 2, "FSFG", "marked"),
+    ("mean squares, gelu, no bias", 2, 3, "SFSF", "l2"), ("an autoencoder", 2, 1, "SFS", "marked"),
+    ("float32 inputs, a schedule", 8, 1, "FSFF", "l2"), ("long rows", 32, 1, "SF", "l2"),
+    ("softmax, SGD", 16, 1, "SFGF", "marked"), ("softmax, SGD", 16, 1, "FGFG", "counted"),
+    ("more outputs than a register file", 2, 3, "FG", "marked"),
+    ("more outputs than a register file", 32, 1, "FG", "counted"),
+    ("a boundary that is counted", 4, 1, "FGSF", "l2"),
+    ("a boundary that is counted", 8, 1, "FSFG", "l2"),
+    ("a wide middle", 32, 1, "FGFG", "marked"), ("a wide middle", 32, 2, "FGSF", "l2"),
+    ("float16, mean squares", 4, 3, "FGFS", "counted"),
+    ("rounded by chance, Adam", 3, 3, "FSFF", "l2"), ("tf32, one layer", 5, 2, "SF", "marked"),
+]
+"""The same through the L2 cache: blocks that share the widths, groups, types, and what messages
+are."""
+
+
+@pytest.mark.parametrize("run", [0, 1, 3] if FULL else [3])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "exchange"),
+                         FAR if FULL else [FAR[0], FAR[4], FAR[16]])
+def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: int, groups: int,
+                                             types: str, exchange: str, run: int) -> None:
+    check(Launch(name, ranks, groups, types, exchange=exchange), tmp_path, run)
+
+
+FAR_STEPS = [
+    ("float16", 4, 2, "FGFF", "l2", (2.0**24, 0.0), 0, 1),
+    ("float16", 2, 1, "FSFG", "counted", (2.0**20, 5.0), 0, 1),
+    ("binary cross-entropy, tanh", 4, 1, "FGFS", "l2", (1.0, 0.0), 9, 1),
+    ("Adam in an order", 4, 2, "FSFF", "counted", (1.0, 0.0), 0, 3),
+]
+"""Steps that overflow, a partial batch, and micro-batches: also the loss scale, the examples that
+are left, and turns."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "exchange", "scale", "left", "turns"),
+                         FAR_STEPS if FULL else FAR_STEPS[:1])
+def test_steps_through_the_l2_cache(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str, exchange: str,
+        scale: tuple[float, float], left: int, turns: int) -> None:
+    check(Launch(name, ranks, groups, types, scale, left, turns, exchange), tmp_path, 2)
 
 
 TURNS = [

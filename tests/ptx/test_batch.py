@@ -48,6 +48,22 @@ def test_in_parallel_every_instance_is_compiled_at_once_and_found_in_order() -> 
     assert [built.cubin for _, built in found] == [b"a.cu:x", b"a.cu:y", b"b.cu:z"]
 
 
+def test_the_largest_source_is_begun_first() -> None:
+    begun: list[str] = []
+
+    def slow(job: Job) -> Compiled:
+        begun.append(job.file)
+        return compiled(job)
+
+    jobs = [Job("cursor.cu", ("advance",)), Job("loss.cu", ("accuracy",)),
+            Job("mine.cu", ("m",), text="x" * 10_000_000), Job("softmax.cu", ("softmax<float>",))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 1)
+        found = list(Batch(jobs, slow, parallel=True))
+    assert begun == ["mine.cu", "loss.cu", "softmax.cu", "cursor.cu"]
+    assert [job.file for job, _ in found] == [job.file for job in jobs]
+
+
 def test_a_kernel_that_does_not_compile_raises_where_it_is_asked_for() -> None:
     def broken(job: Job) -> Compiled:
         if job.expressions == ("y",):

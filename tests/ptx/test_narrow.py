@@ -1,5 +1,5 @@
-"""The kernels of narrow.cu: built for the host, held to the NumPy references of their ops, and
-compiled for every architecture that can run them."""
+"""The kernels of narrow.cu and narrow_inner.cu: built for the host, held to the NumPy references of
+their ops, and compiled for every architecture that can run them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.ptx.architectures import some
 from tests.ptx.twin.plans import Memory, check, launch
 from tests.ptx.twin.twin import Kernels, Twin, compiler
 
-TEXT = (SOURCES / "narrow.cu").read_text()
+FILES = ("narrow.cu", "narrow_inner.cu")
+TEXT = "\n".join((SOURCES / name).read_text() for name in FILES)
 KERNELS = parse_kernels(TEXT)
 STEPS = 3
 
@@ -66,14 +67,14 @@ def twin() -> Twin:
     if compiler() is None:
         pytest.skip("no g++ on PATH")
     wanted = tuple(dict.fromkeys(EVERY))
-    return Kernels(("narrow.cu",), wanted, 900, ("RAWNN_PDL",), extra=BYTES).build()
+    return Kernels(FILES, wanted, 900, ("RAWNN_PDL",), extra=BYTES).build()
 
 
 @pytest.mark.parametrize("run", [0, 1, 3], ids=["in order", "in reverse", "at random"])
 @pytest.mark.parametrize("name", PLANS)
 def test_each_kernel_does_what_its_reference_does(twin: Twin, name: str, run: int) -> None:
     memory = Memory(PLANS[name], 5)
-    check({"narrow.cu": twin}, memory, run)
+    check(dict.fromkeys(FILES, twin), memory, run)
     for tensor in memory.plan.tensors.values():
         if tensor.role is Role.COPY:
             np.testing.assert_array_equal(memory.read(tensor.name),

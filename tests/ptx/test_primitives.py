@@ -88,6 +88,9 @@ PROBES: dict[str, tuple[str, str, str]] = {
                "mbarrier.arrive.shared::cta.b64 _, [barrier];"),
     "arrive_remote": ("unsigned barrier", "ptx::arrive_remote(barrier);",
                       "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [barrier];"),
+    "arrive_remote_having_read": (
+        "unsigned barrier", "ptx::arrive_remote_having_read(barrier);",
+        "mbarrier.arrive.shared::cluster.b64 _, [barrier];"),
     "arrive_expecting": ("unsigned barrier, int bytes", "ptx::arrive_expecting(barrier, bytes);",
                          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [barrier], bytes;"),
     "expect": ("unsigned barrier, int bytes", "ptx::expect(barrier, bytes);",
@@ -104,6 +107,11 @@ PROBES: dict[str, tuple[str, str, str]] = {
                   "ptx::load_tile(to, *map, row, column, barrier);",
                   "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::"
                   "bytes [to], [map, {column, row}], [barrier];"),
+    "load_tile_to_blocks": (
+        "unsigned to, const TensorMap* map, int row, int column, unsigned barrier, unsigned blocks",
+        "ptx::load_tile_to_blocks(to, *map, row, column, barrier, blocks);",
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+        "multicast::cluster [to], [map, {column, row}], [barrier], blocks;"),
     "store_tile": ("const TensorMap* map, int row, int column, unsigned from",
                    "ptx::store_tile(*map, row, column, from);",
                    "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group "
@@ -142,6 +150,16 @@ PROBES: dict[str, tuple[str, str, str]] = {
                     "red.release.gpu.global.add.u32 [counter], value;"),
     "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",
                      "ld.acquire.gpu.global.u32 R, [counter];"),
+    "store_marked": ("unsigned long long* to, float a, float b, unsigned mark",
+                     "ptx::store_marked(to, a, b, mark);", "st.relaxed.gpu.global.v2.b64 [to], {"),
+    "store_marked_one": ("unsigned long long* to, float a, unsigned mark",
+                         "ptx::store_marked(to, a, mark);", "st.relaxed.gpu.global.b64 [to], "),
+    "load_marked": ("const unsigned long long* from",
+                    "out[0] = static_cast<unsigned>(ptx::load_marked(from).y);",
+                    "ld.relaxed.gpu.global.v2.b64 {"),
+    "load_marked_one": ("const unsigned long long* from",
+                        "out[0] = static_cast<unsigned>(ptx::load_marked_one(from));",
+                        "ld.relaxed.gpu.global.b64 "),
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
     "wait_for_kernels": ("int nothing", "ptx::wait_for_kernels();", "griddepcontrol.wait;"),
@@ -153,6 +171,10 @@ PROBES: dict[str, tuple[str, str, str]] = {
         "ptx::multiply_async<64>(s, l, right, add); ptx::commit_products(); "
         "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
         "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p"),
+    "give_registers": ("int nothing", "ptx::give_registers<40>();",
+                       "setmaxnreg.dec.sync.aligned.u32 40;"),
+    "take_registers": ("int nothing", "ptx::take_registers<240>();",
+                       "setmaxnreg.inc.sync.aligned.u32 240;"),
     "fence_products": ("int nothing", "ptx::fence_products();", "wgmma.fence.sync.aligned;"),
     "commit_products": ("int nothing", "ptx::commit_products();",
                         "wgmma.commit_group.sync.aligned;"),

@@ -193,7 +193,7 @@ import os, sys, time
 from rawnn.ranks import place_of, team
 team.NOTICE, team.GRACE = 0.2, 0.5
 mine = team.Team(place_of(os.environ), {}, guard=True)
-mine.on_failure(lambda: print("aborted", flush=True))
+mine.on_failure(lambda: os.write(1, b"aborted\\n"))
 if mine.rank == 1:
     time.sleep(0.5)  # until the others are through with the start
     os._exit(3)

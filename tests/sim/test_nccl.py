@@ -89,8 +89,8 @@ def test_collectives_are_captured_into_a_graph() -> None:
         call = rank.context.all_reduce("gradients", [("float32", 1)], 1.0)
         after: list[Any] = []
         for _ in range(2):
-            after = graph.capture(after, rank.stream,
-                                  lambda: call.run(int(rank.stream.handle), buffer), "gradients")
+            after = graph.capture_apart(
+                after, rank.stream, lambda: call.run(int(rank.stream.handle), buffer), "gradients")
         executable = graph.instantiate("two")
         graph.close()
         executable.launch(rank.stream)
@@ -100,6 +100,22 @@ def test_collectives_are_captured_into_a_graph() -> None:
         return found
 
     assert [each.item() for each in all_fine(ranks(2, act))] == [24.0, 24.0]
+
+
+def test_they_are_not_captured_into_a_graph_that_exists() -> None:
+    """As NCCL 2.28 refuses it on a GPU."""
+    def act(rank: Rank, number: int) -> None:
+        buffer = rank.buffer([1.0])
+        graph = Graph(rank.device.driver, rank.device.context)
+        call = rank.context.all_reduce("gradients", [("float32", 1)], 1.0)
+        try:
+            with pytest.raises(CallFailed, match="ncclGroupEnd failed with ncclUnhandledCudaError"):
+                graph.capture((), rank.stream,
+                              lambda: call.run(int(rank.stream.handle), buffer), "gradients")
+        finally:
+            graph.close()
+
+    all_fine(ranks(2, act))
 
 
 def test_different_sizes_are_reported_with_both_ops_on_both_ranks() -> None:

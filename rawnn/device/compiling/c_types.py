@@ -22,7 +22,7 @@ FORMATS = {
     "__half": "H", "half": "H", "__nv_bfloat16": "H", "nv_bfloat16": "H",
     "float16": "H", "bfloat16": "H", "float8_e4m3": "B", "float8_e5m2": "B",
     "__nv_fp8_e4m3": "B", "__nv_fp8_e5m2": "B",
-    "TensorMap": "128s",  # what cuTensorMapEncodeTiled makes
+    "TensorMap": "128s", "CUtensorMap": "128s",  # what cuTensorMapEncodeTiled makes
 }  # fmt: skip
 MAP_SIZE, MAP_ALIGNMENT = 128, 64
 """Bytes of a tensor map, and what its address is a multiple of."""

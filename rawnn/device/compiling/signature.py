@@ -19,6 +19,7 @@ from rawnn.common.words import counted
 from rawnn.device.compiling.c_types import (
     FORMATS,
     MAP_ALIGNMENT,
+    MAP_SIZE,
     MAP_SUFFIX,
     QUALIFIERS,
     SIZES,
@@ -84,7 +85,7 @@ class Parameter:
     @property
     def tensor_map(self) -> bool:
         """Whether it is a tensor map, by value."""
-        return self.ctype == "TensorMap" and not self.pointer
+        return FORMATS.get(self.ctype) == f"{MAP_SIZE}s" and not self.pointer
 
     @property
     def number(self) -> bool:

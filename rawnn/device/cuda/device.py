@@ -115,6 +115,7 @@ class Device:
             self.memory = Memory(self.driver)
             opening.callback(self.memory.free_all)
             self._closing = opening.pop_all()
+            self.open = True
 
     def _check(self, call: str, *arguments: Any, context: str = "") -> Any:
         return check(self.driver, call, getattr(self.driver, call)(*arguments),
@@ -330,6 +331,7 @@ class Device:
         Every release is tried even if one before it fails; the last failure is raised at the end.
         """
         self._functions = {}
+        self.open = False
         self._closing.close()
 
 

@@ -44,7 +44,8 @@ class Driver:
             "cuCtxSetCurrent", "cuCtxSynchronize", "cuMemGetInfo", "cuMemFree",
             "cuMemsetD8Async", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync",
             "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction",
-            "cuStreamCreate", "cuStreamDestroy", "cuStreamSynchronize", "cuStreamWaitEvent",
+            "cuStreamCreate", "cuStreamCreateWithPriority", "cuCtxGetStreamPriorityRange",
+            "cuStreamDestroy", "cuStreamSynchronize", "cuStreamWaitEvent",
             "cuStreamEndCapture", "cuEventCreate", "cuEventDestroy", "cuEventRecord",
             "cuEventSynchronize", "cuEventElapsedTime", "cuLaunchKernel",
             "cuGraphCreate", "cuGraphDestroy", "cuGraphUpload", "cuGraphLaunch",
@@ -330,6 +331,12 @@ class Driver:
         result: tuple[Any, ...] = self._cu.cuStreamBeginCaptureToGraph(
             stream, graph, list(dependencies), None, len(dependencies), mode
         )
+        return result
+
+    def cuStreamBeginCapture(self, stream: Any) -> tuple[Any, ...]:
+        """Capture what follows on `stream` into a graph that cuStreamEndCapture gives."""
+        mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        result: tuple[Any, ...] = self._cu.cuStreamBeginCapture(stream, mode)
         return result
 
     def cuStreamGetCaptureInfo(self, stream: Any) -> tuple[Any, list[Any]]:

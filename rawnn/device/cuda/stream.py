@@ -13,12 +13,20 @@ _TIMING = "an event that times an epoch"
 
 
 class Stream:
-    """An ordered queue of device work. `handle` is what the driver's calls take."""
+    """An ordered queue of device work. `handle` is what the driver's calls take. Blocks of kernels
+    on an `urgent` one get the first multiprocessors that come free."""
 
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
-        self.handle = check(driver, "cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING),
-                            "a non-blocking stream")
+    def __init__(self, driver: Any, urgent: bool = False) -> None:
+        self._driver, self.urgent = driver, urgent
+        if not urgent:
+            self.handle = check(driver, "cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING),
+                                "a non-blocking stream")
+            return
+        _, greatest = check(driver, "cuCtxGetStreamPriorityRange",
+                            driver.cuCtxGetStreamPriorityRange(), "an urgent stream")
+        self.handle = check(driver, "cuStreamCreateWithPriority",
+                            driver.cuStreamCreateWithPriority(_NON_BLOCKING, greatest),
+                            "an urgent stream")
 
     def synchronize(self, context: str = "") -> None:
         """Wait for everything on the stream; an error of a kernel surfaces here."""

@@ -39,3 +39,20 @@ class LibraryCall:
     def rebind(self, operand: str, address: int) -> None:
         if operand in self._index:
             self._addresses[self._index[operand]] = address
+
+
+class CollectiveCall(LibraryCall):
+    """One that several ranks make together, by NCCL. In a graph it takes the priority of the
+    stream `urgent`: the blocks of a large product would leave it no multiprocessor until the last
+    of them has begun."""
+
+    def __init__(self, plan: Prepared, stream: Stream, label: str, operands: dict[str, int],
+                 urgent: Stream) -> None:
+        super().__init__(plan, stream, label, operands)
+        self._urgent = urgent
+
+    def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
+        urgent = int(self._urgent.handle)
+        nodes: list[Any] = graph.capture_apart(
+            dependencies, self._urgent, lambda: self._run(urgent, *self._addresses), self.label)
+        return nodes

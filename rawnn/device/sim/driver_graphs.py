@@ -17,6 +17,7 @@ from rawnn.device.sim.order import Task
 from rawnn.device.sim.simulation import Capture, Simulation
 
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
+_USE_NODE_PRIORITY = 8
 
 
 def kernel_node(kernel: Kernel, effect: Binding, geometry: Geometry) -> Node:
@@ -198,16 +199,25 @@ class GraphCalls(Effects):
     def cuStreamBeginCaptureToGraph(
         self, stream: Any, graph: Any, dependencies: Sequence[Any]
     ) -> tuple[Any, ...]:
+        data = self._graph(graph)
+        self._begin(stream, data, dependency_indices(self.simulation.nodes, data, dependencies))
+        return (0,)
+
+    @seam()
+    def cuStreamBeginCapture(self, stream: Any) -> tuple[Any, ...]:
+        self._begin(stream, None, ())
+        return (0,)
+
+    def _begin(self, stream: Any, graph: GraphData | None, tails: tuple[int, ...]) -> None:
         simulation = self.simulation
-        found, data = simulation.stream(stream), self._graph(graph)
+        found = simulation.stream(stream)
         if found.handle == 0:
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
         if found.capture is not None:
             raise Refused("CUDA_ERROR_ILLEGAL_STATE")
-        tails = dependency_indices(simulation.nodes, data, dependencies)
-        found.capture = Capture(data, found.handle, {found.handle: tails})
+        data = graph or simulation.create("graph", GraphData)[1]
+        found.capture = Capture(data, found.handle, {found.handle: tails}, apart=graph is None)
         simulation.captures.append(found.capture)
-        return (0,)
 
     @seam([])
     def cuStreamGetCaptureInfo(self, stream: Any) -> tuple[Any, list[Any]]:
@@ -232,6 +242,8 @@ class GraphCalls(Effects):
         for handle in capture.tails:
             simulation.stream(handle).capture = None
         if capture.invalid:
+            if capture.apart:
+                self.cuGraphDestroy(capture.graph.number)
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
         joined = capture.graph.reachable(capture.tails[stream.handle])
         if any(not set(tails) <= joined for tails in capture.tails.values()):
@@ -242,7 +254,7 @@ class GraphCalls(Effects):
     @seam(None)
     def cuGraphInstantiate(self, hGraph: Any, flags: int) -> tuple[Any, Any]:
         graph = self._graph(hGraph)
-        if flags or graph.is_body:
+        if flags not in (0, _USE_NODE_PRIORITY) or graph.is_body:
             raise Refused(_INVALID)
         graph.check_instantiable()
         copy = graph.clone()

@@ -317,6 +317,10 @@ class SimNccl:
         return (0,)
 
     def _enqueue(self, found: _Communicator, stream: int, parts: list[_Part]) -> None:
+        capture = self.simulation.stream(stream).capture
+        if capture is not None and not capture.apart:
+            capture.invalid = True  # as NCCL 2.28 does: "dependency created on uncaptured work"
+            raise Refused("ncclUnhandledCudaError")
         label = f"{parts[0].call} of {' + '.join(str(p.count) for p in parts)} elements"
         memory = self.simulation.memory
 

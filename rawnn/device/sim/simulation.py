@@ -31,12 +31,14 @@ _BY_THE_SIMULATION = ("rawnn.device.sim", "rawnn.device.cuda", "rawnn.graphs", "
 @dataclass(eq=False)
 class Capture:
     """A capture into `graph`: for each stream that takes part, the nodes (by index) that its
-    next operation depends on. `origin` is the stream it began on."""
+    next operation depends on. `origin` is the stream it began on. One that is `apart` has made
+    its graph."""
 
     graph: GraphData
     origin: int
     tails: dict[int, tuple[int, ...]]
     invalid: bool = False
+    apart: bool = False
 
 
 @dataclass(eq=False)

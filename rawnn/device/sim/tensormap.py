@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Protocol
 
 from rawnn.device.compiling.c_types import MAP_SIZE
@@ -113,15 +113,26 @@ def check_maps(label: str, signature: KernelSignature, values: Mapping[str, Any]
         if found is None:
             raise SimulationError(f"{about} was not made by cuTensorMapEncodeTiled")
         operand = known[of]
+        if rows is None:  # a user's kernel, whose boxes are its own
+            _compare(about, of, found, _of_the_user(found, operand))
+            continue
         if not operand.matrix or operand.window:
             raise SimulationError(f"{about}: '{of}' is no matrix, or one that moves with the step")
         size = operand.dtype.itemsize
         wanted = SimMap(
             operand.dtype.name.upper(), operand.address, (operand.cols, operand.rows),
             (operand.ld * size,),
-            (BOX_BYTES // size, found.box[-1] if rows is None else rows[of]), "128B",
-            found.promotion)
+            (BOX_BYTES // size, rows[of]), "128B", found.promotion)
         _compare(about, of, found, wanted)
+
+
+def _of_the_user(found: SimMap, operand: Operand) -> SimMap:
+    """What a map of the operand has to be, as far as its own arguments say: its address, and of a
+    matrix extents and pitch, too."""
+    if not operand.matrix or len(found.extents) != 2:
+        return replace(found, address=operand.address)
+    return replace(found, address=operand.address, extents=(operand.cols, operand.rows),
+                   strides=(operand.ld * operand.dtype.itemsize,))
 
 
 def _rows(label: str, boxes: Boxes, scalars: Mapping[str, Any]) -> Mapping[str, int]:

@@ -1,7 +1,8 @@
 // The copy engine (cp.async.bulk, sm_90): one thread asks for kilobytes, which cost the warps no issue
 // slots. Loads count their bytes at a barrier in shared memory (barriers.cuh); a thread's stores
 // form groups. The engine is another path to shared memory ("proxy"): what threads have written
-// there needs fence_proxy_async() (fences.cuh) ahead of the copy that reads or overwrites it.
+// there needs fence_proxy_async() (fences.cuh) ahead of the copy that reads or overwrites it. What
+// they have only read needs a barrier alone, as the rings of CUTLASS's pipelines take it.
 #pragma once
 #include "types.cuh"
 
@@ -43,6 +44,18 @@ __device__ __forceinline__ void load_tile(unsigned int to, const TensorMap& from
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
       "l"(&from), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// The same for several blocks of the cluster, whose bits are set in `blocks`: the tile comes to the
+// place `to` of each, and counts at the barrier at `barrier` of each. It is read from memory once.
+__device__ __forceinline__ void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row,
+                                                    int column, unsigned int barrier,
+                                                    unsigned int blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&from), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<unsigned short>(blocks))
       : "memory");
 }
 

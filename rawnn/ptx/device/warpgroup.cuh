@@ -12,6 +12,19 @@
 
 namespace ptx {
 
+// A warpgroup's registers a thread from here on (setmaxnreg): fewer, or more, which waits till others
+// have given theirs back. COUNT is a multiple of 8, 24 to 256. All four warps call it, in a kernel
+// whose registers are bounded (__launch_bounds__(threads, 1)), each role in a branch of one if.
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
 // Ahead of the first product, and wherever threads have written to the sums (wgmma.fence).
 __device__ __forceinline__ void fence_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

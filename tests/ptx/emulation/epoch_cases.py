@@ -42,7 +42,7 @@ EXPRESSIONS = (
     *(f"initialise<{t}>" for t in INITIALISED),
     "adjust_scale",
     "draw_words",
-    "draw_rounding",
+    "draw_rounding", "round_values",
     *linear_cases.EXPRESSIONS,
 )
 UNALIGNED = 1  # elements by which a matrix is moved off its alignment
@@ -207,6 +207,28 @@ def check_rounding_bits(emulator: Emulator, rng: np.random.Generator) -> None:
         expected = random.rounding_bits(seed, stream, step, np.arange(first, first + 33))
         assert np.array_equal(alone, expected)
         assert np.array_equal(grouped, expected)
+
+
+ODD = np.array([0x7f800000, 0xff800000, 0x7fffffff, 0x7fc00000, 0xffc00000, 0x7f7fffff, 0xff7fffff,
+                0x7f7f0000, 0x00000001, 0x80000000, 0x0000ffff], np.uint32)
+"""Infinities, the NaNs that a GPU and a host make, the largest numbers, the smallest."""
+
+
+def check_rounding_by_chance(emulator: Emulator, rng: np.random.Generator) -> None:
+    """Eight at once are rounded each by its own bits, whichever element they begin at."""
+    seed, stream, step, first, threads = 1 << 40 | 7, 5, 3, 2**32 - 512, 33
+    values = rng.standard_normal((threads, 8)).astype(np.float32)
+    odd = rng.random(values.shape) < 0.3
+    values.view(np.uint32)[odd] = rng.choice(ODD, odd.sum())
+    rounded = np.zeros((threads, 8), np.uint16)
+    emulator.launch("round_values", (1,), (threads,), values, rounded, ctypes.c_ulonglong(seed),
+                    ctypes.c_uint(stream), step, ctypes.c_uint(first))
+    elements = first + 9 * np.arange(threads)[:, None] + np.arange(8)
+    drawn = random.rounding_bits(seed, stream, step, elements).astype(np.uint64)
+    expected = ((values.view(np.uint32) + drawn) >> np.uint64(16)).astype(np.uint16)
+    nan = np.isnan(values)
+    assert np.array_equal(rounded[~nan], expected[~nan])
+    assert np.isnan((rounded.astype(np.uint32) << 16).view(np.float32)[nan]).all()
 
 
 def check_initialise(emulator: Emulator, rng: np.random.Generator) -> None:

@@ -1,5 +1,5 @@
-// Kernels that show what random.cuh draws, one element a thread.
-#include "random.cuh"
+// Kernels that show what random.cuh draws and rounding.cuh makes of it, one element a thread, or 8.
+#include "rounding.cuh"
 
 extern "C" __global__ void draw_words(unsigned int* words, unsigned long long seed,
                                       unsigned int stream, unsigned long long counter,
@@ -16,4 +16,16 @@ extern "C" __global__ void draw_rounding(unsigned int* alone, unsigned int* grou
   alone[threadIdx.x] = rounding_bits(seed, stream, step, element);
   const Words group = rounding_group(seed, stream, step, element / 8u);
   grouped[threadIdx.x] = rounding_of(group, static_cast<int>(element % 8u));
+}
+
+// 8 values from any element on, rounded at once.
+extern "C" __global__ void round_values(const float* values, unsigned int* rounded,
+                                        unsigned long long seed, unsigned int stream, int step,
+                                        unsigned int first) {
+  const Rounding how = {true, seed, stream, step};
+  float own[8];
+  unsigned int words[4];
+  for (int i = 0; i < 8; ++i) own[i] = values[8 * threadIdx.x + i];
+  round_by_chance(words, own, rounding_window<8>(how, first + 9u * threadIdx.x).word);
+  for (int i = 0; i < 4; ++i) rounded[4 * threadIdx.x + i] = words[i];
 }

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -63,11 +63,15 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
     ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
+    ("softmax, SGD", 4, 1, "FGSF", (1.0, 0.0), 0, 1, "marked"),
+    ("softmax, SGD", 8, 1, "FSFG", (1.0, 0.0), 0, 1, "counted"),
+    ("a boundary that is counted", 2, 1, "FGSF", (1.0, 0.0), 0, 1, "l2"),
+    ("float16", 4, 1, "FGFF", (2.0**20, 5.0), 0, 1, "l2"),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
-partial batch that ends it, and how many micro-batches a batch is. Between them they take
-every template of onchip_*.cuh."""
+partial batch that ends it, how many micro-batches a batch is, and where blocks exchange. Between
+them they take every template of onchip_*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
@@ -80,8 +84,13 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("generation", r"(ptx::grid_barrier\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
-    ("exchange", r"mail\.(?:expect|send|send_to_all)\([^;]*\);|(?<!void )send\([^;{]*\);"
+    ("exchange", r"(?:mail|marked|counted)\.(?:expect|send|sent|send_to_all)\([^;]*\);"
+                 r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
                  r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;", ";"),
+    ("exchange", r"ptx::store_marked\([^;]*\);|(?<!void )store\((?:own|common)[^;]*\);", ";"),
+    ("exchange", r"ptx::wait_for_grid\([^;]*\);|ptx::arrive_at_grid\([^;]*\);", ";"),
+    ("generation", r"\+\+(?:exchanges|meetings)\b", lambda m: m[0][2:]),
+    ("generation", r"exchanges \+ 1u", "exchanges"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
@@ -89,8 +98,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("store", r"__stcg\([^;]*\);", ";"),
     ("reset", r"(?:\*ticket|counters\[i\]) = 0u;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
-    ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;]*\);"
-             r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;]*\);", ";"),
+    ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
+             r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;{]*\);", ";"),
     ("wait for one too few", r"(wait_for_(?:copies|reads|products))<([^;>]*)>\(\);",
      r"\1<(\2) + 1>();"),
     ("group", r"(?:ptx::)?commit_\w+\(\);", ";"),
@@ -99,7 +108,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("bound", rf" >= (?={_EXTENT}\b)", " > "),
     ("bound", rf"\bmin\((\w+), {_EXTENT}[^()]*\)", r"(\1)"),
     ("bounds check", r"if \([^;{}()]*(?:\([^;{}()]*\)[^;{}()]*)*\) return;", ";"),
-    ("zero fill", r" : 0(\.0f|u)?(?=[;,)])", lambda m: f" : 1{m[1] or ''}"),
+    ("zero fill", r"(?<!ffffu) : 0(\.0f|u)?(?=[;,)])", lambda m: f" : 1{m[1] or ''}"),
+    ("zero fill", r"(?<=ffffu) : 0u(?=[;,)])", " : 0xffffffffu"),  # of a mask
     ("zero fill", r"(?<=\w|\]) = 0(\.0f|u)(?=;)", r" = 1\1"),
     ("index", rf"\b({_PLACE}) ([*/%]) (\d+)\b", lambda m: f"{m[1]} {m[2]} {int(m[3]) + 1}"),
     ("index", rf"\b({_PLACE}) \+ (\d+)\b", lambda m: f"{m[1]} + {int(m[2]) + 1}"),
@@ -109,8 +119,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("scale", rf"\b{_FACTOR} \* (?=[\w(])", ""),
     ("sign", rf"(?<=\w|\)) - (?={_FACTOR}\b|\(|largest|values|before|before\w*|mean)", " + "),
     ("sign", r" -= ", " += "),
-    ("moment", r"\bbeta1\b", "beta2"),
-    ("moment", r"\bbeta2\b", "beta1"),
+    ("moment", r"(?<!double )(?<!double beta1, )\bbeta1\b", "beta2"),
+    ("moment", r"(?<!double )(?<!double beta1, )\bbeta2\b(?!;)", "beta1"),
     ("moment", r"1\.0f - (beta\d)", r"\1"),
     ("pair", r"\(low, high\)", "(high, low)"),
 )
@@ -119,6 +129,11 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
 _LEFT_OUT = re.compile(
     r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*(?:\\\n[^\n]*)*|static_assert\([^;]*;|template <[^;{]*?>"
     r"|^struct [^\n]*|^[^\n]*constexpr[^\n]*;|asm[^;]*;", re.DOTALL | re.MULTILINE)
+
+
+_QUIET = " ".join(f'_Pragma("GCC diagnostic ignored \\"-W{warning}\\"")' for warning in (
+    "empty-body", "unused-variable", "unused-but-set-variable", "unused-but-set-parameter",
+    "maybe-uninitialized"))
 
 
 @dataclass(frozen=True)
@@ -147,8 +162,9 @@ class Fault:
         return f"{self.file}: {self.kind}: {line} [{column}]" + (f" #{turn}" if turn > 1 else "")
 
     def planted(self, text: str) -> str:
+        """The text with the fault, of which no compiler warns."""
         assert text[self.start : self.start + len(self.old)] == self.old
-        return text[: self.start] + self.new + text[self.start + len(self.old):]
+        return _QUIET + text[: self.start] + self.new + text[self.start + len(self.old):]
 
 
 @cache
@@ -156,7 +172,8 @@ def written_files() -> dict[str, tuple[Any, ...]]:
     """The kernels of WRITTEN by the names that their faults give as the file."""
     return {f"{GENERATED} {how[0]}, {how[1]}x{how[2]} {how[3]}".rstrip()
             + "".join(f", {number} {what}" for number, what in zip(
-                how[5:], ("left", "turns"), strict=False) if number): how for how in WRITTEN}
+                how[5:], ("left", "turns"), strict=False) if number > (what == "turns"))
+            + "".join(f", {exchange}" for exchange in how[7:]): how for how in WRITTEN}
 
 
 @cache
@@ -242,10 +259,11 @@ def _includes(file: str) -> frozenset[str]:
 
 def dependents(file: str) -> list[str]:
     """The sources that a fault in a file may show in; those with the fewest headers first, which
-    are the quickest to build, and GENERATED last. What random.cuh draws has a kernel of its own."""
+    are the quickest to build, and GENERATED last. What rounding.cuh draws and rounds has kernels of
+    its own."""
     found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
     found.sort(key=lambda name: (len(_includes(name)), name))
-    found[:0] = [_PROBE] if file in _includes("random.cuh") else []
+    found[:0] = [_PROBE] if file in _includes("rounding.cuh") else []
     return [*found, *([GENERATED] if file in _includes("onchip.cuh") else [])]
 
 
@@ -327,21 +345,21 @@ def _checks_of(source: str) -> tuple[str, ...]:
 
 @cache
 def _plans_with(source: str) -> tuple[str, ...]:
-    """The cases whose plans launch a source's kernels, not more than eight: those that between them
-    have the most kernels, types and flags of instances."""
-    have = {name: {word for op in _plan(name).ops
-                   if has_kernel(op) and kernel_for(op).source == source
-                   for word in re.split("[<>,]", kernel_for(op).expression(op, _plan(name)))}
-            for name in CASES}
+    """Of the cases whose plans launch a source's kernels, some that between them have all
+    instances: those first that bring the most kernels, types and flags."""
+    have = {name: {kernel_for(op).expression(op, _plan(name)) for op in _plan(name).ops
+                   if has_kernel(op) and kernel_for(op).source == source} for name in CASES}
     chosen: list[str] = []
     seen: set[str] = set()
-    for _ in range(8):
-        left = [name for name in CASES if have[name] and name not in chosen]
-        if not left:
-            break
-        chosen.append(max(left, key=lambda name: len(have[name] - seen)))
+    while left := [name for name in CASES if have[name] - seen]:
+        words = _words(seen)
+        chosen.append(max(left, key=lambda name: len(_words(have[name]) - words)))
         seen |= have[chosen[-1]]
     return tuple(chosen)
+
+
+def _words(expressions: Iterable[str]) -> set[str]:
+    return {word for expression in expressions for word in re.split("[<>,]", expression)}
 
 
 @cache
@@ -359,8 +377,8 @@ def _probe(source: str, sources: Path, changed: str) -> None:
         expressions = instances([plan], kernels)[source]
         twin = _build(source, expressions, sources)
         try:
-            for run, overflow, spoiled in runs(CASES[name], plan):
-                check({source: twin}, Memory(plan, 5, overflow, spoiled), run, kernels)
+            for run, overflow, spoil in runs(CASES[name], plan):
+                check({source: twin}, Memory(plan, 5, overflow, spoil), run, kernels)
         finally:
             twin.path.unlink(missing_ok=True)
     if source == GENERATED:
@@ -440,7 +458,7 @@ def _attempt_written(fault: Fault) -> None:
         _check_written(how, launch, run)
 
 
-def _attempt(fault: Fault) -> tuple[str, str]:
+def _attempt(fault: Fault, first: str) -> tuple[str, str]:
     if fault.file in written_files():
         return _judged(fault.file, lambda: _attempt_written(fault)) or ("survived", fault.file)
     with tempfile.TemporaryDirectory() as folder:
@@ -448,6 +466,7 @@ def _attempt(fault: Fault) -> tuple[str, str]:
         shutil.copytree(SOURCES, tree, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
         (tree / fault.file).write_text(fault.planted(text_of(fault.file)))
         sources = dependents(fault.file)
+        sources.sort(key=lambda source: source != first)
         for source in sources:
             if found := _judged(source, partial(_probe, source, tree, fault.file)):
                 return found
@@ -468,9 +487,10 @@ def _judged(source: str, probe: Callable[[], None]) -> tuple[str, str] | None:
     return None
 
 
-def attempt(fault: Fault) -> Outcome:
+def attempt(fault: Fault, first: str = "") -> Outcome:
     """Plants a fault and looks whether it is caught, in a process of its own: it may hang or crash.
-    What a machine is too busy to find out in PATIENCE is "unknown"."""
+    Of the sources that it may show in, `first` is tried first. What a machine is too busy to find
+    out in PATIENCE is "unknown"."""
     begin = time.monotonic()
     read, write = os.pipe()
     child = os.fork()
@@ -480,7 +500,7 @@ def attempt(fault: Fault) -> Outcome:
         used = int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (used + LIMIT, used + LIMIT))
         try:
-            what, how = _attempt(fault)
+            what, how = _attempt(fault, first)
         except BaseException as error:
             what, how = "caught", f"{type(error).__name__}: {str(error)[:200]}"
         os.write(write, f"{what}\0{how}"[:3000].encode())

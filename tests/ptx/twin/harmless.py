@@ -5,17 +5,16 @@ from __future__ import annotations
 from tests.ptx.twin.faults import Fault, argument
 
 HARMLESS: dict[str, str] = {
-    "narrow.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the queue to "
-    "memory [2]":
+    "narrow_inner.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the "
+    "queue to memory [2]":
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
-    "wgmma.cu: index: if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = "
-    "group.bias[2 * half]; [76]":
+    "wgmma.cu: index: if (biased && q == 0) row[TILE::kN] = group.bias[2 * half]; [54]":
         "the sums are products with ones: all columns of a row are the same",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
-    "narrow.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) * "
-    "kRows); [65]":
+    "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
+    "* kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
     "onchip_loss.cuh: barrier: __syncthreads(); [2]":
         "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
@@ -35,7 +34,8 @@ HARMLESS: dict[str, str] = {
          for name in ("Adam in an order, 4x1 FSFF", "Adam in an order, state far, 2x1 FSFF",
                       "Adam in an order, state far, 2x3 FSFF")),
         "one warp fetches both the order and the few rows here; with long rows it is caught"),
-    "head.cu: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * biases[row]); [48]":
+    "head_rows.cuh: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * "
+    "biases[row]); [46]":
         "all columns of a product with ones are the same sum",
     "floors.cu: barrier: for (int round = 0; round < rounds; ++round) ptx::cluster_barrier(); [47]":
         "the barrier is there to be timed: nothing is exchanged across it",
@@ -54,10 +54,6 @@ HARMLESS: dict[str, str] = {
     "common.cuh: zero fill: const float high = i + half < N ? values[(i + half) % LENGTH] : 0.0f; "
     "[69]":
         "it comes to lanes that hold padding, whose index is negative",
-    "common.cuh: zero fill: for (int i = 0; i < N; ++i) values[i] = i < count ? to_float(from[i]) "
-    ": 0.0f; [73]":
-        "store_part leaves out what does not exist, and so do the sums and the flag of an "
-        "overflow",
     "gather.cu: zero fill: const int example_from = row < batch ? order[example] : 0; [57]":
         "threads behind the batch read no example",
     "gather.cu: zero fill: const int label = labelled ? static_cast<int>(labels[label_at]) : 0; "
@@ -65,32 +61,29 @@ HARMLESS: dict[str, str] = {
         "a label is stored only where there are labels",
     "gather.cu: zero fill: const int label_from = labelled ? order[label_at] : 0; [53]":
         "what has no label does not read one either",
-    "head.cu: bound: if (row >= batch || column >= classes) values[i] = 0.0f; [32]":
+    "head_rows.cuh: bound: if (row >= batch || column >= classes) values[0][i] = 0.0f; [32]":
         "the probability of a class that does not exist is zero already",
-    "head.cu: zero fill: b[c][0] = b[c][1] = b[c][2] = b[c][3] = 0u; [45]":
+    "head_rows.cuh: zero fill: b[c][0] = b[c][1] = b[c][2] = b[c][3] = 0u; [45]":
         "the scores of classes that do not exist are replaced by minus infinity",
     **dict.fromkeys((
         "head.cu: zero fill: biases[thread] = bias != nullptr && thread < classes ? bias[thread] "
         ": 0.0f; [71]",
-        "narrow.cu: zero fill: head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f; [50]",
+        "narrow_inner.cu: zero fill: head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f; [50]",
     ), "it adds the same to every class, which a softmax does not show, or to classes that do not "
        "exist"),
-    "head.cu: zero fill: float magnitude = 0.0f;  // one test for all of them: infinite or NaN "
-    "where any is [17]":
-        "a finite sum stays finite with one more",
     **dict.fromkeys((
-        "head.cu: zero fill: for (int i = 0; i < TILES * 4; ++i) sums[i / 8][i / 4 % 2][i % 4] = "
-        "0.0f; [69]",
+        "head_rows.cuh: zero fill: for (int i = 0; i < TILES * 4; ++i) sums[i / 8][i / 4 % 2][i "
+        "% 4] = 0.0f; [69]",
         "linear.cu: zero fill: for (int c = 0; c < CLASSES; ++c) sums[c] = 0.0f; [43]",
     ), "it adds the same to every class, which a softmax does not show"),
     "head.cu: zero fill: old[c][0] = old[c][1] = old[c][2] = old[c][3] = 0u; [51]":
         "the gradients of classes that do not exist are zeros",
-    "linear.cu: zero fill: : 0.0f; [32] #5":
+    "linear.cu: zero fill: : 0.0f; [32] #3":
         "the pixels of rows past the batch are zeros",
     "linear.cu: zero fill: const float before = writes ? *weight : 0.0f;  // early: beside all "
     "other loads [41]":
         "what does not write does not use the weight either",
-    "linear.cu: zero fill: const float before1 = second ? bias[c + 1] : 0.0f; [48]":
+    "linear_pieces.cuh: zero fill: const float before1 = second ? bias[c + 1] : 0.0f; [48]":
         "the second of the classes is not stored where there is one",
     "linear.cu: zero fill: const float shift = warp == 0 && lane < CLASSES ? bias[lane] : 0.0f; "
     "[62]":
@@ -109,8 +102,8 @@ HARMLESS: dict[str, str] = {
     "0.0f; [67]":
         "a one overflows no more than a zero, and the values have been stored before",
     **dict.fromkeys((
-        "narrow.cu: barrier: __syncwarp();  // racecheck takes the initialisation for that of all "
-        "lanes [6]",
+        "narrow_fetch.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for "
+        "that of all lanes [6]",
         "skinny_parts.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for that "
         "of all lanes [4]",
     ), "one thread does what is ahead of it and what is behind it"),
@@ -118,12 +111,12 @@ HARMLESS: dict[str, str] = {
         "a warp without pixels has no weights either: what it loads is masked to zeros, and not "
         "used",
     **dict.fromkeys((
-        "narrow.cu: zero fill: const float share = exists ? __fdividef(1.0f, "
+        "narrow_inner.cu: zero fill: const float share = exists ? __fdividef(1.0f, "
         "static_cast<float>(batch)) : 0.0f; [78]",
         "narrow_pieces.cuh: zero fill: words[2 * i] = load_pixels(from[i], exists ? present(col, "
         "FEATURES) : 0u); [73]",
-    ), "rows behind the batch are computed like the others, and masked where an update reads "
-       "them"),
+    ), "rows behind the batch are computed like the others, from rows that are padded to 16 bytes, "
+       "and masked where an update reads them"),
     **dict.fromkeys((
         "narrow_pieces.cuh: zero fill: at + 1 < FEATURES ? v[1] : 0.0f); [67]",
         "narrow_pieces.cuh: zero fill: weights[i / 4][i % 4] = pack_pair<T>(at < FEATURES ? v[0] "
@@ -150,7 +143,7 @@ HARMLESS: dict[str, str] = {
         "skinny_backward.cuh: barrier: __syncwarp(); [4]",
         "skinny_backward.cuh: barrier: __syncwarp(); [4] #2",
     ), "it brings the mover's warp together ahead of the block's barrier, which orders the same"),
-    "skinny_backward.cuh: zero fill: const unsigned int pair_of_ones = g == 0 ? "
+    "skinny_weights.cuh: zero fill: const unsigned int pair_of_ones = g == 0 ? "
     "pack_pair<T>(1.0f, 1.0f) : 0u; [71]":
         "only the first row of the product is used",
     "skinny_backward.cuh: zero fill: return max(depth * kSlot + 1024 + (UPDATE ? kXTile : 0), "
@@ -165,52 +158,15 @@ HARMLESS: dict[str, str] = {
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
         "all images are zeros here, those of one turn as of the other",
-    "wgmma.cu: zero fill: for (float& sum : bias) sum = 0.0f; [33]":
-        "only updates sum up a bias, and their tiles have no clusters",
 }
 """By Fault.name."""
 
 OUT_OF_REACH: dict[str, str] = {
-    "skinny_backward.cuh: zero fill: const unsigned int mask = is_finite(magnitude) ? 0xffffffffu "
-    ": 0u; [62]":
-        "it makes -0 of the NaN that a GPU's arithmetic gives, 0x7fffffff; the host gives another",
     "skinny_parts.cuh: barrier: __syncwarp(); [4] #2":
         "the cluster's barrier wants a warp's lanes together (.aligned); on the host each arrives "
         "by itself",
 }
 """Faults that a GPU would show and the twin does not, and why; by Fault.name."""
-
-_LAST_WAIT = "behind the main loop, where no copies should be left: the wait may be redundant"
-
-OPEN: dict[str, str] = {
-    **{f"{file}.cu: wait{kind}: wait_for_copies<0>(); [{line}]": _LAST_WAIT
-       for file, line in (("mma", 4), ("tiled", 6), ("wgmma", 4), ("wgmma_tf32", 2))
-       for kind in ("", " for one too few")},
-    "wgmma_tf32.cu: barrier: __syncthreads();  // the operands are done with: their place takes "
-    "the sums [2]":
-        "the loop ends with a barrier of its own: this one may be redundant",
-    "narrow.cu: fence: ptx::fence_proxy_async(); [8]":
-        "between a read and a later copy to the same place: whether PTX asks for it is not clear",
-    "wgmma.cu: index: group.column0 = warp / 4 % TILE::kWarpsN * Group::kColumns; [20]":
-        "no tile has several groups of warps across",
-    "mma_copy.cuh: turn: return kChunks == 8 ? (row & 1) | ((row >> 1) & 6) : (row >> 2) & "
-    "(kChunks - 1); [28]":
-        "another swizzle, which writer and reader share: slower, not wrong",
-    "narrow_pieces.cuh: zero fill: words[i] &= left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : 0u; "
-    "[63]":
-        "what lies behind the last feature meets weights of 0",
-    "head.cu: index: rounded[i] = stochastic_round_bf16(values[2 * i], low).bits | upper << 16; "
-    "[47]":
-        "needs a case: a row of the head that is infinite in part",
-    "mma_fragments.cuh: index: base = at(row, first * 2 / 16 + (LEFT ? low : high)); [21]":
-        "a case that catches it is not always among those that the probe takes",
-    "train_steps rounded by chance, Adam, 4x1 FSFF: turn: convert_rows<Shape, false, 21, 24, 32>("
-    "x, reinterpret_cast<const unsigned char*>(shared + 1776) + (u & 1) * 512, "
-    "0.00392156862745098f, "
-    "nullptr, nullptr, 21, present); [102]":
-        "needs a case: the tolerance of weights rounded by chance is too wide for it",
-}
-"""Faults that survive and are not settled: what is supposed of each; by Fault.name."""
 
 
 def why_harmless(fault: Fault) -> str:

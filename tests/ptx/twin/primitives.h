@@ -139,6 +139,7 @@ void init_barrier(unsigned int barrier, int arrivals);
 void publish_barriers();
 void arrive(unsigned int barrier);
 void arrive_remote(unsigned int barrier);
+void arrive_remote_having_read(unsigned int barrier);
 void arrive_expecting(unsigned int barrier, int bytes);
 void expect(unsigned int barrier, int bytes);
 bool has_ended(unsigned int barrier, int parity);
@@ -149,6 +150,8 @@ void wait_for_remote(unsigned int barrier, int parity);
 void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrier);
 void store_bulk(void* to, unsigned int from, int bytes);
 void load_tile(unsigned int to, const TensorMap& from, int row, int column, unsigned int barrier);
+void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row, int column,
+                         unsigned int barrier, unsigned int blocks);
 void store_tile(const TensorMap& to, int row, int column, unsigned int from);
 void commit_stores();
 template <int PENDING>
@@ -195,6 +198,26 @@ inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 
   wait_for_grid(counter, target, what);
 }
 
+// marked.cuh
+inline unsigned long long marked(float value, unsigned int mark) {
+  return static_cast<unsigned long long>(mark) << 32 | __float_as_uint(value);
+}
+inline bool has_mark(unsigned long long word, unsigned int mark) { return word >> 32 == mark; }
+void store_marked(unsigned long long* to, float first, float second, unsigned int mark);
+void store_marked(unsigned long long* to, float value, unsigned int mark);
+ulonglong2 load_marked(const unsigned long long* from);
+unsigned long long load_marked_one(const unsigned long long* from);
+float wait_for_marked_one(const unsigned long long* from, unsigned int mark, int what = 0);
+template <int COUNT>
+void wait_for_marked(float2 (&values)[COUNT], const unsigned long long* const (&from)[COUNT],
+                     unsigned int mark, int what = 0) {
+  for (int i = 0; i < COUNT; ++i) {
+    twin::must_be_aligned(from[i], 16);
+    values[i].x = wait_for_marked_one(from[i], mark, what);
+    values[i].y = wait_for_marked_one(from[i] + 1, mark, what);
+  }
+}
+
 // fences.cuh
 void fence_proxy_async();
 inline void gpu_fence() { __threadfence(); }
@@ -203,6 +226,10 @@ void wait_for_kernels();
 void launch_dependents();
 
 // warpgroup.cuh
+template <int COUNT>
+void give_registers() {}
+template <int COUNT>
+void take_registers() {}
 void fence_products();
 void commit_products();
 template <int PENDING>

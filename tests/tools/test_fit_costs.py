@@ -1,0 +1,120 @@
+"""tools/fit_costs.py: constants that made the times are found again, each with where it is from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from rawnn.bench.conditions import Conditions
+from rawnn.bench.floors import Floor, FloorsResult, Unit
+from rawnn.bench.statistics import spread
+from rawnn.onchip import cost
+from rawnn.onchip.choose import choose
+from rawnn.onchip.cost import Costs
+from rawnn.onchip.problem import Unsupported
+from rawnn.run.result import Environment
+from tests.onchip.problems import HOPPER, problem
+from tools.fit_costs import Measured, expected, fitted, main, of_floors
+
+CLOCK, EXCHANGE, RATE = 1900.0, 400.0, 12.0  # cycles a microsecond, cycles, bytes a cycle
+SHAPES = [(layers, batch, shares)
+          for layers in ((784, 10), (784, 64, 10), (784, 128, 128, 10), (300, 200, 100, 50, 10),
+                         (64, 256, 256, 10), (784, 256, 256, 256, 10))
+          for batch in (16, 128) for shares in ((1, 0), (8, 1), (16, 4))]
+
+
+def environment() -> Environment:
+    return Environment("0.1", "abc", "3.12", "Linux x86_64", "cuda", {"name": "NVIDIA H200"}, {},
+                       {}, "2026-01-01T00:00:00+00:00")
+
+
+def floors() -> FloorsResult:
+    """Of a GPU on which an exchange of n bytes takes EXCHANGE + n / RATE cycles."""
+    def one(name: str, value: float, unit: Unit = "us") -> Floor:
+        return Floor(name=name, what=name, unit=unit, value=spread([value]), samples=[value])
+
+    found = [one("grid_barrier", 1.1)]
+    for size in (2, 4, 8, 16):
+        short, long = ((EXCHANGE + nbytes / RATE) / CLOCK for nbytes in (512 * size, 4096 * size))
+        found += [one(f"exchange_{size}", short),
+                  one(f"exchange_bytes_{size}", 4096 * size / long / 1e3, "GB/s")]
+    return FloorsResult(environment=environment(), multiprocessors=132, timer={}, floors=found,
+                        conditions=Conditions(sm_mhz=spread([CLOCK])))
+
+
+def measured(costs: Costs, noise: float = 0.0) -> list[Measured]:
+    """What networks shared in several ways take by the model with these constants."""
+    generator, found = np.random.default_rng(0), []
+    for layers, batch, shares in SHAPES:
+        try:
+            choice = choose(problem(layers, batch), HOPPER, *shares)
+        except Unsupported:  # it has no room in so few blocks
+            continue
+        us = expected(choice, costs) * float(np.exp(noise * generator.standard_normal()))
+        found.append(Measured(str(choice.decomposition), choice, us))
+    return found
+
+
+def test_what_floors_say_is_taken_from_them() -> None:
+    found = of_floors(floors())
+    assert found == pytest.approx({"clock": CLOCK, "exchange": EXCHANGE, "exchange_bytes": RATE,
+                                   "decision_between": 1.1 * CLOCK})
+    assert of_floors(msgspec.structs.replace(floors(), conditions=None)) == {}
+
+
+def test_constants_that_made_the_times_are_found_again_and_say_where_they_are_from() -> None:
+    fixed = {k: v for k, v in of_floors(floors()).items() if k in asdict(cost.H200)}
+    true = replace(cost.H200, **fixed, product=2.0, gradient=2.2, second=2500.0)
+    networks = measured(true, noise=0.01)
+    assert len(networks) > 15
+    found = {c.name: c for c in fitted(networks, cost.H200, fixed)}
+    assert {name for name, c in found.items() if c.source == "floors"} == set(fixed)
+    for name in ("product", "gradient", "second"):
+        c = found[name]
+        assert c.source == "fit"
+        assert c.before == getattr(cost.H200, name)
+        assert c.value == pytest.approx(getattr(true, name), rel=0.15), name
+    # No network here has a scaled loss or weights rounded by chance: nothing is learned of these.
+    for name in ("decision", "draws"):
+        assert found[name].source == "kept"
+        assert found[name].value == pytest.approx(getattr(cost.H200, name))
+    after = Costs(**{c.name: c.value for c in found.values()})
+    before = [abs(np.log(expected(m.choice, cost.H200) / m.us)) for m in networks]
+    now = [abs(np.log(expected(m.choice, after) / m.us)) for m in networks]
+    assert np.mean(now) < 0.03 < np.mean(before)
+
+
+def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept, steps = tmp_path / "floors.json", tmp_path / "steps.csv"
+    floors().write_json(kept)
+    steps.write_text("layers,batch,opt,us,optimizer\n"
+                     "784-10,128,persistent,6.1,\n"
+                     "784-128-10,128,\"best,persistent\",11.0,adam\n"
+                     "784-128-10,32,\"persistent=8x2:256:SFF,bf16\",9.5,\n"
+                     "784-128-10,32,\"best,-persistent\",20,\n"
+                     "784-128-10,32,persistent=8x2:256:SSS,20,\n")
+    assert main([str(steps), "--floors", str(kept), "--fit", "exchange"]) == 0
+    said = capsys.readouterr().out
+    assert "784-128-10 batch 32 persistent=8x2:256:SFF,bf16" in said
+    assert "line 5: no persistent kernel comes of best,-persistent" in said
+    assert "line 6: the toggle 'persistent' cannot run so" in said
+    source = {line.split()[0]: line.split()[3] for line in said.splitlines()
+              if len(line.split()) > 3}
+    assert source["clock"] == "floors"
+    assert source["exchange"] in ("fit", "kept")
+    assert "in the root mean square of 3 log ratios" in said
+    for text, words in (("layers,batch,us\n784-10,1,2\n", "line 2: there is no opt"),
+                        ("layers,batch,opt,us\n784-10,8,fuse,2\n", "0 networks cannot be fitted"),
+                        ("layers,batch,form,us,reason\n784-10,8,1x1:256:FF,2,no room\n", "0 net"),
+                        ("layers,batch,opt,us\n784-10,8,persistent,-2\n", "us must be above 0"),
+                        ("layers,batch,opt,us\n", "0 networks cannot be fitted to")):
+        steps.write_text(text)
+        assert main([str(steps)]) == 1
+        assert words in capsys.readouterr().err
+    assert main([str(steps), "--fit", "exchang"]) == 1
+    assert "no constant is called exchang" in capsys.readouterr().err

@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Fit the constants of the on-chip cost model to a GPU: rawnn/onchip/cost.py.
+
+    python -m rawnn bench floors --json floors.json
+    python tools/fit_costs.py steps.csv --floors floors.json --gpu H200
+
+steps.csv has a line for each measured network, with a heading: `layers` (784-128-10), `batch`,
+`opt` (toggles with how `persistent` shared the work, as a result names them:
+"persistent=4x8:256:FSGF,bf16"; or `form` and `numbers`: 4x8:256:FSGF and bf16), `us` (microseconds
+a step), and optionally `loss`, `optimizer`, `activation`, `inputs` (uint8, the default, or
+float32), and the `reason` of what was not measured. Lines that are of no persistent kernel, or of
+one that this version does not make, are left out and said.
+
+A constant that `bench floors` measures by itself is taken from there; the others are fitted: those
+that make the sum of the squared log ratios of expected and measured times least, where being off
+from today's constant by a factor of e^PRIOR costs as much as a network that is off by e^NOISE. So a
+constant that the networks say nothing of stays what it is, and is marked `kept`. Printed is what
+each constant was, is, where it comes from and how well it is known, then expected and measured
+times of each network. Nothing is written: the figures are for a reader to put into the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rawnn.bench.floors import FloorsResult, read_floors
+from rawnn.cli.plan import TARGETS, assumed
+from rawnn.errors import ConfigError, RawnnError
+from rawnn.onchip import cost
+from rawnn.onchip.choose import Choice
+from rawnn.onchip.cost import Costs
+from rawnn.opts import select
+from rawnn.run.config import Config
+from rawnn.step.build import training_step
+from rawnn.step.ops.train_steps import KIND
+from rawnn.step.recipe import Form
+
+NOISE = 0.05
+"""Of log times: what the model may be off in a network, whatever its constants."""
+PRIOR = 1.0
+"""Of log constants: today's are known to within so much, before anything is measured."""
+KNOWN = 0.5
+"""A constant whose log is not known better than to this share of PRIOR is `kept`."""
+ROUNDS = 40
+STEP = 1e-3  # in the log of a constant, for its slope
+EXAMPLES = 60_000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network, how its kernel shares the work, and microseconds a step."""
+
+    name: str
+    choice: Choice
+    us: float
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One of the model: what it was and is; `source` is floors, fit or kept; `error` is the
+    standard error of its log, 0 where it was measured by itself."""
+
+    name: str
+    before: float
+    value: float
+    source: str
+    error: float
+
+
+def expected(choice: Choice, costs: Costs) -> float:
+    """Microseconds a step by the model."""
+    far = choice.layout.far_tiles * costs.far_tile / costs.clock
+    return cost.microseconds(choice.decomposition, costs) + far
+
+
+def of_floors(found: FloorsResult, blocks: Collection[int] = (4, 8, 16)) -> dict[str, float]:
+    """The constants that floors are: the clock; what an exchange in a cluster begins with and the
+    bytes of it a cycle, by the times of a short one (512 bytes from each block) and a long one (4
+    KiB), in the median of the cluster sizes; what telling other clusters takes."""
+    seen = found.conditions
+    if seen is None or seen.sm_mhz is None:
+        return {}
+    clock = seen.sm_mhz.median  # MHz: cycles a microsecond
+    values = {"clock": clock}
+    begins, rates = [], []
+    for size in blocks:
+        short, rate = found.value(f"exchange_{size}"), found.value(f"exchange_bytes_{size}")
+        if short is None or rate is None:
+            continue
+        few, many = 512 * size, 4096 * size
+        slope = (many / (rate * 1e3) - short) / (many - few)  # microseconds a byte
+        if slope > 0 and short > few * slope:
+            begins.append((short - few * slope) * clock)
+            rates.append(1 / (slope * clock))
+    if begins:
+        values |= {"exchange": float(np.median(begins)), "exchange_bytes": float(np.median(rates))}
+    barrier = found.value("grid_barrier")
+    if barrier is not None:
+        values["decision_between"] = barrier * clock
+    return values
+
+
+def fitted(measured: Sequence[Measured], before: Costs, fixed: Mapping[str, float]
+           ) -> list[Constant]:
+    """All constants. Raises ConfigError for too few networks to say anything."""
+    if len(measured) < 3:
+        raise ConfigError(f"{len(measured)} networks cannot be fitted to: measure a dozen or more, "
+                          f"of different depths, widths and batches")
+    names = [name for name in asdict(before) if name not in fixed]
+    start = replace(before, **{k: v for k, v in fixed.items() if k in asdict(before)})
+    prior = np.log([getattr(before, name) for name in names])
+
+    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        costs = replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        times = [math.log(expected(m.choice, costs) / m.us) for m in measured]
+        return np.concatenate([np.array(times) / NOISE, (logs - prior) / PRIOR])
+
+    logs, slopes = _least_squares(residuals, prior)
+    spread = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)))
+    found = {name: Constant(name, getattr(before, name), float(np.exp(log)),
+                            "fit" if error < KNOWN * PRIOR else "kept", float(error))
+             for name, log, error in zip(names, logs, spread, strict=True)}
+    return [found[name] if name in found else
+            Constant(name, getattr(before, name), fixed[name], "floors", 0.0)
+            for name in asdict(before)]
+
+
+def _least_squares(residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+                   at: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Where the sum of squares is least, by Levenberg and Marquardt, and the slopes there."""
+    damping, here = 1e-3, residuals(at)
+    for _ in range(ROUNDS):
+        slopes = np.stack([(residuals(at + STEP * unit) - here) / STEP
+                           for unit in np.eye(len(at))], axis=1)
+        normal = slopes.T @ slopes
+        while damping < 1e9:
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ here)
+            there = residuals(at + step)
+            if there @ there < here @ here:
+                break
+            damping *= 4
+        else:
+            break
+        gained = here @ here - there @ there
+        at, here, damping = at + step, there, damping / 4
+        if gained < 1e-9 * (here @ here):
+            break
+    return at, slopes
+
+
+class LeftOut(RawnnError):
+    """A line that says nothing of the model, and why."""
+
+
+def read_steps(path: str, gpu: str, say: Callable[[str], None] = print) -> list[Measured]:
+    """The networks of a CSV file; what is left out is said. Raises ConfigError for what is none,
+    with its line."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    found = []
+    for number, row in enumerate(rows, 2):
+        try:
+            found.append(_measured(row, f"{path}, line {number}", gpu))
+        except LeftOut as reason:
+            say(f"left out: {reason}")
+    return found
+
+
+def _measured(row: Mapping[str, str | None], where: str, gpu: str) -> Measured:
+    given = {k: v for k, v in row.items() if k and v}
+    if given.get("reason"):
+        raise LeftOut(f"{where}: {given['reason']}")
+    if "form" in given:
+        numbers = given.get("numbers", "float32")
+        given["opt"] = f"persistent={given['form']}" + (
+            "" if numbers == "float32" else f",{numbers}")
+    missing = [k for k in ("layers", "batch", "opt", "us") if k not in given]
+    if missing:
+        raise ConfigError(f"{where}: there is no {', '.join(missing)}")
+    try:
+        us, batch = float(given["us"]), int(given["batch"])
+        if not us > 0:
+            raise ValueError("us must be above 0")
+        options: dict[str, Any] = {k: given[k] for k in ("loss", "optimizer", "activation")
+                                   if k in given}
+        return Measured(f"{given['layers']} batch {batch} {given['opt']}",
+                        _choice(given["layers"], batch, given["opt"], gpu, options,
+                                given.get("inputs", "uint8")), us)
+    except LeftOut as error:
+        raise LeftOut(f"{where}: {error}") from None
+    except (ValueError, RawnnError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _choice(layers: str, batch: int, opt: str, gpu: str, options: Mapping[str, Any],
+            inputs: str) -> Choice:
+    config = Config(layers=layers, batch=batch, opt=opt, **options)
+    network, recipe = config.network(), config.recipe()
+    steps = max(recipe.steps(EXAMPLES), 1)
+    labelled = network.answers.answers == "labels"
+    form = Form(EXAMPLES, inputs=inputs, labels="uint8" if labelled else "",
+                scale=1 / 255 if inputs == "uint8" else 1.0,
+                targets=0 if labelled else network.outputs)
+    selection = select(opt, network, steps, assumed(gpu), batch=batch, recipe=recipe, form=form)
+    try:
+        plan, _ = selection.apply(training_step(network, recipe, form))
+    except ConfigError as error:  # a form that this version does not make
+        raise LeftOut(str(error)) from None
+    ops = plan.find(kind=KIND)
+    if not ops:
+        raise LeftOut(f"no persistent kernel comes of {opt} ({selection})")
+    found: Choice = ops[0].attributes["chosen"]
+    return found
+
+
+def report(measured: Sequence[Measured], constants: Sequence[Constant]) -> str:
+    """Both tables, and how far the model is off before and after."""
+    before = Costs(**{c.name: c.before for c in constants})
+    after = Costs(**{c.name: c.value for c in constants})
+    lines = [f"{'constant':<18} {'before':>10} {'now':>10}  {'from':<7} known to within"]
+    lines += [f"{c.name:<18} {c.before:>10.4g} {c.value:>10.4g}  {c.source:<7} " + (
+        "" if c.source == "floors" else f"{math.expm1(c.error):.0%}" if c.error < 1 else
+        "a factor of e or more") for c in constants]
+    lines += ["", f"{'measured':>9} {'before':>9} {'now':>9}  network"]
+    lines += [f"{m.us:>9.2f} {expected(m.choice, before):>9.2f} {expected(m.choice, after):>9.2f}  "
+              f"{m.name}" for m in measured]
+    off = [np.sqrt(np.mean([math.log(expected(m.choice, costs) / m.us) ** 2 for m in measured]))
+           for costs in (before, after)]
+    return "\n".join([*lines, "", f"off by {off[0]:.1%} before and {off[1]:.1%} now, in the root "
+                                  f"mean square of {len(measured)} log ratios"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("steps", metavar="STEPS.csv", nargs="+")
+    parser.add_argument("--floors", metavar="FILE.json", help="what bench floors --json wrote")
+    parser.add_argument("--gpu", choices=list(TARGETS), default="H200")
+    parser.add_argument("--fit", action="append", default=[], metavar="NAME",
+                        help="fit this constant though floors have it")
+    given = parser.parse_args(arguments)
+    try:
+        fixed = of_floors(read_floors(given.floors)) if given.floors else {}
+        names = asdict(cost.H200)
+        if unknown := [name for name in given.fit if name not in names]:
+            raise ConfigError(f"no constant is called {', '.join(unknown)}: {', '.join(names)}")
+        measured = [m for path in given.steps for m in read_steps(path, given.gpu)]
+        constants = fitted(measured, cost.H200, {
+            k: v for k, v in fixed.items() if k in names and k not in given.fit})
+    except RawnnError as error:
+        print(f"fit_costs: {error}", file=sys.stderr)
+        return 1
+    print(report(measured, constants))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,485 @@
+#!/usr/bin/env python3
+"""Check and time every step of the series in examples/lab, in turns with what else there is.
+
+    python tools/lab_series.py --json results/lab-h200.json     # on the GPU, a minute
+    python tools/lab_series.py gemm --also gemm/8_clusters:GROUP=16
+    python tools/pages.py                                       # writes examples/lab/README.md
+
+Every step is checked on small sizes first (`rawnn.check`), and at the size that is timed its result
+is compared with the reference: all of it, or of a product 64 of its rows. Then candidates take
+turns. A sample is one launch between two events, behind a fill of twice the L2 cache. A turn is
+some launches of one candidate, the first two of which do not count. Those that take long get fewer.
+
+Beside the steps stand a copy of as many bytes by the driver, and for `gemm` cuBLASLt, by PyTorch or
+nvmath-python, whichever there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rawnn.bench.conditions import Conditions, Watch  # noqa: E402
+from rawnn.bench.floors import number  # noqa: E402
+from rawnn.bench.measured import read_measured  # noqa: E402
+from rawnn.bench.records import place_of  # noqa: E402
+from rawnn.bench.statistics import Spread, median_interval, spread  # noqa: E402
+from rawnn.common.files import write_atomically  # noqa: E402
+from rawnn.device.cuda.device import Device  # noqa: E402
+from rawnn.device.cuda.errors import check as check_call  # noqa: E402
+from rawnn.device.cuda.stream import Event  # noqa: E402
+from rawnn.errors import ConfigError, RawnnError  # noqa: E402
+from rawnn.lab.arrays import Array  # noqa: E402
+from rawnn.lab.checking import check  # noqa: E402
+from rawnn.lab.comparison import allowed  # noqa: E402
+from rawnn.lab.expressions import evaluate  # noqa: E402
+from rawnn.lab.files import kernel_of  # noqa: E402
+from rawnn.lab.guarded import Image  # noqa: E402
+from rawnn.lab.kernel import Kernel  # noqa: E402
+from rawnn.lab.problem import Launching, Problem  # noqa: E402
+from rawnn.lab.rehearsal import Rehearsal  # noqa: E402
+from rawnn.lab.roles import problem_of  # noqa: E402
+from rawnn.lab.running import Here  # noqa: E402
+from rawnn.lab.work import Work  # noqa: E402
+from rawnn.run.machine import Opened, open_device  # noqa: E402
+from rawnn.run.result import Environment  # noqa: E402
+
+LAB = ROOT / "examples" / "lab"
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "reduction": {"n": 1 << 26}, "transpose": {"rows": 4096, "cols": 4096},
+    "softmax": {"rows": 4096, "cols": 4096}, "gemm": {"m": 8192, "n": 8192, "k": 8192}}
+"""What is timed of each series."""
+ROWS_OF = {"gemm": "a"}
+"""The operand of which rows are drawn for the comparison, where all of it would take minutes."""
+ROUNDS, BURST, SKIPPED, SECONDS = 6, 6, 2, 1.0
+"""Turns of a candidate, launches of a turn, how many of them do not count, and the seconds after
+which a candidate gets no further turn, once it has had two."""
+SCHEMA_VERSION = 1
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a series, or what it is compared with: microseconds of one launch with a cold L2
+    cache, and the 95 % interval of their median. `shared` bytes are those of a block, `local` bytes
+    of a thread are what registers had no room for."""
+
+    name: str
+    us: Spread
+    interval: tuple[float, float]
+    registers: int = 0
+    shared: int = 0
+    local: int = 0
+    launch: str = ""
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A series at one size: bytes that have to be moved and operations to be computed. `also` are
+    steps with other macros."""
+
+    name: str
+    sizes: dict[str, int]
+    moved: int
+    computed: int | None
+    steps: list[Candidate]
+    beside: list[Candidate]
+    also: list[Candidate] = []
+    missing: list[str] = []
+
+
+class LabResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All series on one GPU."""
+
+    kind: Literal["lab-series"] = "lab-series"
+    schema_version: int = SCHEMA_VERSION
+    environment: Environment
+    conditions: Conditions | None
+    topics: list[Topic]
+
+
+def read_lab(path: Path) -> LabResult:
+    """Raises ConfigError for what is no such file."""
+    found: LabResult = read_measured(path, {"lab-series": (LabResult, SCHEMA_VERSION)})
+    return found
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def steps_of(topic: str) -> list[Path]:
+    return sorted((LAB / topic).glob("[1-9]_*.cu"))
+
+
+def learned(path: Path) -> str:
+    """A header comment's sentences behind "Learned:", in one line."""
+    found = re.search(r"// Learned: (.*?)\n(?!//)", path.read_text(encoding="utf-8"), re.DOTALL)
+    return " ".join(found[1].replace("\n//", " ").split()) if found else ""
+
+
+def table(topic: str, results: Sequence[LabResult]) -> str:
+    """A series in Markdown: what each step taught, and what it takes on each GPU."""
+    found = [(r, t) for r in results for t in r.topics if t.name == topic]
+    steps = steps_of(topic)
+    if not found:
+        rows = [f"| [{p.stem}]({topic}/{p.name}) | not measured | {learned(p)} |" for p in steps]
+        return "\n".join(["| step | us | learned |", "|---|---:|---|", *rows, ""])
+    lines = []
+    for result, of in found:
+        lines += [*_measured(of, steps), "", f"{_place(result, of)}", ""]
+    lessons = [f"- [{p.stem}]({topic}/{p.name}): {learned(p)}" for p in steps]
+    return "\n".join([*lessons, "", *lines])
+
+
+def _measured(of: Topic, steps: Sequence[Path]) -> list[str]:
+    unit = "TFLOP/s" if of.name == "gemm" else "GB/s"
+    limit = of.beside[0].name if of.beside else "-"
+    lines = [f"| step | us | min-max | {unit} | x step 1 | of {limit} | registers | shared bytes |",
+             "|---|" + "---:|" * 7]
+    first = of.steps[0].us.median if of.steps else 1.0
+    best = min((b.us.median for b in of.beside), default=None)
+    timed = {each.name: each for each in of.steps}
+    for name in [*(p.stem for p in steps), *(each.name for each in of.beside)]:
+        each = timed.get(name) or next((b for b in of.beside if b.name == name), None)
+        if each is None:
+            lines.append(f"| {name} | not measured |" + " |" * 6)
+            continue
+        amount = of.computed if of.name == "gemm" and of.computed else of.moved
+        rate = amount / each.us.median * (1e-6 if unit == "TFLOP/s" else 1e-3)
+        share = "-" if best is None else f"{best / each.us.median:.1%}"
+        ours = name in timed
+        lines.append("| " + " | ".join([
+            each.name, f"{each.us.median:,.1f}", f"{each.us.min:,.1f}-{each.us.max:,.1f}",
+            number(rate), f"{first / each.us.median:,.1f}" if ours else "", share,
+            str(each.registers) if ours else "", f"{each.shared:,}" if ours else ""]) + " |")
+    return lines
+
+
+def _place(result: LabResult, of: Topic) -> str:
+    place, seen = result.environment, result.conditions
+    gpu = place.gpu or {}
+    clocks = f"; SM {seen.sm_mhz.min:.0f}-{seen.sm_mhz.max:.0f} MHz" if seen and seen.sm_mhz else ""
+    sizes = ", ".join(f"{n} = {v:,}" for n, v in of.sizes.items())
+    counts = sorted({c.us.n for c in (*of.steps, *of.beside)})
+    samples = f"{counts[0]}-{counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    return (f"{gpu.get('name', place.device)}, driver {gpu.get('driver', 'unknown')}{clocks}; "
+            f"{sizes}; cold L2 cache; medians of {samples} launches, in turns; {place.date}, "
+            f"commit {place.commit or 'unknown'}.")
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bed:
+    """A device with the arrays of a series, which its steps share. On the simulated GPU references
+    compute in the kernels' place."""
+
+    device: Device
+    arrays: dict[tuple[Any, ...], Array] = field(default_factory=dict)
+    contents: dict[tuple[Any, ...], np.ndarray] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> bool:
+        return self.device.backend.name == "sim"
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], read: bool) -> Array:
+        """Of normally distributed values, where it is an input."""
+        key = (name, shape, dtype)
+        if key not in self.arrays:
+            made = self.arrays[key] = Array(shape, dtype, self.device)
+            if read:
+                values = np.random.default_rng(len(name)).standard_normal(shape, np.float32)
+                self.contents[key] = values.astype(dtype)
+                self.device.to_device(made.address, self.contents[key], f"'{name}'")
+        return self.arrays[key]
+
+
+@dataclass
+class Step:
+    """A kernel ready to be launched at the size that is timed."""
+
+    path: Path
+    name: str
+    problem: Problem
+    launching: Launching
+    numbers: dict[str, Any]
+    arrays: dict[str, Array]
+    contents: dict[str, np.ndarray]
+    run: Callable[[], None]
+
+    def compare(self, device: Device, rows_of: str | None) -> None:
+        """One launch on poisoned outputs. Raises RawnnError where its result is not the
+        reference's."""
+        (output,) = self.problem.outputs
+        array = self.arrays[output.name]
+        device.fill(array.address, 0xFF, array.nbytes, "poison")
+        self.run()
+        got = array.numpy()
+        given = {**self.problem.known({}), **self.numbers, **self.contents}
+        if rows_of is not None:
+            rows = np.random.default_rng(0).choice(len(got), min(64, len(got)), replace=False)
+            got, given[rows_of] = got[rows], given[rows_of][rows]
+        exact = np.asarray(self.problem.reference({
+            n: v.astype(np.float64) if isinstance(v, np.ndarray) else v for n, v in given.items()}))
+        error = np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact)
+        work = self.problem.work
+        least = allowed(array.dtype, self.problem.length(given), work.compute, work.sums)
+        if not error <= least:
+            raise RawnnError(f"{self.name}: the result at the size that is timed is off by "
+                             f"{error:.1e} of its norm, and {least:.1e} is allowed")
+
+
+def step(path: Path, bed: Bed, sizes: Mapping[str, int], defines: Mapping[str, object],
+         trials: int) -> Step:
+    """A step, checked on small sizes. Raises RawnnError where it is wrong."""
+    kernel, work = kernel_of(path, device=bed.device, defines=defines)
+    check(kernel, work, trials=trials).require()
+    return _step(path, f"{path.stem}{':' if defines else ''}{_words(defines)}", kernel, work, bed,
+                 sizes)
+
+
+def _step(path: Path, name: str, kernel: Kernel, work: Work, bed: Bed,
+          sizes: Mapping[str, int]) -> Step:
+    problem = problem_of(kernel, work)
+    known = problem.known(dict(sizes))
+    launching = problem.launching(known)
+    assert launching is not None
+    numbers = {n: known[n] for n, p in problem.scalars.items() if not p.tensor_map}
+    arrays, contents = {}, {}
+    for o in problem.operands:
+        shape = problem.shape(o, known)
+        arrays[o.name] = bed.array(o.name, shape, o.dtype, o.read)
+        if o.read:
+            contents[o.name] = bed.contents[o.name, shape, o.dtype]
+    bound = Here(kernel, problem.parameters).prepared(launching, arrays, numbers)
+    run = _rehearsed(problem, launching, arrays, numbers, bound) if bed.simulated else bound
+    return Step(path, name, problem, launching, {**known, **numbers}, arrays, contents, run)
+
+
+def _rehearsed(problem: Problem, launching: Launching, arrays: Mapping[str, Array],
+               numbers: Mapping[str, Any], bound: Callable[[], None]) -> Callable[[], None]:
+    """A launch on the simulated GPU, which is told for that long what the kernel computes."""
+    runner, generator = Rehearsal(problem), np.random.default_rng(0)
+    images = {n: Image.of(np.zeros(a.shape, a.dtype), generator) for n, a in arrays.items()}
+
+    def run() -> None:
+        runner.told(launching, images, numbers)
+        bound()
+        runner.finish()
+        runner.close()
+
+    return run
+
+
+def in_turns(device: Device, runs: Mapping[str, Callable[[], None]], rounds: int = ROUNDS
+             ) -> dict[str, list[float]]:
+    """Microseconds of launches of each."""
+    nbytes = 1 if device.backend.name == "sim" else 2 * device.attribute("L2_CACHE_SIZE")
+    flush = device.memory.allocate(nbytes, "what the L2 cache is filled with")
+    events = [(Event(device.driver), Event(device.driver)) for _ in range(BURST)]
+
+    def turn(name: str, launches: int) -> list[float]:
+        for begin, end in events[:launches]:
+            device.fill(flush.address, 1, nbytes, "the L2 cache")
+            begin.record(device.stream)
+            runs[name]()
+            end.record(device.stream)
+        device.stream.synchronize(name)
+        return [e.milliseconds_since(b) * 1e3 for b, e in events[:launches]]
+
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    order = np.random.default_rng(0)
+    try:
+        spent = {name: turn(name, 1)[0] * 1e-6 for name in runs}
+        long = {name for name, seconds in spent.items() if seconds * BURST > SECONDS / 2}
+        for number_of_turn in range(rounds):
+            for name in order.permutation([*runs]).tolist():
+                if number_of_turn > 1 and spent[name] > SECONDS:
+                    continue
+                times = turn(name, 2 if name in long else BURST)
+                spent[name] += sum(times) * 1e-6
+                found[name] += times[1 if name in long else SKIPPED:]
+    finally:
+        for pair in events:
+            for event in pair:
+                event.close()
+        device.memory.free(flush)
+    return found
+
+
+def copy(bed: Bed, nbytes: int) -> Callable[[], None]:
+    """A copy within device memory that moves `nbytes`, half of them read."""
+    half, driver = nbytes // 2, bed.device.driver
+    to, of = (bed.array(name, (half,), np.dtype(np.uint8), False) for name in ("to", "from"))
+    bed.device.fill(of.address, 1, half, "what is copied")
+
+    def run() -> None:
+        check_call(driver, "cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(
+            to.address, of.address, half, bed.device.stream.handle), "a copy")
+
+    return run
+
+
+def products(bed: Bed, sizes: Mapping[str, int]) -> tuple[dict[str, Callable[[], None]], list[str]]:
+    """cuBLASLt's product of the same bfloat16 matrices by those that are installed; and why others
+    are not there."""
+    m, n, k = (sizes[name] for name in "mnk")
+    kind = np.dtype(ml_dtypes.bfloat16)
+    a, b = bed.array("a", (m, k), kind, True), bed.array("b", (k, n), kind, True)
+    c = bed.array("c", (m, n), kind, False)
+    found: dict[str, Callable[[], None]] = {}
+    missing = []
+    for name, make in (("cuBLASLt (PyTorch)", _by_torch), ("cuBLASLt (nvmath)", _by_nvmath)):
+        try:
+            found[name] = make(bed.device, a, b, c)
+        except Exception as error:  # whatever it says; the others go on
+            said = (str(error).splitlines() or [""])[0]
+            missing.append(f"{name}: {type(error).__name__}: {said}")
+    return found, missing
+
+
+def _by_torch(device: Device, a: Array, b: Array, c: Array) -> Callable[[], None]:
+    import torch
+
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    left, right, result = (torch.from_dlpack(x) for x in (a, b, c))
+    stream = torch.cuda.ExternalStream(int(device.stream.handle))
+
+    def run() -> None:
+        with torch.cuda.stream(stream):
+            torch.mm(left, right, out=result)
+
+    run()
+    device.stream.synchronize("PyTorch's first product")
+    return run
+
+
+def _by_nvmath(device: Device, a: Array, b: Array, c: Array) -> Callable[[], None]:
+    from rawnn.device.libs.matmul import LtContext
+
+    (m, k), n = a.shape, b.shape[1]
+    plan = LtContext(device.backend.cublaslt()).plan(
+        layout="nn", m=m, n=n, k=k, lda=k, ldb=n, ldc=n, dtype="bfloat16",
+        workspace_limit=64 << 20)
+    room = Array((max(plan.workspace_bytes, 1),), np.uint8, device)
+
+    def run() -> None:
+        plan.run(int(device.stream.handle), a.address, b.address, c.address,
+                 workspace=room.address)
+
+    return run
+
+
+def measure(opened: Opened, topics: Iterable[str], sizes: Mapping[str, Mapping[str, int]],
+            also: Sequence[str] = (), trials: int = 4,
+            say: Callable[[str], None] = print) -> LabResult:
+    """All of it. Raises ConfigError without a GPU, RawnnError where a step is wrong."""
+    device = opened.device
+    if device is None:
+        raise ConfigError(f"the series are measured on a GPU: {opened.machine.gpu}")
+    with Watch.of(opened).during() as seen:
+        made = [_topic(device, topic, sizes[topic], also, trials, say) for topic in topics]
+    return LabResult(environment=place_of(opened), conditions=seen.conditions, topics=made)
+
+
+def _topic(device: Device, topic: str, sizes: Mapping[str, int], also: Sequence[str], trials: int,
+           say: Callable[[str], None]) -> Topic:
+    bed = Bed(device)
+    asked: list[tuple[Path, dict[str, object]]] = [(path, {}) for path in steps_of(topic)]
+    for text in also:
+        file, _, macros = text.partition(":")
+        if file.partition("/")[0] == topic:
+            asked.append((LAB / f"{file}.cu", dict(
+                m.split("=", 1) for m in macros.split(",") if m)))  # type: ignore[misc]
+    ready: list[Step] = []
+    missing: list[str] = []
+    for path, defines in asked:
+        try:
+            made = step(path, bed, sizes, defines, trials)
+            made.compare(device, ROWS_OF.get(topic))
+            ready.append(made)
+        except RawnnError as error:  # the others go on
+            missing.append(f"{path.stem} {_words(defines)}: {error}")
+    if not ready:
+        raise RawnnError("\n".join(missing))
+    last = max((s for s in ready if s.path in steps_of(topic)), key=lambda s: s.name)
+    moved = sum(a.nbytes for a in last.arrays.values())
+    flops = last.problem.work.flops
+    computed = None if flops is None else int(evaluate(flops, last.numbers, "flops"))
+    others: dict[str, Callable[[], None]] = {}
+    if topic == "gemm":
+        if not bed.simulated:
+            others, gone = products(bed, sizes)
+            missing += gone
+    else:
+        others = {"a copy": copy(bed, moved)}
+    times = in_turns(device, {**{s.name: s.run for s in ready}, **others})
+    every = [_candidate(s, times[s.name]) for s in ready]
+    beside = sorted((Candidate(name=name, us=spread(times[name]),
+                               interval=median_interval(times[name])) for name in others),
+                    key=lambda c: c.us.median)
+    plain = {path.stem for path in steps_of(topic)}
+    result = Topic(name=topic, sizes=dict(sizes), moved=moved, computed=computed,
+                   steps=[c for c in every if c.name in plain],
+                   also=[c for c in every if c.name not in plain], beside=beside, missing=missing)
+    for each in [*every, *beside]:
+        best = f", {beside[0].us.median / each.us.median:.1%} of {beside[0].name}" if beside else ""
+        say(f"{topic} {each.name}: {each.us.median:,.1f} us "
+            f"({each.us.min:,.1f}-{each.us.max:,.1f}, n = {each.us.n}){best}; {each.registers} "
+            f"registers")
+    for text in missing:
+        say(f"{topic} missing {text}")
+    return result
+
+
+def _words(defines: Mapping[str, object]) -> str:
+    return ",".join(f"{n}={v}" for n, v in defines.items())
+
+
+def _candidate(made: Step, times: Sequence[float]) -> Candidate:
+    kernel = made.problem.candidate
+    assert isinstance(kernel, Kernel)
+    driver = kernel.device.driver
+    registers, shared, local = (int(check_call(
+        driver, "cuFuncGetAttribute", driver.cuFuncGetAttribute(what, kernel.function.handle),
+        made.name)) for what in ("NUM_REGS", "SHARED_SIZE_BYTES", "LOCAL_SIZE_BYTES"))
+    return Candidate(name=made.name, us=spread(times), interval=median_interval(times),
+                     registers=registers, shared=shared + made.launching.shared, local=local,
+                     launch=str(made.launching))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("topics", nargs="*", help=f"of {', '.join(SIZES)}; all by default")
+    parser.add_argument("--json", type=Path, help="keep everything here")
+    parser.add_argument("--also", action="append", default=[], metavar="TOPIC/STEP:MACRO=VALUE,...",
+                        help="a step with other macros, too")
+    parser.add_argument("--trials", type=int, default=4, help="small sizes that are checked")
+    asked = parser.parse_args()
+    unknown = set(asked.topics) - set(SIZES)
+    if unknown:
+        parser.error(f"there is no series {', '.join(sorted(unknown))}")
+    try:
+        opened = open_device("gpu", print)
+        found = measure(opened, asked.topics or SIZES, SIZES, asked.also, asked.trials)
+    except RawnnError as error:
+        sys.exit(str(error))
+    if asked.json:
+        write_atomically(asked.json, msgspec.json.format(msgspec.json.encode(found), indent=2)
+                         + b"\n")
+    sys.exit(any(p.stem in text for t in found.topics for text in t.missing
+                 for p in steps_of(t.name)))
+
+
+if __name__ == "__main__":
+    main()
