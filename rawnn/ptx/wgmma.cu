@@ -6,8 +6,8 @@
 // WM is BM / 16, WN and WK 1; a stage is 128 BYTES. With 8-bit operands the tensor cores keep about
 // 14 bits of the sums.
 //
-// Used by `mma` on Hopper. Launch: as mma.cu, with clusters of 1 for tn and updates; at least 3
-// stages, and 1,024 bytes more than they take.
+// Used by `mma` on Hopper. Launch: as mma.cu; at least 3 stages, and 1,024 bytes more than they
+// take.
 // Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
 #include "device/fences.cuh"
 #include "mma_copy.cuh"
@@ -49,10 +49,11 @@ struct Warpgroup {
   template <bool BIAS>
   __device__ __forceinline__ void run(LoaderA& load_a, LoaderB& load_b, unsigned int shared,
                                       int stages) {
-    static_assert(!BIAS || TILE::kCluster == 1, "sums of the bias are one block's");
     if (TILE::kCluster > 1 && stages == 0) {  // more blocks than stages
 #pragma unroll
       for (float& sum : value) sum = 0.0f;
+#pragma unroll
+      for (float& sum : bias) sum = 0.0f;
     }
     int slot = 0;
     for (int stage = 0; stage < stages; ++stage) {
