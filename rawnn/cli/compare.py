@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -23,7 +22,6 @@ from rawnn.cli.options import (
 from rawnn.cli.screen import say, table_console
 from rawnn.common.files import check_output
 from rawnn.data.source import fitted
-from rawnn.errors import RawnnError
 from rawnn.run.machine import open_device
 
 HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", "launches", "MB moved",
@@ -49,13 +47,9 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     opts = options.pop("opt")
     config, data = fitted(make_config(config_file, options), say)
     opened = open_device(config.device, say)
-    try:
+    with opened:
         found = duel(config, opts, data, opened, rounds,
                      lambda number, opt: say(f"turn {number + 1} of {rounds}: {opt}"))
-    finally:
-        if opened.device:
-            with suppress(RawnnError):  # a set that failed may have broken the context
-                opened.device.close()
     if json_file:
         found.write_json(json_file)
     show(found)
