@@ -92,7 +92,8 @@ def toggles(names: tuple[str, ...], markdown_file: str | None, bench_file: str |
 
 def show_sets(result: SetsResult, markdown_file: str | None, bench_file: str | None = None
               ) -> None:
-    """Print what `workloads` or `toggles` measured, as it was printed then."""
+    """Print what `workloads` or `toggles` measured, as it was printed then, but for columns that
+    nothing is known of."""
     rows = _Rows(((m.workload, m.opt) for m in result.measurements), result.measurements)
     for measured in result.measurements:
         rows.add(measured)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.onchip.cost import early_meetings
-from rawnn.onchip.meeting import ALL, SHARE
+from rawnn.onchip.layout import ALL, SHARE
 from tests.onchip.problems import FULL
 from tests.onchip.test_twin import Launch
 from tests.ptx.twin import faults
@@ -65,8 +64,6 @@ def test_kernels_that_are_written_take_every_way() -> None:
     problems = [found.decomposition.problem for found in layouts]
     assert {found.sync for found in layouts} == {"", ALL, SHARE}
     assert {found.shares > 1 for found in layouts if found.sync == SHARE} == {True, False}
-    early = [found.sync for found in layouts if early_meetings(found.decomposition)]
-    assert {*early} == {ALL, SHARE}
     assert {bool(found.far_tiles) for found in layouts if found.sync} == {True, False}
     assert any(found.far_tiles and not found.sync for found in layouts)
     assert any(layer.forward.split > 1 for found in layouts for layer in found.layers)

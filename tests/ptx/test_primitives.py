@@ -148,24 +148,10 @@ PROBES: dict[str, tuple[str, str, str]] = {
               "[barrier];"),
     "add_release": ("unsigned* counter, unsigned value", "ptx::add_release(counter, value);",
                     "red.release.gpu.global.add.u32 [counter], value;"),
-    "store_stamped": ("ptx::Stamped* to, float x, float y, float z, unsigned stamp",
-                      "ptx::store_stamped(to, x, y, z, stamp);",
-                      "st.relaxed.gpu.global.b128 [to], word;"),
-    "load_stamped": ("const ptx::Stamped* from",
-                     "const auto v = ptx::load_stamped(from); out[0] = v.stamp;",
-                     "ld.relaxed.gpu.global.b128 word, [from];"),
+    "store_release": ("unsigned* to, unsigned value", "ptx::store_release(to, value);",
+                      "st.release.gpu.global.u32 [to], value;"),
     "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",
                      "ld.acquire.gpu.global.u32 R, [counter];"),
-    "store_marked": ("unsigned long long* to, float a, float b, unsigned mark",
-                     "ptx::store_marked(to, a, b, mark);", "st.relaxed.gpu.global.v2.b64 [to], {"),
-    "store_marked_one": ("unsigned long long* to, float a, unsigned mark",
-                         "ptx::store_marked(to, a, mark);", "st.relaxed.gpu.global.b64 [to], "),
-    "load_marked": ("const unsigned long long* from",
-                    "out[0] = static_cast<unsigned>(ptx::load_marked(from).y);",
-                    "ld.relaxed.gpu.global.v2.b64 {"),
-    "load_marked_one": ("const unsigned long long* from",
-                        "out[0] = static_cast<unsigned>(ptx::load_marked_one(from));",
-                        "ld.relaxed.gpu.global.b64 "),
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
     "wait_for_kernels": ("int nothing", "ptx::wait_for_kernels();", "griddepcontrol.wait;"),
@@ -287,8 +273,7 @@ def test_every_primitive_with_ptx_is_probed() -> None:
         text = CODE.sub("", path.read_text())
         for match in re.finditer(r"__forceinline__ [\w ]+?\*? ?(\w+)\(", text):
             rest = text[match.end() : text.find("}\n", match.end())]
-            if "asm" in rest and match[1] not in (
-                    "multiply_async", "dynamic_shared", "settle", "made_here"):
+            if "asm" in rest and match[1] not in ("multiply_async", "dynamic_shared", "settle"):
                 assert match[1] in probed or match[1] in (
                     "multiply_f16", "multiply_from_zero", "load_remote4", "wait_for_remote"), \
                     match[1]
