@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from rawnn.bench.duel import ROUNDS, Duel, duel
-from rawnn.bench.footprint import x_floor
+from rawnn.bench.footprint import traffic, x_floor
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import (
     OUTPUT,
@@ -65,9 +65,7 @@ def show(found: Duel) -> None:
         us, print_ = side.us, side.footprint
         table.add_row(
             side.opt, f"{us.median:.2f}", f"{us.min:.2f}-{us.max:.2f}", f"{first / us.median:.2f}",
-            x_floor(us.median, print_),
-            f"{print_.launches:.1f}" if print_ else "",
-            f"{print_.bytes / 1e6:.2f}" if print_ else "", f"{side.loss:.5f}")
+            x_floor(us.median, print_), *traffic(print_), f"{side.loss:.5f}")
     console.print(table)
     for side in found.sides[1:]:
         console.print(found.verdict(side), markup=False)
