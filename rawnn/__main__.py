@@ -52,6 +52,7 @@ def at_once(status: int) -> None:
     Profilers, debuggers and python -i have something to do behind the end: then as ever."""
     if "numpy" not in sys.modules or sys.flags.interactive or _watched():
         sys.exit(status)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C changes the status no more
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
