@@ -3,19 +3,16 @@ elsewhere. Needs NVRTC but no GPU."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
 from rawnn import ptx
 from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.device.compiling.resources import spills
-from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.device.target import KNOWN, Target, known
-from rawnn.errors import CompileError, ConfigError, MissingLibrary
+from rawnn.errors import CompileError, ConfigError
 from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.opts.mma import settle
@@ -28,7 +25,7 @@ from rawnn.ptx.tiles import Product, Tile, with_sums
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from tests.engine import CAPABLE, step_plan
-from tests.ptx.architectures import some
+from tests.ptx.architectures import installed_nvrtc, some, supported
 
 DEEP = Network((784, 784, 784, 10))
 FAMILIES = {"tiled": "tiled.cu", "mma": "mma.cu", "wgmma": "wgmma.cu",
@@ -73,20 +70,6 @@ CLUSTERS = (
 )
 
 
-@cache
-def nvrtc() -> Nvrtc:
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
-
-
-def supported(arch: str) -> None:
-    known = nvrtc().nvrtcGetSupportedArchs()[1]
-    if int(re.sub(r"\D", "", arch)) not in known:
-        pytest.skip(f"this NVRTC does not know {arch}")
-
-
 def instances(opt: str, batch: int, impl: str) -> Iterator[tuple[Op, Plan, str]]:
     """The ops of one step that `impl` computes, and their kernels."""
     plan, _ = select(f"none,{opt}", DEEP, 4, CAPABLE).apply(step_plan(DEEP, batch, 4 * batch))
@@ -109,8 +92,8 @@ def expressions(impl: str) -> tuple[str, ...]:
 
 def built(impl: str, arch: str, wanted: tuple[str, ...]) -> Compiled:
     source = FAMILIES[impl]
-    return compile_source(nvrtc(), (ptx.SOURCES / source).read_text(), name=source, arch=arch,
-                          expressions=wanted, programmatic=arch.startswith("sm_9"),
+    return compile_source(installed_nvrtc(), (ptx.SOURCES / source).read_text(), name=source,
+                          arch=arch, expressions=wanted, programmatic=arch.startswith("sm_9"),
                           options=("--ptxas-options=-v",))
 
 
