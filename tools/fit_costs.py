@@ -81,7 +81,7 @@ class Constant:
 
 def expected(choice: Choice, costs: Costs) -> float:
     """Microseconds a step by the model."""
-    far = choice.layout.far_tiles * costs.far_tile / costs.clock
+    far = cost.state_microseconds(choice.layout, costs)
     return cost.microseconds(choice.decomposition, costs) + far
 
 

@@ -18,24 +18,25 @@ from rawnn.onchip.decompose import (
     ceil,
     up,
 )
-from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE
+from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE, Layout
 from rawnn.onchip.tiles import softmax_lanes, tiling
 
 
 @dataclass(frozen=True)
 class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
-    cycle; of one through the L2 cache whose numbers are marked, of one whose senders are counted,
-    and the bytes of either a cycle (expected, not measured); of a softmax, an elementwise loss and
-    a conversion, and of each round of the threads there; of a meeting of all clusters, and the
-    bytes of gradients a cycle that are summed there, by all or each its share; of what every step
-    begins and ends with. What the products are expected to take is multiplied by `product`, weight
-    gradients with their updates by `gradient`, of which those beside other work are seen in part
-    (`overlapped`). A tile whose state comes from the L2 cache takes `far_tile` more. Whether a step
-    of float16 counts takes a block `decision`, and `decision_between` more where clusters tell each
+    cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), and the bytes
+    of it a cycle; of a softmax, an elementwise loss and a conversion, and of each round of the
+    threads there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed
+    there, by all or each its share; of what every step begins and ends with. What the products are
+    expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
+    of which those beside other work are seen in part (`overlapped`). A tile whose state comes from
+    the L2 cache takes `far_tile` more, `far_shared` where each group updates its share of the
+    tiles. Micro-batches take `turn` times as long as batches of their size. Whether a step of
+    float16 counts takes a block `decision`, and `decision_between` more where clusters tell each
     other: both as long as the barriers and reads that they are, not measured. Rounding a tile's
-    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores: counted, not
-    measured. `clock` is in cycles a microsecond."""
+    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores: counted,
+    not measured. `clock` is in cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -43,9 +44,9 @@ class Costs:
     exchange: float = 340.0
     second: float = 1550.0
     exchange_bytes: float = 9.3
-    marked: float = 1500.0
-    counted: float = 3000.0
-    far_bytes: float = 28.0
+    far: float = 2660.0
+    far_rank: float = 30.0
+    far_bytes: float = 60.0
     softmax: float = 850.0
     softmax_round: float = 28.0
     elementwise: float = 210.0
@@ -57,6 +58,8 @@ class Costs:
     shared_bytes: float = 22.0
     step: float = 900.0
     far_tile: float = 35.0
+    far_shared: float = 450.0
+    turn: float = 1.3
     decision: float = 100.0
     decision_between: float = 500.0
     draws: float = 200.0
@@ -125,9 +128,7 @@ def far_cycles(d: Decomposition, message: Message, costs: Costs = H200) -> float
     """A message through the L2 cache, of which a block also writes all where it is not the same for
     all."""
     nbytes = message.rows * d.columns * 4 * (1 if message.to_all else 2)
-    if d.marked(message.rows):
-        return costs.marked + 2 * nbytes / costs.far_bytes
-    return costs.counted + nbytes / costs.far_bytes
+    return costs.far + costs.far_rank * d.ranks + nbytes / costs.far_bytes
 
 
 def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
@@ -191,7 +192,8 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
         found.append(Phase("loss", costs.elementwise
                            + costs.elementwise_round * ceil(elements, d.threads)))
     if p.scaled:
-        told = 0.0 if d.ranks == 1 else costs.marked if d.far else costs.exchange
+        told = far_cycles(d, Message(0, True), costs) if d.far else \
+            costs.exchange if d.ranks > 1 else 0.0
         between = costs.decision_between if d.groups > 1 else 0.0
         found.append(Phase("overflow", costs.decision + told + between))
     return found
@@ -211,7 +213,8 @@ def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     """All phases of a step."""
     layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
     turn = [*layers, *fixed_phases(d, costs)]
-    return [*(Phase(phase.name, d.turns * phase.cycles) for phase in turn),
+    many = d.turns * costs.turn if d.turns > 1 else 1
+    return [*(Phase(phase.name, many * phase.cycles) for phase in turn),
             *meeting_phases(d, costs)]
 
 
@@ -222,3 +225,8 @@ def cycles(d: Decomposition, costs: Costs = H200) -> float:
 def microseconds(d: Decomposition, costs: Costs = H200) -> float:
     """What a step is expected to take."""
     return cycles(d, costs) / costs.clock
+
+
+def state_microseconds(found: Layout, costs: Costs = H200) -> float:
+    """What the optimizer's state takes besides that comes from the L2 cache."""
+    return found.far_tiles * (costs.far_shared if found.sync else costs.far_tile) / costs.clock

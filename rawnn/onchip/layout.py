@@ -122,12 +122,9 @@ class Layout:
             found["fresh"] = d.ranks * self.tiles * TILE
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks
-        if d.far:
-            found["generations"] = self.first_counter + 32 * d.groups
-            if any(d.boxes(True)):
-                found["marks"] = 2 * d.groups * d.box_floats(True)
-            if any(d.boxes(False)):
-                found["parcels"] = d.groups * d.box_floats(False)
+        if d.far and any(d.boxes):
+            found["generations"] = self.first_flag + d.groups * self.flags_of_group
+            found["parcels"] = d.groups * d.box_floats
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         return found
@@ -138,11 +135,16 @@ class Layout:
         return self.decomposition.ranks * 32
 
     @property
-    def first_counter(self) -> int:
-        """Word of `generations`, behind two of each block, where the counters begin at which the
-        blocks of a group meet that exchange through the L2 cache: one a group, each in a line of
-        its own. They go on from launch to launch, and around."""
-        return up(2 * self.decomposition.blocks, 32)
+    def first_flag(self) -> int:
+        """Word of `generations`, behind one of each block, where the flags begin of blocks that
+        exchange through the L2 cache. They go on from launch to launch, and around."""
+        return up(self.decomposition.blocks, 32)
+
+    @property
+    def flags_of_group(self) -> int:
+        """Words of flags: one of each block for each, those of a block in lines of their own."""
+        ranks = self.decomposition.ranks
+        return ranks * up(ranks, 32)
 
 
 def tallies(d: Decomposition) -> int:

@@ -279,7 +279,7 @@ class StepWriter(UpdateWriter):
             self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
         elif kind == BY_OUTPUTS:
             idle, sent = d.idle(above), n * d.columns
-            message = self.exchange(n, True)
+            message = self.exchange(True)
             message.expect((sent + idle) * 4)
             if idle:
                 message.say_nothing(f"n{above}", f"{sent} + rank - {d.ranks - idle}")
@@ -299,7 +299,7 @@ class StepWriter(UpdateWriter):
         nbytes = d.columns * 4
         finish = f"by_pairs({self.body(str(n), text)})"
         if d.sums_at_once(n):
-            message = self.exchange(n * d.ranks, True)
+            message = self.exchange(True)
             message.expect(n * nbytes * d.ranks)
             place = f"(rank * {n} + m) * {d.columns} + e"
             self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
@@ -312,8 +312,8 @@ class StepWriter(UpdateWriter):
         parts = self.reduce(kind, layer, n, size, mine)
         self.gradients(meanwhile)
         w("{")
-        w(f"{parts.box_type} parts = {parts.received()};")
-        sums = self.exchange(n, True)
+        w(f"const float* const parts = {parts.received()};")
+        sums = self.exchange(True)
         sums.expect(n * nbytes)
         send = sums.send_to_all(f"(rank * {size} + m) * {d.columns} + e")
         parts.add("parts", d.ranks, size, mine, self.sender(mine, send))
@@ -327,7 +327,7 @@ class StepWriter(UpdateWriter):
         last `idle` blocks, which have none, hear from all others that they are as far."""
         d = self.d
         least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
-        message = self.exchange(size * d.ranks, False)
+        message = self.exchange(False)
         message.expect(f"{least}{mine} * {d.columns * 4 * d.ranks}")
         if idle:
             message.say_to_idle(idle)

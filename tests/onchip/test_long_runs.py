@@ -14,6 +14,7 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
 from rawnn.network.optimizers import Optimizer
+from rawnn.onchip.decompose import L2
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import MOST_STEPS, TURN, count_after
@@ -58,37 +59,25 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
     check(launch, tmp_path, 1)
 
 
-FAR = [("softmax, SGD", 4, 1, "FGSF", "marked"), ("Adam in an order", 4, 2, "FSFF", "counted"),
-       ("a boundary that is counted", 4, 1, "FGSF", "l2")]
-
-
 @needs_twin
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "exchange"), FAR[: 3 if FULL else 2])
-def test_exchanges_through_l2_where_their_counts_wrap_around(
-        tmp_path: Path, name: str, ranks: int, groups: int, types: str, exchange: str) -> None:
-    """Launches go on where the last one ended: here shortly ahead of 2^32, with marks in the boxes
-    that are neither new nor those of new memory, 0."""
-    launch = Launch(name, ranks, groups, types, exchange=exchange)
-    layout = launch.op.attributes["chosen"].layout
-    kept = launch.arrays["generations"]
-    kept[: layout.first_counter] = -AHEAD
-    kept[layout.first_counter :: 32] = -AHEAD * ranks
-    if "marks" in launch.arrays:
-        launch.arrays["marks"].view(np.uint32)[:] = 2**31
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), [
+    ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 2, "FSFF")][: 2 if FULL else 1])
+def test_exchanges_through_l2_where_their_count_wraps_around(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
+    """Launches go on where the last one ended: here shortly ahead of 2^32."""
+    launch = Launch(name, ranks, groups, types, exchange=L2)
+    launch.arrays["generations"][:] = -AHEAD
     check(launch, tmp_path, 1)
 
 
 @needs_twin
-@pytest.mark.parametrize("exchange", ["marked", "counted"])
-def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path, exchange: str) -> None:
-    """The messages of the launch before still lie in the boxes."""
-    launch = Launch("softmax, SGD", 2, 2, "FGSF", exchange=exchange)
-    check(launch, tmp_path, 1)
+def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    """What the launch before sent still lies in the boxes."""
+    launch = Launch("softmax, SGD", 2, 2, "FGSF", exchange=L2)
     left = launch.on_twin(tmp_path, 1)
     assert left["generations"].any()
-    for role in ("generations", "marks", "parcels"):
-        if role in left:
-            launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
+    for role in ("generations", "parcels"):
+        launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
     check(launch, tmp_path, 3)
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.onchip.decompose import L2
 from rawnn.ptx import SOURCES
 from tests.onchip.test_twin import DECAY, Launch, check_by_chance
 from tests.onchip.test_twin import check as check_written
@@ -63,10 +64,9 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
     ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
-    ("softmax, SGD", 4, 1, "FGSF", (1.0, 0.0), 0, 1, "marked"),
-    ("softmax, SGD", 8, 1, "FSFG", (1.0, 0.0), 0, 1, "counted"),
-    ("a boundary that is counted", 2, 1, "FGSF", (1.0, 0.0), 0, 1, "l2"),
-    ("float16", 4, 1, "FGFF", (2.0**20, 5.0), 0, 1, "l2"),
+    ("a wide middle", 4, 1, "FGSF", (1.0, 0.0), 0, 1, L2),
+    ("clusters share sums", 12, 1, "SF", (1.0, 0.0), 0, 1, L2),
+    ("float16", 4, 2, "FGFF", (2.0**20, 5.0), 0, 1, L2),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
@@ -84,12 +84,11 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("generation", r"(ptx::grid_barrier\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
-    ("exchange", r"(?:mail|marked|counted)\.(?:expect|send|sent|send_to_all)\([^;]*\);"
+    ("exchange", r"mail\.(?:expect|send|sent|send_to_all|send_one_to_all)\([^;]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
                  r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;", ";"),
-    ("exchange", r"ptx::store_marked\([^;]*\);|(?<!void )store\((?:own|common)[^;]*\);", ";"),
-    ("exchange", r"ptx::wait_for_grid\([^;]*\);|ptx::arrive_at_grid\([^;]*\);", ";"),
-    ("generation", r"\+\+(?:exchanges|meetings)\b", lambda m: m[0][2:]),
+    ("exchange", r"ptx::store_release\([^;]*\);|(?<!void )await\(\);", ";"),
+    ("generation", r"\+\+exchanges;", ";"),
     ("generation", r"exchanges \+ 1u", "exchanges"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),

@@ -120,14 +120,8 @@ void meet(const char* operation, unsigned int mask, void* gift, Act act) {
     }
     executed->clock[0][lane] = thread.clock++;
   }
-  const Vector* seen = nullptr;
   for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1u) != 0) seen = join(seen, warp.lane[lane]->seen);
-  }
-  for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1u) == 0) continue;
-    warp.lane[lane]->executed = executed;
-    warp.lane[lane]->seen = seen;
+    if ((mask >> lane & 1u) != 0) warp.lane[lane]->executed = executed;
   }
   act(whole);
   for (int lane = 0; lane < 32; ++lane) {
