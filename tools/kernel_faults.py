@@ -6,9 +6,9 @@ results/kernel-faults.json.
 
 Faults whose outcome is kept already are left out unless --again asks for them; --part takes one of
 N parts of what is asked for, K from 1 on, so that a long walk can stop in between; --only takes
-those whose file matches a regular expression. All take an hour of a core where it is known what
-showed them the last time (TIMES), else two; exits with 1 where a fault survives that harmless.py
-does not explain.
+those whose file matches a regular expression. A fault takes some two seconds of a core where the
+record says in which source it showed the last time, ten or more where it does not; exits with 1
+where a fault survives that harmless.py does not explain.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 // WM is BM / 16, WN and WK 1; a stage is 128 BYTES. With 8-bit operands the tensor cores keep about
 // 14 bits of the sums.
 //
-// Used by `mma` on Hopper. Launch: as mma.cu, with clusters of 1 for tn and updates; at least 3
-// stages, and 1,024 bytes more than they take.
+// Used by `mma` on Hopper. Launch: as mma.cu; at least 3 stages, and 1,024 bytes more than they
+// take.
 // Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
 #include "device/fences.cuh"
 #include "mma_copy.cuh"
@@ -34,6 +34,7 @@ struct Warpgroup {
   static constexpr int kStages = TILE::kStages;
   static constexpr int kAhead = kStages - 2;  // a slot is free once all waited for its products
   static constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
+  static constexpr int kOperands = kStages * kTile + 1024;  // with the ones
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
   static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsN == 1 && TILE::kWarpsK == 1,
                 "a warpgroup computes 64 rows");
@@ -48,10 +49,11 @@ struct Warpgroup {
   template <bool BIAS>
   __device__ __forceinline__ void run(LoaderA& load_a, LoaderB& load_b, unsigned int shared,
                                       int stages) {
-    static_assert(!BIAS || TILE::kCluster == 1, "sums of the bias are one block's");
     if (TILE::kCluster > 1 && stages == 0) {  // more blocks than stages
 #pragma unroll
       for (float& sum : value) sum = 0.0f;
+#pragma unroll
+      for (float& sum : bias) sum = 0.0f;
     }
     int slot = 0;
     for (int stage = 0; stage < stages; ++stage) {
@@ -90,6 +92,7 @@ struct Wgmma {
   static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
     using Group = Warpgroup<TILE, DEEP_A, DEEP_B, TA, TB>;
+    using Parts = Sums<TILE, Group::kOperands>;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int warp = thread / 32;
@@ -115,7 +118,7 @@ struct Wgmma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+    Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
     const bool biased = BIAS && n0 == 0;
     if (biased) {
       if (thread < 64) {
@@ -129,7 +132,7 @@ struct Wgmma {
     __syncthreads();  // the operands, which have all come, are done with: the sums take their place
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
-    constexpr int kPitch = Sums<TILE>::kPitch;
+    constexpr int kPitch = Parts::kPitch;
     const int g = lane / 4;
     const int q = lane % 4;
 #pragma unroll
@@ -142,6 +145,6 @@ struct Wgmma {
       }
       if (biased && q == 0) row[TILE::kN] = group.bias[2 * half];
     }
-    finish.template run<BIAS>(parts, biased);
+    finish.template run<BIAS>(biased);
   }
 };

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from rawnn.device.compiling.compile import compile_source
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import MissingLibrary
 from rawnn.ptx import SOURCES
+from tests.ptx.architectures import installed_nvrtc
 
 DEVICE = sorted((SOURCES / "device").glob("*.cuh"))
 TWIN = Path(__file__).resolve().parent / "twin" / "primitives.h"
@@ -192,14 +191,6 @@ def functions(text: str) -> set[str]:
 
 
 @cache
-def nvrtc() -> Nvrtc:
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
-
-
-@cache
 def assembly() -> dict[str, str]:
     """The bodies of a kernel for every probe."""
     text = "".join(f'#include "device/{path.name}"\n' for path in DEVICE)
@@ -210,7 +201,8 @@ def assembly() -> dict[str, str]:
                  f"const unsigned a[4] = {{w[0], w[1], w[2], w[3]}}; float c[4] = {{}}; "
                  f"ptx::multiply<{types}>(c, a, w[4], w[5]); out[0] = c[0]; }}\n")
     names = [*PROBES, *(f"product{i}" for i in range(len(PRODUCTS)))]
-    made = compile_source(nvrtc(), text, name="probes.cu", arch="compute_90a", expressions=names)
+    made = compile_source(installed_nvrtc(), text, name="probes.cu", arch="compute_90a",
+                          expressions=names)
     ptx = made.cubin.decode(errors="replace")
     return dict(re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx, re.DOTALL))
 

@@ -16,7 +16,7 @@ length = "k"
 flops = "2 * m * n * k"
 sizes = {m = "1..600", n = "8..600", k = "8..600"}
 require = ["n % 8 == 0", "k % 8 == 0"]
-sweep = {STAGES = [3, 4], CLUSTER = [1, 2, 4], GROUP = [4, 8, 16]}
+sweep = {STAGES = [3, 4], CLUSTER = [1, 2], GROUP = [4, 8, 16]}
 */
 #include "device/barriers.cuh"
 #include "device/bulk_copies.cuh"

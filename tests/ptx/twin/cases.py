@@ -41,6 +41,11 @@ CASES = {
     "mma of 8 bits": Case((48, 64, 32, 10), 32, "preload,fp8,mma=sync,fuse", choice=10),
     "mma of bfloat16 in larger tiles": Case((130, 72, 40, 9), 70, "preload,bf16,mma=sync",
                                             choice=10),
+    "mma of three tf32 in clusters": Case((37, 70, 10), 200, "preload,mma,fuse", choice=12,
+                                          network={"activation": "gelu"}),
+    "wgmma in clusters": Case((130, 72, 136, 9), 150, "preload,bf16,mma,fuse", choice=6),
+    "wgmma in larger clusters, momentum": Case((72, 136, 9), 150, "preload,bf16,mma,fuse",
+                                               choice=7, options=MOMENTUM),
     "wgmma": Case((130, 72, 136, 9), 70, "preload,bf16,mma"),
     "wgmma in larger tiles": Case((272, 136, 72, 10), 140, "preload,bf16,mma,fuse", choice=3),
     "wgmma of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma"),
@@ -72,7 +77,7 @@ CASES = {
 }
 
 SMALL: dict[str, dict[str, Any]] = {
-    "wgmma": {"LEAST_WGMMA": 1, "wgmma_is_faster": lambda product, target: True},
+    "wgmma": {"wgmma_is_faster": lambda product, target: True},
     "streamed": {"LEAST_STREAMED": 1 << 10},
 }
 """Sizes from which on kernels are taken that are meant for large networks."""

@@ -132,7 +132,7 @@ _LEFT_OUT = re.compile(
 
 _QUIET = " ".join(f'_Pragma("GCC diagnostic ignored \\"-W{warning}\\"")' for warning in (
     "empty-body", "unused-variable", "unused-but-set-variable", "unused-but-set-parameter",
-    "maybe-uninitialized"))
+    "maybe-uninitialized", "uninitialized", "unused-value"))
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ HARMLESS: dict[str, str] = {
     "gather.cu: zero fill: const int label = labelled ? static_cast<int>(labels[label_at]) : 0; "
     "[65]":
         "a label is stored only where there are labels",
+    "gather.cu: zero fill: values[i] = feature + i < features ? to_float(in[i]) : 0.0f; [60]":
+        "the loop that stores them ends at the last feature",
     "gather.cu: zero fill: const int label_from = labelled ? order[label_at] : 0; [53]":
         "what has no label does not read one either",
     "head_rows.cuh: bound: if (row >= batch || column >= classes) values[0][i] = 0.0f; [32]":
