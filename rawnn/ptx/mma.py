@@ -112,6 +112,11 @@ def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
     return min(_tiles_wgmma_tf32(p), key=lambda tile: cycles_wgmma_tf32(p, tile, target))
 
 
+WORTH = 0.9
+"""Of mma.sync's time, what wgmma may take at most where it does one product for one: its blocks
+leave a multiprocessor less room for those of another kernel."""
+
+
 def wgmma_is_faster(p: Product, target: Target) -> bool:
     """Whether a product is predicted to take less by wgmma than by mma.sync, on a GPU that has
     both; and, of float32, whether its sums are short enough for that, where it must be as exact."""
@@ -119,7 +124,8 @@ def wgmma_is_faster(p: Product, target: Target) -> bool:
         return False
     by_wgmma = cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) if p.size == 4 \
         else cycles_wgmma(p, choose_wgmma(p, target), target)
-    return by_wgmma < cycles(p, choose(p, target), target)
+    worth = WORTH if p.times == 1 else 1.0
+    return by_wgmma < worth * cycles(p, choose(p, target), target)
 
 
 def _shared_wgmma_tf32(s: Scalars) -> int:

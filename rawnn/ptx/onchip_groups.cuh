@@ -53,45 +53,11 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
   sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
 }
 
-// A warp's loads take a round trip to the L2 cache, some 700 cycles on an H200, however many there are:
-// so it takes several tiles at once, as far as kLoadsAtOnce of a lane go.
-constexpr int kLoadsAtOnce = 16;
-
-// How many tiles a warp sums at once over GROUPS clusters, where it has so many in all.
-template <int GROUPS, int TILES>
-__device__ __forceinline__ constexpr int tiles_at_once() {
-  return larger(1, smaller(smaller(4, TILES), kLoadsAtOnce / GROUPS));
-}
-
-// Adds up a lane's part of TILES tiles over the clusters from `first` to `end`, GROUPS at most.
-template <int TILES, int GROUPS>
-__device__ __forceinline__ void sum_groups(float (&sum)[TILES][4],
-                                           const float4* const (&parts)[TILES], long long stride,
+// Adds up a lane's part of a tile over the clusters from `first` to `end`.
+__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, long long stride,
                                            int first, int end) {
-  [[maybe_unused]] constexpr int at_once =
-      smaller(GROUPS, TILES > 1 ? kLoadsAtOnce / TILES : kLoadsAtOnce / 2);
-#pragma unroll
-  for (int i = 0; i < TILES; ++i) {
-#pragma unroll
-    for (int q = 0; q < 4; ++q) sum[i][q] = 0.0f;
-  }
-#pragma unroll at_once
-  for (int group = first; group < end; ++group) {
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) accumulate(sum[i], __ldcg(parts[i] + group * stride));
-  }
-}
-
-// One of some sums, without an index into registers: what is done with each is one piece of code.
-template <int COUNT>
-__device__ __forceinline__ void pick(float (&to)[4], const float (&from)[COUNT][4], int which) {
-#pragma unroll
-  for (int q = 0; q < 4; ++q) to[q] = from[0][q];
-#pragma unroll
-  for (int i = 1; i < COUNT; ++i) {
-#pragma unroll
-    for (int q = 0; q < 4; ++q) to[q] = which == i ? from[i][q] : to[q];
-  }
+#pragma unroll 8
+  for (int group = first; group < end; ++group) accumulate(sum, __ldcg(part + group * stride));
 }
 
 // Every cluster updates everything: `parts` is this rank's first tile of cluster 0, whose tiles lie
@@ -101,31 +67,16 @@ template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typena
           typename H = AllAsTheyAre>
 __device__ __forceinline__ void update_all(const float4* parts, long long stride, const RULE& rule,
                                            P place, Q state, H how = {}) {
-  constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int many = FAR ? 1 : tiles_at_once<SHAPE::kGroups, ceil_div(TILES, warps)>();
   const int lane = lane_index();
 #pragma unroll 1
-  for (int first = warp_index(); first < TILES; first += many * warps) {
+  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
     Kept<RULE, FAR> kept;
-    if constexpr (FAR) kept.load(state(first) + lane);
-    const float4* from[many];
-#pragma unroll
-    for (int i = 0; i < many; ++i) {
-      from[i] = parts + min(first + i * warps, TILES - 1) * kTileQuads + lane;
-    }
-    float sums[many][4];
-    sum_groups<many, SHAPE::kGroups>(sums, from, stride, 0, SHAPE::kGroups);
-#pragma unroll 1
-    for (int i = 0; i < many; ++i) {
-      const int tile = first + i * warps;
-      if (tile >= TILES) break;
-      float sum[4];
-      pick(sum, sums, i);
-      if constexpr (!FAR) kept.load(state(tile) + lane);
-      const Place at = place(tile);
-      kept.update(rule, at.first, at.second, sum, how(tile));
-      kept.store(state(tile) + lane);
-    }
+    kept.load(state(tile) + lane);
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
+    const Place at = place(tile);
+    kept.update(rule, at.first, at.second, sum, how(tile));
+    kept.store(state(tile) + lane);
   }
 }
 
@@ -136,52 +87,34 @@ template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typena
 __device__ __forceinline__ void update_share(const float4* parts, long long stride,
                                              const RULE& rule, int group, float* scratch,
                                              float4* fresh, P place, Q state, H how = {}) {
-  constexpr int warps = SHAPE::kThreads / 32;
   constexpr int mine = ceil_div(TILES, SHAPE::kGroups);
   constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
   const int lane = lane_index();
   const int warp = warp_index();
   if constexpr (SHARES > 1) {
 #pragma unroll 1
-    for (int item = warp; item < mine * SHARES; item += warps) {
+    for (int item = warp; item < mine * SHARES; item += SHAPE::kThreads / 32) {
       const int tile = group + item / SHARES * SHAPE::kGroups;
       if (tile < TILES) {
         const int first = item % SHARES * each;
-        const float4* const from[1] = {parts + tile * kTileQuads + lane};
-        float sum[1][4];
-        sum_groups<1, each>(sum, from, stride, first, min(SHAPE::kGroups, first + each));
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        sum_groups(sum, parts + tile * kTileQuads + lane, stride, first,
+                   min(SHAPE::kGroups, first + each));
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
-            make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+            make_float4(sum[0], sum[1], sum[2], sum[3]);
       }
     }
     __syncthreads();
   }
-  constexpr int many =
-      FAR || SHARES > 1 ? 1 : tiles_at_once<SHAPE::kGroups, ceil_div(mine, warps)>();
 #pragma unroll 1
-  for (int first = warp; first < mine; first += many * warps) {
-    Kept<RULE, FAR> kept;
-    if constexpr (FAR) {
-      if (group + first * SHAPE::kGroups < TILES) kept.load(state(first) + lane);
-    }
-    float sums[many][4];
-    if constexpr (SHARES == 1) {
-      const float4* from[many];
-#pragma unroll
-      for (int i = 0; i < many; ++i) {
-        from[i] = parts + min(group + (first + i * warps) * SHAPE::kGroups, TILES - 1) * kTileQuads +
-                  lane;
-      }
-      sum_groups<many, SHAPE::kGroups>(sums, from, stride, 0, SHAPE::kGroups);
-    }
-#pragma unroll 1
-    for (int i = 0; i < many; ++i) {
-      const int slot = first + i * warps;
-      const int tile = group + slot * SHAPE::kGroups;
-      if (slot >= mine || tile >= TILES) break;
+  for (int slot = warp; slot < mine; slot += SHAPE::kThreads / 32) {
+    const int tile = group + slot * SHAPE::kGroups;
+    if (tile < TILES) {
+      Kept<RULE, FAR> kept;
+      kept.load(state(slot) + lane);
       float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       if constexpr (SHARES == 1) {
-        pick(sum, sums, i);
+        sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
       } else {
 #pragma unroll
         for (int share = 0; share < SHARES; ++share) {
@@ -189,7 +122,6 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
                               scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
         }
       }
-      if constexpr (!FAR) kept.load(state(slot) + lane);
       const Place at = place(tile);
       kept.update(rule, at.first, at.second, sum, how(tile));
       kept.store(state(slot) + lane);
@@ -200,28 +132,32 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
   }
 }
 
-// The new weights of all clusters; the loads of four tiles run ahead of the stores of four.
+// The new weights of all clusters. A load takes a round trip to the L2 cache, however many run at once:
+// those of four tiles run ahead of the stores of four. (A load of a tile that is not there must not be
+// one of another tile in its place: all blocks would ask for the same few lines.)
 template <typename SHAPE, int TILES, typename P>
 __device__ __forceinline__ void copy_fresh(const float4* fresh, P place) {
   constexpr int warps = SHAPE::kThreads / 32;
   constexpr int many = smaller(4, ceil_div(TILES, warps));
   const int lane = lane_index();
-  int first = warp_index();
   float4 now[many], next[many];
-  const auto load = [=](float4 (&to)[many], int from) {
+  const auto load = [=](float4 (&to)[many], int first) {
 #pragma unroll
     for (int i = 0; i < many; ++i) {
-      to[i] = __ldcg(fresh + min(from + i * warps, TILES - 1) * kTileQuads + lane);
+      to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      const int tile = first + i * warps;
+      if (tile < TILES) to[i] = __ldcg(fresh + tile * kTileQuads + lane);
     }
   };
-  load(now, first);
+  load(now, warp_index());
 #pragma unroll 1
-  for (; first < TILES; first += many * warps) {
-    if constexpr (TILES > many * warps) load(next, first + many * warps);
+  for (int first = warp_index(); first < TILES; first += many * warps) {
+    load(next, first + many * warps);
 #pragma unroll
     for (int i = 0; i < many; ++i) {
-      if (first + i * warps < TILES) {
-        const Place at = place(first + i * warps);
+      const int tile = first + i * warps;
+      if (tile < TILES) {
+        const Place at = place(tile);
         *reinterpret_cast<float2*>(at.first) = make_float2(now[i].x, now[i].y);
         if (at.second != nullptr) {
           *reinterpret_cast<float2*>(at.second) = make_float2(now[i].z, now[i].w);

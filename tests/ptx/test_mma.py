@@ -18,13 +18,20 @@ from rawnn.opts import select
 from rawnn.opts.mma import settle
 from rawnn.opts.registry import Machine
 from rawnn.ptx.kernels import kernel_for
-from rawnn.ptx.mma import choose, choose_wgmma, choose_wgmma_tf32, wgmma_is_faster
+from rawnn.ptx.mma import (
+    TILES,
+    WGMMA_TILES,
+    choose,
+    choose_wgmma,
+    choose_wgmma_tf32,
+    wgmma_is_faster,
+)
 from rawnn.ptx.pace import shared
 from rawnn.ptx.tiled import choose as choose_tiled
 from rawnn.ptx.tiles import Product, Tile, with_sums
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from tests.engine import CAPABLE, step_plan
+from tests.engine import CAPABLE, FULL, step_plan
 from tests.ptx.architectures import installed_nvrtc, some, supported
 
 DEEP = Network((784, 784, 784, 10))
@@ -125,6 +132,20 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
             assert compiled.proofs[expression].waits, compiled.proofs[expression].reason
             assert compiled.proofs[expression].ordered
             assert not compiled.proofs[expression].early
+
+
+CUT = [("mma", "Mma", tile) for tile in TILES if tile.cluster > 1] + \
+    [("wgmma", "Wgmma", tile) for tile in WGMMA_TILES if tile.cluster > 1]
+
+
+@pytest.mark.parametrize(("impl", "loop", "tile"), CUT if FULL else CUT[::4])
+def test_kernels_take_every_tile_of_a_cluster(impl: str, loop: str, tile: Tile) -> None:
+    """Forward, and an update with its bias."""
+    numbers = ",".join(str(number) for number in tile.scalars().values())
+    wanted = (f"product_nt<{loop},bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,float,"
+              f"{numbers},true>",
+              f"product_update<{loop},bfloat16,bfloat16,float,bfloat16,true,float,{numbers},true>")
+    assert set(built(impl, "sm_90a" if impl == "wgmma" else "sm_90", wanted).lowered) == set(wanted)
 
 
 @pytest.mark.parametrize(("impl", "arch", "sentence"), [
