@@ -48,14 +48,23 @@ def takes_the_first_gpu(arguments: Sequence[str]) -> bool:
 
 def at_once(status: int) -> None:
     """End the process. Where much is imported, Python would take it apart module by module, for a
-    tenth of a second; what has asked to be called at the end is called, and files are written."""
-    if "numpy" not in sys.modules:
+    tenth of a second; what has asked to be called at the end is called, and files are written.
+    Profilers, debuggers and python -i have something to do behind the end: then as ever."""
+    if "numpy" not in sys.modules or sys.flags.interactive or _watched():
         sys.exit(status)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C changes the status no more
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)
+
+
+def _watched() -> bool:
+    if sys.gettrace() or sys.getprofile():
+        return True
+    tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    return tools is not None and any(map(tools.get_tool, range(6)))
 
 
 def command() -> None:

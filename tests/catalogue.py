@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 from unittest import mock
 
+from rawnn.device.target import Target
 from rawnn.errors import ConfigError
 from rawnn.network.activations import ACTIVATIONS
 from rawnn.network.layers import Network
@@ -19,6 +20,7 @@ from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.ptx.kernels import kernel_for
 from rawnn.ptx.table import Key, key_of
+from rawnn.ptx.tiles import Product
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step import around
 from rawnn.step.build import evaluation_step, training_step
@@ -118,7 +120,13 @@ LARGE = [Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("sgd", 0.1, gi
          for given in ({}, {"momentum": 0.9})]
 LARGE.append(Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("adam", 1e-3)}))
 WORTH_WGMMA = 1 << 24
-"""Products that are taken for worth wgmma here, though the engine asks for more of them."""
+"""Multiplications of 16 bits that are taken for worth wgmma here, and of float32 all, whatever the
+engine says of them."""
+
+
+def _is_worth_wgmma(product: Product, target: Target) -> bool:
+    return product.size == 4 or product.m * product.n * product.k >= WORTH_WGMMA
+
 
 STREAMED = [
     Variant(*RAGGED), Variant(*ALIGNED), Variant(*ONE), Variant(*TINY),
@@ -177,8 +185,7 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in variants:
                     _collect(found, variant, opt, machine)
-        with mock.patch("rawnn.opts.mma.LEAST_WGMMA", WORTH_WGMMA), \
-                mock.patch("rawnn.opts.mma.wgmma_is_faster", return_value=True):
+        with mock.patch("rawnn.opts.mma.wgmma_is_faster", _is_worth_wgmma):
             for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in LARGE[:1] if number == "fp8" else LARGE:  # drawn values saturate

@@ -254,7 +254,8 @@ def test_the_command_saves_and_names_the_one_that_goes_on(
 
 
 def test_the_command_without_save_says_what_was_reached() -> None:
-    process = started(f"from rawnn.cli import run\nsys.exit(run({ARGUMENTS!r}))")
+    process = started(f"from rawnn.__main__ import command\nsys.argv[1:] = {ARGUMENTS!r}\n"
+                      f"command()")
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)

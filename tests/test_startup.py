@@ -88,6 +88,15 @@ def test_the_process_ends_at_once_with_all_that_was_written(tmp_path: Path) -> N
     assert (tmp_path / "end").read_text() == "called"
 
 
+def test_a_profiler_has_the_last_word() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cProfile", "-m", "rawnn", "plan", "--layers", "784-10"],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert "function calls" in done.stdout
+
+
 def test_libraries_are_loaded_while_kernels_compile() -> None:
     """What was begun is waited for last."""
     simulation = Simulation()

@@ -6,8 +6,10 @@
 
 steps.csv has a line for each measured network, with a heading: `layers` (784-128-10), `batch`,
 `opt` (toggles with how `persistent` shared the work, as a result names them:
-"persistent=4x8:256:FSGF,bf16"), `us` (microseconds a step), and optionally `loss`, `optimizer`,
-`activation` and `inputs` (uint8, the default, or float32).
+"persistent=4x8:256:FSGF,bf16"; or `form` and `numbers`: 4x8:256:FSGF and bf16), `us` (microseconds
+a step), and optionally `loss`, `optimizer`, `activation`, `inputs` (uint8, the default, or
+float32), and the `reason` of what was not measured. Lines that are of no persistent kernel, or of
+one that this version does not make, are left out and said.
 
 A constant that `bench floors` measures by itself is taken from there; the others are fitted: those
 that make the sum of the squared log ratios of expected and measured times least, where being off
@@ -79,7 +81,7 @@ class Constant:
 
 def expected(choice: Choice, costs: Costs) -> float:
     """Microseconds a step by the model."""
-    far = choice.layout.far_tiles * costs.far_tile / costs.clock
+    far = cost.state_microseconds(choice.layout, costs)
     return cost.microseconds(choice.decomposition, costs) + far
 
 
@@ -158,18 +160,35 @@ def _least_squares(residuals: Callable[[NDArray[np.float64]], NDArray[np.float64
     return at, slopes
 
 
-def read_steps(path: str, gpu: str) -> list[Measured]:
-    """The networks of a CSV file. Raises ConfigError for what is none, with its line."""
+class LeftOut(RawnnError):
+    """A line that says nothing of the model, and why."""
+
+
+def read_steps(path: str, gpu: str, say: Callable[[str], None] = print) -> list[Measured]:
+    """The networks of a CSV file; what is left out is said. Raises ConfigError for what is none,
+    with its line."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    return [_measured(row, f"{path}, line {number}", gpu) for number, row in enumerate(rows, 2)]
+    found = []
+    for number, row in enumerate(rows, 2):
+        try:
+            found.append(_measured(row, f"{path}, line {number}", gpu))
+        except LeftOut as reason:
+            say(f"left out: {reason}")
+    return found
 
 
 def _measured(row: Mapping[str, str | None], where: str, gpu: str) -> Measured:
     given = {k: v for k, v in row.items() if k and v}
+    if given.get("reason"):
+        raise LeftOut(f"{where}: {given['reason']}")
+    if "form" in given:
+        numbers = given.get("numbers", "float32")
+        given["opt"] = f"persistent={given['form']}" + (
+            "" if numbers == "float32" else f",{numbers}")
     missing = [k for k in ("layers", "batch", "opt", "us") if k not in given]
     if missing:
         raise ConfigError(f"{where}: there is no {', '.join(missing)}")
@@ -182,6 +201,8 @@ def _measured(row: Mapping[str, str | None], where: str, gpu: str) -> Measured:
         return Measured(f"{given['layers']} batch {batch} {given['opt']}",
                         _choice(given["layers"], batch, given["opt"], gpu, options,
                                 given.get("inputs", "uint8")), us)
+    except LeftOut as error:
+        raise LeftOut(f"{where}: {error}") from None
     except (ValueError, RawnnError) as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -196,10 +217,13 @@ def _choice(layers: str, batch: int, opt: str, gpu: str, options: Mapping[str, A
                 scale=1 / 255 if inputs == "uint8" else 1.0,
                 targets=0 if labelled else network.outputs)
     selection = select(opt, network, steps, assumed(gpu), batch=batch, recipe=recipe, form=form)
-    plan, _ = selection.apply(training_step(network, recipe, form))
+    try:
+        plan, _ = selection.apply(training_step(network, recipe, form))
+    except ConfigError as error:  # a form that this version does not make
+        raise LeftOut(str(error)) from None
     ops = plan.find(kind=KIND)
     if not ops:
-        raise ConfigError(f"no persistent kernel comes of {opt} here ({selection})")
+        raise LeftOut(f"no persistent kernel comes of {opt} ({selection})")
     found: Choice = ops[0].attributes["chosen"]
     return found
 
@@ -223,7 +247,7 @@ def report(measured: Sequence[Measured], constants: Sequence[Constant]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("steps", metavar="STEPS.csv")
+    parser.add_argument("steps", metavar="STEPS.csv", nargs="+")
     parser.add_argument("--floors", metavar="FILE.json", help="what bench floors --json wrote")
     parser.add_argument("--gpu", choices=list(TARGETS), default="H200")
     parser.add_argument("--fit", action="append", default=[], metavar="NAME",
@@ -234,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = asdict(cost.H200)
         if unknown := [name for name in given.fit if name not in names]:
             raise ConfigError(f"no constant is called {', '.join(unknown)}: {', '.join(names)}")
-        measured = read_steps(given.steps, given.gpu)
+        measured = [m for path in given.steps for m in read_steps(path, given.gpu)]
         constants = fitted(measured, cost.H200, {
             k: v for k, v in fixed.items() if k in names and k not in given.fit})
     except RawnnError as error:

@@ -147,14 +147,16 @@ def _measured(of: Topic, steps: Sequence[Path]) -> list[str]:
              "|---|" + "---:|" * 7]
     first = of.steps[0].us.median if of.steps else 1.0
     best = min((b.us.median for b in of.beside), default=None)
-    known = {p.stem for p in steps}
-    for each in [*of.steps, *of.beside]:
-        if each in of.steps and each.name not in known:
-            continue  # a step that there is no longer
+    timed = {each.name: each for each in of.steps}
+    for name in [*(p.stem for p in steps), *(each.name for each in of.beside)]:
+        each = timed.get(name) or next((b for b in of.beside if b.name == name), None)
+        if each is None:
+            lines.append(f"| {name} | not measured |" + " |" * 6)
+            continue
         amount = of.computed if of.name == "gemm" and of.computed else of.moved
         rate = amount / each.us.median * (1e-6 if unit == "TFLOP/s" else 1e-3)
         share = "-" if best is None else f"{best / each.us.median:.1%}"
-        ours = each in of.steps
+        ours = name in timed
         lines.append("| " + " | ".join([
             each.name, f"{each.us.median:,.1f}", f"{each.us.min:,.1f}-{each.us.max:,.1f}",
             number(rate), f"{first / each.us.median:,.1f}" if ours else "", share,

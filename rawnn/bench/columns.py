@@ -7,7 +7,7 @@ from collections.abc import Sequence
 WHY = ("launches", "MB/step", "J/epoch")
 """Columns that say why a time is what it is: launches of a step and the bytes that they move by the
 plan, and the energy of an epoch."""
-OPTIONAL = ("x floor", *WHY)
+OPTIONAL = ("x floor", "95 %", *WHY)
 """Columns that are left out where no row has a text in them."""
 
 

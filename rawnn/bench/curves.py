@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, Prepare
 from rawnn.bench.records import place_of
 from rawnn.common.files import write_atomically
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.errors import ConfigError
 from rawnn.run.machine import open_device
 from rawnn.run.result import Environment
 
@@ -68,11 +67,8 @@ def run_curves(problems: Sequence[Problem], rules: Rules, left_out: dict[str, st
                notify: Callable[[str], None]) -> CurvesResult:
     """Train each problem in every system for two epochs of its steps. A system that fails is kept
     with the reason. Raises DeviceError."""
-    opened = open_device(rules.device, notify)
-    environment = place_of(opened)
-    if opened.device:
-        with suppress(RawnnError):
-            opened.device.close()
+    with open_device(rules.device, notify) as opened:
+        environment = place_of(opened)
     with Lanes(rules.systems, len(problems)) as lanes:
         found = lanes.prepare(
             problems, lambda problem, system: Prepare(

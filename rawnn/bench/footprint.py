@@ -18,11 +18,12 @@ NO_FLOORS = "x floor: left out, as no limits of this GPU with this driver are ke
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """`launches` of kernels, library calls and copies a step; `bytes` that they read and write by
-    the plan, a tensor counted as often as an op touches it (what a library keeps for itself is not
-    known); `least_bytes` that any program must move: each example and its answer once, parameters
-    and optimizer state read and written once. `nodes` of the graph, None without one; `steps` of an
-    epoch. `floor` is the least time of a step by this GPU's limits, None where they are not kept.
+    """`launches` of kernels, library calls and copies a step, 0 on the host; `bytes` that they read
+    and write by the plan, a tensor counted as often as an op touches it (what a library keeps for
+    itself is not known); `least_bytes` that any program must move: each example and its answer
+    once, parameters and optimizer state read and written once. `nodes` of the graph, None without
+    one; `steps` of an epoch. `floor` is the least time of a step by this GPU's limits, None where
+    they are not kept.
     """
 
     launches: float
@@ -36,7 +37,8 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 def footprint(work: Work, facts: dict[str, Any], opened: Opened) -> Footprint:
     """Of a run's measured step; `facts` are what its runner describes."""
     plan = work.train
-    return Footprint(launches=len(plan.ops) / plan.steps, bytes=moved(plan) // plan.steps,
+    launches = len(plan.ops) / plan.steps if opened.device else 0.0
+    return Footprint(launches=launches, bytes=moved(plan) // plan.steps,
                      least_bytes=least(plan) // plan.steps, nodes=facts.get("graph_nodes"),
                      steps=work.updates, floor=_floor(work, opened))
 
@@ -48,8 +50,9 @@ def _floor(work: Work, opened: Opened) -> Bound | None:
 
 
 def traffic(print_: Footprint | None) -> tuple[str, str]:
-    """Launches of a step, and megabytes that they move; empty where that is not known."""
-    if print_ is None:
+    """Launches of a step, and megabytes that they move; empty where that is not known, or nothing
+    is launched."""
+    if print_ is None or not print_.launches:
         return "", ""
     return f"{print_.launches:.3g}", f"{print_.bytes / 1e6:.3g}"
 

@@ -93,14 +93,10 @@ def run_ladder(config: Config, repeats: int = 5, rungs: Sequence[str] = DEFAULT_
     check_fit(config, data)
     config, _ = settled(config, data)
     opened = open_device(config.device, notify)
-    try:
+    with opened:
         ladder = _Ladder(config, repeats, rungs, data, opened, oracle, notify, base, budget)
         ladder.run(on_progress)
         return ladder.result()
-    finally:
-        if opened.device:
-            with suppress(RawnnError):  # a rung that failed may have broken the context
-                opened.device.close()
 
 
 def check_rungs(rungs: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -201,9 +200,8 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
     try:
         return _Sets(kind, series, repeats, data, opened, budget).run(on_progress)
     finally:
-        if own and opened.device:
-            with suppress(RawnnError):  # a run that failed may have broken the context
-                opened.device.close()
+        if own:
+            opened.close()
 
 
 def _not_on_host(kind: Kind, opt: str) -> str:

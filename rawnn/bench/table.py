@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rich.console import Console
 from rich.table import Table
@@ -12,12 +13,12 @@ from rawnn.bench.columns import WHY, markdown_table
 from rawnn.bench.conditions import joules, slowed
 from rawnn.bench.footprint import NO_FLOORS, traffic, x_floor
 from rawnn.bench.records import LadderResult, Rung
-from rawnn.bench.statistics import Spread, runs_text, with_deviation
+from rawnn.bench.statistics import Spread, ratio_interval, runs_text, with_deviation
 from rawnn.common.words import counted
 
-HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "x baseline", "x floor",
-            *WHY, "accuracy", "reference")
-NUMBERS = range(1, 7 + len(WHY))
+HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "95 %", "x baseline",
+            "x floor", *WHY, "accuracy", "reference")
+NUMBERS = range(1, 8 + len(WHY))
 """Columns that are set right."""
 CLOCK_WORDS = {"sm_mhz": ("SM", "MHz"), "mem_mhz": ("memory", "MHz"),
                "temperature_c": ("temperature", "C"), "power_w": ("power", "W")}
@@ -47,6 +48,19 @@ class Row:
         return bool(mine and other and min(mine.n, other.n) > 1
                     and (mine.min > other.max or mine.max < other.min))
 
+    @cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """The bootstrap 95 % interval of `factor`; None for one repetition, which has none."""
+        if self.factor is None or self.before is None:
+            return None
+        before, mine = ([run.average_epoch_ms for run in rung.runs]
+                        for rung in (self.before, self.rung))
+        return ratio_interval(before, mine) if min(len(before), len(mine)) > 1 else None
+
+    @property
+    def in_the_noise(self) -> bool:
+        return self.interval is not None and self.interval[0] <= 1.0 <= self.interval[1]
+
     @property
     def x_floor(self) -> str:
         """How many times the least time of a step; "" where this GPU's limits were not known."""
@@ -63,12 +77,15 @@ class Row:
         return (
             rung.name, milliseconds(epoch.median),
             f"{milliseconds(epoch.min)}-{milliseconds(epoch.max)}",
-            milliseconds(rung.total_ms.median), times_text(self.factor), times_text(self.overall),
-            self.x_floor, *traffic(rung.footprint),
+            milliseconds(rung.total_ms.median), times_text(self.factor), self._interval_text(),
+            times_text(self.overall), self.x_floor, *traffic(rung.footprint),
             joules(rung.conditions, sum(len(run.epoch_ms) for run in rung.runs)),
             with_deviation(rung.accuracy_mean or 0.0, rung.accuracy_std or 0.0, len(rung.runs)),
             _agreement(rung),
         )
+
+    def _interval_text(self) -> str:
+        return "" if self.interval is None else "-".join(map(times_text, self.interval))
 
 
 def milliseconds(value: float) -> str:
@@ -131,6 +148,8 @@ def remarks(ladder: LadderResult) -> list[str]:
                 "not tell them apart, so this may be noise"
             found.append(f"{row.rung.name} is slower than {row.before.name} "
                          f"({times_text(row.factor)}x), {how}")
+        elif row.in_the_noise and row.before:
+            found.append(f"{row.rung.name} and {row.before.name} differ by no more than the noise")
     if ladder.environment.device == "cuda" and not any(row.x_floor for row in rows(ladder)):
         found.append(NO_FLOORS)
     return [*found, _reference(ladder)]
@@ -181,7 +200,8 @@ def _range(spreads: Sequence[Spread]) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f}-{high:.0f}"
 
 
-DISPENSABLE = ("reference", *reversed(WHY), "min-max", "total (ms)", "x baseline", "x floor")
+DISPENSABLE = ("reference", *reversed(WHY), "95 %", "min-max", "total (ms)", "x baseline",
+               "x floor")
 """Columns that a narrow terminal does without, in the order in which they go: what `reference`
 says is repeated below the table, what a step moves is in the file, the rest follows from other
 columns."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -92,9 +91,7 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
         if not kept.stayed:
             raise RawnnError(f"{own.word} trains another model than rawnn's own kernels")
     finally:
-        if device:
-            with suppress(RawnnError):  # a kernel that failed may have broken the context
-                device.close()
+        opened.close()
 
 
 def _check(examined: list[Any], word: str, console: Any) -> None:

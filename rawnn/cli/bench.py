@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -204,9 +203,7 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
                 found.append(outcome)
                 screen.advance(len(found), count, f"seed {outcome.seed}")
     finally:
-        if opened.device:
-            with suppress(RawnnError):  # a run that failed may have broken the context
-                opened.device.close()
+        opened.close()
         if json_file:
             write_atomically(json_file, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     wrong = [str(outcome.seed) for outcome in found if outcome.verdict in ("wrong", "failed")]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import click
 from rich.table import Table
 
 from rawnn.bench.duel import ROUNDS, Duel, duel
-from rawnn.bench.footprint import x_floor
+from rawnn.bench.footprint import traffic, x_floor
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import (
     OUTPUT,
@@ -23,7 +22,6 @@ from rawnn.cli.options import (
 from rawnn.cli.screen import say, table_console
 from rawnn.common.files import check_output
 from rawnn.data.source import fitted
-from rawnn.errors import RawnnError
 from rawnn.run.machine import open_device
 
 HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", "launches", "MB moved",
@@ -49,13 +47,9 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     opts = options.pop("opt")
     config, data = fitted(make_config(config_file, options), say)
     opened = open_device(config.device, say)
-    try:
+    with opened:
         found = duel(config, opts, data, opened, rounds,
                      lambda number, opt: say(f"turn {number + 1} of {rounds}: {opt}"))
-    finally:
-        if opened.device:
-            with suppress(RawnnError):  # a set that failed may have broken the context
-                opened.device.close()
     if json_file:
         found.write_json(json_file)
     show(found)
@@ -71,9 +65,7 @@ def show(found: Duel) -> None:
         us, print_ = side.us, side.footprint
         table.add_row(
             side.opt, f"{us.median:.2f}", f"{us.min:.2f}-{us.max:.2f}", f"{first / us.median:.2f}",
-            x_floor(us.median, print_),
-            f"{print_.launches:.1f}" if print_ else "",
-            f"{print_.bytes / 1e6:.2f}" if print_ else "", f"{side.loss:.5f}")
+            x_floor(us.median, print_), *traffic(print_), f"{side.loss:.5f}")
     console.print(table)
     for side in found.sides[1:]:
         console.print(found.verdict(side), markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 import click
@@ -41,16 +40,12 @@ def floors(samples: int | None, bench_file: str | None, device: str, json_file: 
     effort = default_effort(opened)
     if samples or effort.least_ms:
         effort = replace(effort, samples=samples or suite.samples)
-    try:
-        with Screen("floors", 1) as screen:
+    with opened, Screen("floors", 1) as screen:
 
-            def advance(floor: Floor, done: int, total: int) -> None:
-                screen.advance(done, total, floor.what)
+        def advance(floor: Floor, done: int, total: int) -> None:
+            screen.advance(done, total, floor.what)
 
-            result = measure(opened, effort, advance)
-    finally:
-        with suppress(RawnnError):  # a kernel that failed may have broken the context
-            opened.device.close()
+        result = measure(opened, effort, advance)
     if json_file:
         result.write_json(json_file)
     show_floors(result, markdown_file)

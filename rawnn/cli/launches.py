@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import click
 
 from rawnn.bench.launches import HEADINGS, MOST, LaunchesResult, measure
@@ -36,14 +34,9 @@ def launches(samples: int | None, count: int | None, bench_file: str | None, dev
     check_device(device)
     suite = read_suites(bench_file).launches
     opened = open_device(device, say)
-    try:
-        with Screen("launches", 1) as screen:
-            result = measure(opened, samples or suite.samples, count or suite.launches,
-                             lambda done, total: screen.advance(done, total, f"sample {done}"))
-    finally:
-        if opened.device:
-            with suppress(RawnnError):  # a kernel that failed may have broken the context
-                opened.device.close()
+    with opened, Screen("launches", 1) as screen:
+        result = measure(opened, samples or suite.samples, count or suite.launches,
+                         lambda done, total: screen.advance(done, total, f"sample {done}"))
     if json_file:
         result.write_json(json_file)
     show_launches(result, markdown_file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -17,7 +16,6 @@ from rawnn.cli.peers import print_table
 from rawnn.cli.screen import say, sentences, table_console
 from rawnn.common.files import check_output
 from rawnn.data.source import fitted
-from rawnn.errors import RawnnError
 from rawnn.run.machine import open_device
 
 HEADINGS = ("op", "kind", "us", "min-max", "gap (us)", "bytes", "GB/s", "of the roofline", "share")
@@ -50,14 +48,10 @@ def profile(config_file: str | None, steps: int, way: Any, other: str | None,
     check_output("--json", json_file)
     config, data = fitted(make_config(config_file, options), say)
     opened = open_device(config.device, say)
-    try:
+    with opened:
         several = [profiled(config, data, opened, steps, way)]
         if other:
             several.append(profiled(beside(config, other), data, opened, steps, way))
-    finally:
-        if opened.device:
-            with suppress(RawnnError):  # a step that failed may have broken the context
-                opened.device.close()
     if trace_file:
         write_trace(several, trace_file)
     if json_file:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rawnn.bench.columns import WHY
+from rawnn.bench.columns import OPTIONAL, WHY
 from rawnn.bench.sets import (
     HEADINGS,
     Kind,
@@ -92,8 +92,9 @@ def toggles(names: tuple[str, ...], markdown_file: str | None, bench_file: str |
 
 def show_sets(result: SetsResult, markdown_file: str | None, bench_file: str | None = None
               ) -> None:
-    """Print what `workloads` or `toggles` measured, as it was printed then."""
-    rows = _Rows((m.workload, m.opt) for m in result.measurements)
+    """Print what `workloads` or `toggles` measured, as it was printed then, but for columns that
+    nothing is known of."""
+    rows = _Rows(((m.workload, m.opt) for m in result.measurements), result.measurements)
     for measured in result.measurements:
         rows.add(measured)
     if result.kind == "workloads":
@@ -132,13 +133,17 @@ class _Rows:
     """Rows that appear as they are measured, under their headings; without what a step moves, or
     on two lines each, where the terminal is narrow."""
 
-    def __init__(self, sets: Iterable[WorkloadSet]) -> None:
+    def __init__(self, sets: Iterable[WorkloadSet], found: Sequence[Measurement] = ()) -> None:
+        """Of the sets; where all has been `found` already, without what nothing is known of."""
         known = [HEADINGS, *sets]
+        cells = [measured.cells() for measured in found]
+        empty = {*OPTIONAL} - {HEADINGS[n] for row in cells for n, text in enumerate(row)
+                                       if text} if found else set()
         self._room = table_console().width
         every = [max(width, len(HEADINGS[place]), *(len(row[place]) for row in known
                                                     if place < len(row)))
                  for place, width in enumerate(_WIDTHS)]
-        for left_out in ((), WHY):
+        for left_out in (empty, {*empty, *WHY}):
             self._shown = [n for n, heading in enumerate(HEADINGS) if heading not in left_out]
             self._widths = [every[n] for n in self._shown]
             self._one_line = sum(self._widths) + 2 * len(self._widths) <= self._room
@@ -161,7 +166,7 @@ class _Rows:
             click.echo(f"{first}  {text}")
         else:
             click.echo(textwrap.fill(first.rstrip(), self._room, subsequent_indent="  "))
-            click.echo(textwrap.fill(reason or " | ".join(figures), self._room,
+            click.echo(textwrap.fill(reason or " | ".join(f or "-" for f in figures), self._room,
                                      initial_indent="    ", subsequent_indent="    "))
 
 

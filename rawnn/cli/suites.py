@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -69,13 +68,10 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
             f"{progress.measurement.opt}")
 
     epochs, runs = {s.epochs for s in suites}, {s.repeats for s in suites}
-    try:
+    with opened:
         result: SetsResult = run_sets(
             "ablation", ablation_sets(toggles), repeats or max(runs), max(epochs), device, dataset,
             notify=say, on_progress=heard, opened=opened, budget=budget or math.inf)
-    finally:
-        with suppress(RawnnError):  # a set that failed may have broken the context
-            opened.device.close()
     if json_file:
         result.write_json(json_file)
     print_table(ABLATION_HEADINGS, rows(toggles, result))

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.tolerances import SMALLEST, UNIT, of_op
+from rawnn.common.tolerances import FACTOR, SMALLEST, TENSOR_CORE, UNIT, of_op
+from rawnn.errors import ConfigError, nearest
 from rawnn.lab.guarded import place
 
 Values = NDArray[Any]
@@ -18,6 +19,8 @@ _NAMES = {"float8_e4m3fn": "float8_e4m3"}
 _SPREAD = 8.0
 """How far one element's error may be above the typical one: of normally distributed errors none of
 10^14 is."""
+TENSOR_CORES = "tensor cores"
+"""What a work calls the type of their sums."""
 _NOTHING = 1e-12
 """Below this share of the inputs' size an exact result is what cancelling has left: zero."""
 
@@ -67,8 +70,15 @@ def type_name(dtype: np.dtype[Any]) -> str:
 
 
 def allowed(dtype: np.dtype[Any], length: float, compute: str, sums: str | float) -> float:
-    """The tolerance of a type: 0 for whole numbers. `sums` is the type
-    that sums are kept in."""
+    """The tolerance of a type: 0 for whole numbers. `sums` is the type that sums are kept in,
+    "tensor cores" for those of tensor cores in float32, or their unit. Raises ConfigError for what
+    is none of these."""
+    if sums == TENSOR_CORES:
+        sums = TENSOR_CORE
+    for given, known, what in ((sums, (*UNIT, TENSOR_CORES), "sums"), (compute, FACTOR, "compute")):
+        if isinstance(given, str) and given not in known:
+            raise ConfigError(f"{what} = \"{given}\": give one of {', '.join(known)}"
+                              f"{nearest(given, known)}")
     if dtype.kind in "iub":
         return 0.0
     name = {"complex64": "float32", "complex128": "float64"}.get(dtype.name, type_name(dtype))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from threading import Lock
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from rawnn.device.compiling.c_types import FORMATS, code_of
@@ -28,7 +28,7 @@ from rawnn.lab.arguments import (
 )
 from rawnn.lab.arrays import default_device
 from rawnn.lab.exchange import Handle, order, stream_of
-from rawnn.lab.quick import Quick, quick_launch
+from rawnn.lab.quick import quick_launch
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import SOURCES
@@ -257,9 +257,7 @@ class Launcher:
         self._count = len(self._converters)
         self._function = (kernel._overlapping if launch.programmatic else None) or kernel._function
         launch.check(self._function, kernel.device)
-        self._prepared: KernelLaunch | None = None
-        self._quick: Quick = lambda arguments: False  # till the first launch prepares it
-        self._lock = Lock()
+        self._prepared: dict[int, KernelLaunch] = {}  # by thread, whose arguments it packs
 
     def using(self, *, shared: int | None = None, cluster: Extent | None = None,
               cooperative: bool | None = None, stream: Any = None,
@@ -279,24 +277,34 @@ class Launcher:
 
     def __call__(self, *arguments: Any) -> Any:
         """Enqueue it; within a graph (rawnn.Graph) add a node, which is returned."""
+        return self._carefully(arguments)
+
+    def _carefully(self, arguments: tuple[Any, ...]) -> Any:
         if RECORDING and RECORDING[-1].here():
             return RECORDING[-1].launch_of(self, arguments)
-        if self._quick(arguments):
-            return None
         streams: Streams = []
         values = self._values(arguments, streams)
-        with self._lock:  # the arguments' buffer is this launcher's
-            if self._prepared is None:
-                self._prepared = self._prepare(values)
-                self._quick = quick_launch(self._kernel._usual, self._converters,
-                                           self._kernel.device, self._prepared, self._lock)
-            else:
-                self._prepared.arguments.fill(values)
-            if streams:
-                self._ordered(self._prepared, streams)
-            else:
-                self._prepared.launch()
+        thread = get_ident()
+        prepared = self._prepared.get(thread)
+        if prepared is None:
+            first = not self._prepared
+            prepared = self._prepared[thread] = self._prepare(values)
+            if first:
+                self._quicken(prepared)
+        else:
+            prepared.arguments.fill(values)
+        if streams:
+            self._ordered(prepared, streams)
+        else:
+            prepared.launch()
         return None
+
+    def _quicken(self, prepared: KernelLaunch) -> None:
+        """Let calls of this launcher be those of a function generated for its arguments. It is the
+        method of a class, as Python looks for `__call__` there alone."""
+        method = quick_launch(self._kernel._usual, self._converters, self._kernel.device, prepared,
+                              Launcher._carefully, RECORDING)
+        self.__class__ = type("Launcher", (Launcher,), {"__call__": method})
 
     def bind(self, *arguments: Any) -> Bound:
         """This launch with its arguments, checked and packed once."""
@@ -340,7 +348,8 @@ class Bound:
     def __init__(self, launcher: Launcher, prepared: KernelLaunch, streams: Streams,
                  keep: tuple[Any, ...]) -> None:
         self._launcher, self._prepared, self._streams = launcher, prepared, streams
-        self._launch, self._keep = prepared.launch, keep
+        self._call, self._arguments, self._failed = prepared.ready
+        self._keep = keep
 
     def add_to(self, graph: Graph, after: Sequence[Any]) -> Any:
         """Add the launch to a graph, behind the nodes `after`; returns its node."""
@@ -349,12 +358,20 @@ class Bound:
                                 prepared.context, (), prepared._cluster, prepared.cooperative)
 
     def __call__(self) -> Any:
+        if RECORDING or self._streams:
+            return self._carefully()
+        result = self._call(*self._arguments)  # prepared.launch(), less a call
+        if result[0]:
+            self._failed(result)
+        return None
+
+    def _carefully(self) -> Any:
         if RECORDING and RECORDING[-1].here():
             return RECORDING[-1].launch_of(self._launcher, self._keep)
         if self._streams:
             self._launcher._ordered(self._prepared, self._streams)
         else:
-            self._launch()
+            self._prepared.launch()
         return None
 
 

@@ -192,7 +192,7 @@ def examine(device: Device, lowering: Lowering, op: Op, plan: Plan, seed: int = 
     ||device - reference|| / ||reference|| of everything that it writes."""
     values = fill_operands(op, plan, seed)
     read = {name for name, _ in op.reads}
-    written = [name for name, _ in op.writes if not name.endswith(".workspace")]
+    written = [name for name, _ in op.writes if name != op.operands.get("workspace")]
     lowering.compile([replace(plan, ops=(op,))])
     starts: Values = {}
     for name, value in values.items():

@@ -49,8 +49,8 @@ class Work:
     `writes` are the arrays that may be written, all that are not const by default.
 
     `length` is how many products are added up for one element, `compute` "tf32" where factors are
-    rounded to it, `sums` the type that sums are kept in: the tolerance follows from them, unless
-    `tolerance` (relative) is given. `deterministic` False: two runs may differ.
+    rounded to it, `sums` the type that sums are kept in, or "tensor cores": the tolerance follows
+    from them, unless `tolerance` (relative) is given. `deterministic` False: two runs may differ.
     `bytes` and `flops` are what the work has to move and to compute; by default every input is
     read once and every output written once, and nothing is said of operations.
     """

@@ -68,11 +68,12 @@ class Network:
     def weight(self, layer: int) -> Tensor:
         """The weight of layer 1..depth, shaped [outputs, inputs] as in torch.nn.Linear."""
         return Tensor(f"fc{layer}.weight", (self.layers[layer], self.layers[layer - 1]), "float32",
-                      Role.PARAMETER, bound=self._bound(layer, bias=False))
+                      Role.PARAMETER, bound=self._bound(layer, bias=False), layer=layer,
+                      symbol=f"w{layer}")
 
     def bias_of(self, layer: int) -> Tensor:
         return Tensor(f"fc{layer}.bias", (self.layers[layer],), "float32", Role.PARAMETER,
-                      bound=self._bound(layer, bias=True))
+                      bound=self._bound(layer, bias=True), layer=layer, symbol=f"b{layer}")
 
     def parameters(self) -> list[Tensor]:
         """All parameters, layer by layer, weight first."""

@@ -18,27 +18,26 @@ from rawnn.onchip.decompose import (
     ceil,
     up,
 )
-from rawnn.onchip.layout import TILE
-from rawnn.onchip.meeting import ALL, SHARE, of_a_tile, shares, way
-from rawnn.onchip.meeting import cycles as meeting_cycles
+from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE, Layout
 from rawnn.onchip.tiles import softmax_lanes, tiling
 
 
 @dataclass(frozen=True)
 class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
-    cycle; of one through the L2 cache whose numbers are marked, of one whose senders are counted,
-    and the bytes of either a cycle (expected, not measured); of a softmax, an elementwise loss and
-    a conversion, and of each round of the threads there; of what every step begins and ends with.
-    What the products are expected to take is multiplied by `product`, weight gradients with their
+    cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), the bytes a
+    cycle of what comes to all and of parts that each block has for each other, what a step takes
+    besides that has any, and how many times as long all else takes then (fitted to 28 kernels, of
+    which most are within a tenth); of a softmax, an elementwise loss and a conversion, and of each
+    round of the threads there; of a meeting of all clusters, and the bytes of gradients a cycle
+    that are summed there, by all or each its share; of what every step begins and ends with. What
+    the products are expected to take is multiplied by `product`, weight gradients with their
     updates by `gradient`, of which those beside other work are seen in part (`overlapped`). A tile
-    whose state comes from the L2 cache takes `far_tile` more. All clusters have a gradient
-    `arrival` cycles behind its product; of what they add up beside backward products the part
-    `beside` is seen (neither measured). Whether a step of float16 counts takes a block `decision`,
-    and `decision_between` more where clusters tell each other: both as long as the barriers and
-    reads that they are, not measured. Rounding a tile's weights by chance takes `draws`, four draws
-    of each lane, on one of four sub-cores: counted, not measured. `clock` is in cycles a
-    microsecond."""
+    whose state comes from the L2 cache takes `far_tile` more. Micro-batches in clusters take
+    `turn` times as long as batches of their size. Whether a step of float16 counts takes a block
+    `decision`, and `decision_between` more where clusters tell each other. Rounding a tile's
+    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. `clock` is
+    in cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -46,22 +45,27 @@ class Costs:
     exchange: float = 340.0
     second: float = 1550.0
     exchange_bytes: float = 9.3
-    marked: float = 1500.0
-    counted: float = 3000.0
-    far_bytes: float = 28.0
+    far: float = 875.0
+    far_rank: float = 5.0
+    far_bytes: float = 38.0
+    far_parts: float = 5.7
+    far_rest: float = 1.3
+    far_step: float = 7000.0
     softmax: float = 850.0
     softmax_round: float = 28.0
     elementwise: float = 210.0
     elementwise_round: float = 85.0
     convert: float = 120.0
     convert_round: float = 45.0
+    meeting: float = 3570.0
+    summed_bytes: float = 71.0
+    shared_bytes: float = 22.0
     step: float = 900.0
-    arrival: float = 1500.0
-    beside: float = 0.4
     far_tile: float = 35.0
-    decision: float = 100.0
-    decision_between: float = 500.0
-    draws: float = 200.0
+    turn: float = 1.3
+    decision: float = 900.0
+    decision_between: float = 1500.0
+    draws: float = 300.0
     clock: float = 1750.0
 
 
@@ -99,15 +103,16 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
             return far_cycles(d, Message(d.slices[layer] * d.ranks, False), costs)
         return exchange(features)
 
+    rest = beside_exchanges(d, costs)
     forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
-    found = [Phase(f"forward {n}", costs.product * forward.cycles)]
+    found = [Phase(f"forward {n}", rest * costs.product * forward.cycles)]
     if kind == BY_INPUTS:
         found.append(Phase(f"sum {n}", summed(p.layers[n])))
     if kind == BY_OUTPUTS and d.types[n] == GATHERED:
         found.append(Phase(f"gather {n}", exchange(p.layers[n])))
     if layer:
         backward = tiling(ceil(ins, 16), columns, ceil(outs, 8), d.warps, p.numbers)
-        found.append(Phase(f"backward {n}", costs.product * backward.cycles))
+        found.append(Phase(f"backward {n}", rest * costs.product * backward.cycles))
         if kind == BY_OUTPUTS:
             gathered = d.types[layer] == GATHERED
             found.append(Phase(f"sum of gradient {layer}", shared_out(p.layers[layer]) if gathered
@@ -116,27 +121,32 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     # With a loss scale and one cluster all weight gradients wait for the first layer's gradient.
     alone = layer == 0 or (p.scaled and d.groups == 1)
     seen = costs.gradient * (1.0 if alone else costs.overlapped)
-    found.append(Phase(f"gradient {n}", gradient.cycles * seen))
+    found.append(Phase(f"gradient {n}", rest * gradient.cycles * seen))
     if p.streams:
         tiles = ceil(ceil(ins, 16) * ceil(outs, 8), d.groups)
-        found.append(Phase(f"rounding {n}", costs.draws * ceil(tiles, 4)))
+        found.append(Phase(f"rounding {n}", rest * costs.draws * ceil(tiles, 4)))
     return found
 
 
 def far_cycles(d: Decomposition, message: Message, costs: Costs = H200) -> float:
-    """A message through the L2 cache, of which a block also writes all where it is not the same for
-    all."""
-    nbytes = message.rows * d.columns * 4 * (1 if message.to_all else 2)
-    if d.marked(message.rows):
-        return costs.marked + 2 * nbytes / costs.far_bytes
-    return costs.counted + nbytes / costs.far_bytes
+    """A message through the L2 cache: as much as it brings, a block also writes where it is not the
+    same for all."""
+    nbytes = message.rows * d.columns * 4
+    return costs.far + costs.far_rank * d.ranks + nbytes / (
+        costs.far_bytes if message.to_all else costs.far_parts)
+
+
+def beside_exchanges(d: Decomposition, costs: Costs = H200) -> float:
+    """By what all that is no exchange is multiplied."""
+    return costs.far_rest if d.far and d.messages else 1.0
 
 
 def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
     """What one layer adds to a step: its phases, and its part of the clusters' meeting."""
     found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
     if d.groups > 1:
-        found += layer_tiles(d, layer) * of_a_tile(d.groups, len(d.problem.states))
+        nbytes = layer_tiles(d, layer) * TILE * 4
+        found += min(d.groups * nbytes / costs.summed_bytes, nbytes / costs.shared_bytes)
     return found
 
 
@@ -192,66 +202,34 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
         found.append(Phase("loss", costs.elementwise
                            + costs.elementwise_round * ceil(elements, d.threads)))
     if p.scaled:
-        told = 0.0 if d.ranks == 1 else costs.marked if d.far else costs.exchange
+        told = far_cycles(d, Message(0, True), costs) if d.far else \
+            costs.exchange if d.ranks > 1 else 0.0
         between = costs.decision_between if d.groups > 1 else 0.0
         found.append(Phase("overflow", costs.decision + told + between))
-    return found
-
-
-Beside = dict[int, tuple[list[int], list[int]]]
-"""By layer, of which others clusters add up gradients, and copy new weights, beside its backward
-product."""
-
-
-def early_meetings(d: Decomposition, costs: Costs = H200) -> Beside:
-    """What clusters do of their meeting beside backward products: what is expected to have come
-    from all of them by then. Nothing where the sums of a tile are shared by warps, which wait for
-    each other, and where the update waits for more."""
-    tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    if d.groups == 1 or d.turns > 1 or d.problem.scaled \
-            or (way(d.groups, tiles, len(d.problem.states)) == SHARE
-                and shares(d.groups, d.warps, tiles) > 1):
-        return {}
-    found: Beside = {}
-    published: dict[int, float] = {}
-    summed: dict[int, float] = {}
-    now = 0.0
-    for layer in range(d.problem.depth - 1, 0, -1):
-        taken = {phase.name: phase.cycles for n in (layer, layer + 1) if n < d.problem.depth
-                 for phase in layer_phases(d, n, costs)}
-        now += taken[f"backward {layer + 1}"] + taken.get(f"gradient {layer + 2}", 0.0)
-        sums = [n for n, at in published.items() if now - at >= costs.arrival and n not in summed]
-        copies = [n for n, at in summed.items() if now - at >= costs.arrival
-                  and not any(n in done for _, done in found.values())]
-        if sums or copies:
-            found[layer] = sums, copies
-        if layer + 1 < d.problem.depth:
-            published[layer + 1] = now
-        summed |= dict.fromkeys(sums, now)
-        now += taken.get(f"sum of gradient {layer}", 0.0)
+    found = [Phase(phase.name, beside_exchanges(d, costs) * phase.cycles) for phase in found]
+    if d.far and d.messages:
+        found.append(Phase("exchanges begin", costs.far_step))
     return found
 
 
 def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
-    """How clusters add up their gradients."""
+    """How clusters add up their gradients: all of them by every cluster, or each its share."""
     if d.groups == 1:
         return []
-    tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    states = len(d.problem.states)
-    found = way(d.groups, tiles, states)
-    early = sum(layer_tiles(d, layer) for sums, _ in early_meetings(d, costs).values()
-                for layer in sums)
-    cycles = meeting_cycles(d.groups, tiles - early, states, found) \
-        + early * costs.beside * of_a_tile(d.groups, states)
-    return [Phase("all clusters sum" if found == ALL else "clusters sum and share", cycles)]
+    nbytes = TILE * 4 * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
+    if d.groups * nbytes <= MOST_SUMMED_BY_ALL:
+        return [Phase("all clusters sum", costs.meeting + d.groups * nbytes / costs.summed_bytes)]
+    return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
 
 
 def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     """All phases of a step."""
     layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
     turn = [*layers, *fixed_phases(d, costs)]
-    return [*(Phase(phase.name, d.turns * phase.cycles) for phase in turn),
-            *meeting_phases(d, costs)]
+    many = d.turns * (costs.turn if d.turns > 1 and not d.far else 1.0)
+    rest = beside_exchanges(d, costs)
+    return [*(Phase(phase.name, many * phase.cycles) for phase in turn),
+            *(Phase(phase.name, rest * phase.cycles) for phase in meeting_phases(d, costs))]
 
 
 def cycles(d: Decomposition, costs: Costs = H200) -> float:
@@ -261,3 +239,8 @@ def cycles(d: Decomposition, costs: Costs = H200) -> float:
 def microseconds(d: Decomposition, costs: Costs = H200) -> float:
     """What a step is expected to take."""
     return cycles(d, costs) / costs.clock
+
+
+def state_microseconds(found: Layout, costs: Costs = H200) -> float:
+    """What the optimizer's state takes besides that comes from the L2 cache."""
+    return found.far_tiles * costs.far_tile / costs.clock

@@ -23,10 +23,8 @@ from itertools import pairwise
 from rawnn.onchip.problem import Problem
 
 FULL, SLICED, GATHERED = "F", "S", "G"
-CLUSTER, L2, MARKED, COUNTED = "cluster", "l2", "marked", "counted"
-"""Where the blocks of a group exchange: in each other's shared memory, or through the L2 cache,
-where messages are marked or their senders counted: as their size says, all the one, or all the
-other."""
+CLUSTER, L2 = "cluster", "l2"
+"""Where the blocks of a group exchange: in each other's shared memory, or through the L2 cache."""
 EVERYWHERE, BY_OUTPUTS, BY_INPUTS = "everywhere", "by outputs", "by inputs"
 WARP = 32
 
@@ -165,25 +163,19 @@ class Decomposition:
         most = MOST_AT_ONCE_FAR if self.far else MOST_AT_ONCE
         return features * self.columns * 4 * self.ranks <= most
 
-    def marked(self, rows: int) -> bool:
-        """Whether a message of so many rows through the L2 cache has a mark beside every float;
-        else its senders are counted."""
-        return self.exchange == MARKED or (
-            self.exchange == L2 and rows * self.columns * 4 <= MOST_MARKED)
+    @property
+    def boxes(self) -> tuple[int, int]:
+        """Floats of the box that all of a group read, and of each block's own, for messages through
+        the L2 cache."""
+        flags = up(self.ranks, 4) if self.problem.scaled else 0
+        common = max((m.rows * self.columns for m in self.messages if m.to_all), default=0)
+        own = max((m.rows * self.columns for m in self.messages if not m.to_all), default=0)
+        return max(common, flags), own
 
-    def boxes(self, marked: bool) -> tuple[int, int]:
-        """Floats of the box that all of a group read, and of each block's own, for messages of one
-        kind through the L2 cache."""
-        kept = [m for m in self.messages if self.marked(m.rows) == marked]
-        said = up(self.ranks, self.columns) if marked else 0  # a float of each block
-        common = max((m.rows * self.columns + said for m in kept if m.to_all),
-                     default=said if self.problem.scaled else 0)
-        own = max((max(m.rows * self.columns, said) for m in kept if not m.to_all), default=0)
-        return common, own
-
-    def box_floats(self, marked: bool) -> int:
+    @property
+    def box_floats(self) -> int:
         """Of all boxes of a group, two of each."""
-        common, own = self.boxes(marked)
+        common, own = self.boxes
         return 2 * (common + self.ranks * own)
 
     def lanes(self, rows: int) -> int:
@@ -205,11 +197,9 @@ class Message:
 
 MOST_AT_ONCE = 8192
 """Bytes of partial sums that a block sends to all others, so that each adds them up for itself."""
-MOST_AT_ONCE_FAR = 32_768
-"""The same through the L2 cache, where a second exchange costs more, and all read one copy."""
-MOST_MARKED = 32_768
-"""Bytes of a message through the L2 cache that come twice as large rather than be counted: about
-where the one costs what the other does."""
+MOST_AT_ONCE_FAR = 65_536
+"""The same through the L2 cache, where a second exchange takes about as long as these bytes, and
+all read one copy."""
 
 
 def kinds(types: str) -> tuple[str, ...] | None:

@@ -13,12 +13,15 @@ from rawnn.onchip.decompose import (
     pitch,
     up,
 )
-from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS, shares, way
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.tiles import Tiling, far_tiling, tiling
 
 TILE = 128
 """Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
+
+ALL, SHARE = "all", "share"
+MOST_SUMMED_BY_ALL = 131_072
+"""Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
 
 COUNTS = ("counters", "generations")
 """Workspaces of integers."""
@@ -111,30 +114,37 @@ class Layout:
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps."""
         d = self.decomposition
-        found = {"tally": 2 * self.parts * d.turns * steps, "counters": 3}
+        found = {"tally": 2 * self.parts * d.turns * steps, "counters": self.counters + 1}
         if self.sync:
             copies = 2 if self.sync == ALL else 1
-            found["gradients"] = copies * d.blocks * self.tiles * TILE_WORDS * 4
+            found["gradients"] = copies * d.blocks * self.tiles * TILE
         if self.sync == SHARE:
-            found["fresh"] = d.ranks * self.tiles * TILE_WORDS * 4
+            found["fresh"] = d.ranks * self.tiles * TILE
         if self.sync and d.problem.scaled:
-            found["overflows"] = 2 * d.blocks * 4
-        if d.far:
-            found["generations"] = self.first_counter + 32 * d.groups
-            if any(d.boxes(True)):
-                found["marks"] = 2 * d.groups * d.box_floats(True)
-            if any(d.boxes(False)):
-                found["parcels"] = d.groups * d.box_floats(False)
+            found["overflows"] = 2 * d.blocks
+        if d.far and any(d.boxes):
+            found["generations"] = self.first_flag + d.groups * self.flags_of_group
+            found["parcels"] = d.groups * d.box_floats
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         return found
 
     @property
-    def first_counter(self) -> int:
-        """Word of `generations`, behind two of each block, where the counters begin at which the
-        blocks of a group meet that exchange through the L2 cache: one a group, each in a line of
-        its own. They go on from launch to launch, and around."""
-        return up(2 * self.decomposition.blocks, 32)
+    def counters(self) -> int:
+        """Words of counters that clusters meet at: one a rank, each in a line of its own."""
+        return self.decomposition.ranks * 32
+
+    @property
+    def first_flag(self) -> int:
+        """Word of `generations`, behind one of each block, where the flags begin of blocks that
+        exchange through the L2 cache. They go on from launch to launch, and around."""
+        return up(self.decomposition.blocks, 32)
+
+    @property
+    def flags_of_group(self) -> int:
+        """Words of flags: one of each block for each, those of a block in lines of their own."""
+        ranks = self.decomposition.ranks
+        return ranks * up(ranks, 32)
 
 
 def tallies(d: Decomposition) -> int:
@@ -180,7 +190,8 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         bias = take(f"b{layer}", bias_tiles * TILE)
         parts.append((rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, base))
         base += tiles + bias_tiles
-    sync = way(d.groups, base, states)
+    sync = "" if d.groups == 1 else \
+        ALL if d.groups * base * TILE * 4 <= MOST_SUMMED_BY_ALL else SHARE
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
@@ -223,13 +234,15 @@ def layout_of(d: Decomposition, room: int) -> Layout:
             if found and found.split > 1:
                 scratch = max(scratch, found.split * up(rows, 16) * d.pitch)
         tilings.append((forward, backward))
-    several = 1
+    shares = 1
     if sync == SHARE:
-        several = shares(d.groups, d.warps, base)
-        scratch = max(scratch, ceil(base, d.groups) * several * TILE if several > 1 else 0)
+        owned = ceil(base, d.groups)
+        while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
+            shares *= 2
+        scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
     take("scratch", scratch)
-    return _with_state(d, parts, places, cursor, sync, several, input_pitch, input_floats,
-                       raw_pitch, target_pitch, target_width, exchange, tilings, states,
+    return _with_state(d, parts, places, cursor, sync, shares, input_pitch, input_floats, raw_pitch,
+                       target_pitch, target_width, exchange, tilings, states,
                        room - FIXED_BYTES)
 
 

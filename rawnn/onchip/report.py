@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from rawnn.onchip import cost
 from rawnn.onchip.choose import Choice
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, GATHERED, Decomposition
-from rawnn.onchip.layout import Layout
-from rawnn.onchip.meeting import ALL
+from rawnn.onchip.layout import ALL, Layout
 
 _WORDS = {"w": "weights", "b": "biases", "a": "activations", "z": "sums and gradients",
           "m": "state"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rawnn.common.dtypes import c_type
 from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
-from rawnn.onchip.layout import COUNTS, RULE_BYTES, TILE, Layout
-from rawnn.onchip.meeting import ALL, SHARE
+from rawnn.onchip.layout import ALL, COUNTS, RULE_BYTES, SHARE, TILE, Layout
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.steps import StepWriter
 from rawnn.onchip.writer import literal
@@ -90,8 +89,6 @@ class _Kernel(StepWriter):
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
         w("const int cursor_now = *cursor + offset;")
-        if self.layout.sync:  # each turn has a stamp that no earlier one had, of whatever launch
-            w("const unsigned int stamps = counters[1] + 1u;")
         if d.turns > 1:
             w(f"const int turns = span * {d.turns};")
             self.turns_of_steps()
@@ -132,8 +129,6 @@ class _Kernel(StepWriter):
         w("}")
         w("if constexpr (kBulk) ptx::fence_proxy_async();")
         w("__syncthreads();")
-        if self.layout.sync:  # what this block has loaded may be stored over
-            w("ptx::arrive_at_grid(counters + 2);")
         if p.scheduled:
             w("float rate = 0.0f;")
         if p.labelled:
@@ -213,8 +208,6 @@ class _Kernel(StepWriter):
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
-        if found.sync:
-            w(f"ptx::wait_for_grid(counters + 2, {d.blocks}u, 1);")
         for layer in range(p.depth):
             part, n = found.layers[layer], layer + 1
             everywhere = d.kinds[layer] == EVERYWHERE and d.ranks > 1
@@ -249,5 +242,5 @@ class _Kernel(StepWriter):
             of_step = f"[=](int step) {{ return static_cast<float>(batch_of(step) * {each}); }}"
         w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
           f"{found.parts * d.turns}, span, {of_step}, counters, "
-          f"static_cast<unsigned int>({self.turns}), loss + cursor_now, {correct}, "
-          "reinterpret_cast<int*>(tallies));")
+          f"counters + 1, {found.counters}, loss + cursor_now, "
+          f"{correct}, reinterpret_cast<int*>(tallies));")

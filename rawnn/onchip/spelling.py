@@ -47,8 +47,7 @@ def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
         raise Unsupported(f"does not fit the chip as {d} (a block would need "
                           f"{found.nbytes / 1024:.0f} KiB of shared memory, and has "
                           f"{chip.shared / 1024:.0f} KiB on this GPU)", CURE)
-    far = found.far_tiles * cost.H200.far_tile / cost.H200.clock
-    return Choice(found, cost.microseconds(d) + far)
+    return Choice(found, cost.microseconds(d) + cost.state_microseconds(found))
 
 
 def _wrong(problem: Problem, ranks: int, types: str) -> str:

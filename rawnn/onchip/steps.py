@@ -115,9 +115,7 @@ class StepWriter(UpdateWriter):
             n = layer + 1
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
               f"cursor_now + u, part{n}.out, part{n}.in}};")
-        self.places()
         if d.turns == 1:
-            self.stamp("u")
             self.whole_turn()
             self.meet()
             if p.scaled:
@@ -126,11 +124,9 @@ class StepWriter(UpdateWriter):
             return
         w(f"for (int part = 0; part < {d.turns}; ++part) {{")
         w(f"const int t = u * {d.turns} + part;")
-        self.stamp("t")
         self.whole_turn()
         self.next_turn()
         w("}")
-        self.stamp(f"u * {d.turns} + {d.turns - 1}")
         self.meet()
         w("__syncthreads();")
 
@@ -283,7 +279,7 @@ class StepWriter(UpdateWriter):
             self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
         elif kind == BY_OUTPUTS:
             idle, sent = d.idle(above), n * d.columns
-            message = self.exchange(n, True)
+            message = self.exchange(True)
             message.expect((sent + idle) * 4)
             if idle:
                 message.say_nothing(f"n{above}", f"{sent} + rank - {d.ranks - idle}")
@@ -303,25 +299,21 @@ class StepWriter(UpdateWriter):
         nbytes = d.columns * 4
         finish = f"by_pairs({self.body(str(n), text)})"
         if d.sums_at_once(n):
-            message = self.exchange(n * d.ranks, True)
+            message = self.exchange(True)
             message.expect(n * nbytes * d.ranks)
             place = f"(rank * {n} + m) * {d.columns} + e"
             self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
                          sent=True)
             message.sent()
             self.gradients(meanwhile)
-            if kind == "backward":
-                self.meet_beside(layer)
             message.add(message.received(), d.ranks, n, n, finish)
             return
         size, mine = share_of(n, d.ranks)
         parts = self.reduce(kind, layer, n, size, mine)
         self.gradients(meanwhile)
-        if kind == "backward":
-            self.meet_beside(layer)
         w("{")
-        w(f"{parts.box_type} parts = {parts.received()};")
-        sums = self.exchange(n, True)
+        w(f"const float* const parts = {parts.received()};")
+        sums = self.exchange(True)
         sums.expect(n * nbytes)
         send = sums.send_to_all(f"(rank * {size} + m) * {d.columns} + e")
         parts.add("parts", d.ranks, size, mine, self.sender(mine, send))
@@ -335,7 +327,7 @@ class StepWriter(UpdateWriter):
         last `idle` blocks, which have none, hear from all others that they are as far."""
         d = self.d
         least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
-        message = self.exchange(size * d.ranks, False)
+        message = self.exchange(False)
         message.expect(f"{least}{mine} * {d.columns * 4 * d.ranks}")
         if idle:
             message.say_to_idle(idle)
@@ -413,12 +405,10 @@ class StepWriter(UpdateWriter):
             tiles = self.layout.layers[layer].backward
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
-            self.meet_beside(layer)
         elif type_ == GATHERED:
             idle = d.idle(layer)
             message = self.reduce("backward", layer, n, size, f"n{layer}", idle)
             self.gradients(waiting)
-            self.meet_beside(layer)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
             received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0") if idle \
                 else message.received()

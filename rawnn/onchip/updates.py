@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
-
-from rawnn.onchip.cost import Beside, early_meetings
 from rawnn.onchip.decompose import ceil
 from rawnn.onchip.exchanges import ExchangeWriter
-from rawnn.onchip.layout import TILE
-from rawnn.onchip.meeting import ALL, SHARE, TILE_WORDS
+from rawnn.onchip.layout import ALL, TILE
 from rawnn.onchip.writer import literal
 
 
 class UpdateWriter(ExchangeWriter):
     """Writes what becomes of gradients."""
-
-    @cached_property
-    def meetings(self) -> Beside:
-        return early_meetings(self.d)
 
     def gradients(self, layers: list[int], first: int = 0) -> None:
         """The weight gradients of `layers`, with their updates or for the other clusters to see;
@@ -30,10 +21,13 @@ class UpdateWriter(ExchangeWriter):
             w("{")
             w(f"// gradient {n}")
             if self.layout.sync:
-                adds = d.turns > 1
-                w(f"const PublishTiles<{part.across}, {part.tiles}, {literal(adds)}> finish = {{"
-                  f"{self.words('group')} + {part.base * TILE_WORDS}, stamp, "
-                  f"{'part > 0' if adds else 'false'}}};")
+                turn = "(u & 1)" if self.layout.sync == ALL else "0"
+                many = self.layout.tiles
+                way, adds = ("AddTiles", ", part > 0") if d.turns > 1 else ("PublishTiles", "")
+                w(f"const {way}<{part.across}, {part.tiles}> finish = {{"
+                  f"reinterpret_cast<float4*>(gradients) + ((({turn} * {d.groups} + group) * "
+                  f"{d.ranks}ll + rank) * {many} + {part.base})"
+                  f" * {TILE // 4}{adds}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
                 w("const Rule rule = *rule_of_step;")
@@ -59,96 +53,64 @@ class UpdateWriter(ExchangeWriter):
             w(f"const bool left_out = {said};")
             return
         w(f"const bool seen = {said};")
-        w("ptx::Stamped* const flags = reinterpret_cast<ptx::Stamped*>(overflows) + (u & 1) * "
-          f"{d.blocks} + rank;")
-        w(f"if (thread == 0) ptx::store_stamped(flags + group * {d.ranks}, seen ? 1.0f : 0.0f, "
-          "0.0f, 0.0f, stamp);")
+        w(f"float* const flags = overflows + (u & 1) * {d.blocks} + rank;")
+        w(f"if (thread == 0) __stcg(flags + group * {d.ranks}, seen ? 1.0f : 0.0f);")
 
-    def stamp(self, turn: str) -> None:
-        """The stamp of what clusters hand to each other in a turn."""
-        if self.layout.sync:
-            self.w(f"const unsigned int stamp = stamps + static_cast<unsigned int>({turn});")
-
-    def words(self, group: str) -> str:
-        """Where the words of this block's tiles lie, or of the same rank's of another cluster."""
-        d, turn = self.d, "(u & 1)" if self.layout.sync == ALL else "0"
-        return f"reinterpret_cast<ptx::Stamped*>(gradients) + (({turn} * {d.groups} + {group}) * " \
-               f"{d.ranks}ll + ptx::made_here(rank)) * {self.layout.tiles * TILE_WORDS}"
-
-    def places(self) -> None:
-        """Where tiles lie that clusters update, and how they are kept, for all of a step."""
-        w, p, found = self.w, self.p, self.layout
+    def meet(self) -> None:
+        """Clusters that share the batch add up their gradients."""
+        d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
+        many, quads = found.tiles, TILE // 4
+        if self.p.scaled:
+            w("bool left_out;")
+        far = literal(found.shared_state is None and bool(self.p.states))
+        w("{")
+        w("// gradients of all clusters")
         w("const auto place = [=](int tile) {")
-        for layer in range(p.depth - 1, -1, -1):
+        for layer in range(self.p.depth - 1, -1, -1):
             part, n = found.layers[layer], layer + 1
             text = f"return place_of<{part.pitch}, {part.rows}, {part.across}, {part.tiles}>(" \
                    f"tile - {part.base}, weights{n}, biases{n});"
             w(f"if (tile >= {part.base}) {text}" if layer else text)
         w("};")
-        if p.streams:
+        how = ""
+        if self.p.streams:
+            how = ", how"
             w("const auto how = [=](int tile) {")
-            for layer in range(p.depth - 1, -1, -1):
+            for layer in range(self.p.depth - 1, -1, -1):
                 part = found.layers[layer]
                 text = f"return chance{layer + 1}.numbered<{part.across}, {part.tiles}>(" \
                        f"tile - {part.base});"
                 w(f"if (tile >= {part.base}) {text}" if layer else text)
             w("};")
-        w(f"const auto state = [=](int slot) {{ return {self.states_at(0)} + slot * "
-          f"{len(p.states) * TILE // 4}; }};")
-
-    def update(self, layers: Sequence[int], copied: Sequence[int]) -> None:
-        """Gradients of `layers`, neighbours, are added up over the clusters, and weights updated;
-        new weights of the layers `copied` come from the clusters whose share they are."""
-        d, w, found = self.d, self.w, self.layout
-        w("{")
-        if layers:
-            far = literal(found.shared_state is None and bool(self.p.states))
-            many = found.tiles * TILE_WORDS
-            how = ", how" if self.p.streams else ""
-            w("const Rule rule = *rule_of_step;")
-            w(f"const ptx::Stamped* const parts = {self.words('0')};")
-            shared = f"Shape, Rule, {far}, {self.tiles_of(layers)}"
-            if found.sync == ALL:
-                w(f"update_all<{shared}>(parts, {d.ranks * many}ll, stamp, rule, place, "
-                  f"state{how});")
-            else:
-                w(f"update_share<{shared}, {found.shares}>(parts, {d.ranks * many}ll, stamp, rule, "
-                  f"group, {self.at('scratch')}, {self.fresh}, place, state{how});")
-        if copied and found.sync == SHARE:
-            w(f"copy_fresh<Shape, {self.tiles_of(copied)}>({self.fresh}, stamp, group, place);")
+        w(f"float4* const states = {self.states_at(0)};")
+        w(f"const auto state = [=](int slot) {{ return states + slot * "
+          f"{len(self.p.states) * quads}; }};")
+        w("const Rule rule = *rule_of_step;")
+        w("unsigned int* const met = counters + 1 + rank * 32;")
+        stride = f"{d.ranks * many * quads}ll"
+        unless = "if (!left_out) " if self.p.scaled else ""
+        if found.sync == ALL:
+            w(f"ptx::grid_barrier(met, (u + 1u) * {d.groups}u, 1);")
+            self.hear_clusters()
+            w(f"{unless}update_all<Shape, Rule, {far}, {many}>("
+              "reinterpret_cast<const float4*>(gradients) "
+              f"+ ((u & 1) * {d.blocks}ll + rank) * {many * quads}, {stride}, rule, place, state"
+              f"{how});")
+        else:
+            w(f"ptx::grid_barrier(met, (2u * u + 1u) * {d.groups}u, 1);")
+            w("float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * "
+              f"{many * quads};")
+            self.hear_clusters()
+            w(f"{unless}update_share<Shape, Rule, {far}, {many}, {found.shares}>("
+              "reinterpret_cast<const float4*>(gradients) + rank * "
+              f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
+              f"state{how});")
+            w(f"ptx::grid_barrier(met, (2u * u + 2u) * {d.groups}u, 2);")
+            w(f"{unless}copy_fresh<Shape, {many}>(new_weights, place);")
         w("}")
 
-    @property
-    def fresh(self) -> str:
-        """Where the words of this rank's new weights lie."""
-        return "reinterpret_cast<ptx::Stamped*>(fresh) + ptx::made_here(rank) * " \
-               f"{self.layout.tiles * TILE_WORDS}"
-
-    def tiles_of(self, layers: Sequence[int]) -> str:
-        """The first of the layers' tiles, and the end of them."""
-        last = self.layout.layers[max(layers)]
-        return f"{self.layout.layers[min(layers)].base}, {last.base + last.all_tiles}"
-
-    def meet_beside(self, layer: int) -> None:
-        """What clusters add up beside the backward product of a layer."""
-        if layers := self.meetings.get(layer):
-            self.w("// gradients of all clusters that have come")
-            self.update(*layers)
-
-    def meet(self) -> None:
-        """Clusters that share the batch add up the gradients that are left."""
-        w = self.w
-        if not self.layout.sync:
-            return
+    def hear_clusters(self) -> None:
         if self.p.scaled:
-            w("const bool left_out = any_group<Shape>(flags, stamp);")
-        w("// gradients of all clusters")
-        if self.p.scaled:
-            w("if (!left_out) {")
-        done = self.meetings.values()
-        self.update(*([layer for layer in range(self.p.depth)
-                       if not any(layer in each[i] for each in done)] for i in (0, 1)))
-        if self.p.scaled:
-            w("}")
+            self.w("left_out = any_group<Shape>(flags);")

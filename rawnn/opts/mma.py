@@ -34,10 +34,6 @@ LEAST_STREAMED = 1 << 21
 them by Hopper's copy engine. A step at batch 32 on an H200, with them and by mma.sync alone: 58 and
 67 us in wide2048 with `sr`, 67 and 92 us with masters, 95 and 283 us in wide4096 with `sr`."""
 
-LEAST_WGMMA = 1 << 29
-"""Multiplications (m n k) from which a product is done by wgmma. H200: 256 x 1024 x 1024 takes
-4.5 us by mma.sync and 4.9 us by wgmma, 1024 cubed 10.1 us and 7.8 us."""
-
 
 def fits(plan: Plan, op: Op) -> bool:
     """Whether tensor cores take the operands of a product: both of one 16-bit type, both of 8 bits,
@@ -57,7 +53,7 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
     size = itemsize(plan[op.operands["a"]].dtype)
     if a["compute"] == "float16" or not (size == 2 or (size == 1 and a["layout"] == "nt")):
         return False
-    return int(a["m"] * a["n"] * a["k"]) >= LEAST_WGMMA
+    return wgmma_is_faster(product_of(op, plan), plan.target)
 
 
 def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:

@@ -107,7 +107,7 @@ class Shards:
         t = self._plan[name]
         rows = t.shape[0] // self._plan.ranks
         return replace(t, name=name + PART, shape=(rows, t.shape[1]), role=Role.VIEW,
-                       source=name, first=self._plan.rank * rows)
+                       symbol="", source=name, first=self._plan.rank * rows)
 
     def reductions(self, names: Sequence[str]) -> list[Op]:
         """Those of a bucket."""

@@ -51,7 +51,7 @@ def _seed(plan: Plan) -> dict[str, int]:
 def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
     return tuple(
         Tensor(f"{WORKSPACE}{name}", (words,), "int32" if name in COUNTS else "float32",
-               Role.SCRATCH)
+               Role.SCRATCH, symbol=name)
         for name, words in chosen.layout.workspaces(plan["loss"].shape[0]).items())
 
 
@@ -70,7 +70,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 
 
 _FORM = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
-                   r"(?:(?:@(l2|marked|counted|cluster))?:([1-9]\d{1,3}):([FSG]{2,})(?::([1-9]\d?))?)?")
+                   r"(?:(?:@(l2|cluster))?:([1-9]\d{1,3}):([FSG]{2,})(?::([1-9]\d?))?)?")
 
 
 def parse(text: str) -> str:

@@ -69,7 +69,8 @@ def with_copies(plan: Plan, dtype: str) -> Plan:
     weights = {op.operands[r] for op in plan.find(kind="matmul") for r in ("a", "b")
                if plan[op.operands[r]].role is Role.PARAMETER}
     copies = {name: Tensor(f"{name}.{dtype}", plan[name].shape, dtype, Role.COPY, source=name,
-                           scale=copy_scale(plan[name], dtype))
+                           scale=copy_scale(plan[name], dtype), layer=plan[name].layer,
+                           symbol=f"c{plan[name].layer}")
               for name in sorted(weights)}
 
     def change(op: Op) -> Op:

@@ -8,13 +8,15 @@ from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     def gather(op: Op) -> Op:
         if op.kind != "upload":
             return op
-        operands = {role: name.removeprefix("host_") for role, name in op.operands.items()}
+        operands = {role: role if plan[name].role is Role.HOST else name
+                    for role, name in op.operands.items()}
         operands |= {name: name for name in ("order", "mean", "inverse_std")
                      if name in plan.tensors}
         return replace(op, kind="gather", name="gather", impl="naive", operands=operands,

@@ -97,9 +97,15 @@ __global__ void gather(const int* __restrict__ cursor, int offset, int stride,
       }
       store_values(out, values);
     } else {
-#pragma unroll 1
-      for (int i = 0; i < each && feature + i < features; ++i) {
-        float value = to_float(in[i]) * scale;
+      float values[each];  // all loads go out before one is waited for
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        values[i] = feature + i < features ? to_float(in[i]) : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        if (feature + i >= features) break;
+        float value = values[i] * scale;
         if (mean != nullptr) value -= mean[feature + i];
         if (inverse_std != nullptr) value *= inverse_std[feature + i];
         out[i] = from_float<TX>(value);

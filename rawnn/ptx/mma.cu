@@ -69,7 +69,8 @@ struct Mma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+    using Parts = Sums<TILE, kStages * kTile>;
+    Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
 
     // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts:
     // two short chains of additions round less than a long one.
@@ -126,12 +127,11 @@ struct Mma {
       }
       slot = slot == kStages - 1 ? 0 : slot + 1;
     }
-    wait_for_copies<0>();
-    __syncthreads();  // the operands are done with: their place takes the sums
+    __syncthreads();  // the operands, which have all come, are done with: the sums take their place
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
-    float* const part = parts + warp_k * Sums<TILE>::kPart;
-    constexpr int kPitch = Sums<TILE>::kPitch;
+    float* const part = parts + warp_k * Parts::kPart;
+    constexpr int kPitch = Parts::kPitch;
     const int g = lane / 4;
     const int q = lane % 4;
     constexpr bool kPairedA = Fragments<PanelA, true>::kPaired;
@@ -159,6 +159,6 @@ struct Mma {
         if (sums_bias && q == 0) to[TILE::kN] = bias[i].row(half).x;
       }
     }
-    finish.template run<BIAS>(parts, n0 == 0);
+    finish.template run<BIAS>(n0 == 0);
   }
 };

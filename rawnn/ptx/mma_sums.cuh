@@ -2,22 +2,18 @@
 // of the inner dimension, of other warps and of the other blocks of a cluster, are added up in a
 // fixed order, and the threads then take four neighbouring columns each. Shared by all main loops of
 // product_kernels.cuh.
+//
+// Each block of a cluster finishes some rows of the tile. A block adds up its own warps' parts and
+// stores the rows that another finishes in that one's inbox, which nothing else uses: one barrier
+// then stands between the sums and the epilogue, and nobody reads what is far away.
 #pragma once
 #include "device/cluster.cuh"
 #include "mma_copy.cuh"
 
-// Four floats at `address` of this block's shared memory, read from that of block `rank`.
-__device__ __forceinline__ void load_of_rank(float (&values)[4], unsigned int address, int rank) {
-  const float4 found =
-      ptx::load_remote4(ptx::in_block(address, static_cast<unsigned int>(rank)));
-  values[0] = found.x;
-  values[1] = found.y;
-  values[2] = found.z;
-  values[3] = found.w;
-}
-
-// The stages of the inner dimension that are this block's.
-template <typename TILE>
+// The stages of the inner dimension that are this block's. Where it is OPEN from the start, tells the
+// cluster that the block has begun: Sums::ready() waits for that ahead of its first store to
+// another's shared memory.
+template <typename TILE, bool OPEN = true>
 struct Share {
   int begin = 0;
   int stages;
@@ -26,18 +22,22 @@ struct Share {
       const int rank = static_cast<int>(ptx::cluster_rank());
       begin = all * rank / TILE::kCluster;
       stages = all * (rank + 1) / TILE::kCluster - begin;
+      if constexpr (OPEN) ptx::arrive_at_cluster_relaxed();
     }
   }
 };
 
 // A block's sums in shared memory: one part for every warp along the inner dimension, each
 // [BM, BN + 8], where column BN holds the sums of the bias. Eight words of padding: a fragment's
-// eight rows then lie in different banks.
-template <typename TILE>
+// eight rows then lie in different banks. In a cluster an inbox lies behind the parts and OPERANDS
+// bytes of tiles: [CLUSTER, kRows, BN + 8], the rows that this block finishes from every block.
+// With OPERANDS of 0 it takes the place of tiles, and is open once its block is done with them.
+template <typename TILE, int OPERANDS>
 struct Sums {
   static constexpr int kPitch = TILE::kN + 8;
   static constexpr int kPart = TILE::kM * kPitch;
   static constexpr int kBytes = TILE::kWarpsK * kPart * static_cast<int>(sizeof(float));
+  static constexpr int kInbox = kBytes > OPERANDS ? kBytes : OPERANDS;  // where it begins
   static constexpr int kRows =  // that this block finishes
       (TILE::kM + TILE::kCluster - 1) / TILE::kCluster;
   static constexpr int kInRow = TILE::kN / 4;
@@ -60,71 +60,100 @@ struct Sums {
     return (thread + pass * TILE::kThreads) % kInRow * 4;
   }
 
-  // Between the writing of the parts and their reading.
-  static __device__ __forceinline__ void ready() {
-    if constexpr (TILE::kCluster == 1) {
-      __syncthreads();
-    } else {
+  // Between the writing of the parts, at the start of dynamic shared memory, and their reading.
+  template <bool BIAS>
+  static __device__ __forceinline__ void ready(bool biased, int thread) {
+    __syncthreads();
+    if constexpr (TILE::kCluster > 1) {
+      if constexpr (OPERANDS == 0) {
+        ptx::cluster_barrier();  // all are done with their operands
+      } else {
+        ptx::wait_for_cluster();  // all have begun
+      }
+      hand_out<BIAS>(biased, thread);
       ptx::cluster_barrier();
     }
   }
-  // A block must not end while others read its parts.
-  static __device__ __forceinline__ void done() {
-    if constexpr (TILE::kCluster > 1) ptx::cluster_barrier();
-  }
 
   // The sum of a row of op(a).
-  static __device__ __forceinline__ float bias(const float* parts, int row) {
-    const float* const here = parts + row * kPitch + TILE::kN;
+  __device__ __forceinline__ float bias(int row) const {
     float sum = 0.0f;
 #pragma unroll
-    for (int rank = 0; rank < TILE::kCluster; ++rank) {
-#pragma unroll
-      for (int part = 0; part < TILE::kWarpsK; ++part) {
-        if constexpr (TILE::kCluster == 1) {
-          sum += here[part * kPart];
-        } else {
-          float four[4];  // the first is meant
-          load_of_rank(four, ptx::shared_address(here + part * kPart), rank);
-          sum += four[0];
-        }
-      }
-    }
+    for (int from = 0; from < kAdded; ++from) sum += here(from, row, TILE::kN)[0];
     return sum;
   }
 
   // The sums of four columns from `column` on.
-  static __device__ __forceinline__ void add_up(float (&values)[4], const float* parts, int row,
-                                                int column) {
-    const float* const here = parts + row * kPitch + column;
+  __device__ __forceinline__ void add_up(float (&values)[4], int row, int column) const {
+    add<kAdded>(values, here(0, row, column), kApart);
+  }
+
+ private:
+  static constexpr int kAdded = TILE::kCluster == 1 ? TILE::kWarpsK : TILE::kCluster;
+  static constexpr int kApart = TILE::kCluster == 1 ? kPart : kRows * kPitch;
+
+  __device__ __forceinline__ const float* here(int from, int row, int column) const {
+    constexpr int kOffset = TILE::kCluster == 1 ? 0 : kInbox;
+    return reinterpret_cast<const float*>(dynamic_shared() + kOffset) + from * kApart +
+           (row - first) * kPitch + column;
+  }
+
+  template <int COUNT>
+  static __device__ __forceinline__ void add(float (&values)[4], const float* from, int apart) {
+    load_values<4>(values, from);
 #pragma unroll
-    for (int rank = 0; rank < TILE::kCluster; ++rank) {
+    for (int part = 1; part < COUNT; ++part) {
+      float more[4];
+      load_values<4>(more, from + part * apart);
 #pragma unroll
-      for (int part = 0; part < TILE::kWarpsK; ++part) {
-        float more[4];
-        if constexpr (TILE::kCluster == 1) {
-          load_values<4>(more, here + part * kPart);
-        } else {
-          load_of_rank(more, ptx::shared_address(here + part * kPart), rank);
+      for (int i = 0; i < 4; ++i) values[i] += more[i];
+    }
+  }
+
+  // Each row's sums over this block's parts go to the block that finishes the row.
+  template <bool BIAS>
+  static __device__ __forceinline__ void hand_out(bool biased, int thread) {
+    const float* const parts = reinterpret_cast<const float*>(dynamic_shared());
+    const unsigned int inbox =
+        ptx::shared_address(dynamic_shared() + kInbox) + ptx::cluster_rank() * (kApart * 4);
+#pragma unroll 4
+    for (int quad = thread; quad < TILE::kM * kInRow; quad += TILE::kThreads) {
+      const int row = quad / kInRow;
+      const int column = quad % kInRow * 4;
+      float values[4];
+      add<TILE::kWarpsK>(values, parts + row * kPitch + column, kPart);
+      ptx::store_remote4(place(inbox, row, column),
+                         make_float4(values[0], values[1], values[2], values[3]));
+    }
+    if constexpr (BIAS) {
+      if (!biased) return;
+      for (int row = thread; row < TILE::kM; row += TILE::kThreads) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int part = 0; part < TILE::kWarpsK; ++part) {
+          sum += parts[part * kPart + row * kPitch + TILE::kN];
         }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) values[i] = rank + part == 0 ? more[i] : values[i] + more[i];
+        ptx::store_remote(place(inbox, row, TILE::kN), sum);
       }
     }
+  }
+  static __device__ __forceinline__ unsigned int place(unsigned int inbox, int row, int column) {
+    return ptx::in_block(inbox + (row % kRows * kPitch + column) * 4,
+                         static_cast<unsigned int>(row / kRows));
   }
 };
 
 // A block's epilogue. Where rows allow it, what it reads from memory is fetched while the product is
 // computed, if no more than EARLY bytes have to wait in registers. Otherwise it works element by
 // element, in a loop: less code.
-template <typename TILE, typename EPILOGUE, int EARLY = 128>
+template <typename TILE, typename EPILOGUE, typename PARTS, int EARLY = 128>
 struct Finish {
   using Fetched = typename EPILOGUE::Fetched;
-  static constexpr int kPasses = Sums<TILE>::kPasses;
+  static constexpr int kPasses = PARTS::kPasses;
   static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= EARLY;
 
   const EPILOGUE& epilogue;
-  const Sums<TILE> sums;
+  const PARTS sums;
   const int m0, n0, thread;
   const bool whole;
   Fetched fetched[kEarly ? kPasses : 1];
@@ -144,40 +173,39 @@ struct Finish {
     }
   }
 
-  // `parts` is written by all threads; all of them call this. Where `biased`, with the bias, whose
-  // sums stand behind the last column of every part.
+  // The parts are written by all threads; all of them call this. Where `biased`, with the bias,
+  // whose sums stand behind the last column of every part.
   template <bool BIAS>
-  __device__ __forceinline__ void run(const float* parts, bool biased) {
-    sums.ready();
+  __device__ __forceinline__ void run(bool biased) {
+    sums.template ready<BIAS>(biased, thread);
     if (whole) {
 #pragma unroll(kEarly ? kPasses : 4)
       for (int pass = 0; pass < kPasses; ++pass) {
-        if (sums.inside(pass, thread)) finish<true>(parts, pass);
+        if (sums.inside(pass, thread)) finish<true>(pass);
       }
     } else {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
-        if (sums.inside(pass, thread)) finish<false>(parts, pass);
+        if (sums.inside(pass, thread)) finish<false>(pass);
       }
     }
     if constexpr (BIAS) {
       if (biased) {
-        for (int row = sums.first + thread; row < min(sums.first + Sums<TILE>::kRows, TILE::kM);
+        for (int row = sums.first + thread; row < min(sums.first + PARTS::kRows, TILE::kM);
              row += TILE::kThreads) {
-          epilogue.store_bias(m0 + row, sums.bias(parts, row));
+          epilogue.store_bias(m0 + row, sums.bias(row));
         }
       }
     }
-    sums.done();
   }
 
  private:
   template <bool WHOLE>
-  __device__ __forceinline__ void finish(const float* parts, int pass) {
+  __device__ __forceinline__ void finish(int pass) {
     const int row = sums.row(pass, thread);
     const int column = sums.column(pass, thread);
     float values[4];
-    sums.add_up(values, parts, row, column);
+    sums.add_up(values, row, column);
     if constexpr (WHOLE && kEarly) {
       epilogue.template store<true>(m0 + row, n0 + column, values, fetched[pass]);
     } else {

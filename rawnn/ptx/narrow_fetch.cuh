@@ -4,7 +4,6 @@
 #include "device/barriers.cuh"
 #include "device/bulk_copies.cuh"
 #include "device/copies.cuh"
-#include "device/fences.cuh"
 #include "device/shared.cuh"
 #include "types.cuh"
 
@@ -106,10 +105,7 @@ struct Fetcher {
                                               int rows, int cols, int thread) const {
     if constexpr (kBulk) {
       const unsigned int barrier = ptx::shared_address(barriers + layer % PLAN::kSlots);
-      if (again) {
-        ptx::fence_proxy_async();
-        if (thread == 0) ptx::arrive_expecting(barrier, kBytes);
-      }
+      if (again && thread == 0) ptx::arrive_expecting(barrier, kBytes);
       if (lane < 16) {
         const int row = first + lane;
         ptx::load_bulk(ptx::shared_address(slot(layer) + row * PLAN::kPitch), weights + row * ld,

@@ -23,7 +23,6 @@ constexpr int kFloat16 = 3;
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __device__ __forceinline__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
-__device__ __forceinline__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 __device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) & 31; }

@@ -143,17 +143,17 @@ __device__ __forceinline__ float terms_of(const F& terms, int step) {
 }
 
 // At the end of a launch the last block to come adds up what `parts` blocks left of each step, in
-// their order: loss[s], correct[s]. `counters` are the ticket; what the stamps of the next launch
-// begin at, `stamps` behind this one's; and the blocks that have loaded what they train. The first
-// and last go back to 0. `last` is a word of shared memory.
+// their order: loss[s], correct[s]. It also puts all counters back to 0. `last` is a word of shared
+// memory.
 template <typename SHAPE, typename TERMS>
 __device__ __forceinline__ void report_steps(const float2* left, int parts, int steps, TERMS terms,
-                                             unsigned int* counters, unsigned int stamps,
-                                             float* loss, int* correct, int* last) {
+                                             unsigned int* ticket, unsigned int* counters,
+                                             int count_counters, float* loss, int* correct,
+                                             int* last) {
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    *last = atomicAdd(counters, 1u) == gridDim.x - 1u ? 1 : 0;
+    *last = atomicAdd(ticket, 1u) == gridDim.x - 1u ? 1 : 0;
   }
   __syncthreads();
   if (*last == 0) return;
@@ -168,9 +168,8 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
     loss[s] = total.loss / terms_of(terms, s);
     if (correct != nullptr) correct[s] = total.right;
   }
-  if (threadIdx.x == 0) {
-    counters[0] = 0u;
-    counters[1] += stamps;
-    counters[2] = 0u;
+  if (threadIdx.x == 0) *ticket = 0u;
+  for (int i = thread_index(); i < count_counters; i += SHAPE::kThreads) {
+    counters[i] = 0u;
   }
 }

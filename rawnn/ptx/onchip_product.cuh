@@ -16,8 +16,7 @@
 #include "onchip_device.cuh"
 
 // What is done with the tiles of a product: `early(mt, nt)` is called ahead of the product, for
-// loads that are to come in beside it, store() behind it, sums() for the sums of eight columns: two
-// a lane, in the first four lanes and again in each four behind them.
+// loads that are to come in beside it, store() behind it, sums() for two columns' sums.
 template <typename F>
 struct Finish {
   struct Early {};
@@ -332,10 +331,12 @@ struct Product {
         }
       }
     }
+    if (g == 0) {
 #pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      if (across + j < N8) {
-        finish.sums(across + j, high_sum[j][0] + low_sum[j][0], high_sum[j][1] + low_sum[j][1]);
+      for (int j = 0; j < NT; ++j) {
+        if (across + j < N8) {
+          finish.sums(across + j, high_sum[j][0] + low_sum[j][0], high_sum[j][1] + low_sum[j][1]);
+        }
       }
     }
   }

@@ -6,7 +6,6 @@
 // (LossScale::found), the blocks of a cluster tell each other by their mailboxes, clusters by a word
 // beside their gradients. All of them decide the same and change their own scale the same way.
 #pragma once
-#include "onchip_far.cuh"
 #include "onchip_groups.cuh"
 
 // In shared memory. `found` is not 0 where this block saw an overflow, in even and in odd steps.
@@ -66,12 +65,12 @@ __device__ __forceinline__ bool any_rank(const float* flags) {
   return sum != 0.0f;
 }
 
-// The same where flags come through the L2 cache, one of each rank; for all threads together.
+// The same where flags come through the L2 cache; for all threads of the block together.
 template <typename SHAPE>
-__device__ __forceinline__ bool any_rank(const MarkedBox<SHAPE>& flags) {
+__device__ __forceinline__ bool any_far_rank(const float* flags) {
   bool any = false;
   for (int rank = thread_index(); rank < SHAPE::kRanks; rank += SHAPE::kThreads) {
-    any = any || flags.read_one(rank) != 0.0f;
+    any = any || __ldcg(flags + rank) != 0.0f;
   }
   return __syncthreads_or(any ? 1 : 0) != 0;
 }
@@ -79,13 +78,10 @@ __device__ __forceinline__ bool any_rank(const MarkedBox<SHAPE>& flags) {
 // Whether any cluster did: `flags` are those of this rank of the clusters, kRanks apart. For all
 // threads of the block together.
 template <typename SHAPE>
-__device__ __forceinline__ bool any_group(const ptx::Stamped* flags, unsigned int stamp) {
+__device__ __forceinline__ bool any_group(const float* flags) {
   bool any = false;
   for (int group = thread_index(); group < SHAPE::kGroups; group += SHAPE::kThreads) {
-    ptx::Stamped words[1];
-    ptx::await_stamped(
-        words, [=](int) { return flags + group * SHAPE::kRanks; }, stamp, kOverflows);
-    any = any || words[0].x != 0.0f;
+    any = any || __ldcg(flags + group * SHAPE::kRanks) != 0.0f;
   }
   return __syncthreads_or(any ? 1 : 0) != 0;
 }

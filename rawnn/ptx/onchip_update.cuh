@@ -148,7 +148,6 @@ struct UpdateTiles {
     kept.store(state);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    if (lane_index() >= 4) return;
     const int place = nt * 8 + lane_index() % 4 * 2;
     const float gradient[2] = {first, second};
     float* const state = reinterpret_cast<float*>(state_of(TILES + place / kTileFloats)) +
@@ -180,11 +179,10 @@ struct UpdateTiles {
 };
 
 // Where a lane's part of a tile lies: two pairs of weights; the second is not there where it would
-// lie beyond the layer's rows. A tile of biases has so many `eights`, one of weights 0.
+// lie beyond the layer's rows.
 struct Place {
   float* first;
   float* second;
-  int eights;
 };
 
 template <int LDW, int ROWS, int ACROSS, int TILES>
@@ -192,11 +190,11 @@ __device__ __forceinline__ Place place_of(int tile, float* w, float* bias) {
   const int lane = lane_index();
   if (tile >= TILES) {
     float* const at = bias + (tile - TILES) * kTileFloats + lane * 4;
-    return {at, at + 2, min(16, ACROSS - (tile - TILES) * 16)};
+    return {at, at + 2};
   }
   const int mt = tile / ACROSS;
   float* const at = w + (mt * 16 + lane / 4) * LDW + tile % ACROSS * 8 + lane % 4 * 2;
-  return {at, ROWS % 16 == 0 || mt * 16 + 8 < ROWS ? at + 8 * LDW : nullptr, 0};
+  return {at, ROWS % 16 == 0 || mt * 16 + 8 < ROWS ? at + 8 * LDW : nullptr};
 }
 
 // A layer's part that this block holds: outputs from `out` on, `outs` of them, inputs from `in` on,

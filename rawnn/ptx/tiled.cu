@@ -165,11 +165,10 @@ struct Tiled {
         }
       }
     } else {
-      wait_for_copies<0>();
-      __syncthreads();  // the operands are done with: their place takes the sums
+      __syncthreads();  // the operands, all of which have come, are done with: sums take their place
       float* const parts = reinterpret_cast<float*>(dynamic_shared());
-      float* const part = parts + warp_k * Sums<TILE>::kPart;
-      constexpr int kPitch = Sums<TILE>::kPitch;
+      float* const part = parts + warp_k * Sums<TILE, 0>::kPart;
+      constexpr int kPitch = Sums<TILE, 0>::kPitch;
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         float* const to = part + (i / 4 * kSpanM + down * 4 + i % 4) * kPitch;
@@ -182,8 +181,8 @@ struct Tiled {
         }
         if (BIAS && across == 0) to[TILE::kN] = bias[i];
       }
-      Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
-      finish.template run<BIAS>(parts, n0 == 0);
+      Finish<TILE, EPILOGUE, Sums<TILE, 0>> finish(epilogue, m0, n0, thread);
+      finish.template run<BIAS>(n0 == 0);
     }
   }
 };

@@ -12,7 +12,7 @@ from rawnn.ptx.tiles import (
     filling,
     operand_bytes,
     register_family,
-    sums_bytes,
+    with_sums,
 )
 
 FAMILY = Family("tiled", "matrix products of any shape through tiles in shared memory and "
@@ -36,7 +36,7 @@ def choose(p: Product, target: Target) -> Tile:
 def _shared(s: Scalars) -> int:
     left, right = operand_bytes(s)
     stages = int(s["STAGES"] * DEPTH * (s["BM"] * left + s["BN"] * right))
-    return max(stages, sums_bytes(s) if s["WK"] > 1 else 0)
+    return with_sums(s, stages) if s["WK"] > 1 else stages
 
 
 OTHERS = (

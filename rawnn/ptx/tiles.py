@@ -108,9 +108,12 @@ def operand_bytes(s: Scalars) -> tuple[int, int]:
     return int(s[f"itemsize_{left}"]), int(s[f"itemsize_{right}"])
 
 
-def sums_bytes(s: Scalars) -> int:
-    """Shared memory in which a block's warps add up their parts."""
-    return int(s["WK"] * s["BM"] * (s["BN"] + 8) * 4)
+def with_sums(s: Scalars, operands: float) -> int:
+    """Bytes of shared memory of a block whose `operands` take so many: its warps add up their parts
+    in the same place, and the blocks of a cluster leave theirs in an inbox behind it."""
+    part, cluster = int(s["BM"] * (s["BN"] + 8) * 4), int(s["CLUSTER"])
+    inbox = ceil(int(s["BM"]), cluster) * cluster * int(s["BN"] + 8) * 4 if cluster > 1 else 0
+    return max(int(operands), int(s["WK"]) * part) + inbox
 
 
 _MATRIX: Shape = ("m", "n")

@@ -2,12 +2,12 @@
 // from tiles in shared memory; the kernels are those of product_kernels.cuh.
 //
 // Operands: float16 or bfloat16 (both of one type), or, in nt, 8-bit floats. SUM is float, in one
-// order: results repeat bit for bit. A warpgroup computes 64 rows by BN / WN columns (64, 128 or
-// 256), so WM is BM / 16 and WK 1; a stage is 128 BYTES. With 8-bit operands the tensor cores keep
-// about 14 bits of the sums.
+// order: results repeat bit for bit. A warpgroup computes 64 rows by BN columns (64, 128 or 256), so
+// WM is BM / 16, WN and WK 1; a stage is 128 BYTES. With 8-bit operands the tensor cores keep about
+// 14 bits of the sums.
 //
-// Used by `mma` on Hopper. Launch: as mma.cu, with clusters of 1 for tn and updates; at least 3
-// stages, and 1,024 bytes more than they take.
+// Used by `mma` on Hopper. Launch: as mma.cu; at least 3 stages, and 1,024 bytes more than they
+// take.
 // Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
 #include "device/fences.cuh"
 #include "mma_copy.cuh"
@@ -20,8 +20,8 @@
 #error "wgmma.cu needs the instructions of one architecture: compile it for sm_90a"
 #endif
 
-// Where a warpgroup's part of the tile begins, and its sums: `value` as mma.sync's blocks of 8
-// columns side by side, `bias` the rows of a added up.
+// A warpgroup's first row of the tile, and its sums: `value` as mma.sync's blocks of 8 columns side
+// by side, `bias` the rows of a added up.
 template <typename TILE, bool DEEP_A, bool DEEP_B, typename TA, typename TB>
 struct Warpgroup {
   static constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
@@ -30,16 +30,17 @@ struct Warpgroup {
   using PanelB = Panel<TB, TILE::kN, DEEP_B, kDepth>;
   using LoaderA = Loader<PanelA, TILE::kThreads, TILE::kAligned>;
   using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned>;
-  static constexpr int kColumns = TILE::kN / TILE::kWarpsN;
+  static constexpr int kColumns = TILE::kN;
   static constexpr int kStages = TILE::kStages;
   static constexpr int kAhead = kStages - 2;  // a slot is free once all waited for its products
   static constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
+  static constexpr int kOperands = kStages * kTile + 1024;  // with the ones
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
-  static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsK == 1,
+  static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsN == 1 && TILE::kWarpsK == 1,
                 "a warpgroup computes 64 rows");
   static_assert(kAhead >= 1, "at least three stages");
 
-  int row0, column0;
+  int row0;
   float value[kColumns / 2];
   float bias[4];
 
@@ -65,7 +66,7 @@ struct Warpgroup {
       for (int step = 0; step < kSteps; ++step) {
         const unsigned long long left = operand<PanelA>(tile, row0, step);
         ptx::multiply_async<kColumns, TA, TB, !DEEP_A, !DEEP_B>(
-            value, left, operand<PanelB>(tile + PanelA::kBytes, column0, step), stage + step);
+            value, left, operand<PanelB>(tile + PanelA::kBytes, 0, step), stage + step);
         if constexpr (BIAS) {
           ptx::multiply_async<8, TA, TB, !DEEP_A, false>(
               bias, left, ptx::descriptor(shared + kStages * kTile, 128, 256, false), stage + step);
@@ -91,14 +92,14 @@ struct Wgmma {
   static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
     using Group = Warpgroup<TILE, DEEP_A, DEEP_B, TA, TB>;
+    using Parts = Sums<TILE, Group::kOperands>;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int warp = thread / 32;
     const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
     const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
     Group group;
-    group.row0 = warp / 4 / TILE::kWarpsN * 64;
-    group.column0 = warp / 4 % TILE::kWarpsN * Group::kColumns;
+    group.row0 = warp / 4 * 64;
     constexpr int kDepth = Group::kDepth;
     const Share<TILE> share((k + kDepth - 1) / kDepth);
     const int stages = share.stages;
@@ -117,7 +118,7 @@ struct Wgmma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE> finish(epilogue, m0, n0, thread);
+    Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
     const bool biased = BIAS && n0 == 0;
     if (biased) {
       if (thread < 64) {
@@ -128,11 +129,10 @@ struct Wgmma {
     } else {
       group.template run<false>(load_a, load_b, shared, stages);
     }
-    wait_for_copies<0>();
-    __syncthreads();  // the operands are done with: their place takes the sums
+    __syncthreads();  // the operands, which have all come, are done with: the sums take their place
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
-    constexpr int kPitch = Sums<TILE>::kPitch;
+    constexpr int kPitch = Parts::kPitch;
     const int g = lane / 4;
     const int q = lane % 4;
 #pragma unroll
@@ -140,11 +140,11 @@ struct Wgmma {
       float* const row = parts + (group.row0 + warp % 4 * 16 + g + 8 * half) * kPitch;
 #pragma unroll
       for (int j = 0; j < Group::kColumns / 8; ++j) {
-        *reinterpret_cast<float2*>(row + group.column0 + 8 * j + 2 * q) =
+        *reinterpret_cast<float2*>(row + 8 * j + 2 * q) =
             make_float2(group.value[4 * j + 2 * half], group.value[4 * j + 2 * half + 1]);
       }
-      if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = group.bias[2 * half];
+      if (biased && q == 0) row[TILE::kN] = group.bias[2 * half];
     }
-    finish.template run<BIAS>(parts, biased);
+    finish.template run<BIAS>(biased);
   }
 };

@@ -77,6 +77,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   using Ready = Panel<float, kColumns, true, kStageDepth>;
   constexpr int kTile = PanelL::kBytes + PanelR::kBytes;
   constexpr int kReady = (kThree ? 2 : 1) * Ready::kBytes;
+  using Parts = Sums<TILE, 0>;  // the inbox lies among the operands: two blocks need their room
   static_assert(kRows == 128 && kThreads == 256, "two warpgroups of 64 rows");
   // Steps whose products add up before the float units take them: the fewer, the less is cut off.
   constexpr int kAtOnce = kThree ? 2 : 4;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   const int warp = thread / 32;
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
   const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
-  const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
+  const Share<TILE, false> share((k + kStageDepth - 1) / kStageDepth);
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
   Loader<PanelL, kThreads, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
@@ -175,12 +176,11 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     }
     __syncthreads();  // it is prepared, and nobody reads what this one took
   }
-  wait_for_copies<0>();
   pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
-  __syncthreads();  // the operands are done with: their place takes the sums
 
+  // All copies have come, and nobody reads them any more: the sums take their place.
   float* const parts = reinterpret_cast<float*>(dynamic_shared());
-  constexpr int kPitch = Sums<TILE>::kPitch;
+  constexpr int kPitch = Parts::kPitch;
   const int g = lane / 4;
   const int q = lane % 4;
 #pragma unroll
@@ -205,8 +205,8 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
       if (sums_bias && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
     }
   }
-  Finish<TILE, EPILOGUE, 0> finish(epilogue, m0, n0, thread);
-  finish.template run<BIAS>(parts, n0 == 0);
+  Finish<TILE, EPILOGUE, Parts, 0> finish(epilogue, m0, n0, thread);
+  finish.template run<BIAS>(n0 == 0);
 }
 
 struct WgmmaTf32 {

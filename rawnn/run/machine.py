@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import rawnn
 from rawnn.device.target import Machine
-from rawnn.errors import DeviceError
+from rawnn.errors import DeviceError, RawnnError
 
 if TYPE_CHECKING:
     from rawnn.device.cuda.device import Device
@@ -20,11 +21,24 @@ Notify = Callable[[str], None]
 @dataclass(frozen=True)
 class Opened:
     """A device ready for use, or None with the host in its place; `milliseconds` is what opening
-    cost."""
+    cost. At the end of a `with` the device is closed."""
 
     device: Device | None
     machine: Machine
     milliseconds: float
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the device, if there is one. What failed before may have broken its context, of
+        which more than that failure says nothing new."""
+        if self.device:
+            with suppress(RawnnError):
+                self.device.close()
 
 
 def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:

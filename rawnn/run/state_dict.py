@@ -46,8 +46,7 @@ def from_torch(state: Mapping[str, Any], network: Network) -> Parameters:
                               f"{network.depth}")
     found: Parameters = {}
     for place, (layer, parts) in enumerate(layers.items(), 1):
-        for tensor in (network.weight(place), network.bias_of(place)):
-            part = tensor.name.split(".")[1]
+        for part, tensor in (("weight", network.weight(place)), ("bias", network.bias_of(place))):
             key = parts.pop(part, None)
             if part == "bias" and not network.bias:
                 if key is not None:

@@ -36,7 +36,7 @@ def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
              writable: bool = False) -> Array:
     """What a tensor of the data set holds. HOST tensors are ready to be copied: normalised, in
     their own type; with `writable` they share no memory with the data set."""
-    kind = tensor.name.removeprefix("host_")
+    kind = tensor.symbol or tensor.name
     if kind == "mean" and data.normalisation.mean is not None:
         return data.normalisation.mean
     if kind == "inverse_std" and data.normalisation.inverse_std is not None:
@@ -45,11 +45,11 @@ def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
     if array is None:
         raise ConfigError(f"the data set {data.name} has no {kind}")
     array = array[first:]
-    if tensor.name == "host_images":
+    if tensor.role is Role.HOST and kind == "images":
         array = data.normalisation.apply(array)
         if tensor.dtype in LARGEST:  # which NumPy's conversion would make NaN
             array = rounded(array, tensor.dtype)
-    if tensor.name == kind:
+    if tensor.role is not Role.HOST:
         return array
     dtype = numpy_dtype(tensor.dtype)
     return np.array(array, dtype) if writable else np.asarray(array, dtype)

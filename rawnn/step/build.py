@@ -65,17 +65,17 @@ class Builder:
         self.targets = "x" if form.reconstruct else "t"
         features, examples = network.layers[0], form.examples
         # Both homes of the data set: runners place only what some op reads (`used_tensors`).
-        self.add(Role.HOST, "float32", host_images=(examples, features))
+        self.on_host("images", (examples, features), "float32")
         self.add(Role.DATA, form.inputs, images=(examples, features))
         self.add(Role.BATCH, "float32", x=(batch, features))
         if form.normalised:
             self.add(Role.DATA, "float32", mean=(features,), inverse_std=(features,))
         if network.answers.answers == "labels":
-            self.add(Role.HOST, "int32", host_labels=(examples,))
+            self.on_host("labels", (examples,), "int32")
             self.add(Role.DATA, form.labels, labels=(examples,))
             self.add(Role.BATCH, "int32", y=(batch,))
         elif not form.reconstruct:
-            self.add(Role.HOST, "float32", host_targets=(examples, form.targets))
+            self.on_host("targets", (examples, form.targets), "float32")
             self.add(Role.DATA, "float32", targets=(examples, form.targets))
             self.add(Role.BATCH, "float32", t=(batch, form.targets))
         if shuffled:
@@ -88,6 +88,11 @@ class Builder:
     # -- what losses use --------------------------------------------------------------------------
     def add(self, role: Role, dtype: str, **shapes: tuple[int, ...]) -> None:
         self.tensors.update({n: Tensor(n, shape, dtype, role) for n, shape in shapes.items()})
+
+    def on_host(self, part: str, shape: tuple[int, ...], dtype: str) -> None:
+        """A part of the data set, ready to be copied batch by batch."""
+        name = f"host_{part}"
+        self.tensors[name] = Tensor(name, shape, dtype, Role.HOST, symbol=part)
 
     def activation(self, name: str, shape: tuple[int, ...]) -> None:
         self.add(Role.ACTIVATION, "float32", **{name: shape})
@@ -181,9 +186,10 @@ class Builder:
         for stream, (parameter, gradient) in enumerate(pairs):
             operands = {"w": parameter.name, "dw": gradient}
             for name in optimizer.state:
-                state = f"{parameter.name}.{name}"
-                self.add(Role.STATE, "float32", **{state: parameter.shape})
-                operands[name] = state
+                state = Tensor(f"{parameter.name}.{name}", parameter.shape, "float32", Role.STATE,
+                               layer=parameter.layer, symbol=f"{parameter.symbol}_{name}")
+                self.tensors[state.name] = state
+                operands[name] = state.name
             if scheduled:
                 operands |= {"rates": "rates", "cursor": "cursor"}
             if optimizer.timed:

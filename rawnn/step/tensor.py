@@ -11,7 +11,12 @@ from rawnn.common.dtypes import FLOATS, itemsize
 ROW_ALIGNMENT = 16
 """Bytes that every row of a matrix is padded to: what a 128-bit load and cuBLASLt's fast
 kernels ask for."""
-
+LINE = 128
+"""Bytes of a cache line, to which the rows of activations and gradients are padded where they have
+LONG bytes and more: a tile's part of a row is then not spread over one line more than it fills. On
+an H200 a step of 97-80-106-673-789-621-38 at batch 3056 in bf16 takes 211 us without, and 180 us
+with all rows padded so."""
+LONG = 512
 
 PART = "/part"
 """What the name of a view ends in, behind that of its source."""
@@ -36,7 +41,7 @@ class Role(StrEnum):
     GRADIENT = "gradient"
     REDUCED = "reduced"  # a parameter's gradient that ranks sum: in place, its padding zero
     VIEW = "view"  # rows of another tensor, where they lie
-    SCRATCH = "scratch"  # counters of a kernel's blocks, and what it hands on there: zero at first
+    SCRATCH = "scratch"  # counters of a kernel's blocks: zero at first, and left at zero
     METRIC = "metric"  # one value per step of the epoch
     CURSOR = "cursor"  # the index of the current step
 
@@ -53,12 +58,17 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A dense vector, or a row-major matrix whose rows are padded to 16 bytes.
+    """A dense vector, or a row-major matrix whose rows are padded to 16 bytes, or to 128.
 
     `dtype` is a name of rawnn.common.dtypes. `packed` leaves the padding out. `source` names the
     parameter that a copy is made from, `scale` what its values are multiplied by before they are
     rounded. `bound` is half the width of the distribution that a parameter is drawn from. A view's
     `source` is the matrix whose rows it is, from `first` on; it is named after that, behind PART.
+
+    `layer` is that of a parameter, from 1 on, and of what is kept of it. `symbol` is what formulas
+    and the kernels of whole steps call a tensor, where that is not its name: w1 and b1 the first
+    layer's parameters, w1_m what an optimizer keeps of them, c1 a copy; of a HOST tensor, the part
+    of the data set that it holds.
     """
 
     name: str
@@ -70,6 +80,8 @@ class Tensor:
     scale: float = 1.0
     bound: float = 0.0
     first: int = 0
+    layer: int = 0
+    symbol: str = ""
 
     @property
     def itemsize(self) -> int:
@@ -84,7 +96,9 @@ class Tensor:
         """Leading dimension: elements from one row to the next (the length, for a vector)."""
         if len(self.shape) < 2 or self.packed:
             return self.shape[-1]
-        row = ROW_ALIGNMENT // self.itemsize
+        length = self.shape[-1] * self.itemsize
+        wide = self.role in (Role.ACTIVATION, Role.GRADIENT) and length >= LONG
+        row = (LINE if wide else ROW_ALIGNMENT) // self.itemsize
         return -(-self.shape[-1] // row) * row
 
     @property

@@ -73,7 +73,8 @@ def test_a_simulated_gpu_is_told(ladder: LadderResult) -> None:
 def test_markdown_says_where_it_was_measured(ladder: LadderResult) -> None:
     text = markdown(ladder)
     assert text.splitlines()[0].startswith("| rung | epoch (ms)")
-    assert "| `fuse` | 10.2 | 10.0-10.5 | 20.5 | 2.05 | 2.05 | 0.9000 ± 0.0000 | agrees" in text
+    assert ("| `fuse` | 10.2 | 10.0-10.5 | 20.5 | 2.05 | 1.90-2.20 | 2.05 | 0.9000 ± 0.0000 | "
+            "agrees") in text
     for part in ("Some GPU, driver 580.1, CUDA 13.0", "SM 1900-1901 MHz", "commit abc",
                  "2026-01-01", "medians of 2 interleaved runs"):
         assert part in text
@@ -120,3 +121,18 @@ def test_one_run_has_no_deviation() -> None:
 ])
 def test_three_significant_digits(value: float, text: str) -> None:
     assert milliseconds(value) == text
+
+
+def test_a_factor_has_its_interval_and_what_is_noise_is_called_so() -> None:
+    found = make_ladder(make_rung("baseline", 10.0, 10.1, 10.2), make_rung("nosync", 5.0, 5.1, 5.2),
+                        make_rung("fuse", 4.9, 5.0, 5.3), make_rung("best", 1.0))
+    first, clear, noise, once = rows(found)
+    assert first.interval is None
+    assert once.interval is None  # one run has none
+    assert clear.interval is not None
+    assert 1.9 < clear.interval[0] < 2.0 < clear.interval[1] < 2.1
+    assert noise.in_the_noise
+    assert not clear.in_the_noise
+    assert clear.cells()[HEADINGS.index("95 %")] == "1.92-2.04"
+    said = [text for text in remarks(found) if "noise" in text]
+    assert said == ["fuse and nosync differ by no more than the noise"]

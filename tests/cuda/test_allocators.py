@@ -10,10 +10,10 @@ import pytest
 
 from rawnn.device.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
 from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
 from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import Fault, Race, Simulation
+from rawnn.device.sim import Race, Simulation
 from rawnn.errors import DeviceError, OutOfMemory
+from tests.cuda.failing import each_call_fails
 from tests.sim.work import relu, vector
 
 MIB = 1 << 20
@@ -233,18 +233,7 @@ def run_all(simulation: Simulation) -> None:
 
 
 def test_every_call_can_fail_and_nothing_is_left_behind() -> None:
-    clean = Simulation()
-    run_all(clean)
-    clean.assert_clean()
-    for index, name in enumerate(clean.calls):
-        simulation = Simulation()
-        simulation.faults.add(Fault(index=index))
-        with pytest.raises(Exception, match=name) as caught:
-            run_all(simulation)
-        assert isinstance(caught.value, CallFailed | DeviceError)
-        left = {leak.kind for leak in simulation.leaks()}
-        assert not left or any(w in name for w in ("Destroy", "Free", "Unload", "Release")), \
-            (name, left)
+    each_call_fails(run_all)
 
 
 def test_out_of_memory_in_the_drivers_pool() -> None:

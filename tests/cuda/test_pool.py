@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from rawnn.device.cuda.allocators import Pool
 from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
 from rawnn.device.cuda.memory import Allocation
 from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import Fault, Race, Simulation
+from rawnn.device.sim import Race, Simulation
 from rawnn.errors import OutOfMemory
+from tests.cuda.failing import each_call_fails
 from tests.sim.work import relu, vector
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -407,17 +407,4 @@ def run_all(simulation: Simulation) -> None:
 
 
 def test_every_call_can_fail_and_nothing_is_left_behind() -> None:
-    clean = Simulation()
-    run_all(clean)
-    clean.assert_clean()
-    names = clean.calls
-    assert {"cuEventRecord", "cuEventQuery", "cuEventSynchronize"} <= set(names)
-    for index, name in enumerate(names):
-        simulation = Simulation()
-        simulation.faults.add(Fault(index=index))
-        with pytest.raises((CallFailed, OutOfMemory, Exception)) as caught:
-            run_all(simulation)
-        assert name in str(caught.value)
-        left = {leak.kind for leak in simulation.leaks()}
-        assert not left or any(w in name for w in ("Destroy", "Free", "Unload", "Release")), \
-            (name, left)
+    assert {"cuEventRecord", "cuEventQuery", "cuEventSynchronize"} <= set(each_call_fails(run_all))

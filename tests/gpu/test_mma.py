@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +19,12 @@ from rawnn.device.cuda.device import padded
 from rawnn.errors import DeviceError
 from rawnn.lab.arrays import default_device
 from rawnn.network.activations import activation
+from rawnn.ptx.kernels import kernel_for
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
+from rawnn.tuning.choices import variants
 
 pytestmark = pytest.mark.gpu
 
@@ -239,15 +242,31 @@ def test_float32_on_tensor_cores_is_float32(lowering: Lowering, own: str, positi
         assert worst <= 2, k
 
 
-def test_results_repeat_bit_for_bit(lowering: Lowering) -> None:
-    needs(lowering, "mma", "bfloat16")
+@pytest.mark.parametrize(("impl", "dtype", "compute"), [
+    ("mma", "bfloat16", "float32"), ("mma", "float32", "float32"), ("mma", "float32", "tf32"),
+    ("wgmma", "bfloat16", "float32"), ("wgmma_tf32", "float32", "float32"),
+    ("wgmma_tf32", "float32", "tf32"),
+])
+def test_results_repeat_bit_for_bit(lowering: Lowering, impl: str, dtype: str,
+                                    compute: str) -> None:
+    """In every tile, those whose blocks share the inner dimension included."""
+    needs(lowering, impl, dtype)
     rng = np.random.default_rng(7)
-    shapes = {"a": (64, 784), "b": (784, 784), "c": (64, 784)}
-    tensors = {n: Tensor(n, s, "float32" if n == "c" else "bfloat16", Role.BATCH)
-               for n, s in shapes.items()}
-    values = {name: drawn(rng, t) for name, t in tensors.items()}
-    op = Op("matmul", "product", {n: n for n in tensors},
-            {"layout": "nt", "m": 64, "n": 784, "k": 784, "alpha": 1.0, "beta": 0.0, "bias": False,
-             "activation": "", "slope": "", "compute": "float32"}, "mma")
-    first, *others = (run(lowering, op, tensors, values, ("c",))[0] for _ in range(10))
-    assert all(np.array_equal(first, other) for other in others)
+    for layout, m, n, k in (("nt", 64, 784, 784), ("tn", 130, 100, 1100)):
+        shapes = {"a": (m, k) if layout == "nt" else (k, m),
+                  "b": (n, k) if layout == "nt" else (k, n), "c": (m, n)}
+        tensors = {name: Tensor(name, s, "float32" if name == "c" else dtype, Role.BATCH)
+                   for name, s in shapes.items()}
+        values = {name: drawn(rng, t) for name, t in tensors.items()}
+        op = Op("matmul", "product", {name: name for name in tensors},
+                {"layout": layout, "m": m, "n": n, "k": k, "alpha": 1.0, "beta": 0.0,
+                 "bias": False, "activation": "", "slope": "", "compute": compute}, impl)
+        plan = Plan("test", tensors, (op,), 1, target=lowering.device.target())
+        for changes in [{}, *variants(op, plan)]:
+            wanted = replace(op, attributes={**op.attributes, **changes})
+            impl_of = kernel_for(wanted)
+            if impl_of.cluster(impl_of.scalars(wanted, plan)) > plan.target.largest_cluster:
+                continue
+            first, *others = (run(lowering, wanted, tensors, values, ("c",))[0]
+                              for _ in range(4))
+            assert all(np.array_equal(first, other) for other in others), (layout, changes)

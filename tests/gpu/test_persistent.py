@@ -96,8 +96,8 @@ def test_the_loss_scale_goes_as_on_the_host(device: Device, machine: Machine, bl
         np.testing.assert_allclose(found[name], array, rtol=0, atol=4 * of_run({"float16"}))
 
 
-FAR = ["4x2@marked:256:FSFGF", "4x2@counted:256:FGGSF", "33x1:256:SFSFF", "12x5:512:FGGGG",
-       "64x2:256:SFGSF", "8x3@marked:256:SFGSF:2"]
+FAR = ["4x2@l2:256:FSFGF", "4x2@l2:256:FGGSF", "33x1:256:SFSFF", "12x5:512:FGGGG",
+       "64x2:256:SFGSF", "8x3@l2:256:SFGSF:2"]
 """Blocks that exchange through the L2 cache, clusters or not."""
 
 
@@ -210,8 +210,8 @@ def test_a_step_is_no_more_than_twice_as_far_from_float64_as_in_numpy(
         assert ratio <= errors.BOUND, (str(drawn), names[0], ratio)
 
 
-@pytest.mark.parametrize("blocks", ["1x1", "4x1", "1x4", "2x2", "8x1@marked:256:FGF",
-                                    "8x2@counted:256:FSF"])
+@pytest.mark.parametrize("blocks", ["1x1", "4x1", "1x4", "2x2", "8x1@l2:256:FGF",
+                                    "8x2@l2:256:FSF"])
 def test_a_million_steps_end(device: Device, machine: Machine, blocks: str) -> None:
     """A thousand launches of a thousand steps, with the count of steps going back on the way."""
     if blocks != "1x1" and machine.target.largest_cluster < 8:

@@ -164,3 +164,17 @@ def test_a_box_of_a_user_lies_as_its_swizzle_says(swizzle: str) -> None:
     inside[:24] = values[16:, 128 : 128 + width]
     place = np.arange(32 * width)
     assert (y.numpy()[place ^ (place >> 7 & mask) << 4] == inside.reshape(-1)).all()
+
+
+def test_the_map_of_another_librarys_array() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch has no GPU")
+    x = torch.arange(40 * 64, device="cuda").reshape(40, 64).to(torch.uint8)
+    y = rawnn.empty(8 * 64, np.uint8)
+    kernel = rawnn.Kernel(RAW, "raw_box")
+    x_map = rawnn.tensor_map(x, (8, 64), swizzle="none")
+    for row in (0, 16):  # carefully; a map of ours would go the quick way
+        x += 1
+        kernel[1, 64].using(shared=8 * 64)(x, y, 8 * 64, row, 0, x_map)
+        assert (y.numpy() == x[row : row + 8].cpu().numpy().reshape(-1)).all()

@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rawnn.common.tolerances import TENSOR_CORE
+from rawnn.errors import ConfigError
 from rawnn.lab.comparison import allowed, compare, sensitivity, type_name
 
 EXACT = np.array([1.0, -2.0, 3.0, 4.0])
@@ -85,3 +87,14 @@ def test_types() -> None:
     assert allowed(np.dtype(np.int32), 100, "float32", "float32") == 0
     assert allowed(np.dtype(np.complex64), 1, "float32", "float32") < 2e-6
     assert allowed(np.dtype(np.float32), 4096, "tf32", "float32") > 1.9e-3
+
+
+def test_sums_of_tensor_cores_have_a_unit_of_their_own() -> None:
+    kind = np.dtype(np.float32)
+    plain, cores = (allowed(kind, 8192, "float32", sums) for sums in ("float32", "tensor cores"))
+    assert plain < 9.1e-6 < cores == allowed(kind, 8192, "float32", TENSOR_CORE)
+    with pytest.raises(ConfigError, match=r'sums = "tensor core": give one of .*did you mean '
+                                          r"'tensor cores'\?"):
+        allowed(kind, 8192, "float32", "tensor core")
+    with pytest.raises(ConfigError, match='compute = "tf23": give one of'):
+        allowed(kind, 8192, "tf23", "float32")

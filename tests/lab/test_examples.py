@@ -27,7 +27,7 @@ SMALL = {"reduction": {"n": [1, 5000, 8192]}, "transpose": {"rows": [5, 40], "co
 WHOLE_ROWS = {"m": [200], "n": [264], "k": [136]}
 """For steps that take rows of a multiple of 16 bytes: tiles beyond the matrix on every side, and
 another turn of a ring of two stages."""
-LAST = ("5_wide_loads", "5_four_by_four", "5_one_exchange", "3_registers", "8_clusters")
+LAST = ("5_wide_loads", "5_four_by_four", "4_in_registers", "3_registers", "8_clusters")
 """The steps that the twin always runs; RAWNN_FULL=1 has it run all."""
 
 

@@ -13,7 +13,7 @@ import rawnn
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import SimulationError, register
 from rawnn.device.sim.tensormap import decoded
-from rawnn.errors import ConfigError
+from rawnn.errors import CompileError, ConfigError
 from rawnn.lab.graph import Graph
 
 BOXES = """
@@ -174,3 +174,24 @@ def test_a_map_counts_in_a_graph(device: Device, boxed: rawnn.Kernel) -> None:
         boxed[1, 32](x, 8, other, 4, 8, x_map)
         store[1, 32](rawnn.empty(4, device=device), x_map)
     assert [sorted(e.full) for e in g.edges()] == [[], [], [0, 1]]
+
+
+CUDAS = """
+#include <cuda.h>
+__global__ void lab_cudas(const float* x, float* y, int n,
+                          const __grid_constant__ CUtensorMap x_map) {
+  if (threadIdx.x < n) y[threadIdx.x] = sizeof(x_map);
+}
+"""
+
+
+def test_the_type_of_cudas_header(device: Device) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    register("lab_cudas", lambda t, a: np.copyto(t.y, t.x), {"x": ("n",), "y": ("n",)},
+             reads=("x",), writes=("y",))
+    kernel = rawnn.Kernel(CUDAS, "lab_cudas", device=device, options=["-default-device"])
+    x, y = rawnn.array(np.ones(32), np.float32, device=device), rawnn.empty(32, device=device)
+    kernel[1, 32](x, y, 32, rawnn.tensor_map(x, 32, swizzle="none"))
+    assert y.numpy().sum() == 32
+    with pytest.raises(CompileError, match=r'pass options=\["-default-device"\]'):
+        rawnn.Kernel(CUDAS, "lab_cudas", device=device)

@@ -67,12 +67,9 @@ VARIETY: dict[str, dict[str, Any]] = {
     "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
     "a wide middle": {"layers": (21, 90, 40, 7)},
     "a wide middle, mean squares": {"layers": (21, 90, 40, 7), "network": {"loss": "mse"}},
-    "a boundary that is counted": {"layers": (9, 540, 12, 7)},
     "long rows": {"layers": (503, 12), "batch": 13, "shuffle": True,
                   "form": {"inputs": "float32", "scale": 1.0}},
     "more outputs than a register file": {"layers": (20, 700), "batch": 5},
-    "eight layers": {"layers": (21, 24, 16, 24, 9, 40, 12, 48, 30), "batch": 12,
-                     "optimizer": Optimizer("sgd", 0.1, {"momentum": 0.9})},
     "clusters share sums": {"layers": (20, 300), "batch": 11},
 }
 """Kinds of problems, by what is special about them: keywords of `problem`."""

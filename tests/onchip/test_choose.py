@@ -11,7 +11,7 @@ from rawnn.network.layers import Network
 from rawnn.onchip import cost
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
-from rawnn.onchip.decompose import COUNTED, L2, MARKED, Decomposition
+from rawnn.onchip.decompose import L2
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.report import describe
 from tests.engine import step_plan
@@ -49,16 +49,6 @@ def test_weights_that_fit_no_cluster_are_shared_by_more_blocks() -> None:
     assert "through the L2 cache" in describe(found)
     with pytest.raises(Unsupported, match="does not fit the chip"):
         choose(p, replace(HOPPER, clusters=((1, 16), (16, 16))))
-
-
-@pytest.mark.parametrize("exchange", [L2, MARKED, COUNTED])
-def test_a_message_through_l2_is_marked_or_its_senders_are_counted(exchange: str) -> None:
-    d = Decomposition(problem((64, 2000, 40, 10)), 32, 1, 512, "FGSF", exchange=exchange)
-    kinds = {d.marked(message.rows) for message in d.messages}
-    assert kinds == {L2: {True, False}, MARKED: {True}, COUNTED: {False}}[exchange]
-    assert any(d.boxes(True)) == (True in kinds)
-    assert any(d.boxes(False)) == (False in kinds)
-    assert {1 << n for n in range(6)} >= {d.lanes(rows) for rows in (1, 2, 8, 63)}
 
 
 def test_the_choice_is_the_cheapest_of_those_asked_for() -> None:

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, Decomposition, kinds, pitch
-from rawnn.onchip.layout import layout_of
-from rawnn.onchip.meeting import ALL, SHARE
+from rawnn.onchip.layout import ALL, SHARE, layout_of
 from tests.onchip.problems import HOPPER, VARIETY, problem
 
 
@@ -64,8 +63,8 @@ def test_nothing_overlaps_in_shared_memory(name: str, ranks: int, groups: int,
 
 
 def test_many_gradients_are_shared_and_few_summed_by_all() -> None:
-    small = Decomposition(problem((40, 16, 10)), 1, 3, 256, "FFF")
-    large = Decomposition(problem((400, 160, 10)), 1, 8, 256, "FFF")
+    small = Decomposition(problem((40, 16, 10)), 1, 2, 256, "FFF")
+    large = Decomposition(problem((400, 160, 10)), 1, 2, 256, "FFF")
     assert [layout_of(d, HOPPER.shared).sync for d in (small, large)] == [ALL, SHARE]
 
 

@@ -14,6 +14,7 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
 from rawnn.network.optimizers import Optimizer
+from rawnn.onchip.decompose import L2
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import MOST_STEPS, TURN, count_after
@@ -24,9 +25,9 @@ from tests.ptx.twin.twin import compiler
 
 needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 AHEAD = 3
-"""Steps ahead of 2^32 at which a count of them starts."""
+"""Arrivals, or exchanges, ahead of 2^32 at which a counter starts."""
 
-MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file", 2, 5, "FG"),
+MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file", 2, 3, "FG"),
             ("float16", 2, 3, "SFGF")]
 """Clusters that all update everything, or each its share; with a loss scale."""
 
@@ -35,13 +36,13 @@ MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file"
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), MEETINGS if FULL else MEETINGS[:2])
 def test_clusters_meet_where_their_counters_wrap_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
-    """The same kernel, whose stamps begin shortly ahead of 2^32 and not at 0, behind those that
-    the workspaces have of the steps before."""
+    """The same kernel, whose counters begin shortly ahead of 2^32 and not at 0."""
     launch = Launch(name, ranks, groups, types)
-    launch.arrays["counters"][1] = -AHEAD
-    for workspace in ("gradients", "fresh", "overflows"):
-        if workspace in launch.arrays:
-            launch.arrays[workspace].view(np.uint32)[3::4] = 2**32 - AHEAD
+    text, changed = re.subn(r"(ptx::grid_barrier\(met, )", rf"\g<1>{2**32 - AHEAD}u + ",
+                            launch.impl.text)
+    assert changed >= 1
+    launch.impl = replace(launch.impl, text=text)
+    launch.arrays["counters"][1::32][:ranks] = -AHEAD
     check(launch, tmp_path, 1)
 
 
@@ -58,37 +59,25 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
     check(launch, tmp_path, 1)
 
 
-FAR = [("softmax, SGD", 4, 1, "FGSF", "marked"), ("Adam in an order", 4, 2, "FSFF", "counted"),
-       ("a boundary that is counted", 4, 1, "FGSF", "l2")]
-
-
 @needs_twin
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "exchange"), FAR[: 3 if FULL else 2])
-def test_exchanges_through_l2_where_their_counts_wrap_around(
-        tmp_path: Path, name: str, ranks: int, groups: int, types: str, exchange: str) -> None:
-    """Launches go on where the last one ended: here shortly ahead of 2^32, with marks in the boxes
-    that are neither new nor those of new memory, 0."""
-    launch = Launch(name, ranks, groups, types, exchange=exchange)
-    layout = launch.op.attributes["chosen"].layout
-    kept = launch.arrays["generations"]
-    kept[: layout.first_counter] = -AHEAD
-    kept[layout.first_counter :: 32] = -AHEAD * ranks
-    if "marks" in launch.arrays:
-        launch.arrays["marks"].view(np.uint32)[:] = 2**31
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), [
+    ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 2, "FSFF")][: 2 if FULL else 1])
+def test_exchanges_through_l2_where_their_count_wraps_around(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
+    """Launches go on where the last one ended: here shortly ahead of 2^32."""
+    launch = Launch(name, ranks, groups, types, exchange=L2)
+    launch.arrays["generations"][:] = -AHEAD
     check(launch, tmp_path, 1)
 
 
 @needs_twin
-@pytest.mark.parametrize("exchange", ["marked", "counted"])
-def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path, exchange: str) -> None:
-    """The messages of the launch before still lie in the boxes."""
-    launch = Launch("softmax, SGD", 2, 2, "FGSF", exchange=exchange)
-    check(launch, tmp_path, 1)
+def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    """What the launch before sent still lies in the boxes."""
+    launch = Launch("softmax, SGD", 2, 2, "FGSF", exchange=L2)
     left = launch.on_twin(tmp_path, 1)
     assert left["generations"].any()
-    for role in ("generations", "marks", "parcels"):
-        if role in left:
-            launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
+    for role in ("generations", "parcels"):
+        launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
     check(launch, tmp_path, 3)
 
 

@@ -12,7 +12,6 @@ from rawnn.device.compiling.compile import compile_source
 from rawnn.device.compiling.signature import parse_kernels
 from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.device.target import known
-from rawnn.errors import MissingLibrary
 from rawnn.network.layers import Network
 from rawnn.onchip.choose import choose
 from rawnn.onchip.layout import layout_of
@@ -22,6 +21,7 @@ from rawnn.ptx.kernels import kernel_for
 from rawnn.ptx.persistent import QUICK
 from rawnn.step.op import Op
 from tests.onchip.problems import AMPERE, FULL, HOPPER, VARIETY, prepared, problem
+from tests.ptx.architectures import installed_nvrtc
 
 MOST_SPILLED = 256
 """Bytes of a thread's spills: some around a division or an exponential cost less than fewer
@@ -35,10 +35,7 @@ SHARED = [("softmax, SGD", 4, 1), ("Adam in an order", 16, 1), ("Adam in an orde
 
 @pytest.fixture(scope="module")
 def nvrtc() -> Nvrtc:
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
+    return installed_nvrtc()
 
 
 def built(nvrtc: Nvrtc, text: str, arch: str) -> int:

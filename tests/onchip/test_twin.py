@@ -16,7 +16,7 @@ from rawnn.device.cuda.device import padded
 from rawnn.device.target import known
 from rawnn.network.layers import Network
 from rawnn.onchip.choose import Choice
-from rawnn.onchip.decompose import CLUSTER, Decomposition
+from rawnn.onchip.decompose import CLUSTER, L2, Decomposition
 from rawnn.onchip.layout import COUNTS, layout_of
 from rawnn.onchip.problem import problem_of
 from rawnn.opts.persistent import as_one_op, rewrite
@@ -54,10 +54,8 @@ SHARED = [
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("long rows", 2, 1, "SF"),
     ("softmax, SGD", 8, 1, "FSFG"), ("softmax, SGD", 8, 2, "FGFG"), ("softmax, SGD", 4, 1, "SFGF"),
     ("softmax, SGD", 16, 1, "SFGF"),  # blocks that have nothing of a boundary
-    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 5, "FG"),
+    ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
-    # clusters add up the last layers beside the backward products of the first
-    ("eight layers", 1, 6, "F" * 9), ("eight layers", 2, 3, "FS" * 4 + "F"),
 ]
 """The same with types of the boundaries, so that every exchange comes up."""
 
@@ -155,11 +153,14 @@ class Launch:
 
 
 def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
-    """The kernel leaves what NumPy does, and the counters of the next launch."""
-    found, wanted = launch.on_twin(folder, run, sources), launch.by_reference()
+    """The kernel leaves what NumPy does, and counters as it found them."""
     numbers = launch.decomposition.problem.numbers
-    chance = launch.decomposition.problem.streams  # rounding moves weights more than a step does
+    # Rounding moves weights more than a step does: the reference has to draw the same bits.
+    chance = bool(launch.decomposition.problem.streams)
+    found = launch.on_twin(folder, run, sources)
+    wanted = launch.by_reference(np.float32 if chance else np.float64)
     unit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 4e-2}[numbers]
+    of_loss = {"float32": 1e-6, "tf32": 3e-4, "float16": 2e-4, "bfloat16": 1e-3}[numbers]
     of_change = {"float32": 2e-4, "tf32": 1e-3, "float16": 4e-3, "bfloat16": 2e-2}[numbers]
     for role in launch.op.spec.writes:
         if launch.plan[launch.op.operands[role]].role is Role.SCRATCH:
@@ -171,13 +172,12 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
             assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
             continue
         a, b = found[role].astype(np.float64), wanted[role]
-        assert np.linalg.norm(a - b) <= unit * max(np.linalg.norm(b), 1e-3), role
-        if role[0] in "wb" and role[1].isdigit() and not chance:
-            change = np.linalg.norm(b - launch.arrays[role])
-            assert np.linalg.norm(a - b) <= of_change * change, role
-    before, after = (a["counters"].view(np.uint32) for a in (launch.arrays, found))
-    turns = STEPS * launch.decomposition.turns
-    assert list(after) == [0, (int(before[1]) + turns) % 2**32, 0]
+        error = np.linalg.norm(a - b)
+        assert error <= (of_loss if role == "loss" else unit) * max(np.linalg.norm(b), 1e-3), role
+        if role[0] in "wb" and role[1].isdigit():
+            most = 0.1 if chance and role[0] == "w" and role[1:].isdigit() else of_change
+            assert error <= most * np.linalg.norm(b - launch.arrays[role]), role
+    assert not found["counters"].any()
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups"), CHOSEN if FULL else CHOSEN[3:4])
@@ -188,7 +188,7 @@ def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ra
 
 @pytest.mark.parametrize("run", [0, 1, 2] if FULL else [2])
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"),
-                         SHARED if FULL else [*SHARED[2:5], SHARED[11], SHARED[19]])
+                         SHARED if FULL else [*SHARED[2:5], SHARED[11]])
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)
@@ -265,49 +265,45 @@ def test_a_partial_batch_ends_an_epoch(tmp_path: Path, name: str, ranks: int, gr
 
 
 FAR = [
-    ("softmax, SGD", 2, 1, "FSFG", "marked"), ("softmax, SGD", 4, 1, "FGSF", "counted"),
-    ("softmax, SGD", 2, 2, "SFGF", "marked"), ("Adam in an order", 4, 1, "FSFF", "l2"),
-    ("a wide middle", 4, 1, "SFGF", "counted"), ("a wide middle", 2, 2, "FGFG", "l2"),
-    ("binary cross-entropy, tanh", 4, 2, "FGFS", "counted"), ("bfloat16", 8, 2, "FSFG", "marked"),
-    ("mean squares, gelu, no bias", 2, 3, "SFSF", "l2"), ("an autoencoder", 2, 1, "SFS", "marked"),
-    ("float32 inputs, a schedule", 8, 1, "FSFF", "l2"), ("long rows", 32, 1, "SF", "l2"),
-    ("softmax, SGD", 16, 1, "SFGF", "marked"), ("softmax, SGD", 16, 1, "FGFG", "counted"),
-    ("more outputs than a register file", 2, 3, "FG", "marked"),
-    ("more outputs than a register file", 32, 1, "FG", "counted"),
-    ("a boundary that is counted", 4, 1, "FGSF", "l2"),
-    ("a boundary that is counted", 8, 1, "FSFG", "l2"),
-    ("a wide middle", 32, 1, "FGFG", "marked"), ("a wide middle", 32, 2, "FGSF", "l2"),
-    ("float16, mean squares", 4, 3, "FGFS", "counted"),
-    ("rounded by chance, Adam", 3, 3, "FSFF", "l2"), ("tf32, one layer", 5, 2, "SF", "marked"),
+    ("softmax, SGD", 2, 1, "FSFG"), ("softmax, SGD", 4, 1, "FGSF"),
+    ("softmax, SGD", 2, 2, "SFGF"), ("Adam in an order", 4, 1, "FSFF"),
+    ("a wide middle", 4, 1, "SFGF"), ("a wide middle", 2, 2, "FGFG"),
+    ("binary cross-entropy, tanh", 4, 2, "FGFS"), ("bfloat16", 8, 2, "FSFG"),
+    ("mean squares, gelu, no bias", 2, 3, "SFSF"), ("an autoencoder", 2, 1, "SFS"),
+    ("float32 inputs, a schedule", 8, 1, "FSFF"), ("long rows", 32, 1, "SF"),
+    ("softmax, SGD", 16, 1, "SFGF"), ("more outputs than a register file", 2, 3, "FG"),
+    ("more outputs than a register file", 32, 1, "FG"), ("clusters share sums", 12, 1, "SF"),
+    ("a wide middle", 32, 1, "FGFG"), ("a wide middle", 32, 2, "FGSF"),
+    ("float16, mean squares", 4, 3, "FGFS"), ("rounded by chance, Adam", 3, 3, "FSFF"),
+    ("tf32, one layer", 5, 2, "SF"), ("softmax, SGD", 4, 2, "FFFF"),
 ]
-"""The same through the L2 cache: blocks that share the widths, groups, types, and what messages
-are."""
+"""The same through the L2 cache: blocks that share the widths, groups, and types."""
 
 
 @pytest.mark.parametrize("run", [0, 1, 3] if FULL else [3])
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "exchange"),
-                         FAR if FULL else [FAR[0], FAR[4], FAR[16]])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"),
+                         FAR if FULL else [FAR[0], FAR[4], FAR[15]])
 def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: int, groups: int,
-                                             types: str, exchange: str, run: int) -> None:
-    check(Launch(name, ranks, groups, types, exchange=exchange), tmp_path, run)
+                                             types: str, run: int) -> None:
+    check(Launch(name, ranks, groups, types, exchange=L2), tmp_path, run)
 
 
 FAR_STEPS = [
-    ("float16", 4, 2, "FGFF", "l2", (2.0**24, 0.0), 0, 1),
-    ("float16", 2, 1, "FSFG", "counted", (2.0**20, 5.0), 0, 1),
-    ("binary cross-entropy, tanh", 4, 1, "FGFS", "l2", (1.0, 0.0), 9, 1),
-    ("Adam in an order", 4, 2, "FSFF", "counted", (1.0, 0.0), 0, 3),
+    ("float16", 4, 2, "FGFF", (2.0**24, 0.0), 0, 1),
+    ("float16", 2, 1, "FSFG", (2.0**20, 5.0), 0, 1),
+    ("binary cross-entropy, tanh", 4, 1, "FGFS", (1.0, 0.0), 9, 1),
+    ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 0, 3),
 ]
 """Steps that overflow, a partial batch, and micro-batches: also the loss scale, the examples that
 are left, and turns."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "exchange", "scale", "left", "turns"),
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale", "left", "turns"),
                          FAR_STEPS if FULL else FAR_STEPS[:1])
 def test_steps_through_the_l2_cache(
-        tmp_path: Path, name: str, ranks: int, groups: int, types: str, exchange: str,
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str,
         scale: tuple[float, float], left: int, turns: int) -> None:
-    check(Launch(name, ranks, groups, types, scale, left, turns, exchange), tmp_path, 2)
+    check(Launch(name, ranks, groups, types, scale, left, turns, L2), tmp_path, 2)
 
 
 TURNS = [

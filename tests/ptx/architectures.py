@@ -1,12 +1,33 @@
-"""For which architectures the tests compile what."""
+"""For which architectures the tests compile what, and the compiler."""
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+import pytest
+
+from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.errors import MissingLibrary
 from tests.engine import FULL
+
+
+@cache
+def installed_nvrtc() -> Nvrtc:
+    """NVRTC; a test without it skips."""
+    try:
+        return Nvrtc()
+    except MissingLibrary as error:
+        pytest.skip(str(error))
+
+
+def supported(arch: str) -> None:
+    """Skips where NVRTC does not know the architecture."""
+    if int(re.sub(r"\D", "", arch)) not in installed_nvrtc().nvrtcGetSupportedArchs()[1]:
+        pytest.skip(f"this NVRTC does not know {arch}")
 
 
 def some(name: str, architectures: Sequence[str]) -> list[str]:

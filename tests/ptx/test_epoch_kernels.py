@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import MissingLibrary
-from tests.ptx.architectures import some
-from tests.ptx.test_kernels_nvrtc import ARCHITECTURES, SOURCES, compile_source, supported
+from tests.ptx.architectures import installed_nvrtc, some, supported
+from tests.ptx.test_kernels_nvrtc import ARCHITECTURES, SOURCES, compile_source
 
 EMULATION = Path(__file__).resolve().parent / "emulation"
 sys.path.insert(0, str(EMULATION))
@@ -35,10 +34,7 @@ INSTANCES = {
 
 @pytest.fixture(scope="module")
 def nvrtc() -> Nvrtc:
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
+    return installed_nvrtc()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +47,7 @@ def built() -> Twin:
 @pytest.mark.parametrize(("source", "arch"), [
     (source, arch) for source in INSTANCES for arch in some(source, list(ARCHITECTURES))])
 def test_compiles_without_a_warning(nvrtc, source, arch):
-    supported(nvrtc, arch)
+    supported(arch)
     further = ("-rdc=true",) if source in RELOCATABLE else ()
     log, cubin, _, names = compile_source(nvrtc, source, arch, INSTANCES[source], *further)
     assert not log.strip(" \0\n"), log
@@ -72,7 +68,7 @@ def bodies(ptx: bytes) -> dict[str, str]:
 
 def test_linear_forward_loads_are_wide(nvrtc):
     """What makes the fused forward fast: 16 bytes of each weight row and 4 pixels a load."""
-    supported(nvrtc, "sm_90")
+    supported("sm_90")
     ptx = compile_source(nvrtc, "linear", "sm_90", INSTANCES["linear"])[2]
     for name, body in bodies(ptx).items():
         assert "__local_depot" not in body, f"{name} keeps an array in local memory"
@@ -92,7 +88,7 @@ def test_linear_forward_loads_are_wide(nvrtc):
     ],
 )
 def test_gather_stores_sixteen_bytes_at_once(nvrtc, types, load, store):
-    supported(nvrtc, "sm_90")
+    supported("sm_90")
     ptx = compile_source(nvrtc, "gather", "sm_90", (f"gather<{types}>",))[2]
     (body,) = bodies(ptx).values()
     assert re.search(rf"ld\.global(?:\.nc)?\.{load}", body)

@@ -3,18 +3,15 @@ Needs NVRTC but no GPU."""
 
 from __future__ import annotations
 
-import re
-from functools import cache
-
 import pytest
 
 from rawnn import ptx
 from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.device.compiling.resources import spills
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import CompileError, MissingLibrary
+from rawnn.errors import CompileError
 from rawnn.ptx.head import WARPS
 from tests.engine import FULL
+from tests.ptx.architectures import installed_nvrtc, supported
 
 EXPRESSIONS = tuple(
     f"softmax_head<{numbers},{slope},{chance},{ragged},{tiles},{classes},{WARPS}>"
@@ -25,19 +22,9 @@ EXPRESSIONS = tuple(
         ("Relu", "false", 16, 1), ("Tanh", "true", 16, 2), ("Relu", "true", 8, 4)))
 
 
-@cache
-def nvrtc() -> Nvrtc:
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
-
-
 def built(arch: str, wanted: tuple[str, ...] = EXPRESSIONS) -> Compiled:
-    known = nvrtc().nvrtcGetSupportedArchs()[1]
-    if int(re.sub(r"\D", "", arch)) not in known:
-        pytest.skip(f"this NVRTC does not know {arch}")
-    return compile_source(nvrtc(), (ptx.SOURCES / "head.cu").read_text(), name="head.cu",
+    supported(arch)
+    return compile_source(installed_nvrtc(), (ptx.SOURCES / "head.cu").read_text(), name="head.cu",
                           arch=arch, expressions=wanted, programmatic=arch.startswith("sm_9"),
                           options=("--ptxas-options=-v",))
 

@@ -12,8 +12,7 @@ import pytest
 
 from rawnn.device.compiling import resources
 from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import MissingLibrary
-from tests.ptx.architectures import some
+from tests.ptx.architectures import installed_nvrtc, some, supported
 
 SOURCES = Path(__file__).resolve().parents[2] / "rawnn" / "ptx"
 # What rawnn claims; 90a goes with 90. An NVRTC that does not know one yet is not asked for it.
@@ -109,11 +108,8 @@ REPORT = re.compile(r"ptxas\s+(info|\.) |\s*\d+ bytes stack frame|\s*$")  # what
 
 
 @pytest.fixture(scope="module")
-def nvrtc():
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
+def nvrtc() -> Nvrtc:
+    return installed_nvrtc()
 
 
 def compile_source(
@@ -136,18 +132,13 @@ def compile_source(
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def supported(nvrtc: Nvrtc, arch: str) -> None:
-    if ARCHITECTURES[arch] not in nvrtc.nvrtcGetSupportedArchs()[1]:
-        pytest.skip(f"this NVRTC does not know {arch}")
-
-
 @pytest.mark.parametrize(("source", "arch", "options"), [
     pytest.param(source, arch, options, id=f"{source}-{'programmatic' if options else arch}")
     for source in INSTANCES
     for arch, options in (*((a, ()) for a in some(source, list(ARCHITECTURES))), ("sm_90", (PDL,)))
 ])
 def test_compiles_without_a_warning_or_a_spill(nvrtc, source, arch, options):
-    supported(nvrtc, arch)
+    supported(arch)
     log, cubin, _, names = compile_source(
         nvrtc, source, arch, INSTANCES[source], "--ptxas-options=-v", *options
     )
@@ -172,7 +163,7 @@ def test_every_kernel_is_in_the_table():
 
 def test_wide_accesses(nvrtc):
     """What the updates of wide layers live on: 16 bytes of each operand an access."""
-    supported(nvrtc, "sm_90")
+    supported("sm_90")
     wanted = {
         ("sgd", "sgd<float,float,float>"): (2, 1),
         ("sgd", "sgd<bfloat16,bfloat16,float>"): (2, 1),

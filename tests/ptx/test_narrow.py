@@ -13,7 +13,6 @@ from rawnn.device.compiling.compile import compile_source
 from rawnn.device.compiling.programmatic import prove
 from rawnn.device.compiling.resources import spills
 from rawnn.device.compiling.signature import find_kernel, parse_kernels
-from rawnn.errors import MissingLibrary
 from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
@@ -23,7 +22,7 @@ from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 from tests.engine import CAPABLE, step_plan
-from tests.ptx.architectures import some
+from tests.ptx.architectures import installed_nvrtc, some, supported
 from tests.ptx.twin.plans import Memory, check, launch
 from tests.ptx.twin.twin import Kernels, Twin, compiler
 
@@ -128,12 +127,10 @@ def test_shared_memory_is_what_the_kernel_lays_out(twin: Twin) -> None:
     (arch, n % 2 == 1) for n, arch in enumerate(
         some("narrow", ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")))])
 def test_compiles_without_a_warning_or_a_spill(arch: str, programmatic: bool) -> None:
-    nvrtc = the_nvrtc()
-    if int(arch[3:]) not in nvrtc.nvrtcGetSupportedArchs()[1]:
-        pytest.skip(f"this NVRTC does not know {arch}")
+    supported(arch)
     wanted = [e for name in ("wide128", "no layer between") for e in expressions(PLANS[name])]
     made = compile_source(
-        nvrtc, TEXT, name="narrow.cu", arch=arch, expressions=wanted,
+        installed_nvrtc(), TEXT, name="narrow.cu", arch=arch, expressions=wanted,
         options=("--ptxas-options=-v", *(["-DRAWNN_PDL"] if programmatic else [])))  # fmt: skip
     assert "warning" not in made.log
     found = spills(made.log)
@@ -141,17 +138,8 @@ def test_compiles_without_a_warning_or_a_spill(arch: str, programmatic: bool) ->
     assert set(found.values()) == {(0, 0)}
 
 
-def the_nvrtc() -> Any:
-    from rawnn.device.cuda.nvrtc import Nvrtc
-
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
-
-
 def test_what_is_read_ahead_of_the_wait_is_not_written_by_the_kernel_before() -> None:
-    nvrtc = the_nvrtc()
+    nvrtc = installed_nvrtc()
     plan = PLANS["wide128"]
     _, program = nvrtc.nvrtcCreateProgram(TEXT, "narrow.cu")
     found = list(expressions(plan))

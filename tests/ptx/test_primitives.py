@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from rawnn.device.compiling.compile import compile_source
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import MissingLibrary
 from rawnn.ptx import SOURCES
+from tests.ptx.architectures import installed_nvrtc
 
 DEVICE = sorted((SOURCES / "device").glob("*.cuh"))
 TWIN = Path(__file__).resolve().parent / "twin" / "primitives.h"
@@ -88,6 +87,9 @@ PROBES: dict[str, tuple[str, str, str]] = {
                "mbarrier.arrive.shared::cta.b64 _, [barrier];"),
     "arrive_remote": ("unsigned barrier", "ptx::arrive_remote(barrier);",
                       "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [barrier];"),
+    "arrive_remote_having_read": (
+        "unsigned barrier", "ptx::arrive_remote_having_read(barrier);",
+        "mbarrier.arrive.shared::cluster.b64 _, [barrier];"),
     "arrive_expecting": ("unsigned barrier, int bytes", "ptx::arrive_expecting(barrier, bytes);",
                          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [barrier], bytes;"),
     "expect": ("unsigned barrier, int bytes", "ptx::expect(barrier, bytes);",
@@ -145,24 +147,10 @@ PROBES: dict[str, tuple[str, str, str]] = {
               "[barrier];"),
     "add_release": ("unsigned* counter, unsigned value", "ptx::add_release(counter, value);",
                     "red.release.gpu.global.add.u32 [counter], value;"),
-    "store_stamped": ("ptx::Stamped* to, float x, float y, float z, unsigned stamp",
-                      "ptx::store_stamped(to, x, y, z, stamp);",
-                      "st.relaxed.gpu.global.b128 [to], word;"),
-    "load_stamped": ("const ptx::Stamped* from",
-                     "const auto v = ptx::load_stamped(from); out[0] = v.stamp;",
-                     "ld.relaxed.gpu.global.b128 word, [from];"),
+    "store_release": ("unsigned* to, unsigned value", "ptx::store_release(to, value);",
+                      "st.release.gpu.global.u32 [to], value;"),
     "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",
                      "ld.acquire.gpu.global.u32 R, [counter];"),
-    "store_marked": ("unsigned long long* to, float a, float b, unsigned mark",
-                     "ptx::store_marked(to, a, b, mark);", "st.relaxed.gpu.global.v2.b64 [to], {"),
-    "store_marked_one": ("unsigned long long* to, float a, unsigned mark",
-                         "ptx::store_marked(to, a, mark);", "st.relaxed.gpu.global.b64 [to], "),
-    "load_marked": ("const unsigned long long* from",
-                    "out[0] = static_cast<unsigned>(ptx::load_marked(from).y);",
-                    "ld.relaxed.gpu.global.v2.b64 {"),
-    "load_marked_one": ("const unsigned long long* from",
-                        "out[0] = static_cast<unsigned>(ptx::load_marked_one(from));",
-                        "ld.relaxed.gpu.global.b64 "),
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
     "wait_for_kernels": ("int nothing", "ptx::wait_for_kernels();", "griddepcontrol.wait;"),
@@ -203,14 +191,6 @@ def functions(text: str) -> set[str]:
 
 
 @cache
-def nvrtc() -> Nvrtc:
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
-
-
-@cache
 def assembly() -> dict[str, str]:
     """The bodies of a kernel for every probe."""
     text = "".join(f'#include "device/{path.name}"\n' for path in DEVICE)
@@ -221,7 +201,8 @@ def assembly() -> dict[str, str]:
                  f"const unsigned a[4] = {{w[0], w[1], w[2], w[3]}}; float c[4] = {{}}; "
                  f"ptx::multiply<{types}>(c, a, w[4], w[5]); out[0] = c[0]; }}\n")
     names = [*PROBES, *(f"product{i}" for i in range(len(PRODUCTS)))]
-    made = compile_source(nvrtc(), text, name="probes.cu", arch="compute_90a", expressions=names)
+    made = compile_source(installed_nvrtc(), text, name="probes.cu", arch="compute_90a",
+                          expressions=names)
     ptx = made.cubin.decode(errors="replace")
     return dict(re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx, re.DOTALL))
 
@@ -284,8 +265,7 @@ def test_every_primitive_with_ptx_is_probed() -> None:
         text = CODE.sub("", path.read_text())
         for match in re.finditer(r"__forceinline__ [\w ]+?\*? ?(\w+)\(", text):
             rest = text[match.end() : text.find("}\n", match.end())]
-            if "asm" in rest and match[1] not in (
-                    "multiply_async", "dynamic_shared", "settle", "made_here"):
+            if "asm" in rest and match[1] not in ("multiply_async", "dynamic_shared", "settle"):
                 assert match[1] in probed or match[1] in (
                     "multiply_f16", "multiply_from_zero", "load_remote4", "wait_for_remote"), \
                     match[1]

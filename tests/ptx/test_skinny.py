@@ -3,21 +3,18 @@ NVRTC but no GPU."""
 
 from __future__ import annotations
 
-import re
-from functools import cache
-
 import pytest
 
 from rawnn import ptx
 from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.device.compiling.resources import spills
-from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.device.target import known
-from rawnn.errors import CompileError, MissingLibrary
+from rawnn.errors import CompileError
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
 from rawnn.ptx.table import Key
 from tests.engine import FULL
+from tests.ptx.architectures import installed_nvrtc, supported
 
 HOPPER = known((9, 0))
 ARCHITECTURES = ("sm_90", "sm_100", "sm_120")
@@ -58,21 +55,11 @@ def _expressions() -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-@cache
-def nvrtc() -> Nvrtc:
-    try:
-        return Nvrtc()
-    except MissingLibrary as error:
-        pytest.skip(str(error))
-
-
 def built(arch: str, wanted: tuple[str, ...]) -> Compiled:
-    known = nvrtc().nvrtcGetSupportedArchs()[1]
-    if int(re.sub(r"\D", "", arch)) not in known:
-        pytest.skip(f"this NVRTC does not know {arch}")
-    return compile_source(nvrtc(), (ptx.SOURCES / "skinny.cu").read_text(), name="skinny.cu",
-                          arch=arch, expressions=wanted, programmatic=True,
-                          options=("--ptxas-options=-v",))
+    supported(arch)
+    return compile_source(
+        installed_nvrtc(), (ptx.SOURCES / "skinny.cu").read_text(), name="skinny.cu", arch=arch,
+        expressions=wanted, programmatic=True, options=("--ptxas-options=-v",))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES if FULL else ARCHITECTURES[:1])

@@ -22,6 +22,7 @@ HAZARDS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "barrier": ("barrier<true>", "barrier<false>", {"block": (64,)}, "without synchronisation"),
     "reuse": ("reuse<true>", "reuse<false>", {"block": (64,)}, "without synchronisation"),
     "warp": ("warp<true>", "warp<false>", {}, "without synchronisation"),
+    "banks": ("banks<true>", "banks<false>", {"shared": 32 * 144}, "share banks"),
     "wait": ("copies<true>", "copies<false>", {"shared": 256}, "asynchronous copies"),
     "copies of others": ("copies_of_others<true>", "copies_of_others<false>", {"shared": 128},
                          "asynchronous copies"),

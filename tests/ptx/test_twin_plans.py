@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 def test_ops_do_what_their_references_do(name: str) -> None:
     plan = plan_of(name)
     twins = build([plan])
-    for run, overflow, spoiled in runs(CASES[name], plan):
-        launched = check(twins, Memory(plan, 5, overflow, spoiled), run)
+    for run, overflow, spoil in runs(CASES[name], plan):
+        launched = check(twins, Memory(plan, 5, overflow, spoil), run)
         assert launched == sum(map(has_kernel, plan.ops))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
+from rawnn.opts.precision import with_copies
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import role_of, spanning, train_steps
 from rawnn.step.plan import Plan
@@ -22,19 +23,21 @@ NETWORK = Network((29, 12, 7))
 
 def whole(plan: Plan) -> Plan:
     """The plan as one op."""
-    workspace = Tensor("train_steps.tally", (4,), "float32", Role.SCRATCH)
+    workspace = Tensor("train_steps.tally", (4,), "float32", Role.SCRATCH, symbol="tally")
     return plan.with_tensors(workspace).substitute(
         plan.ops, [train_steps(plan, (workspace,), "persistent")])
 
 
-@pytest.mark.parametrize(("name", "role", "wanted"), [
-    ("fc2.weight", Role.PARAMETER, "w2"), ("fc12.bias", Role.PARAMETER, "b12"),
-    ("fc1.weight.m", Role.STATE, "w1_m"), ("fc1.bias.v", Role.STATE, "b1_v"),
-    ("fc3.weight.bfloat16", Role.COPY, "c3"), ("images", Role.DATA, "images"),
-    ("train_steps.tally", Role.SCRATCH, "tally"),
-])
-def test_tensors_have_roles(name: str, role: Role, wanted: str) -> None:
-    assert role_of(Tensor(name, (3,), "float32", role)) == wanted
+def test_tensors_have_roles() -> None:
+    made = prepared(NETWORK, shuffle=True, optimizer=Optimizer("adam", 1e-3))
+    plan = with_copies(made, "bfloat16")
+    roles = {name: role_of(tensor) for name, tensor in plan.tensors.items()
+             if tensor.role is not Role.HOST}
+    assert {name: roles[name] for name in (
+        "fc2.weight", "fc1.bias", "fc1.weight.m", "fc1.bias.v", "fc2.weight.bfloat16", "images")
+    } == {"fc2.weight": "w2", "fc1.bias": "b1", "fc1.weight.m": "w1_m", "fc1.bias.v": "b1_v",
+          "fc2.weight.bfloat16": "c2", "images": "images"}
+    assert len(set(roles.values())) == len(roles)
 
 
 def test_it_touches_what_outlives_a_step() -> None:

@@ -68,12 +68,12 @@ def test_what_floors_say_is_taken_from_them() -> None:
 
 def test_constants_that_made_the_times_are_found_again_and_say_where_they_are_from() -> None:
     fixed = {k: v for k, v in of_floors(floors()).items() if k in asdict(cost.H200)}
-    true = replace(cost.H200, **fixed, product=2.0, gradient=2.2, meeting=5000.0)
+    true = replace(cost.H200, **fixed, product=2.0, gradient=2.2, second=2500.0)
     networks = measured(true, noise=0.01)
     assert len(networks) > 15
     found = {c.name: c for c in fitted(networks, cost.H200, fixed)}
     assert {name for name, c in found.items() if c.source == "floors"} == set(fixed)
-    for name in ("product", "gradient", "meeting"):
+    for name in ("product", "gradient", "second"):
         c = found[name]
         assert c.source == "fit"
         assert c.before == getattr(cost.H200, name)
@@ -95,17 +95,22 @@ def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
     steps.write_text("layers,batch,opt,us,optimizer\n"
                      "784-10,128,persistent,6.1,\n"
                      "784-128-10,128,\"best,persistent\",11.0,adam\n"
-                     "784-128-10,32,\"persistent=8x2:256:SFF,bf16\",9.5,\n")
+                     "784-128-10,32,\"persistent=8x2:256:SFF,bf16\",9.5,\n"
+                     "784-128-10,32,\"best,-persistent\",20,\n"
+                     "784-128-10,32,persistent=8x2:256:SSS,20,\n")
     assert main([str(steps), "--floors", str(kept), "--fit", "exchange"]) == 0
     said = capsys.readouterr().out
     assert "784-128-10 batch 32 persistent=8x2:256:SFF,bf16" in said
+    assert "line 5: no persistent kernel comes of best,-persistent" in said
+    assert "line 6: the toggle 'persistent' cannot run so" in said
     source = {line.split()[0]: line.split()[3] for line in said.splitlines()
               if len(line.split()) > 3}
     assert source["clock"] == "floors"
     assert source["exchange"] in ("fit", "kept")
     assert "in the root mean square of 3 log ratios" in said
     for text, words in (("layers,batch,us\n784-10,1,2\n", "line 2: there is no opt"),
-                        ("layers,batch,opt,us\n784-10,8,fuse,2\n", "no persistent kernel comes of"),
+                        ("layers,batch,opt,us\n784-10,8,fuse,2\n", "0 networks cannot be fitted"),
+                        ("layers,batch,form,us,reason\n784-10,8,1x1:256:FF,2,no room\n", "0 net"),
                         ("layers,batch,opt,us\n784-10,8,persistent,-2\n", "us must be above 0"),
                         ("layers,batch,opt,us\n", "0 networks cannot be fitted to")):
         steps.write_text(text)

@@ -1,13 +1,14 @@
 // A product of matrices, step 4: tensor cores, of bfloat16 factors, with sums in float32. A block
 // of four warps computes 64 x 64; each warp 32 x 32 as 2 x 2 fragments of 16 x 16.
 // Learned: one instruction multiplies 16 x 16 x 16. Now everything is about bringing factors in:
-// Hopper's warp groups and copy engine (rawnn/ptx/wgmma.cu) are the next steps.
+// Hopper's warp groups and copy engine are the next steps.
 /* rawnn
 grid = ["cdiv(n, 64)", "cdiv(m, 64)"]
 block = 128
 reference = "a @ b"
 shapes = {a = ["m", "k"], b = ["k", "n"], c = ["m", "n"]}
 length = "k"
+sums = "tensor cores"
 flops = "2 * m * n * k"
 sizes = {m = [64, 128, 192], n = [64, 128], k = [16, 64, 128, 256]}
 require = ["m % 64 == 0", "n % 64 == 0", "k % 16 == 0"]

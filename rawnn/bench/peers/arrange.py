@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -14,7 +13,7 @@ from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
 from rawnn.bench.suites import SweepSuite
-from rawnn.errors import ConfigError, RawnnError, unknown
+from rawnn.errors import ConfigError, unknown
 from rawnn.network.workloads import WORKLOADS, workload
 from rawnn.run.config import parse_layers
 from rawnn.run.machine import open_device
@@ -114,12 +113,9 @@ class Arrangement:
     ended: str = ""
 
     def __post_init__(self) -> None:
-        opened = open_device(self.rules.device, lambda message: None)
-        self._environment: Environment = place_of(opened)
-        self._watch = Watch.of(opened)
-        if opened.device:
-            with suppress(RawnnError):
-                opened.device.close()
+        with open_device(self.rules.device, lambda message: None) as opened:
+            self._environment: Environment = place_of(opened)
+            self._watch = Watch.of(opened)
         if opened.device is None and self.rules.device not in ("host", "sim"):
             raise ConfigError(f"there is no GPU to compare on: {opened.machine.gpu}; --device host "
                               f"compares small networks on the host")

@@ -341,14 +341,17 @@ def _explain(
 
 
 def _cures(log: str) -> list[str]:
-    """What to do about the headers that the log says cannot be opened, and about names of CUDA's
-    and C's headers that nvcc knows without being told."""
+    """What to do about the headers that the log says cannot be opened, about names of CUDA's and
+    C's headers that nvcc knows without being told, and about functions of the host."""
     found = [headers.cure(name) for name in dict.fromkeys(
         re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]
     found += [f"{name} is of a header that nvcc includes by itself, and NVRTC does not: "
               f"#include <{_DECLARED[name]}>" for name in dict.fromkeys(
                   re.findall(r'(?:identifier|name) "(\w+)" is undefined', log))
               if name in _DECLARED]
+    if "host functions are not allowed in JIT mode" in log:
+        found.append("NVRTC compiles for the device alone: declare functions __device__, or, where "
+                     "a header has others (cuda.h), pass options=[\"-default-device\"]")
     return ["", *found] if found else []
 
 

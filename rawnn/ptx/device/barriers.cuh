@@ -35,6 +35,13 @@ __device__ __forceinline__ void arrive_remote(unsigned int barrier) {
                : "memory");
 }
 
+// The same of a thread that has read, by itself or by products that it has waited for, and has written
+// nothing that others are to see: without the fence of all memory that arrive_remote() is, which
+// took a third of a product's time with an arrival for each stage.
+__device__ __forceinline__ void arrive_remote_having_read(unsigned int barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // An arrival that announces `bytes` more of the phase at hand.
 __device__ __forceinline__ void arrive_expecting(unsigned int barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

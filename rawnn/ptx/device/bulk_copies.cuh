@@ -1,7 +1,8 @@
 // The copy engine (cp.async.bulk, sm_90): one thread asks for kilobytes, which cost the warps no issue
 // slots. Loads count their bytes at a barrier in shared memory (barriers.cuh); a thread's stores
 // form groups. The engine is another path to shared memory ("proxy"): what threads have written
-// there needs fence_proxy_async() (fences.cuh) ahead of the copy that reads or overwrites it.
+// there needs fence_proxy_async() (fences.cuh) ahead of the copy that reads or overwrites it. What
+// they have only read needs a barrier alone, as the rings of CUTLASS's pipelines take it.
 #pragma once
 #include "types.cuh"
 

@@ -16,6 +16,11 @@ __device__ __forceinline__ void add_release(unsigned int* counter, unsigned int 
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
+// Stores behind everything that this thread has written or seen (st.release.gpu).
+__device__ __forceinline__ void store_release(unsigned int* to, unsigned int value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
 // Reads a counter, and sees what was written ahead of the additions in it (ld.acquire.gpu).
 __device__ __forceinline__ unsigned int load_acquire(const unsigned int* counter) {
   unsigned int value;

@@ -9,7 +9,6 @@ examples that the whole batches leave.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -27,21 +26,12 @@ if TYPE_CHECKING:
 KIND = "train_steps"
 SUMMARY = "Whole steps of training, one behind the other."
 WORKSPACE = "train_steps."
-"""What the names of the kernel's workspaces begin with; the rest is their role."""
-
-_PARAMETER = re.compile(r"fc(\d+)\.(weight|bias)(?:\.(\w+))?")
+"""What the names of the kernel's workspaces begin with; the rest is their symbol."""
 
 
 def role_of(tensor: Tensor) -> str:
-    """The role of a tensor: w1, b1 are the first layer's weights and biases, w1_m what an optimizer
-    keeps of them, c1 their copy; others go by their own names."""
-    found = _PARAMETER.fullmatch(tensor.name)
-    if not found:
-        return tensor.name.removeprefix(WORKSPACE)
-    layer, part, rest = found.groups()
-    if tensor.role is Role.COPY:
-        return f"c{layer}"
-    return f"{part[0]}{layer}" + (f"_{rest}" if rest else "")
+    """The role of a tensor, which the kernel's parameters are called by."""
+    return tensor.symbol or tensor.name
 
 
 def _inside(tensor: Tensor) -> bool:

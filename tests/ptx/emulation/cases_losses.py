@@ -58,6 +58,19 @@ def check_softmax(emulator: Emulator, rng: np.random.Generator) -> None:
             padding_untouched(dz)
 
 
+def check_softmax_overflow(emulator: Emulator, rng: np.random.Generator) -> None:
+    """The gradients that exist set the flag, and what fills up their row's last vector does not."""
+    rows, cols = 5, 10
+    y = rng.integers(0, cols, rows).astype(np.int32)
+    for right in (True, False):  # gradients are 0, or two a row are too large
+        p = one_hot(y if right else (y + 1) % cols, cols).astype(np.float32)
+        scaled = scaling()
+        scaled["loss_scale"][0] = 65600.0 * rows
+        emulator.call("softmax_backward<float16>", (1,), (32,), p=p, y=y,
+                      dz=pitched(rows, cols, 0, np.float16), rows=rows, cols=cols, **scaled)
+        assert scaled["overflow"][0] == int(not right)
+
+
 def check_loss(emulator: Emulator, rng: np.random.Generator) -> None:
     """One block and several; rows that a thread takes and rows that a warp takes."""
     columns = (10, 20, 33) if emulator.quick else (1, 10, 12, 31, 70)

@@ -374,6 +374,11 @@ void arrive_remote(unsigned int barrier) {
   arrive_at(barrier, true);
 }
 
+void arrive_remote_having_read(unsigned int barrier) {
+  TWIN_HERE;
+  arrive_at(barrier, true);
+}
+
 void expect(unsigned int address, int bytes) {
   TWIN_HERE;
   barrier_at(address, false, false).bytes += bytes;
@@ -555,6 +560,15 @@ void add_release(unsigned int* counter, unsigned int value) {
   check_counting();
 }
 
+void store_release(unsigned int* to, unsigned int value) {
+  TWIN_HERE;
+  touch_global(to, 4, kWrite | kAtomic, own(), self->clock);
+  const Vector*& place = machine.atomics[to];
+  place = join(place, everything(*self));
+  *to = value;
+  check_counting();
+}
+
 unsigned int load_acquire(const unsigned int* counter) {
   TWIN_HERE;
   touch_global(counter, 4, kAtomic, own(), self->clock);
@@ -572,95 +586,6 @@ void wait_for_count(const unsigned int* counter, unsigned int target, int) {
   self->known = join(self->known, machine.atomics[counter]);
 }
 
-namespace {
-
-// Who finds the mark knows that the loads ahead of it are over, as with st.async: those of lanes, too,
-// that handed what they loaded on in a shuffle.
-const Vector* over() {
-  const Vector* const all = everything(*self);
-  auto* const own = const_cast<Chunk*>(all->of[self->block->number]);  // made just now
-  const unsigned int first = self->number / 32 * 32;
-  for (unsigned int i = 0; self->executed != nullptr && i < 32 && first + i < machine.threads; ++i) {
-    own->clock[first + i] = std::max(own->clock[first + i], self->executed->clock[0][i]);
-  }
-  return join(self->seen, all);
-}
-
-void store_marked_word(unsigned long long* to, float value, unsigned int mark, const Vector* seen) {
-  touch_global(to, 8, kWrite | kMarked, own(), self->clock);
-  *to = marked(value, mark);
-  machine.marked[to] = seen;
-  const auto found = machine.marking.find(to);
-  if (found == machine.marking.end()) return;
-  for (Thread* thread : found->second) wake(*thread);
-  machine.marking.erase(found);
-}
-
-}  // namespace
-
-void store_marked(unsigned long long* to, float first, float second, unsigned int mark) {
-  TWIN_HERE;
-  must_be_aligned(to, 16);
-  const Vector* const seen = over();
-  store_marked_word(to, first, mark, seen);
-  store_marked_word(to + 1, second, mark, seen);
-}
-
-void store_marked(unsigned long long* to, float value, unsigned int mark) {
-  TWIN_HERE;
-  store_marked_word(to, value, mark, over());
-}
-
-unsigned long long load_marked_one(const unsigned long long* from) {
-  TWIN_HERE;
-  touch_global(from, 8, kMarked, own(), self->clock);
-  return *from;
-}
-
-ulonglong2 load_marked(const unsigned long long* from) {
-  must_be_aligned(from, 16);
-  return {load_marked_one(from), load_marked_one(from + 1)};
-}
-
-float wait_for_marked_one(const unsigned long long* from, unsigned int mark, int) {
-  TWIN_HERE;
-  must_exist(from, 8);
-  while (*from >> 32 != mark) {  // what is looked at meanwhile nobody takes for the number
-    machine.marking[from].push_back(self);
-    pause("a marked number");
-  }
-  touch_global(from, 8, kMarked, own(), self->clock);
-  self->seen = join(self->seen, machine.marked[from]);
-  return __uint_as_float(static_cast<unsigned int>(*from));
-}
-
-void store_stamped(Stamped* to, float x, float y, float z, unsigned int stamp) {
-  TWIN_HERE;
-  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) fail("a misaligned word at %p", self->here);
-  touch_global(to, 16, kWrite | kAtomic, own(), self->clock);
-  *to = {x, y, z, stamp};
-  const auto found = machine.watching.find(to);
-  if (found == machine.watching.end()) return;
-  for (Thread* thread : found->second) wake(*thread);
-  machine.watching.erase(found);
-}
-
-Stamped load_stamped(const Stamped* from) {
-  TWIN_HERE;
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a misaligned word at %p", self->here);
-  touch_global(from, 16, kAtomic, own(), self->clock);
-  return *from;
-}
-
-Stamped await_word(const Stamped* from, unsigned int stamp) {
-  for (;;) {
-    const Stamped found = load_stamped(from);
-    if (found.stamp == stamp) return found;
-    machine.watching[from].push_back(self);
-    pause("a stamped word");
-  }
-}
-
 void fence_proxy_async() {
   TWIN_HERE;
   self->proxied = join(self->proxied, everything(*self));
@@ -675,12 +600,6 @@ void launch_dependents() {}
 }  // namespace ptx
 
 namespace twin {
-
-void must_be_aligned(const void* pointer, unsigned int bytes) {
-  if (reinterpret_cast<std::uintptr_t>(pointer) % bytes != 0) {
-    fail("a misaligned access to %u bytes at %p", bytes, self->here);
-  }
-}
 
 void load_shared(unsigned int* words, int count, unsigned int from) {
   TWIN_HERE;

@@ -8,8 +8,7 @@ HARMLESS: dict[str, str] = {
     "narrow_inner.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the "
     "queue to memory [2]":
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
-    "wgmma.cu: index: if (biased && group.column0 == 0 && q == 0) row[TILE::kN] = "
-    "group.bias[2 * half]; [76]":
+    "wgmma.cu: index: if (biased && q == 0) row[TILE::kN] = group.bias[2 * half]; [54]":
         "the sums are products with ones: all columns of a row are the same",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
@@ -55,15 +54,13 @@ HARMLESS: dict[str, str] = {
     "common.cuh: zero fill: const float high = i + half < N ? values[(i + half) % LENGTH] : 0.0f; "
     "[69]":
         "it comes to lanes that hold padding, whose index is negative",
-    "common.cuh: zero fill: for (int i = 0; i < N; ++i) values[i] = i < count ? to_float(from[i]) "
-    ": 0.0f; [73]":
-        "store_part leaves out what does not exist, and so do the sums and the flag of an "
-        "overflow",
     "gather.cu: zero fill: const int example_from = row < batch ? order[example] : 0; [57]":
         "threads behind the batch read no example",
     "gather.cu: zero fill: const int label = labelled ? static_cast<int>(labels[label_at]) : 0; "
     "[65]":
         "a label is stored only where there are labels",
+    "gather.cu: zero fill: values[i] = feature + i < features ? to_float(in[i]) : 0.0f; [60]":
+        "the loop that stores them ends at the last feature",
     "gather.cu: zero fill: const int label_from = labelled ? order[label_at] : 0; [53]":
         "what has no label does not read one either",
     "head_rows.cuh: bound: if (row >= batch || column >= classes) values[0][i] = 0.0f; [32]":
@@ -120,8 +117,8 @@ HARMLESS: dict[str, str] = {
         "static_cast<float>(batch)) : 0.0f; [78]",
         "narrow_pieces.cuh: zero fill: words[2 * i] = load_pixels(from[i], exists ? present(col, "
         "FEATURES) : 0u); [73]",
-    ), "rows behind the batch are computed like the others, and masked where an update reads "
-       "them"),
+    ), "rows behind the batch are computed like the others, from rows that are padded to 16 bytes, "
+       "and masked where an update reads them"),
     **dict.fromkeys((
         "narrow_pieces.cuh: zero fill: at + 1 < FEATURES ? v[1] : 0.0f); [67]",
         "narrow_pieces.cuh: zero fill: weights[i / 4][i % 4] = pack_pair<T>(at < FEATURES ? v[0] "
@@ -163,8 +160,6 @@ HARMLESS: dict[str, str] = {
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
         "all images are zeros here, those of one turn as of the other",
-    "wgmma.cu: zero fill: for (float& sum : bias) sum = 0.0f; [33]":
-        "only updates sum up a bias, and their tiles have no clusters",
 }
 """By Fault.name."""
 
@@ -174,35 +169,6 @@ OUT_OF_REACH: dict[str, str] = {
         "by itself",
 }
 """Faults that a GPU would show and the twin does not, and why; by Fault.name."""
-
-_LAST_WAIT = "behind the main loop, where no copies should be left: the wait may be redundant"
-
-OPEN: dict[str, str] = {
-    **{f"{file}.cu: wait{kind}: wait_for_copies<0>(); [{line}]": _LAST_WAIT
-       for file, line in (("mma", 4), ("tiled", 6), ("wgmma", 4), ("wgmma_tf32", 2))
-       for kind in ("", " for one too few")},
-    "wgmma_tf32.cu: barrier: __syncthreads();  // the operands are done with: their place takes "
-    "the sums [2]":
-        "the loop ends with a barrier of its own: this one may be redundant",
-    "narrow_fetch.cuh: fence: ptx::fence_proxy_async(); [8]":
-        "between a read and a later copy to the same place: whether PTX asks for it is not clear",
-    "wgmma.cu: index: group.column0 = warp / 4 % TILE::kWarpsN * Group::kColumns; [20]":
-        "no tile has several groups of warps across",
-    "mma_copy.cuh: turn: return kChunks == 8 ? (row & 1) | ((row >> 1) & 6) : (row >> 2) & "
-    "(kChunks - 1); [28]":
-        "another swizzle, which writer and reader share: slower, not wrong",
-    "narrow_pieces.cuh: zero fill: words[i] &= left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : 0u; "
-    "[63]":
-        "what lies behind the last feature meets weights of 0",
-    "mma_fragments.cuh: index: base = at(row, first * 2 / 16 + (LEFT ? low : high)); [21]":
-        "a case that catches it is not always among those that the probe takes",
-    "train_steps rounded by chance, Adam, 4x1 FSFF: turn: convert_rows<Shape, false, 21, 24, 32>("
-    "x, reinterpret_cast<const unsigned char*>(shared + 1776) + (u & 1) * 512, "
-    "0.00392156862745098f, "
-    "nullptr, nullptr, 21, present); [102]":
-        "needs a case: the tolerance of weights rounded by chance is too wide for it",
-}
-"""Faults that survive and are not settled: what is supposed of each; by Fault.name."""
 
 
 def why_harmless(fault: Fault) -> str:

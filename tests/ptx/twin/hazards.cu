@@ -40,6 +40,18 @@ __global__ void warp(float* x) {
   x[threadIdx.x] = words[threadIdx.x ^ 1] + sum;
 }
 
+// A matrix's rows 144 bytes apart lie in different banks; 128 bytes apart they share them.
+template <bool RIGHT>
+__global__ void banks(float* x) {
+  unsigned char* const rows = ptx::dynamic_shared<unsigned char>();
+  const int i = static_cast<int>(threadIdx.x);
+  for (int byte = i; byte < 32 * 144; byte += 32) rows[byte] = 0;
+  __syncwarp();
+  unsigned int words[4];
+  ptx::load_matrices<false>(words, ptx::shared_address(rows + i * (RIGHT ? 144 : 128)));
+  x[i] = static_cast<float>(words[0]);
+}
+
 // All groups of copies are waited for, or all but one.
 template <bool RIGHT>
 __global__ void copies(float* x) {

@@ -32,6 +32,11 @@ double magnitude_of(const Format& format, unsigned int bits) {
 
 }  // namespace
 
+// As a GPU stores a float: all its NaNs have the same bits.
+float stored(double value) {
+  return std::isnan(value) ? __builtin_bit_cast(float, 0x7fffffffu) : static_cast<float>(value);
+}
+
 unsigned int encode(Number kind, float value) {
   const Format format = format_of(kind);
   if (std::isnan(value)) return format.nan;

@@ -4,6 +4,7 @@ NumPy reference on the same operands."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,14 @@ WEIGHTS = {
 """The same, of single kernels."""
 
 
+Spoil = Callable[[list[np.ndarray], list[np.ndarray]], None]
+"""Makes some number among the layers' weights and biases, its arguments, one that is not finite."""
+
+
+POISON = 0xFF
+"""Each byte of memory that nothing has written: a NaN of all types of floats."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, and the toggles that give it its kernels."""
@@ -48,7 +57,7 @@ class Case:
     opt: str
     steps: int = 2
     choice: int = 0  # of the variants that a launch has
-    spoiled: bool = False  # a NaN among the weights is to come through as in the references
+    spoil: tuple[Spoil, ...] = ()  # what each makes is to come through as in the references
     network: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -97,14 +106,13 @@ class Memory:
     """A plan's tensors as kernels see them: rows padded, all poisoned but what training starts
     from, and nothing beside them."""
 
-    def __init__(self, plan: Plan, seed: int, overflow: int = 0, spoiled: bool = False) -> None:
+    def __init__(self, plan: Plan, seed: int, overflow: int = 0,
+                 spoil: Spoil | None = None) -> None:
         self.plan = plan
         self.arrays: dict[str, np.ndarray] = {}
         generator = np.random.default_rng(seed)
-        classes = max((t.shape[0] for t in plan.tensors.values()
-                       if t.role is Role.PARAMETER and len(t.shape) == 2), default=2)
-        last = [t for t in plan.tensors.values() if t.role is Role.PARAMETER and len(t.shape) == 2]
-        classes = last[-1].shape[0] if last else classes
+        parameters = [t for t in plan.tensors.values() if t.role is Role.PARAMETER]
+        classes = next(t for t in reversed(parameters) if len(t.shape) == 2).shape[0]
         for tensor in plan.tensors.values():
             self.arrays[tensor.name] = self._empty(tensor)
             view = self.view(tensor.name)
@@ -130,10 +138,9 @@ class Memory:
                 view[...] = generator.uniform(0.1, 0.3, view.shape)
             elif tensor.name == "overflow":
                 view[...] = overflow  # 1: updates are to be left out
-        for tensor in plan.tensors.values():
-            if spoiled and tensor.role is Role.PARAMETER and len(tensor.shape) == 2:
-                self.view(tensor.name)[1, 2] = np.nan
-                spoiled = False
+        if spoil is not None:
+            spoil(*([self.view(t.name) for t in parameters if len(t.shape) == axes]
+                    for axes in (2, 1)))
         for tensor in plan.tensors.values():
             if tensor.role is Role.COPY:
                 self.store(tensor.name, self.read(tensor.source) * tensor.scale)
@@ -143,14 +150,23 @@ class Memory:
         """Of exactly its size, poisoned, and aligned as device memory is."""
         dtype = numpy_dtype(tensor.dtype)
         count = int(np.prod(tensor.padded_shape))
-        poison = np.nan if tensor.floating else -1 if np.dtype(dtype).kind == "i" else 255
         # Of a buffer, not of an array, which would be its base: to the twin the memory ends where
         # this does.
         raw = (ctypes.c_ubyte * (count * dtype.itemsize + 256))()
         array = np.ndarray(count, dtype, raw, -ctypes.addressof(raw) % 256)
         assert not isinstance(array.base, np.ndarray)
-        array[...] = poison
+        array.view(np.uint8)[...] = POISON
         return array
+
+    def spoil_padding(self, name: str) -> None:
+        """What the padding holds is not to matter to any kernel, whatever the last one left there.
+        """
+        tensor = self.plan[name]
+        if tensor.padded_shape != tensor.shape:
+            view = self.view(name)
+            kept = view.copy()
+            self.arrays[name].view(np.uint8)[...] = POISON
+            view[...] = kept
 
     def view(self, name: str) -> np.ndarray:
         tensor = self.plan[name]
@@ -209,8 +225,9 @@ def close(found: np.ndarray, wanted: np.ndarray, dtype: str, what: str, exact: f
     if found.dtype.kind in "iub":
         assert (found == wanted).all(), what
         return
-    untouched = np.isnan(wanted)
-    assert (np.isnan(found) == untouched).all(), f"{what}: NaN elsewhere"
+    untouched = ~np.isfinite(wanted)
+    same = np.where(np.isfinite(found), 0, found), np.where(untouched, wanted, 0)
+    assert np.array_equal(*same, equal_nan=True), f"{what}: infinite or NaN elsewhere"
     found, wanted = found[~untouched], wanted[~untouched]
     scale = np.abs(wanted).max(initial=0.0) + 1e-20
     error = np.abs(found.astype(np.float64) - wanted)
@@ -228,12 +245,12 @@ CHAINED = {"narrow_inner", "softmax_head"}
 """Kernels that round in between: a number next to a tie moves all that is computed from it."""
 
 
-def runs(case: Case, plan: Plan) -> list[tuple[int, int, bool]]:
-    """The orders to run a case in, with what Memory starts from: `overflow` and `spoiled`."""
-    found = [(0, 0, False), (3, 0, False)]
+def runs(case: Case, plan: Plan) -> list[tuple[int, int, Spoil | None]]:
+    """The orders to run a case in, with what Memory starts from: `overflow` and `spoil`."""
+    found: list[tuple[int, int, Spoil | None]] = [(0, 0, None), (3, 0, None)]
     if "overflow" in plan.tensors:
-        found.append((1, 1, False))
-    return [*found, (1, 0, True)] if case.spoiled else found
+        found.append((1, 1, None))
+    return found + [(1, 0, spoil) for spoil in case.spoil]
 
 
 def check(twin_of: dict[str, Twin], memory: Memory, run: int,
@@ -252,6 +269,8 @@ def check(twin_of: dict[str, Twin], memory: Memory, run: int,
             for name in written:
                 memory.store(name, wanted[name])
             continue
+        for name in op.operands.values():
+            memory.spoil_padding(name)
         before = {n: memory.arrays[n].copy() for n in op.operands.values()}
         old = {n: memory.read(n) for n in written}
         launch(twin_of[impl.source], op, memory, run)

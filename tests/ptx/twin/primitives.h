@@ -139,6 +139,7 @@ void init_barrier(unsigned int barrier, int arrivals);
 void publish_barriers();
 void arrive(unsigned int barrier);
 void arrive_remote(unsigned int barrier);
+void arrive_remote_having_read(unsigned int barrier);
 void arrive_expecting(unsigned int barrier, int bytes);
 void expect(unsigned int barrier, int bytes);
 bool has_ended(unsigned int barrier, int parity);
@@ -182,6 +183,7 @@ void send4(unsigned int to, float4 value, unsigned int barrier);
 
 // grid.cuh
 void add_release(unsigned int* counter, unsigned int value);
+void store_release(unsigned int* to, unsigned int value);
 unsigned int load_acquire(const unsigned int* counter);
 void wait_for_count(const unsigned int* counter, unsigned int target, int what = 0);
 inline void arrive_at_grid(unsigned int* counter) {
@@ -195,40 +197,6 @@ inline void wait_for_grid(const unsigned int* counter, unsigned int target, int 
 inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 0) {
   arrive_at_grid(counter);
   wait_for_grid(counter, target, what);
-}
-
-// marked.cuh
-inline unsigned long long marked(float value, unsigned int mark) {
-  return static_cast<unsigned long long>(mark) << 32 | __float_as_uint(value);
-}
-inline bool has_mark(unsigned long long word, unsigned int mark) { return word >> 32 == mark; }
-void store_marked(unsigned long long* to, float first, float second, unsigned int mark);
-void store_marked(unsigned long long* to, float value, unsigned int mark);
-ulonglong2 load_marked(const unsigned long long* from);
-unsigned long long load_marked_one(const unsigned long long* from);
-float wait_for_marked_one(const unsigned long long* from, unsigned int mark, int what = 0);
-template <int COUNT>
-void wait_for_marked(float2 (&values)[COUNT], const unsigned long long* const (&from)[COUNT],
-                     unsigned int mark, int what = 0) {
-  for (int i = 0; i < COUNT; ++i) {
-    twin::must_be_aligned(from[i], 16);
-    values[i].x = wait_for_marked_one(from[i], mark, what);
-    values[i].y = wait_for_marked_one(from[i] + 1, mark, what);
-  }
-}
-
-// stamps.cuh
-inline int made_here(int value) { return value; }
-struct alignas(16) Stamped {
-  float x, y, z;
-  unsigned int stamp;
-};
-void store_stamped(Stamped* to, float x, float y, float z, unsigned int stamp);
-Stamped load_stamped(const Stamped* from);
-Stamped await_word(const Stamped* from, unsigned int stamp);
-template <int WORDS, typename F>
-void await_stamped(Stamped (&words)[WORDS], F from, unsigned int stamp, int) {
-  for (int i = 0; i < WORDS; ++i) words[i] = await_word(from(i), stamp);
 }
 
 // fences.cuh

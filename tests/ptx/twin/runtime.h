@@ -163,7 +163,7 @@ struct Access {
   std::uint8_t mask;  // bytes of the word
   std::uint8_t kind;
 };
-enum Kind : std::uint8_t { kRead = 0, kWrite = 1, kAtomic = 2, kProxy = 4, kMarked = 8 };
+enum Kind : std::uint8_t { kRead = 0, kWrite = 1, kAtomic = 2, kProxy = 4 };
 
 constexpr std::uint32_t kUnread = ~0u;
 
@@ -251,10 +251,7 @@ struct Machine {
   unsigned int dynamic_offset = 0;  // of dynamic shared memory, once a thread has asked for it
   std::vector<Flight> flights;
   std::map<const void*, const Vector*> atomics;
-  std::unordered_map<const void*, const Vector*> marked;  // what was seen ahead of a marked store
-  std::unordered_map<const void*, std::vector<Thread*>> marking;  // who waits for one
   std::vector<std::pair<Thread*, std::pair<const unsigned int*, unsigned int>>> counting;
-  std::unordered_map<const void*, std::vector<Thread*>> watching;  // words with stamps
   std::mt19937 random;
   bool eager = false;
   std::string failure;
@@ -293,7 +290,6 @@ inline unsigned int local(unsigned int address) { return address & 0xffffffu; }
 unsigned char* shared_pointer(Block& block, unsigned int address, unsigned int bytes);
 void touch_shared(unsigned int address, unsigned int bytes, int kind, Who who,
                   std::uint32_t clock);
-void must_exist(const void* pointer, std::size_t bytes);
 void touch_global(const void* pointer, std::size_t bytes, int kind, Who who, std::uint32_t clock);
 Barrier& barrier_at(unsigned int address, bool remote, bool asynchronous);
 

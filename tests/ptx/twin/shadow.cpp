@@ -53,7 +53,7 @@ const char* word_for(int kind) {
 // A copy engine sees what threads wrote only where a fence of theirs stands between.
 bool ordered(const Thread& viewer, const Access& before, int kind) {
   if (!knows(viewer, before.who, before.clock)) {
-    return (before.kind & ~kMarked) == kRead && (kind & kProxy) == 0 &&
+    return before.kind == kRead && (kind & kProxy) == 0 &&
            (saw_executed(viewer, before.who, before.clock) ||
             known_clock(viewer.seen, before.who) >= before.clock);
   }
@@ -70,20 +70,12 @@ void check_word(Space& space, std::size_t word, std::uint8_t mask, int kind, Who
          describe(who).c_str(), self->here);
   }
   std::uint32_t kept = 0;
-  // A marked number that was found lies in memory: the next one may replace it.
-  bool found = false;
-  for (std::uint32_t i = 0; i < cell.count && kind == (kWrite | kMarked); ++i) {
-    found = found || (cell.list[i].kind == kMarked && ordered(*self, cell.list[i], kind));
-  }
   for (std::uint32_t i = 0; i < cell.count; ++i) {
     const Access& before = cell.list[i];
     bool drop = false;
     if (before.mask & mask) {
-      // A marked number says itself whether it has come: it may be looked for at any time.
-      const bool looked_for =
-          (before.kind & kMarked) && (kind == kMarked || (found && (before.kind & kWrite)));
-      const bool conflict = ((kind | before.kind) & kWrite) && !looked_for &&
-                            !((kind & kAtomic) && (before.kind & kAtomic));
+      const bool conflict =
+          ((kind | before.kind) & kWrite) && !((kind & kAtomic) && (before.kind & kAtomic));
       const bool is_ordered = ordered(*self, before, kind);
       if (conflict && !is_ordered) {
         const bool fence = knows(*self, before.who, before.clock);
@@ -93,7 +85,7 @@ void check_word(Space& space, std::size_t word, std::uint8_t mask, int kind, Who
              fence ? "without a proxy fence between" : "without synchronisation");
       }
       drop = (before.mask & ~mask) == 0 && ((kind & kWrite) || !(before.kind & kWrite)) &&
-             (is_ordered || found || (before.who == who && before.clock == clock));
+             (is_ordered || (before.who == who && before.clock == clock));
       // A path of its own remembers what threads wrote, for other paths.
       drop = drop && (kind & kProxy) == (before.kind & kProxy);
       drop = drop || (is_ordered && conflict && (before.mask & ~mask) == 0);
@@ -217,18 +209,6 @@ void touch_global(const void* address, std::size_t bytes, int kind, Who who, std
   }
   fail("%zu bytes %s by %s at %p, in no operand", bytes, word_for(kind), describe(who).c_str(),
        self->here);
-}
-
-// That global memory may be touched, ahead of an access that is not remembered.
-void must_exist(const void* address, std::size_t bytes) {
-  const auto* const pointer = static_cast<const unsigned char*>(address);
-  for (const Space& space : machine.global) {
-    if (inside(space, pointer) &&
-        static_cast<std::size_t>(pointer - space.begin) + bytes <= space.bytes) {
-      return;
-    }
-  }
-  touch_global(address, bytes, kRead, who_of(self->block->number, self->number), self->clock);
 }
 
 void nobody_reads(const void* object, std::size_t bytes) {

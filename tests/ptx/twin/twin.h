@@ -38,9 +38,6 @@ struct uint2 {
 struct uint4 {
   unsigned int x, y, z, w;
 } __attribute__((aligned(16)));
-struct ulonglong2 {
-  unsigned long long x, y;
-} __attribute__((aligned(16)));
 struct float2 {
   float x, y;
 } __attribute__((aligned(8)));
@@ -89,6 +86,7 @@ constexpr Number kNumber<float8_e5m2> = Number::kE5m2;
 
 unsigned int encode(Number format, float value);
 float decode(Number format, unsigned int bits);
+float stored(double value);
 
 unsigned char* dynamic_shared(int alignment);
 void nobody_reads(const void* object, std::size_t bytes);
@@ -106,7 +104,6 @@ void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool
 void multiply_async_tf32(int columns, float* d, const unsigned int* a, unsigned long long b, int add);
 void wait_for_products(int pending);
 void wait_for_stores(int pending, bool read_only);
-void must_be_aligned(const void* pointer, unsigned int bytes);
 
 using Thunk = void (*)(void* kernel, void** arguments);
 struct Region {

@@ -104,7 +104,7 @@ void execute(Block& block, const Product& product) {
       const int column = i / 4 * 8 + 2 * t + i % 2;
       double sum = product.add != 0 ? double{product.d[thread][i]} : 0.0;
       for (int k = 0; k < depth; ++k) sum += a[row][k] * b[column][k];
-      product.d[thread][i] = static_cast<float>(sum);
+      product.d[thread][i] = stored(sum);
     }
   }
 }

@@ -120,14 +120,8 @@ void meet(const char* operation, unsigned int mask, void* gift, Act act) {
     }
     executed->clock[0][lane] = thread.clock++;
   }
-  const Vector* seen = nullptr;
   for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1u) != 0) seen = join(seen, warp.lane[lane]->seen);
-  }
-  for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1u) == 0) continue;
-    warp.lane[lane]->executed = executed;
-    warp.lane[lane]->seen = seen;
+    if ((mask >> lane & 1u) != 0) warp.lane[lane]->executed = executed;
   }
   act(whole);
   for (int lane = 0; lane < 32; ++lane) {
@@ -234,10 +228,13 @@ void load_matrices(unsigned int* words, unsigned int row, bool transposed) {
   meet(transposed ? "ldmatrix.trans" : "ldmatrix", kAll, &gift, [&](const Meeting& meeting) {
     for (int matrix = 0; matrix < 4; ++matrix) {
       std::uint16_t element[8][8];
+      unsigned int banks = 0;  // in fours
       for (int i = 0; i < 8; ++i) {
         const auto* const from = static_cast<Gift*>(meeting.gift[8 * matrix + i]);
+        banks |= 1u << (from->row >> 4 & 7u);
         std::memcpy(element[i], shared_pointer(block_of(from->row), from->row, 16), 16);
       }
+      if (banks != 0xffu) fail("ldmatrix: rows of a matrix share banks, at %p", self->here);
       for (int lane = 0; lane < 32; ++lane) {
         const int g = lane / 4;
         const int t = lane % 4;
@@ -315,7 +312,7 @@ void multiply_warp(Number a_kind, Number b_kind, const Meeting& meeting) {
                        : double{decode(Number::kF16, to.packed[i / 2] >> shift & 0xffffu)};
       for (int k = 0; k < depth; ++k) sum += a[row][k] * b[k][column];
       if (to.packed == nullptr) {
-        to.c[i] = static_cast<float>(sum);
+        to.c[i] = stored(sum);
       } else {
         unsigned int& word = to.packed[i / 2];
         word = (word & ~(0xffffu << shift)) |
