@@ -156,6 +156,10 @@ HARMLESS: dict[str, str] = {
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
         "train_steps rounded by chance, Adam, 4x1 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
+    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13192; i += "
+    "256) shared[i] = 0.0f; [53]":
+        "a block's 16 inputs are whole tiles, which convert_rows fills up with zeros, and the "
+        "gradients of examples that do not exist are zeros; with 20 inputs it is caught",
     "train_steps rounded by chance, decay alone, 2x3 SFGF: turn: convert_rows<Shape, false, 16, "
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
