@@ -98,6 +98,9 @@ HARMLESS: dict[str, str] = {
         "it only says when the next kernel may begin, which waits for this one to end",
     "mma_copy.cuh: zero fill: inner = PANEL::kDeep ? across * kPerChunk : 0; [45]":
         "a wide operand's copies do not use it",
+    "mma_sums.cuh: bounds check: if (!biased) return; [6]":
+        "it saves work: blocks that have no bias leave its sums in their padding, where none of "
+        "them reads any",
     "mma_epilogue.cuh: bounds check: if (WHOLE && count <= 0) return; [4]":
         "it saves work: what follows stores `count` elements, which are none",
     "mma_epilogue.cuh: zero fill: for (int i = 0; i < 4; ++i) values[i] = i < count ? values[i] : "
