@@ -29,7 +29,7 @@ from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE, VALUES, form_for
 
-OPEN = ("max", "auto", "RxG[:THREADS:TYPES[:TURNS]]")
+OPEN = ("max", "auto", "RxG[[@l2]:THREADS:TYPES[:TURNS]]")
 """Words for what a run finds out, and for the blocks of `persistent`."""
 LIBRARIES = ("cublas", "cudnn")
 

@@ -207,14 +207,15 @@ def test_what_was_taken_can_be_typed(opt: str) -> None:
 def test_a_choice_can_be_asked_for_again(name: str) -> None:
     chosen = choose(problem(**VARIETY[name]), HOPPER)
     d = chosen.decomposition
-    again = exactly(d.problem, HOPPER, d.ranks, d.groups, d.threads, d.types)
+    again = exactly(d.problem, HOPPER, d.ranks, d.groups, d.threads, d.types, exchange=d.exchange)
     assert again == chosen
     assert again.layout.places == chosen.layout.places
 
 
 @pytest.mark.parametrize(("asked", "words"), [
     ((2, 99, 256, "FFFF"), "66 clusters of 2 run at once here"),
-    ((3, 1, 256, "FFFF"), "0 clusters of 3 run at once here"),
+    ((3, 45, 256, "FFFF"), "44 groups of 3 run at once here"),
+    ((133, 1, 256, "FFFF"), "0 groups of 133 run at once here"),
     ((2, 1, 100, "FFFF"), "blocks of 100 threads"), ((2, 1, 1024, "FFFF"), "512 at most"),
     ((2, 1, 256, "FFF"), "there are 4"), ((1, 1, 256, "FSFF"), "one block has all in full"),
     ((2, 1, 256, "FSSF"), "behind a sliced one there must be a full one"),

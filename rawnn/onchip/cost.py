@@ -25,18 +25,19 @@ from rawnn.onchip.tiles import softmax_lanes, tiling
 @dataclass(frozen=True)
 class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
-    cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), and the bytes
-    of it a cycle; of a softmax, an elementwise loss and a conversion, and of each round of the
-    threads there; of a meeting of all clusters, and the bytes of gradients a cycle that are summed
-    there, by all or each its share; of what every step begins and ends with. What the products are
-    expected to take is multiplied by `product`, weight gradients with their updates by `gradient`,
-    of which those beside other work are seen in part (`overlapped`). A tile whose state comes from
-    the L2 cache takes `far_tile` more, `far_shared` where each group updates its share of the
-    tiles. Micro-batches take `turn` times as long as batches of their size. Whether a step of
-    float16 counts takes a block `decision`, and `decision_between` more where clusters tell each
-    other: both as long as the barriers and reads that they are, not measured. Rounding a tile's
-    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores: counted,
-    not measured. `clock` is in cycles a microsecond."""
+    cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), the bytes a
+    cycle of what comes to all and of parts that each block has for each other, what a step takes
+    besides that has any, and how many times as long all else takes then (fitted to 28 kernels, of
+    which most are within a tenth); of a softmax, an elementwise loss and a conversion, and of each
+    round of the threads there; of a meeting of all clusters, and the bytes of gradients a cycle
+    that are summed there, by all or each its share; of what every step begins and ends with. What
+    the products are expected to take is multiplied by `product`, weight gradients with their
+    updates by `gradient`, of which those beside other work are seen in part (`overlapped`). A tile
+    whose state comes from the L2 cache takes `far_tile` more. Micro-batches in clusters take
+    `turn` times as long as batches of their size. Whether a step of float16 counts takes a block
+    `decision`, and `decision_between` more where clusters tell each other. Rounding a tile's
+    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. `clock` is
+    in cycles a microsecond."""
 
     product: float = 1.37
     gradient: float = 3.05
@@ -44,9 +45,12 @@ class Costs:
     exchange: float = 340.0
     second: float = 1550.0
     exchange_bytes: float = 9.3
-    far: float = 2660.0
-    far_rank: float = 30.0
-    far_bytes: float = 60.0
+    far: float = 875.0
+    far_rank: float = 5.0
+    far_bytes: float = 38.0
+    far_parts: float = 5.7
+    far_rest: float = 1.3
+    far_step: float = 7000.0
     softmax: float = 850.0
     softmax_round: float = 28.0
     elementwise: float = 210.0
@@ -58,11 +62,10 @@ class Costs:
     shared_bytes: float = 22.0
     step: float = 900.0
     far_tile: float = 35.0
-    far_shared: float = 450.0
     turn: float = 1.3
-    decision: float = 100.0
-    decision_between: float = 500.0
-    draws: float = 200.0
+    decision: float = 900.0
+    decision_between: float = 1500.0
+    draws: float = 300.0
     clock: float = 1750.0
 
 
@@ -100,15 +103,16 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
             return far_cycles(d, Message(d.slices[layer] * d.ranks, False), costs)
         return exchange(features)
 
+    rest = beside_exchanges(d, costs)
     forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
-    found = [Phase(f"forward {n}", costs.product * forward.cycles)]
+    found = [Phase(f"forward {n}", rest * costs.product * forward.cycles)]
     if kind == BY_INPUTS:
         found.append(Phase(f"sum {n}", summed(p.layers[n])))
     if kind == BY_OUTPUTS and d.types[n] == GATHERED:
         found.append(Phase(f"gather {n}", exchange(p.layers[n])))
     if layer:
         backward = tiling(ceil(ins, 16), columns, ceil(outs, 8), d.warps, p.numbers)
-        found.append(Phase(f"backward {n}", costs.product * backward.cycles))
+        found.append(Phase(f"backward {n}", rest * costs.product * backward.cycles))
         if kind == BY_OUTPUTS:
             gathered = d.types[layer] == GATHERED
             found.append(Phase(f"sum of gradient {layer}", shared_out(p.layers[layer]) if gathered
@@ -117,18 +121,24 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     # With a loss scale and one cluster all weight gradients wait for the first layer's gradient.
     alone = layer == 0 or (p.scaled and d.groups == 1)
     seen = costs.gradient * (1.0 if alone else costs.overlapped)
-    found.append(Phase(f"gradient {n}", gradient.cycles * seen))
+    found.append(Phase(f"gradient {n}", rest * gradient.cycles * seen))
     if p.streams:
         tiles = ceil(ceil(ins, 16) * ceil(outs, 8), d.groups)
-        found.append(Phase(f"rounding {n}", costs.draws * ceil(tiles, 4)))
+        found.append(Phase(f"rounding {n}", rest * costs.draws * ceil(tiles, 4)))
     return found
 
 
 def far_cycles(d: Decomposition, message: Message, costs: Costs = H200) -> float:
-    """A message through the L2 cache, of which a block also writes all where it is not the same for
-    all."""
-    nbytes = message.rows * d.columns * 4 * (1 if message.to_all else 2)
-    return costs.far + costs.far_rank * d.ranks + nbytes / costs.far_bytes
+    """A message through the L2 cache: as much as it brings, a block also writes where it is not the
+    same for all."""
+    nbytes = message.rows * d.columns * 4
+    return costs.far + costs.far_rank * d.ranks + nbytes / (
+        costs.far_bytes if message.to_all else costs.far_parts)
+
+
+def beside_exchanges(d: Decomposition, costs: Costs = H200) -> float:
+    """By what all that is no exchange is multiplied."""
+    return costs.far_rest if d.far and d.messages else 1.0
 
 
 def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
@@ -196,6 +206,9 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
             costs.exchange if d.ranks > 1 else 0.0
         between = costs.decision_between if d.groups > 1 else 0.0
         found.append(Phase("overflow", costs.decision + told + between))
+    found = [Phase(phase.name, beside_exchanges(d, costs) * phase.cycles) for phase in found]
+    if d.far and d.messages:
+        found.append(Phase("exchanges begin", costs.far_step))
     return found
 
 
@@ -213,9 +226,10 @@ def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     """All phases of a step."""
     layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
     turn = [*layers, *fixed_phases(d, costs)]
-    many = d.turns * costs.turn if d.turns > 1 else 1
+    many = d.turns * (costs.turn if d.turns > 1 and not d.far else 1.0)
+    rest = beside_exchanges(d, costs)
     return [*(Phase(phase.name, many * phase.cycles) for phase in turn),
-            *meeting_phases(d, costs)]
+            *(Phase(phase.name, rest * phase.cycles) for phase in meeting_phases(d, costs))]
 
 
 def cycles(d: Decomposition, costs: Costs = H200) -> float:
@@ -229,4 +243,4 @@ def microseconds(d: Decomposition, costs: Costs = H200) -> float:
 
 def state_microseconds(found: Layout, costs: Costs = H200) -> float:
     """What the optimizer's state takes besides that comes from the L2 cache."""
-    return found.far_tiles * (costs.far_shared if found.sync else costs.far_tile) / costs.clock
+    return found.far_tiles * costs.far_tile / costs.clock

@@ -34,10 +34,12 @@ class Launches:
 
 LAUNCHES = {"": Launches(2.04, 0.020, 51e6), "tf32": Launches(1.89, 0.0167, 80e6),
             "bf16": Launches(1.60, 0.013, 175e6)}
+LAUNCHES |= dict.fromkeys(("fp16", "sr"), LAUNCHES["bf16"])
 """By number format: least squares of relative errors over the 34 runs of the random draw that went
 launch by launch (results/random-peers-h200.json: 7 to 19 launches a step, batches of 16 to 3056),
 of which eleven were timed again with tiles cut among clusters. All are within 30 %, nine in ten
-within 20 %; tests/opts/test_earning.py compares them."""
+within 20 %; tests/opts/test_earning.py compares them. fp16 and sr took what bf16 did, or up to 9 %
+more, in nine of ten networks, and sr 1.8 times as long in one."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
 
 def _step(network: Network, recipe: Recipe, form: Form, numbers: str) -> Plan:
     plan = training_step(network, recipe, form)
-    for name in filter(None, ("preload", numbers)):
+    for name in ("preload", *((*TOGGLES[numbers].implies, numbers) if numbers else ())):
         plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(None))
     return plan
 

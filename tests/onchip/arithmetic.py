@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.onchip.choose import Choice
-from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, Decomposition, ceil
+from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, FULL, Decomposition, ceil
 from rawnn.onchip.tiles import Tiling
 from rawnn.step.plan import Plan
 
@@ -117,19 +117,30 @@ class Arithmetic:
         """[batch, outputs]; layers count from 0."""
         tiles = self.chosen.layout.layers[layer].forward
         cut = self.d.slices[layer] if self.d.kinds[layer] == BY_INPUTS else w.shape[1]
-        return self._shared(w, x.T, tiles, cut).T
+        return self._shared(w, x.T, tiles, cut, self.d.types[layer + 1]).T
 
     def backward(self, layer: int, dz: Array, w: Array) -> Array:
         """[batch, inputs]."""
         tiles = self.chosen.layout.layers[layer].backward
         assert tiles is not None
         cut = self.d.slices[layer + 1] if self.d.kinds[layer] == BY_OUTPUTS else w.shape[0]
-        return self._shared(w.T, dz.T, tiles, cut).T
+        return self._shared(w.T, dz.T, tiles, cut, self.d.types[layer]).T
 
-    def _shared(self, a: Array, b: Array, tiles: Tiling, cut: int) -> Array:
-        """Partial sums of blocks that have `cut` of the inner dimension each, in their order."""
-        return _added([product(a[:, k : k + cut], b[k : k + cut], tiles.down * tiles.across,
-                               tiles.split, self.nearest) for k in range(0, a.shape[1], cut)])
+    def _shared(self, a: Array, b: Array, tiles: Tiling, cut: int, type_: str) -> Array:
+        """Partial sums of blocks that have `cut` of the inner dimension each, in their order, for a
+        boundary of a type; through L2 some lanes add up as many each, and then by pairs."""
+        parts = [product(a[:, k : k + cut], b[k : k + cut], tiles.down * tiles.across,
+                         tiles.split, self.nearest) for k in range(0, a.shape[1], cut)]
+        if not self.d.far or cut >= a.shape[1]:
+            return _added(parts)
+        at_once = type_ == FULL and self.d.sums_at_once(len(a))
+        lanes = self.d.lanes(len(a) if at_once else ceil(len(a), self.d.ranks))
+        each = ceil(self.d.ranks, lanes)
+        nothing = np.zeros_like(parts[0])
+        sums = [_added([nothing, *parts[i * each : (i + 1) * each]]) for i in range(lanes)]
+        while len(sums) > 1:
+            sums = [sums[i] + sums[i + 1] for i in range(0, len(sums), 2)]
+        return sums[0]
 
     def gradient(self, layer: int, dz: Array, x: Array) -> Array:
         """[outputs, inputs]: the parts of the clusters in their order."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rawnn.common.dtypes import numpy_dtype
+from rawnn.onchip.decompose import CLUSTER, L2
 from rawnn.step.ops.train_steps import role_of
 from tests.onchip import arithmetic, errors
 from tests.onchip.arithmetic import Arithmetic
@@ -26,21 +27,21 @@ from tests.ptx.twin.twin import compiler
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "float32-error.json"
 QUICK = 12
 
-EXACT = [
+EXACT: list[tuple[Any, ...]] = [
     ("relu, mean squares", 1, 1, ""), ("relu, mean squares", 4, 1, "FSFS"),
     ("relu, mean squares", 2, 3, "SFGS"), ("relu, mean squares", 8, 2, "FGFS"),
     ("an autoencoder", 2, 1, "SFS"), ("a wide middle, mean squares", 2, 2, "FGFS"),
-    ("a wide middle, mean squares", 1, 3, ""),
+    ("a wide middle, mean squares", 1, 3, ""), ("relu, mean squares", 5, 2, "FGFS", L2),
+    ("a wide middle, mean squares", 8, 1, "FSFS", L2), ("relu, mean squares", 12, 1, "FGGS", L2),
 ]
 """Kernels without exponentials, which the host's library rounds otherwise than NumPy."""
 
 
 @pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), EXACT if FULL else EXACT[2:6:3])
-def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, name: str, ranks: int, groups: int,
-                                             types: str) -> None:
+@pytest.mark.parametrize("how", EXACT if FULL else EXACT[2:9:3], ids=str)
+def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, how: tuple[Any, ...]) -> None:
     """Bit for bit, parameters and loss aside, which is summed in another order."""
-    launch = Launch(name, ranks, groups, types)
+    launch = Launch(*how[:4], exchange=how[4] if len(how) > 4 else CLUSTER)
     found = launch.on_twin(tmp_path, 0)
     step = launch.op.attributes["step"]
     arrays: dict[str, Any] = {

@@ -173,10 +173,17 @@ def test_best_leaves_it_out_of_short_runs_and_says_from_when_on() -> None:
 
 
 @pytest.mark.parametrize(("layers", "words"), [
-    ((2048, 2048, 2048), "best"), ((34, 27, 26), "best,fp16"), ((34, 27, 26), "best,-persistent"),
+    ((2048, 2048, 2048), "best"), ((34, 27, 26), "best,fp16=acc16"),
+    ((34, 27, 26), "best,-persistent"),
 ])
 def test_best_goes_without_what_cannot_be(layers: tuple[int, ...], words: str) -> None:
     assert "persistent" not in chosen(layers, words).values
+
+
+@pytest.mark.parametrize("numbers", ["tf32", "bf16", "fp16", "sr"])
+def test_best_takes_it_in_every_number_format_that_it_has(numbers: str) -> None:
+    found = chosen((34, 27, 26), f"best,{numbers}")
+    assert {"persistent", numbers} <= set(found.values)
 
 
 def test_best_leaves_out_micro_batches_which_nobody_has_timed() -> None:

@@ -98,6 +98,9 @@ HARMLESS: dict[str, str] = {
         "it only says when the next kernel may begin, which waits for this one to end",
     "mma_copy.cuh: zero fill: inner = PANEL::kDeep ? across * kPerChunk : 0; [45]":
         "a wide operand's copies do not use it",
+    "mma_sums.cuh: bounds check: if (!biased) return; [6]":
+        "it saves work: blocks that have no bias leave its sums in their padding, where none of "
+        "them reads any",
     "mma_epilogue.cuh: bounds check: if (WHOLE && count <= 0) return; [4]":
         "it saves work: what follows stores `count` elements, which are none",
     "mma_epilogue.cuh: zero fill: for (int i = 0; i < 4; ++i) values[i] = i < count ? values[i] : "
@@ -156,6 +159,10 @@ HARMLESS: dict[str, str] = {
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
         "train_steps rounded by chance, Adam, 4x1 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
+    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13192; i += "
+    "256) shared[i] = 0.0f; [53]":
+        "a block's 16 inputs are whole tiles, which convert_rows fills up with zeros, and the "
+        "gradients of examples that do not exist are zeros; with 20 inputs it is caught",
     "train_steps rounded by chance, decay alone, 2x3 SFGF: turn: convert_rows<Shape, false, 16, "
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
