@@ -9,7 +9,8 @@
 //
 // Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of 32 * WM * WN * WK threads
 // in clusters of CLUSTER blocks along x, and
-// max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of dynamic shared memory.
+// max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of dynamic shared memory, in a
+// cluster the bytes of its inbox more: CLUSTER * ceil(BM / CLUSTER) * (BN + 8) * 4 (mma_sums.cuh).
 // Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
 #include "mma_copy.cuh"

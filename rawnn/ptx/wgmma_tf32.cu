@@ -12,7 +12,7 @@
 // operand from registers has 128 rows of the tile, the other 64 or 128; a stage is 128 BYTES.
 //
 // Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; besides the stages two prepared
-// operands, of two parts each with tf32x3.
+// operands, of two parts each with tf32x3. A cluster's inbox lies among these.
 // Limit: large products, the tensor cores, and the preparation beside them.
 #include "device/fences.cuh"
 #include "mma_copy.cuh"

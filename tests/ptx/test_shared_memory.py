@@ -25,11 +25,18 @@ def _sums(s: Numbers) -> int:
     return s["WK"] * s["BM"] * (s["BN"] + 8) * 4
 
 
+def _inbox(s: Numbers) -> int:
+    """What the other blocks of a cluster leave theirs in: the rows that this block finishes, from
+    each of them."""
+    blocks = s["CLUSTER"]
+    return -(-s["BM"] // blocks) * blocks * (s["BN"] + 8) * 4 if blocks > 1 else 0
+
+
 HEADS: dict[str, Callable[[Numbers], int]] = {
     "tiled": lambda s: max(s["STAGES"] * 32 * (s["BM"] * s["A"] + s["BN"] * s["B"]),
                            _sums(s) if s["WK"] > 1 else 0),
-    "mma": lambda s: max(s["STAGES"] * (s["BM"] + s["BN"]) * s["BYTES"], _sums(s)),
-    "wgmma": lambda s: max(s["STAGES"] * (s["BM"] + s["BN"]) * 128 + 1024, _sums(s)),
+    "mma": lambda s: max(s["STAGES"] * (s["BM"] + s["BN"]) * s["BYTES"], _sums(s)) + _inbox(s),
+    "wgmma": lambda s: max(s["STAGES"] * (s["BM"] + s["BN"]) * 128 + 1024, _sums(s)) + _inbox(s),
 }
 TYPES = {"tiled": (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")),
          "mma": (("float32", "float32"), ("bfloat16", "bfloat16"), ("float8_e4m3", "float8_e5m2")),
