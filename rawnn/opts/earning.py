@@ -4,7 +4,9 @@ what the same step takes launch by launch."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+from rawnn.common.dtypes import FLOATS
 from rawnn.network.layers import Network
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
@@ -14,6 +16,7 @@ from rawnn.run.policy import Policy
 from rawnn.step.build import training_step
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
+from rawnn.step.tensor import Role
 
 COMPILATION = 0.5e6
 """Microseconds that a generated kernel delays a run where it is not cached, about: it compiles in
@@ -25,21 +28,23 @@ before."""
 @dataclass(frozen=True)
 class Launches:
     """Microseconds of a launch in a graph, of which a step has three a layer and one, and of each
-    example of its batch; floating-point operations a microsecond that products reach."""
+    example of its batch; floating-point operations a microsecond that products reach; numbers of
+    parameters and of the optimizer's state that are updated in a microsecond."""
 
     node: float
     example: float
     rate: float
+    kept: float
 
 
-LAUNCHES = {"": Launches(2.04, 0.020, 51e6), "tf32": Launches(1.89, 0.0167, 80e6),
-            "bf16": Launches(1.60, 0.013, 175e6)}
+LAUNCHES = {"": Launches(1.94, 0.0162, 54.6e6, 0.183e6),
+            "tf32": Launches(1.81, 0.0113, 83.4e6, 0.193e6),
+            "bf16": Launches(1.45, 0.0115, 172e6, 0.180e6)}
 LAUNCHES |= dict.fromkeys(("fp16", "sr"), LAUNCHES["bf16"])
-"""By number format: least squares of relative errors over the 34 runs of the random draw that went
-launch by launch (results/random-peers-h200.json: 7 to 19 launches a step, batches of 16 to 3056),
-of which eleven were timed again with tiles cut among clusters. All are within 30 %, nine in ten
-within 20 %; tests/opts/test_earning.py compares them. fp16 and sr took what bf16 did, or up to 9 %
-more, in nine of ten networks, and sr 1.8 times as long in one."""
+"""By number format: least squares of relative errors over the 49 runs of two random draws that went
+launch by launch (results/random-peers-h200*.json: 7 to 19 launches a step, batches of 2 to 3504).
+All are within 40 %, nine in ten within 30 %; tests/opts/test_earning.py compares them. fp16 and sr
+took what bf16 did, or up to 9 % more, in nine of ten networks, and sr 1.8 times as long in one."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,16 @@ def _step(network: Network, recipe: Recipe, form: Form, numbers: str) -> Plan:
 
 def launched(plan: Plan, numbers: str) -> float:
     """About what a step takes launch by launch, in microseconds: its launches one behind the other,
-    its examples and its arithmetic."""
+    its examples, its arithmetic and its updates."""
     products = plan.find(kind="matmul")
     work: float = sum(2.0 * op.attributes["m"] * op.attributes["n"] * op.attributes["k"]
                       for op in products)
     layers = sum(op.attributes["layout"] == "nt" for op in products)
     found = LAUNCHES[numbers]
-    us: float = found.node * (3 * layers + 1) + found.example * plan.batch + work / found.rate
+    kept = sum(prod(t.shape) for t in plan.tensors.values()
+               if t.role in (Role.PARAMETER, Role.STATE) and t.dtype in FLOATS)
+    us: float = found.node * (3 * layers + 1) + found.example * plan.batch + work / found.rate \
+        + kept / found.kept
     return us
 
 

@@ -43,5 +43,5 @@ def test_errors_are_clear() -> None:
         kernel[1, 32](x)
     with pytest.raises(CompileError, match="undefined"):
         rawnn.Kernel('extern "C" __global__ void k(int* a) { a[0] = undefined_name; }', "k")
-    with pytest.raises(ConfigError, match=r"a block \(4096, 1, 1\) has 4,096 threads"):
+    with pytest.raises(DeviceError, match=r"a block \(4096, 1, 1\) has 4,096 threads"):
         kernel[1, 4096](rawnn.empty(10), 2.0, 10)

@@ -10,7 +10,7 @@ import pytest
 from rawnn.device.cuda.device import Device
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
-from rawnn.opts.registry import Machine
+from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import MOST_STEPS, count_after
@@ -19,6 +19,13 @@ from tests.onchip import errors
 from tests.tolerances import of_run
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def capable(machine: Machine) -> None:
+    if reason := TOGGLES["persistent"].needs(machine):
+        pytest.skip(f"persistent {reason}")
+
 
 SMOOTH: dict[str, Any] = {"network_options": {"activation": "tanh"}}
 """Without a kink. An example that rounding brings to the other side of one moves weights by more
