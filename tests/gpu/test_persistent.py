@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.data import Dataset
 from rawnn.device.cuda.device import Device
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
@@ -38,14 +39,9 @@ RECIPES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("options", RECIPES)
-@pytest.mark.parametrize("layers", [(29, 7), (29, 24, 7), (40, 18, 64, 33, 9)])
-@pytest.mark.parametrize("blocks", ["auto", "1x1", "2x1", "4x2", "8x1"])
-def test_it_trains_as_the_host(device: Device, machine: Machine, blocks: str,
-                               layers: tuple[int, ...], options: dict[str, Any]) -> None:
-    if blocks not in ("auto", "1x1") and machine.target.largest_cluster < 8:
-        pytest.skip("this GPU has no clusters")
-    data = dataset_for(Network(layers, **options.get("network_options", {})), 300, 23)
+def trains_as_the_host(device: Device, machine: Machine, blocks: str, layers: tuple[int, ...],
+                       data: Dataset, options: dict[str, Any]) -> None:
+    """In float32, and to the same bits a second time."""
     wanted = trained(HostRunner(make_work("preload", layers, data, **options), "float64"))
     work = make_work(f"persistent={blocks},graphs=epoch", layers, data, machine=machine, **options)
     found = [run_on(device, work) for _ in range(2)]
@@ -54,6 +50,17 @@ def test_it_trains_as_the_host(device: Device, machine: Machine, blocks: str,
                                    atol=4 * of_run({"float32"}))
         np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
     np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", RECIPES)
+@pytest.mark.parametrize("layers", [(29, 7), (29, 24, 7), (40, 18, 64, 33, 9)])
+@pytest.mark.parametrize("blocks", ["auto", "1x1", "2x1", "4x2", "8x1"])
+def test_it_trains_as_the_host(device: Device, machine: Machine, blocks: str,
+                               layers: tuple[int, ...], options: dict[str, Any]) -> None:
+    if blocks not in ("auto", "1x1") and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    data = dataset_for(Network(layers, **options.get("network_options", {})), 300, 23)
+    trains_as_the_host(device, machine, blocks, layers, data, options)
 
 
 @pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), Optimizer("adam", 1e-3)],
@@ -118,14 +125,7 @@ def test_blocks_that_exchange_through_l2_train_as_the_host(
         blocks = blocks[: -1] + "S" if blocks.endswith("G") else blocks
     layers = (40, 18, 150, 33, 9)
     data = dataset_for(Network(layers, **options.get("network_options", {})), 300, 23)
-    wanted = trained(HostRunner(make_work("preload", layers, data, **options), "float64"))
-    work = make_work(f"persistent={blocks},graphs=epoch", layers, data, machine=machine, **options)
-    found = [run_on(device, work) for _ in range(2)]
-    for name, array in wanted.parameters.items():
-        np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
-                                   atol=4 * of_run({"float32"}))
-        np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
-    np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
+    trains_as_the_host(device, machine, blocks, layers, data, options)
 
 
 @pytest.mark.parametrize("numbers", ["bf16", "fp16", "sr"])
@@ -135,7 +135,7 @@ def test_16_bit_formats_through_l2_train_as_the_host(device: Device, machine: Ma
         pytest.skip("this GPU has too few multiprocessors")
     layers = (40, 18, 150, 33, 9)
     options: dict[str, Any] = {"optimizer": Optimizer("adam", 1e-3), "shuffle": True,
-                               "partial": True}
+                               "partial": True, **SMOOTH}
     data = dataset_for(Network(layers), 300, 23)
     wanted = trained(HostRunner(make_work(f"preload,{numbers}", layers, data, **options)))
     found = run_on(device, make_work(f"persistent=32x4:256:FSFGF,{numbers},graphs=epoch", layers,
@@ -154,14 +154,7 @@ def test_micro_batches_train_as_the_host(device: Device, machine: Machine, block
     options: dict[str, Any] = {"optimizer": Optimizer("adam", 1e-3), "shuffle": True,
                                "partial": True, "batch": 23, **SMOOTH}
     data = dataset_for(Network(layers), 300, 23)
-    wanted = trained(HostRunner(make_work("preload", layers, data, **options), "float64"))
-    work = make_work(f"persistent={blocks},graphs=epoch", layers, data, machine=machine, **options)
-    found = [run_on(device, work) for _ in range(2)]
-    for name, array in wanted.parameters.items():
-        np.testing.assert_allclose(found[0].parameters[name], array, rtol=0,
-                                   atol=4 * of_run({"float32"}))
-        np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
-    np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=1e-4)
+    trains_as_the_host(device, machine, blocks, layers, data, options)
 
 
 @pytest.mark.parametrize("graphs", ["", ",graphs=7", ",graphs=while"])

@@ -161,34 +161,19 @@ def test_whatever_is_raised_inside_ends_the_capture(sim: Simulation, device: Dev
     vector(device, 1.0)  # copies and waits, which a capture forbids
 
 
-@pytest.mark.parametrize("call", ["cuStreamBeginCapture", "cuLaunchKernel", "cuStreamEndCapture",
-                                  "cuGraphAddChildGraphNode"])
-def test_each_call_of_a_capture_apart_can_fail(call: str) -> None:
+@pytest.mark.parametrize(("way", "call"), [
+    *(("capture", call) for call in ("cuStreamBeginCaptureToGraph", "cuLaunchKernel",
+                                     "cuStreamGetCaptureInfo", "cuStreamEndCapture")),
+    *(("capture_apart", call) for call in ("cuStreamBeginCapture", "cuLaunchKernel",
+                                           "cuStreamEndCapture", "cuGraphAddChildGraphNode"))])
+def test_each_call_of_a_capture_can_fail(way: str, call: str) -> None:
     simulation = Simulation(faults=Faults())
     device = Device(simulation.backend())
     launch = relu(device, vector(device, 1.0), vector(device))
     graph = Graph(device.driver, device.context)
     simulation.faults.add(Fault(call=call, nth=simulation.faults.count(call)))
     with pytest.raises(CallFailed, match=rf"{call} failed .*\((softmax|relu)"):
-        graph.capture_apart((), device.stream, lambda: launch.run(0), "softmax")
-    assert simulation.captures == []
-    device.stream.synchronize()
-    graph.close()
-    device.close()
-
-
-@pytest.mark.parametrize("call", [
-    "cuStreamBeginCaptureToGraph", "cuLaunchKernel", "cuStreamGetCaptureInfo",
-    "cuStreamEndCapture",
-])
-def test_each_call_of_a_capture_can_fail(call: str) -> None:
-    simulation = Simulation(faults=Faults())
-    device = Device(simulation.backend())
-    launch = relu(device, vector(device, 1.0), vector(device))
-    graph = Graph(device.driver, device.context)
-    simulation.faults.add(Fault(call=call, nth=simulation.faults.count(call)))
-    with pytest.raises(CallFailed, match=rf"{call} failed .*\((softmax|relu)"):
-        graph.capture((), device.stream, lambda: launch.run(0), "softmax")
+        getattr(graph, way)((), device.stream, lambda: launch.run(0), "softmax")
     assert simulation.captures == []
     device.stream.synchronize()
     graph.close()

@@ -211,9 +211,12 @@ class Simulation:
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
 
     def end_captures(self) -> None:
-        """Every stream leaves capture mode."""
+        """Every stream leaves capture mode; graphs that captures have made themselves are gone."""
         for stream in self._streams.values():
             stream.capture = None
+        for capture in self.captures:
+            if capture.apart:
+                self.destroy(capture.graph.number, "graph")
         self.captures.clear()
 
     def enqueue(self, handle: Any, node: Node, programmatic: bool = False) -> Task:
