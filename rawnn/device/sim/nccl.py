@@ -32,6 +32,9 @@ from rawnn.device.sim.simulation import Simulation
 
 PATIENCE = 20.0
 """Seconds that a rank waits for the others before they are said to be missing."""
+ABORTED, NOTICE = "has aborted", 1.0
+"""Of a rank that is lost so NCCL tells the others nothing: they have so many seconds to hear of it
+by themselves and to abort, too."""
 
 _INVALID, _USAGE = "ncclInvalidArgument", "ncclInvalidUsage"
 _NAMES = {number: name for name, number in DATA_TYPE.items()}
@@ -149,13 +152,16 @@ class Meeting:
 
     def _wait(self, done: Callable[[], bool], rank: int, label: str,
               missing: Callable[[], set[int]]) -> None:
-        until = monotonic() + PATIENCE
+        until, aborted = monotonic() + PATIENCE, 0.0
         while not done():
             if self.error:
                 raise SimulationError(self.error)
             if rank in self.gone:
                 raise SimulationError(f"rank {rank} {self.gone[rank]} while it waited in {label}")
             lost = sorted(missing() & self.gone.keys())
+            if lost and self.gone[lost[0]] == ABORTED:
+                aborted = aborted or monotonic() + NOTICE
+                lost = lost if monotonic() > aborted else []
             if lost or monotonic() > until:
                 other = lost[0] if lost else min(missing())
                 did = f"its last collective was {self.last[other]}" if other in self.last \
@@ -232,7 +238,7 @@ class SimNccl:
 
     @seam()
     def ncclCommAbort(self, comm: Any) -> tuple[int]:
-        return self._end(comm, "has aborted")
+        return self._end(comm, ABORTED)
 
     def _end(self, comm: Any, how: str) -> tuple[int]:
         found = self._communicator(comm)
