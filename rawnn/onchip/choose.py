@@ -88,7 +88,7 @@ def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice |
 
 DOUBT = 1.1
 """What is expected of exchanges through the L2 cache counts as so many times as long: most of
-thirty measured on an H200 were within a tenth of it, the worst 28 % longer."""
+thirty measured on an H200 were within a tenth of it, the worst 32 % longer."""
 
 
 def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int) -> Iterator[Decomposition]:
