@@ -191,7 +191,7 @@ def _timed(runner: object, steps: int, chosen: Choice | None = None
 def of_phases(chosen: Choice, trace: Trace) -> tuple[list[PhaseCycles], list[PhaseCycles]]:
     """The phases, and their parts, in the order of their first stamps."""
     expected: dict[str, float] = {}
-    for phase in cost.phases(chosen.decomposition):
+    for phase in cost.phases(chosen.decomposition, chosen.costs):
         expected[phase.name] = expected.get(phase.name, 0.0) + phase.cycles
     names = dict.fromkeys(stamp.phase for stamp in trace.stamps)
     of_parts = dict.fromkeys((stamp.phase, stamp.part) for stamp in trace.stamps)
