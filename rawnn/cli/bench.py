@@ -22,6 +22,7 @@ from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import Progress, check_rungs, run_ladder
 from rawnn.bench.launches import LAUNCHES, LaunchesResult
 from rawnn.bench.measured import read_measured
+from rawnn.bench.phases import PHASES, PhasesResult
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult
 from rawnn.bench.scaling import SCALINGS, ScalingResult
@@ -33,6 +34,7 @@ from rawnn.cli.floors import floors, show_floors
 from rawnn.cli.launches import launches, show_launches
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import Part, bench_option, merge, peers, random_contests
+from rawnn.cli.phases import phases, show_phases
 from rawnn.cli.report import everything, report
 from rawnn.cli.scaling import scaling, show_scaling
 from rawnn.cli.screen import Screen, say, sentences, table_console
@@ -228,6 +230,7 @@ bench.add_command(curves)
 bench.add_command(floors)
 bench.add_command(launches)
 bench.add_command(scaling)
+bench.add_command(phases)
 bench.add_command(report)
 bench.add_command(everything)
 
@@ -239,10 +242,11 @@ bench.add_command(everything)
 @bench_option
 def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
          ) -> None:
-    """Print the table of what --json kept of a ladder, of workloads, toggles, floors, launches or
-    scaling."""
-    result: LadderResult | SetsResult | FloorsResult | LaunchesResult | ScalingResult = \
-        read_measured(file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS})
+    """Print the table of what --json kept of a ladder, of workloads, toggles, floors, launches,
+    scaling or phases."""
+    result: (LadderResult | SetsResult | FloorsResult | LaunchesResult | ScalingResult
+             | PhasesResult) = read_measured(
+        file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS, **PHASES})
     if isinstance(result, LadderResult):
         _show(result)
         _export(result, markdown_file, plot_file)
@@ -257,6 +261,9 @@ def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file
         return
     if isinstance(result, ScalingResult):
         show_scaling(result, markdown_file)
+        return
+    if isinstance(result, PhasesResult):
+        show_phases(result, markdown_file)
         return
     show_sets(result, markdown_file, bench_file)
 
