@@ -114,8 +114,9 @@ def test_a_page_asks_for_nothing_from_elsewhere(files: list[str], tmp_path: Path
 def test_the_kept_results_make_a_page(tmp_path: Path) -> None:
     text = made(str(RESULTS), "--out", str(tmp_path / "r.html"), "--title", "Ours & others")
     assert "Ours &amp; others" in text
-    anchors = Page(text).anchors
+    anchors, titles = Page(text).anchors, re.findall(r"<h2>(.*?)</h2>", text)
     assert len(anchors) == len(set(anchors))
+    assert len(titles) == len(set(titles)), titles
 
 
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
