@@ -114,8 +114,9 @@ def test_a_page_asks_for_nothing_from_elsewhere(files: list[str], tmp_path: Path
 def test_the_kept_results_make_a_page(tmp_path: Path) -> None:
     text = made(str(RESULTS), "--out", str(tmp_path / "r.html"), "--title", "Ours & others")
     assert "Ours &amp; others" in text
-    anchors = Page(text).anchors
+    anchors, titles = Page(text).anchors, re.findall(r"<h2>(.*?)</h2>", text)
     assert len(anchors) == len(set(anchors))
+    assert len(titles) == len(set(titles)), titles
 
 
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
@@ -184,6 +185,20 @@ def test_all_goes_on_after_a_suite_that_fails_and_keeps_what_is_whole(
     again = run_all(tmp_path)
     assert suites[3:] == ["workloads"]
     assert "ladder.json is whole" in again.output
+
+
+def test_all_goes_on_after_a_fault_of_a_suite(tmp_path: Path, suites: list[str],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command("ladder")
+    @click.option("--json", "json_file")
+    def broken(json_file: str) -> None:
+        raise KeyError("us")
+
+    monkeypatch.setitem(bench.commands, "ladder", broken)
+    done = run_all(tmp_path)
+    assert "2 of 3 suites failed (ladder, workloads)" in str(done.exception)
+    assert "ladder: KeyError: 'us'" in done.output
+    assert suites == ["workloads", "curves"]
 
 
 def test_what_was_interrupted_is_measured_again(tmp_path: Path, suites: list[str]) -> None:
