@@ -152,22 +152,22 @@ struct Finish {
   static constexpr int kPasses = PARTS::kPasses;
   static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= EARLY;
 
-  const EPILOGUE& epilogue;
+  EPILOGUE& epilogue;
   const PARTS sums;
   const int m0, n0, thread;
   const bool whole;
   Fetched fetched[kEarly ? kPasses : 1];
 
   // (m0, n0): the tile's place in the result.
-  __device__ __forceinline__ Finish(const EPILOGUE& with, int row, int column, int index)
+  __device__ __forceinline__ Finish(EPILOGUE& with, int row, int column, int index)
       : epilogue(with), m0(row), n0(column), thread(index),
         whole(with.whole()) {
     if (kEarly && whole) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        if (sums.inside(pass, thread)) {
-          fetched[pass] = epilogue.template fetch<true>(m0 + sums.row(pass, thread),
-                                                        n0 + sums.column(pass, thread));
+        if (takes_part(pass)) {
+          fetched[pass] =
+              epilogue.template fetch<true>(row_of(pass), n0 + sums.column(pass, thread));
         }
       }
     }
@@ -181,12 +181,12 @@ struct Finish {
     if (whole) {
 #pragma unroll(kEarly ? kPasses : 4)
       for (int pass = 0; pass < kPasses; ++pass) {
-        if (sums.inside(pass, thread)) finish<true>(pass);
+        if (takes_part(pass)) finish<true>(pass);
       }
     } else {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
-        if (sums.inside(pass, thread)) finish<false>(pass);
+        if (takes_part(pass)) finish<false>(pass);
       }
     }
     if constexpr (BIAS) {
@@ -197,20 +197,32 @@ struct Finish {
         }
       }
     }
+    if constexpr (EPILOGUE::kReports) epilogue.report();
   }
 
  private:
+  __device__ __forceinline__ bool takes_part(int pass) const {
+    return EPILOGUE::kTogether || sums.inside(pass, thread);
+  }
+  // Of the result; behind its last where the thread only takes part.
+  __device__ __forceinline__ int row_of(int pass) const {
+    return !EPILOGUE::kTogether || sums.inside(pass, thread) ? m0 + sums.row(pass, thread)
+                                                             : epilogue.m;
+  }
+
   template <bool WHOLE>
   __device__ __forceinline__ void finish(int pass) {
-    const int row = sums.row(pass, thread);
+    const int row = row_of(pass);
     const int column = sums.column(pass, thread);
-    float values[4];
-    sums.add_up(values, row, column);
+    float values[4] = {};
+    if (!EPILOGUE::kTogether || sums.inside(pass, thread)) {
+      sums.add_up(values, sums.row(pass, thread), column);
+    }
     if constexpr (WHOLE && kEarly) {
-      epilogue.template store<true>(m0 + row, n0 + column, values, fetched[pass]);
+      epilogue.template store<true>(row, n0 + column, values, fetched[pass]);
     } else {
-      epilogue.template store<WHOLE>(m0 + row, n0 + column, values,
-                                     epilogue.template fetch<WHOLE>(m0 + row, n0 + column));
+      epilogue.template store<WHOLE>(row, n0 + column, values,
+                                     epilogue.template fetch<WHOLE>(row, n0 + column));
     }
   }
 };

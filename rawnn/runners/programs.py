@@ -14,6 +14,7 @@ from rawnn.graphs import ExecutableGraph, Graph
 from rawnn.runners.graphplan import GraphPlan
 from rawnn.runners.lowering import Addresses, HostArrays, Lowering
 from rawnn.runners.programmatic import programmatic_edges
+from rawnn.step.joining import GATHERED
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -31,20 +32,34 @@ class StreamProgram:
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses,
                  host: HostArrays) -> None:
-        self._commands = [
-            c for op in plan.ops for c in lowering.commands(op, plan, addresses, host)
-        ]
+        def made(op: Op) -> list[Command]:
+            return lowering.commands(op, plan, addresses, host)
+
+        by_op = [(op, made(op)) for op in plan.ops]
+        gathered = [op for op in plan.ops if op.kind in GATHERED]
+        self._commands = [c for _, commands in by_op for c in commands]
+        self._each = [c for op, commands in by_op if op.kind not in GATHERED for c in commands]
+        self._gather = lambda steps: [c for op in gathered
+                                      for c in made(GATHERED[op.kind](op, steps))]
+        self._gathers: dict[int, list[Command]] = {}
 
     def step(self, index: int) -> None:
+        """One step, with all that it reports."""
         for command in self._commands:
             command.run(index)
 
     def run(self, steps: int) -> None:
+        """The first so many steps of the epoch; at their end what need not be done step by step."""
         for index in range(steps):
-            self.step(index)
+            for command in self._each:
+                command.run(index)
+        if steps and steps not in self._gathers:
+            self._gathers[steps] = self._gather(steps)
+        for command in self._gathers.get(steps, ()):
+            command.run(0)
 
     def close(self) -> None:
-        self._commands = []
+        self._commands, self._each, self._gathers = [], [], {}
 
 
 class WholeProgram(StreamProgram):
@@ -94,6 +109,10 @@ class AllocatingProgram(StreamProgram):
                 command.run(index)
             for tensor in dead:
                 self._allocator.free(self._live.pop(tensor))
+
+    def run(self, steps: int) -> None:
+        for index in range(steps):
+            self.step(index)
 
     def close(self) -> None:
         """Free what a failed step left allocated."""

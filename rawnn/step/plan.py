@@ -11,7 +11,7 @@ from rawnn.common.words import counted
 from rawnn.device.target import HOST, Target
 from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.step.joining import SPANS, joined, spans
+from rawnn.step.joining import GATHERED, SPANS, joined, spans
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
 
@@ -147,7 +147,7 @@ class Plan:
 
         Batch tensors alternate between two buffers, so that the gather of one step may run beside
         the step before it. Ops of neighbouring steps that one launch can do are joined; an op that
-        is the whole step does all of them.
+        is the whole step does all of them; what is gathered is done once, in the last step.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
@@ -162,7 +162,10 @@ class Plan:
                     second[t.name] = t.name + "'"
                     tensors[t.name + "'"] = replace(t, name=t.name + "'")
         ops = joined([
-            op.at_step(s, second if s % 2 else {}) for s in range(steps) for op in self.ops
+            GATHERED[op.kind](op, steps) if op.kind in GATHERED
+            else op.at_step(s, second if s % 2 else {})
+            for s in range(steps) for op in self.ops
+            if op.kind not in GATHERED or s == steps - 1
         ])
         return replace(self, tensors=tensors, ops=ops, steps=steps)
 
