@@ -32,14 +32,15 @@ TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int)
 
 @dataclass(frozen=True)
 class Way:
-    """A statement that launches once, the names in it, and what it has made of y (zeros at first),
-    on the host."""
+    """A statement with so many `launches`, the names in it, and what it has made of y (zeros at
+    first), on the host."""
 
     statement: str
     names: Mapping[str, Any]
     result: Callable[[], Any]
     version: str = ""
     note: str = ""
+    launches: int = 1
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,11 @@ class GpuRunner:
         self._device.to_host(array, self._addresses[name], name)
         return array[tuple(slice(n) for n in tensor.shape)].copy()
 
+    def workspace(self, name: str) -> NDArray[Any]:
+        """What a kernel left in a workspace of the plan, once all that was asked for has run."""
+        self._device.stream.synchronize("epoch")
+        return self._read(name)
+
     # -- running ----------------------------------------------------------------------------------
     def epoch(self, measured: bool) -> None:
         stream, log = self._device.stream, self._device.memory.log

@@ -71,6 +71,12 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
                  and e.status == "measured" and e.us]
         return min(there, key=lambda e: e.time, default=None)
 
+    def asked(self, system: str, numbers: tuple[str, ...]) -> bool:
+        """Whether a system was asked for one of some number classes, or broke before it could say
+        so."""
+        return any(e.system == system and (e.numbers in numbers or not e.numbers)
+                   for e in self.entries)
+
     def footprint(self, numbers: str) -> Footprint | None:
         """Of ours in a number class: what the same work takes in any system."""
         return next((e.footprint for e in self.entries
