@@ -16,5 +16,5 @@ from rawnn.ptx import updates as _updates
 from rawnn.ptx.table import KERNELS, WRITTEN, KernelImpl, Scalars, Shape, kernel_for
 
 __all__ = ["KERNELS", "WRITTEN", "KernelImpl", "Scalars", "Shape", "kernel_for"]
-del _activations, _epoch, _head, _linear, _loss_products, _losses, _mma, _narrow, _persistent, _products
-del _skinny, _tiled, _updates
+del _activations, _epoch, _head, _linear, _loss_products, _losses, _mma, _narrow, _persistent
+del _products, _skinny, _tiled, _updates

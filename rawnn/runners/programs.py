@@ -39,8 +39,11 @@ class StreamProgram:
         gathered = [op for op in plan.ops if op.kind in GATHERED]
         self._commands = [c for _, commands in by_op for c in commands]
         self._each = [c for op, commands in by_op if op.kind not in GATHERED for c in commands]
-        self._gather = lambda steps: [c for op in gathered
-                                      for c in made(GATHERED[op.kind](op, steps))]
+
+        def gather(steps: int) -> list[Command]:
+            return [c for op in gathered for c in made(GATHERED[op.kind](op, steps))]
+
+        self._gather = gather
         self._gathers: dict[int, list[Command]] = {}
 
     def step(self, index: int) -> None:

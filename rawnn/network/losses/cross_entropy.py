@@ -40,7 +40,8 @@ def gradient(p: Array, y: Array) -> Array:
 
 
 def _metrics(t: SimpleNamespace, a: Attributes, p: Array) -> None:
-    report(t, a, log_loss(p, t.y).mean(), len(t.y), np.count_nonzero(p.argmax(axis=1) == t.y))
+    right = int(np.count_nonzero(p.argmax(axis=1) == t.y))
+    report(t, a, log_loss(p, t.y).mean(), len(t.y), right)
 
 
 @define("softmax", reads=("z",), writes=("p",))
