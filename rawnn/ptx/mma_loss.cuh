@@ -38,8 +38,7 @@ struct LossEpilogue {
 
   struct Fetched {
     float bias[4];
-    float t[LOSS::kRows ? 1 : 4];
-    int label;
+    float t[LOSS::kRows ? 1 : 4];  // of whole rows the label's bits
   };
 
   __device__ __forceinline__ void begin() {
@@ -64,7 +63,7 @@ struct LossEpilogue {
     if (count <= 0) return found;
     if (bias != nullptr) load_part<4>(found.bias, bias + column, WHOLE && count >= 4, count);
     if constexpr (LOSS::kRows) {
-      found.label = y[row];
+      found.t[0] = __int_as_float(y[row]);
     } else {
       load_part<4>(found.t, at(t, ldt, row, column), WHOLE, count);
     }
@@ -80,7 +79,7 @@ struct LossEpilogue {
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[0][i] = alpha * sums[i] + found.bias[i];
     if constexpr (LOSS::kRows) {
-      of_a_row(values, column, count, found.label);
+      of_a_row(values, column, count, __float_as_int(found.t[0]));
     } else {
       of_elements(values[0], count, found.t);
     }

@@ -404,8 +404,9 @@ def _padding(tensor: Tensor) -> int:
 
 
 FUNCTORS = {a.functor: "Tanh" if a.functor != "Tanh" else "Relu" for a in ACTIVATIONS.values()}
-FUNCTORS |= {"None": "Tanh"}
-"""Another activation in the place of each."""
+FUNCTORS |= {"None": "Tanh", "SoftmaxCrossEntropy": "SquaredError",
+             "SquaredError": "LogitCrossEntropy", "LogitCrossEntropy": "SquaredError"}
+"""Another activation or loss in the place of each."""
 TYPES = {"float": "float16", "float16": "float", "bfloat16": "float", "int": "unsigned char",
          "unsigned char": "int", "float8_e4m3": "bfloat16", "float8_e5m2": "bfloat16",
          "tf32x3": "float"}
