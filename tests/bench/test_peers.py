@@ -346,7 +346,12 @@ def test_contests_are_held_in_turns_and_kept(tmp_path: Path) -> None:
     asked = [smaller(p, 20, 8, 4) for p in drawn((0,), 2, "gpu")]
     arranged = Arrangement("random-peers", asked, Rules(("rawnn", "numpy"), "host"), {})
     heard: list[str] = []
-    result = arranged.hold(600, lambda c: heard.append(c.problem.name), heard.append)
+
+    def over(contest: Contest) -> None:
+        heard.append(contest.problem.name)
+        assert arranged.result().ended  # what a killed process leaves is not whole
+
+    result = arranged.hold(600, over, heard.append)
     assert [c.problem.name for c in result.contests] == ["seed 0", "seed 1"]
     for contest in result.contests:
         assert {(e.system, e.status, len(e.us)) for e in contest.entries} == {

@@ -186,6 +186,20 @@ def test_all_goes_on_after_a_suite_that_fails_and_keeps_what_is_whole(
     assert "ladder.json is whole" in again.output
 
 
+def test_all_goes_on_after_a_fault_of_a_suite(tmp_path: Path, suites: list[str],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command("ladder")
+    @click.option("--json", "json_file")
+    def broken(json_file: str) -> None:
+        raise KeyError("us")
+
+    monkeypatch.setitem(bench.commands, "ladder", broken)
+    done = run_all(tmp_path)
+    assert "2 of 3 suites failed (ladder, workloads)" in str(done.exception)
+    assert "ladder: KeyError: 'us'" in done.output
+    assert suites == ["workloads", "curves"]
+
+
 def test_what_was_interrupted_is_measured_again(tmp_path: Path, suites: list[str]) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "ladder.json").write_text('{"kind": "ladder", "interrupted": true}')

@@ -33,6 +33,7 @@ THOROUGH = 5
 are slow to make and neither was ever the fastest: in 32 networks on an H200 JAX's true float32 took
 two thirds of the seconds in which JAX compiled, and its tf32 or bf16 was faster in each; inductor's
 kernels were behind JAX in all eight that had them."""
+CUT_OFF = "it was cut off while it measured"
 OUR_SETS = ("float32:best", "tf32:best,tf32", "bf16:best,bf16", "sr:best,sr")
 
 
@@ -179,13 +180,13 @@ class Arrangement:
         """Hold all contests that are left. Ctrl-C and the budget end them; `on_contest` hears each
         as soon as it is over."""
         begun, left = monotonic(), self._mine()
+        self.ended = CUT_OFF  # which is what a file says whose process was killed
         try:
             for contest in run_contests(left, self.rules, self._watch, budget=budget, notify=notify,
                                         versions=self._environment.libraries.update):
                 self.contests.append(contest)
                 on_contest(contest)
-            if self._mine():
-                self.ended = f"the budget of {budget:.0f} s was spent"
+            self.ended = f"the budget of {budget:.0f} s was spent" if self._mine() else ""
         except KeyboardInterrupt:
             self.ended = f"interrupted after {monotonic() - begun:.0f} s"
         return self.result()
