@@ -166,7 +166,8 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
     """
 
     def chosen(op: Op, plan: Plan) -> Tile:
-        choice = int(op.attributes.get("choice", 0))
+        # The parts that a loss leaves are as many as blocks of the usual tile.
+        choice = int(op.attributes.get("choice", 0)) if op.kind != "matmul_loss" else 0
         return others[choice - 1] if choice else choose(product_of(op, plan), plan.target)
 
     def choices(s: Scalars) -> int:

@@ -147,8 +147,8 @@ class Plan:
 
         Batch tensors alternate between two buffers, so that the gather of one step may run beside
         the step before it, and what the first op makes of them does, so that it need not wait for
-        the updates that read it. Ops of neighbouring steps that one launch can do are joined; an op that
-        is the whole step does all of them; what is gathered is done once, in the last step.
+        the updates that read it. Ops of neighbouring steps that one launch can do are joined; an
+        op that is the whole step does all of them; what is gathered is done once, in the last step.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
