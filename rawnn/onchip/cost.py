@@ -71,6 +71,9 @@ class Costs:
     draws: float = 300.0
     clock: float = 1750.0
 
+    def __hash__(self) -> int:  # of what is looked up for each layer of each candidate
+        return hash((self.clock, self.exchange))
+
 
 @dataclass(frozen=True)
 class Phase:

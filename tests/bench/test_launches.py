@@ -48,6 +48,13 @@ __all__ = ["rawnn"]  # the fixture
 OURS = ("rawnn", "rawnn, others", "rawnn, bound")
 
 
+class TorchVersion(str):
+    """As PyTorch's version is: no plain text, which a file would not take."""
+
+    __slots__ = ()
+
+
+
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     made = open_device("sim", lambda message: None)
@@ -270,7 +277,7 @@ def modules(kernel: Kernel, own_kernels: str) -> dict[str, Any]:
                                 zeros=np.zeros, ones=np.ones, float32=np.float32,
                                 asnumpy=np.asarray, __version__="13"),
         "torch": SimpleNamespace(
-            cuda=torch_cuda, __version__="2.8",
+            cuda=torch_cuda, __version__=TorchVersion("2.8"),
             zeros=lambda n, device: np.zeros(n, np.float32).view(Tensor),
             ones=lambda n, device: np.ones(n, np.float32).view(Tensor)),
         "triton": SimpleNamespace(jit=lambda f: Launchable(), __version__="3"),
