@@ -33,16 +33,12 @@ class StreamProgram:
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses,
                  host: HostArrays) -> None:
-        def made(op: Op) -> list[Command]:
-            return lowering.commands(op, plan, addresses, host)
-
-        by_op = [(op, made(op)) for op in plan.ops]
-        gathered = [op for op in plan.ops if op.kind in GATHERED]
-        self._commands = [c for _, commands in by_op for c in commands]
-        self._each = [c for op, commands in by_op if op.kind not in GATHERED for c in commands]
+        self._commands = [c for op in plan.ops if op.kind not in GATHERED
+                          for c in lowering.commands(op, plan, addresses, host)]
 
         def gather(steps: int) -> list[Command]:
-            return [c for op in gathered for c in made(GATHERED[op.kind](op, steps))]
+            return [c for op in plan.ops if op.kind in GATHERED
+                    for c in lowering.commands(GATHERED[op.kind](op, steps), plan, addresses, host)]
 
         self._gather = gather
         self._gathers: dict[int, list[Command]] = {}
@@ -51,19 +47,25 @@ class StreamProgram:
         """One step, with all that it reports."""
         for command in self._commands:
             command.run(index)
+        for command in self._gathering(1):
+            command.run(index)
 
     def run(self, steps: int) -> None:
         """The first so many steps of the epoch; at their end what need not be done step by step."""
         for index in range(steps):
-            for command in self._each:
+            for command in self._commands:
                 command.run(index)
-        if steps and steps not in self._gathers:
-            self._gathers[steps] = self._gather(steps)
-        for command in self._gathers.get(steps, ()):
+        for command in self._gathering(steps) if steps else ():
             command.run(0)
 
+    def _gathering(self, steps: int) -> list[Command]:
+        """The commands that do for so many steps what need not be done step by step."""
+        if steps not in self._gathers:
+            self._gathers[steps] = self._gather(steps)
+        return self._gathers[steps]
+
     def close(self) -> None:
-        self._commands, self._each, self._gathers = [], [], {}
+        self._commands, self._gathers = [], {}
 
 
 class WholeProgram(StreamProgram):

@@ -359,7 +359,7 @@ def swaps(work: Work, wanted: Found) -> Plants:
             pair = {a.name, b.name}
             varies = not policy.graph and (
                 "offset" in pair or (a.pointer and policy.allocator != "arena"))
-            product = pair == {"offset", "stride"} and policy.graph in ("", "epoch")
+            product = pair == {"offset", "stride"} and policy.graph in ("", "epoch", "while")
             small = {p.name for p in (a, b) if p.format == "f" and abs(values[p.name]) < NOTHING}
             tiny = bool(small) and pair <= small | dead
             if product or tiny or pair <= dead or (x == y and not varies):
