@@ -89,7 +89,7 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
         click.echo(f"parts of {name}")
         for outcome in outcomes:
             taken = f"taken, but {outcome.but}" if outcome.but else "taken"
-            click.echo(f"  {outcome.part:<12} " + (f"not taken: {outcome.reason}" if outcome.reason
+            click.echo(f"  {outcome.part:<10} " + (f"not taken: {outcome.reason}" if outcome.reason
                                                   else taken))
         click.echo()
     click.echo(step)
