@@ -123,7 +123,8 @@ def worth(toggle: Toggle, measured: Sequence[SetsResult]) -> str:
     if not newest:
         return NOT_MEASURED
     return (f"Milliseconds an epoch of MNIST by the device's clock, and in brackets how many times "
-            f"faster than without; `python -m rawnn bench toggles {toggle.name}` measures this "
+            f"faster than without, with the 95 % interval; `python -m rawnn bench toggles "
+            f"{toggle.name}` measures this "
             f"([how we measure](../measuring.md)).\n\n"
             f"{markdown(toggle, [newest[machine] for machine in sorted(newest)])}")
 
