@@ -33,7 +33,7 @@ from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
 from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import lab_series  # noqa: E402
+from tools import gpu_record, lab_series  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -123,7 +123,8 @@ def worth(toggle: Toggle, measured: Sequence[SetsResult]) -> str:
     if not newest:
         return NOT_MEASURED
     return (f"Milliseconds an epoch of MNIST by the device's clock, and in brackets how many times "
-            f"faster than without; `python -m rawnn bench toggles {toggle.name}` measures this "
+            f"faster than without, with the 95 % interval; `python -m rawnn bench toggles "
+            f"{toggle.name}` measures this "
             f"([how we measure](../measuring.md)).\n\n"
             f"{markdown(toggle, [newest[machine] for machine in sorted(newest)])}")
 
@@ -159,6 +160,8 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
                           "h100": workloads("workloads-h100.json")},
     "docs/toggles/persistent.md": {"float32": float32_error},
     "docs/scaling.md": {"scaling": scaling},
+    "docs/testing.md": {"gpu": lambda: gpu_record.lists_table(gpu_record.read_record()),
+                        "checked": lambda: gpu_record.checked_table(gpu_record.read_record())},
     "examples/lab/README.md": {topic: lab(topic) for topic in lab_series.SIZES},
 }
 """Page -> name of a block in it -> what makes its text."""

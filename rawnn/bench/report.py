@@ -20,6 +20,7 @@ from rawnn.bench.figures import (
     curves_figure,
     ladder_figure,
     random_figure,
+    sizes_figure,
     sweep_figure,
 )
 from rawnn.bench.floors import HEADINGS as FLOORS_HEADINGS
@@ -193,7 +194,11 @@ def _curves(file: str) -> Section:
     return Section(
         "curves", "Loss curves", f"{versions}; {env.date}, commit {env.commit or 'unknown'}",
         "From the same weights on the same batches: curves that lie on top of each other did the "
-        "same work.", [curves_figure(name, found) for name in found.steps],
+        "same work. Where networks differ in size: what the fastest form of each system takes for "
+        "one, and what it has learnt by the end of its curve.",
+        [*(curves_figure(name, found) for name in found.steps),
+         *(sizes_figure(found, which) for which in (True, False)
+           if len({p.weights for p in found.problems}) > 1 and any(c.us for c in found.curves))],
         remarks=[f"{c.workload}: {c.system} {c.numbers} {c.form}: {c.reason}"
                  for c in found.curves if c.reason])
 

@@ -286,9 +286,13 @@ def test_the_summary_takes_the_best_form_of_each_class() -> None:
 
 def test_a_network_for_which_a_peer_was_not_asked_is_none_of_the_class() -> None:
     a = contest_of(rawnn_float32=[10.0], torch_float32=[20.0], jax_tf32=[30.0], jax_float32=[40.0])
-    b = contest_of(rawnn_float32=[10.0], torch_float32=[50.0], jax_tf32=[15.0])
+    b = contest_of(rawnn_float32=[10.0], torch_float32=[50.0], jax_tf32=[15.0], jax_bf16=[9.0])
     broken = Entry(system="jax", numbers="", form="", status="failed", reason="no memory")
     c = msgspec.structs.replace(b, entries=[*b.entries[:2], broken])
+    assert "float32 10.00 us | -" in network_line(b)
+    assert "float32 10.00 us | 50.00 us torch" in network_line(c)
+    plain = contest_of(numpy_float32=[99.0], torch_tf32=[5.0], torch_bf16=[4.0], rawnn_tf32=[1.0])
+    assert "tf32 1.00 us | 5.00 us torch" in network_line(plain)
     lines = {(n.name, n.against): n for n in summary(result_of(a, b, c))}
     strict = lines["float32 against true float32", "the best peer"]
     assert (strict.networks, strict.mean) == (2, pytest.approx(10**0.5))  # 20 of a, 50 of c

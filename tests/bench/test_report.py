@@ -53,9 +53,16 @@ def files(tmp_path: Path) -> list[str]:
         make_rung("baseline", 20.0, 22.0), make_rung("fuse", 10.0, 11.0),
         make_rung("cudnn", 12.0, 12.5))
     ladder.write_json(tmp_path / "ladder.json")
-    CurvesResult(environment=PLACE, systems=["rawnn"], left_out={}, steps={"linear": 4}, curves=[
-        Curve(workload="linear", system="rawnn", numbers="float32", form="best",
-              losses=[2.0, 1.0, None, 0.5])]).write_json(tmp_path / "curves.json")
+    problems = [Problem(name=name, seed=0, layers=layers, batch=32, loss="cross_entropy",
+                        optimizer="sgd", lr=0.1) for name, layers in
+                (("linear", (784, 10)), ("wide128", (784, 128, 10)))]
+    CurvesResult(
+        environment=PLACE, systems=["rawnn"], left_out={}, steps={"linear": 4, "wide128": 4},
+        problems=problems, curves=[
+            Curve(workload="linear", system="rawnn", numbers="float32", form="best",
+                  losses=[2.0, 1.0, None, 0.5], us=[5.0]),
+            Curve(workload="wide128", system="rawnn", numbers="float32", form="best",
+                  losses=[2.0, 1.0, 0.9, 0.5], us=[9.0])]).write_json(tmp_path / "curves.json")
     return [str(tmp_path / "curves.json"), str(tmp_path / "ladder.json"),
             contests("random-peers", tmp_path / "random.json"),
             contests("peers", tmp_path / "peers.json"), contests("sweep", tmp_path / "sweep.json"),
@@ -100,7 +107,9 @@ def test_a_page_has_a_section_for_each_file_in_a_fixed_order(files: list[str],
     assert page.open == []
     assert page.anchors == ["ladder", "random", "peers", "sweep", "curves", "workloads"]
     assert {a for a in page.asked if a.startswith("#")} >= {f"#{a}" for a in page.anchors}
-    assert text.count("<svg") == 4
+    assert text.count("<svg") == 7
+    assert "examples a second" in text
+    assert "loss at the end of the curves" in text
     assert "currentColor" in text
     assert "&lt;form&gt;" in text  # what a file says is never taken for markup
 

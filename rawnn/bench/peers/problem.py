@@ -60,6 +60,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps * self.batch
 
     @property
+    def weights(self) -> int:
+        """Weights of all layers, without biases."""
+        return sum(a * b for a, b in pairwise(self.layers))
+
+    @property
     def flops(self) -> float:
         """Operations of a step's matrix products, two a multiply-add: forward, weight gradients,
         and input gradients of all layers but the first."""

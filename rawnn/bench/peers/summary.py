@@ -67,7 +67,7 @@ def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str,
     for contest in contests:
         mine, other = contest.best((OURS,), ours), contest.best(peers, theirs)
         failures += mine is None
-        if not all(contest.asked(peer, theirs) for peer in peers):
+        if not contest.compared(peers, theirs):
             continue
         missing += mine is not None and other is None
         if mine and other:
@@ -149,8 +149,9 @@ def network_line(contest: Contest) -> str:
 
 
 def _best_peer(contest: Contest, numbers: str) -> Entry | None:
+    """None, too, where not all were asked, so that nobody knows which is the best."""
     systems = tuple(sorted({e.system for e in contest.entries} - {OURS}))
-    return contest.best(systems, (numbers,))
+    return contest.best(systems, (numbers,)) if contest.compared(systems, (numbers,)) else None
 
 
 def _time(entry: Entry | None) -> str:
