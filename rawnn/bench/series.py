@@ -82,7 +82,7 @@ def _ladder(content: bytes) -> tuple[Environment, str, list[Series]]:
 
 
 class _Measurement(msgspec.Struct):
-    """What every version of the schema has of a set's times; some keep each run's, some a spread."""
+    """What every version of the schema has of a set's times: each run's, or a spread."""
 
     workload: str
     opt: str
