@@ -81,6 +81,7 @@ CASES = {
     "streamed weights, backward alone": Case((136, 200, 144, 10), 20, "preload,bf16,mma"),
     "streamed weights in clusters": Case((3600, 24, 16, 10), 40, "preload,bf16,sr,mma,fuse",
                                          options=DECAYING),
+    "biases of a wide layer": Case((9, 530, 3), 11, "preload,tiled"),
     "one layer": Case((50, 10), 20, "preload,fuse", spoil=(a_nan,)),
     "narrow layers": Case((50, 40, 24, 7), 20, "preload,bf16,mma,fuse",
                           network={"bias": False, "activation": "tanh"}),
