@@ -15,7 +15,6 @@ import msgspec
 
 from rawnn.bench.peers.records import ContestsResult
 from rawnn.bench.records import LadderResult
-from rawnn.bench.sets import SetsResult
 from rawnn.bench.statistics import Spread
 from rawnn.errors import ConfigError
 from rawnn.run.result import Environment
@@ -82,8 +81,24 @@ def _ladder(content: bytes) -> tuple[Environment, str, list[Series]]:
                reason=rung.reason) for rung in found.rungs]
 
 
+class _Measurement(msgspec.Struct):
+    """What every version of the schema has of a set's times: each run's, or a spread."""
+
+    workload: str
+    opt: str
+    times_ms: list[float] = []
+    epoch_ms: Spread | None = None
+    reason: str = ""
+
+
+class _Sets(msgspec.Struct):
+    environment: Environment
+    dataset: str
+    measurements: list[_Measurement]
+
+
 def _sets(content: bytes) -> tuple[Environment, str, list[Series]]:
-    found = msgspec.json.decode(content, type=SetsResult)
+    found = msgspec.json.decode(content, type=_Sets)
     made = []
     for m in found.measurements:
         exact = m.times_ms or m.epoch_ms is None

@@ -3,6 +3,7 @@ apart, and every kind of file is read."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,16 @@ def test_the_kept_results_are_read_and_equal_themselves(name: str) -> None:
     kept = read_series(RESULTS / name)
     assert sum(bool(s.times) for s in kept.series) > 5
     assert not compare(kept, kept).regressions
+
+
+def test_a_file_of_the_first_schema_is_read(tmp_path: Path) -> None:
+    """It kept the configuration of each set in place of its epochs."""
+    now = json.loads((RESULTS / "workloads-h200.json").read_bytes())
+    for measurement in now["measurements"]:
+        measurement["config"] = {"epochs": measurement.pop("epochs")}
+    (tmp_path / "old.json").write_text(json.dumps({**now, "schema_version": 1}))
+    old = read_series(tmp_path / "old.json")
+    assert old.series == read_series(RESULTS / "workloads-h200.json").series
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
