@@ -22,7 +22,7 @@ from rawnn.onchip.decompose import (
     up,
 )
 from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE, Layout
-from rawnn.onchip.tiles import softmax_lanes, tiling
+from rawnn.onchip.tiles import softmax_cycles, tiling
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Costs:
     cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), the bytes a
     cycle of what comes to all and of parts that each block has for each other, what a step takes
     besides that has any, and how many times as long all else takes then (fitted to 28 kernels, of
-    which most are within a tenth); of a softmax, an elementwise loss and a conversion, and of each
-    round of the threads there; of a meeting of all clusters, and the bytes of gradients a cycle
+    which most are within a tenth); of a softmax, besides `softmax_rows` times what its outputs are
+    expected to take; of an elementwise loss and a conversion, and of each round of the threads
+    there; of a meeting of all clusters, and the bytes of gradients a cycle
     that are summed there, by all or each its share; of what every step begins and ends with. What
     the products are expected to take is multiplied by `product`, weight gradients with their
     updates by `gradient`, of which those beside other work are seen in part (`overlapped`). A tile
@@ -54,8 +55,8 @@ class Costs:
     far_parts: float = 5.7
     far_rest: float = 1.3
     far_step: float = 7000.0
-    softmax: float = 850.0
-    softmax_round: float = 28.0
+    softmax: float = 450.0
+    softmax_rows: float = 1.0
     elementwise: float = 210.0
     elementwise_round: float = 85.0
     convert: float = 120.0
@@ -214,9 +215,8 @@ def fixed_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
         found.append(Phase("input", costs.convert
                            + costs.convert_round * ceil(quads, d.threads)))
     if p.labelled:
-        lanes = softmax_lanes(d)
-        rounds = ceil(p.outputs, lanes) * ceil(d.columns * lanes, d.threads)
-        found.append(Phase("softmax", costs.softmax + costs.softmax_round * rounds))
+        found.append(Phase("softmax", costs.softmax + costs.softmax_rows * softmax_cycles(
+            d.columns, p.outputs, d.warps)))
     else:
         elements = d.columns * d.outs(p.depth - 1)
         found.append(Phase("loss", costs.elementwise

@@ -14,7 +14,7 @@ from rawnn.onchip.decompose import (
     up,
 )
 from rawnn.onchip.problem import Problem
-from rawnn.onchip.tiles import Tiling, far_tiling, tiling
+from rawnn.onchip.tiles import Tiling, far_tiling, softmax_floats, tiling
 
 TILE = 128
 """Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
@@ -233,7 +233,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         if type_ == GATHERED and d.idle(n)))
     if exchange and not d.far:
         take("exchange", 2 * exchange)
-    scratch, tilings = 0, []
+    scratch, tilings = softmax_floats(d), []
     eighths = d.columns // 8
     for layer in range(p.depth):
         ins, outs = d.ins(layer), d.outs(layer)

@@ -225,7 +225,9 @@ class _Kernel(StepWriter):
             bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
             if self.p.bias and way == "store" and self.d.kinds[layer] == BY_INPUTS:
                 bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
-            self.w(f"{way}_states<Shape, {len(self.p.states)}, {part.across}, {part.tiles}, "
+            near = found.shared_state if found.sync else part.near
+            far = f"{literal(near is None)}, " if way == "load" else ""
+            self.w(f"{way}_states<Shape, {far}{len(self.p.states)}, {part.across}, {part.tiles}, "
                    f"{self.d.groups if share else 1}>({at}, {part.all_tiles}, "
                    f"{base if share else 0}, group, {number}, w{n}_{state}, ldw{n}_{state}, "
                    f"{bias}, part{n});")

@@ -11,7 +11,7 @@ from rawnn.onchip.decompose import (
 )
 from rawnn.onchip.exchanges import Exchange, share_of
 from rawnn.onchip.layout import tallies
-from rawnn.onchip.tiles import softmax_lanes
+from rawnn.onchip.tiles import softmax_floats, softmax_warps
 from rawnn.onchip.updates import UpdateWriter
 from rawnn.onchip.writer import literal
 
@@ -98,6 +98,15 @@ class StepWriter(UpdateWriter):
         self.w(f"if constexpr (kBulk) ptx::wait_for(barriers + 8 * (({step}) & 1), "
                f"({step}) >> 1 & 1);")
 
+    def fetch_once(self) -> None:
+        """Once a turn, while others are waited for: asking for the next turn takes some 500 cycles
+        (H200)."""
+        if self.fetched:
+            return
+        self.fetched = True
+        self.fetch_ahead()
+        self.stamp(BETWEEN, "fetch")
+
     def fetch_ahead(self) -> None:
         w, d = self.w, self.d
         t = self.turn
@@ -141,7 +150,7 @@ class StepWriter(UpdateWriter):
     def whole_turn(self) -> None:
         """From the examples of a turn to its gradients."""
         p, w, found = self.p, self.w, self.layout
-        self.in_turn = True
+        self.in_turn, self.fetched = True, False
         self.input()
         if p.scaled:
             w("int* const found = scaling->found + (u & 1);")
@@ -227,20 +236,19 @@ class StepWriter(UpdateWriter):
         if tiles.split == 1:
             w(f"{head}{'quads' if sent else 'pairs'}({finish}));")
             self.stamp(f"{kind} {n}")
-            if first:
-                self.fetch_ahead()
-                self.stamp(BETWEEN, "fetch")
             return
         scratch = self.at("scratch")
         w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
         self.stamp(f"{kind} {n}")
-        if first:
-            self.fetch_ahead()
-            self.stamp(BETWEEN, "fetch")
         w("__syncthreads();")
         w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
           f"{finish if sent else f'by_pairs({finish})'});")
         self.stamp(f"{kind} {n}", "parts")
+
+    def waits(self, layer: int) -> bool:
+        """Whether the layer's forward product is followed by a wait for other blocks."""
+        kind = self.d.kinds[layer]
+        return kind != EVERYWHERE and (kind != BY_OUTPUTS or self.d.types[layer + 1] == GATHERED)
 
     @staticmethod
     def body(limit: str, text: str) -> str:
@@ -296,6 +304,8 @@ class StepWriter(UpdateWriter):
         count = self.count(above)
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
+            if not any(map(self.waits, range(p.depth))):
+                self.fetch_once()
         elif kind == BY_OUTPUTS:
             idle, sent = d.idle(above), n * d.columns
             message = self.exchange(True)
@@ -306,6 +316,7 @@ class StepWriter(UpdateWriter):
                 count, self.keep_and_send(above, layer, message)), count, sent=True)
             phase = f"gather {above}"
             message.sent(phase)
+            self.fetch_once()
             received = message.hear(f"gathered{above}", sent, idle, phase=phase) if idle \
                 else message.awaited(phase)
             message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
@@ -332,11 +343,13 @@ class StepWriter(UpdateWriter):
             self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
                          sent=True)
             message.sent(phase)
+            self.fetch_once()
             self.gradients(meanwhile)
             message.add(message.awaited(phase), d.ranks, n, n, finish)
             return
         size, mine = share_of(n, d.ranks)
         parts = self.reduce(kind, layer, n, size, mine, phase=phase)
+        self.fetch_once()
         self.gradients(meanwhile)
         w("{")
         w(f"const float* const parts = {parts.received()};")
@@ -376,12 +389,13 @@ class StepWriter(UpdateWriter):
             w("}")
         made = ", ScaledGradient{scaling->scale, found}" if p.scaled else ""
         if p.labelled:
-            lanes = softmax_lanes(d)
+            shared = softmax_warps(d.columns, p.outputs, d.warps)
+            scratch = self.at("scratch") if softmax_floats(d) else "nullptr"
             gathered = d.types[last] == GATHERED
             logits = self.at("logits") if gathered else self.z(last)
             first = f"rank * {d.slices[last]}" if gathered else "0"
-            w(f"softmax_loss<Shape, {p.outputs}, {lanes}>({logits}, {self.z(last)}, {first}, "
-              f"{self.count(last)}, y, present, {self.share(p.batch)}, tallies{made});")
+            w(f"softmax_loss<Shape, {p.outputs}, {shared}>({logits}, {self.z(last)}, {first}, "
+              f"{self.count(last)}, y, present, {self.share(p.batch)}, tallies, {scratch}{made});")
         else:
             if p.reconstruct:
                 offset = f" + rank * {d.slices[last]}" \

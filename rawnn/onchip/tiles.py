@@ -104,8 +104,30 @@ FAR_ROUND, FAR_TILE = 600.0, 150.0
 """Cycles of a round of tasks, and more for each of a task's tiles (H200)."""
 
 
-def softmax_lanes(d: Decomposition) -> int:
-    """Threads that share an example's outputs: as many as leave no warp without work."""
-    fitting = [n for n in (8, 16, 32)
-               if d.columns * n <= 32 * d.warps and n <= d.problem.outputs]
-    return fitting[-1] if fitting else 4
+SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_SHARED = 30.0, 45.0, 250.0
+"""Cycles of an output of a lane in the softmax, where its outputs stay in registers and where not,
+and of two meetings of the warps that share it."""
+MOST_KEPT = 12
+
+
+@cache
+def softmax_warps(columns: int, outputs: int, warps: int) -> int:
+    """Warps that share the outputs of eight examples: a lane has a quarter of its warp's."""
+    return min((n for n in (1, 2, 4, 8, 16) if n == 1 or n * columns // 8 <= warps),
+               key=lambda n: softmax_cycles(columns, outputs, warps, n))
+
+
+def softmax_cycles(columns: int, outputs: int, warps: int, shared: int = 0) -> float:
+    """What the outputs take in the softmax, shared by so many warps (0: by as many as is best)."""
+    shared = shared or softmax_warps(columns, outputs, warps)
+    each, tasks = ceil(outputs, 4 * shared), columns // 8 * shared
+    rounds = each * ceil(tasks, warps) * max(1.0, min(tasks, warps) / 4)
+    row = SOFTMAX_ROW if each <= MOST_KEPT else SOFTMAX_AGAIN
+    return row * rounds + (SOFTMAX_SHARED if shared > 1 else 0.0)
+
+
+def softmax_floats(d: Decomposition) -> int:
+    """Floats of scratch memory by which warps that share an example tell each other what they
+    found."""
+    p = d.problem
+    return 32 * d.warps if p.labelled and softmax_warps(d.columns, p.outputs, d.warps) > 1 else 0

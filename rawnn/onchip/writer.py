@@ -52,6 +52,7 @@ class KernelWriter:
         self.of_turn: list[Stamp] = []
         self.behind_turns: list[Stamp] = []
         self.in_turn = False
+        self.fetched = False
 
     def stamp(self, phase: str, part: str = "work") -> None:
         """Behind a part of a phase, in a kernel that is traced."""

@@ -118,7 +118,7 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
   float best = lane < cols ? row[lane] : -infinity();
   float largest = best;
   int predicted = lane;
-#pragma unroll 4
+#pragma unroll 8  // as many loads under way: the only pass that waits for the L2 cache
   for (int column = lane + LANES; column < cols; column += LANES) {
     const float value = row[column];
     largest = fmaxf(largest, value);

@@ -32,7 +32,7 @@ struct LossEpilogue {
   int block;  // of the grid
   int m, n;
   float alpha;
-  float share = 0.0f;  // until begin()
+  float share{};  // until begin()
   int step = 0;
   Tally tally = {0.0f, 0};
 
@@ -74,7 +74,6 @@ struct LossEpilogue {
   __device__ __forceinline__ void store(int row, int column, const float (&sums)[4],
                                         const Fetched& found) {
     const int count = row < m ? n - column : 0;
-    if (!kTogether && count <= 0) return;
     float values[1][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[0][i] = alpha * sums[i] + found.bias[i];
@@ -83,7 +82,6 @@ struct LossEpilogue {
     } else {
       of_elements(values[0], count, found.t);
     }
-    if (count <= 0) return;
     store_part<4>(at(dz, lddz, row, column), values[0], WHOLE && count >= 4, count);
     if (overflow != nullptr) report_overflow(overflow, poison<TD>(values[0]));
   }

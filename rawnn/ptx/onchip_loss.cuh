@@ -10,85 +10,120 @@ struct AsItIs {
   __device__ __forceinline__ float operator()(float gradient) const { return gradient; }
 };
 
-// Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES threads take an example.
+// What a lane knows of an example: the largest value and where it is, then the sum of powers and the
+// label's.
+struct Largest {
+  float value;
+  int place;
+  __device__ __forceinline__ void join(float other, int at) {
+    if (other > value || (other == value && at < place)) value = other, place = at;
+  }
+};
+
+// Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. A warp takes 8 examples, four lanes
+// each: rows of kPitch then lie in 32 banks. WARPS of them share the rows of the same examples, and tell
+// each other what they found in `scratch`, 4 floats for each of a warp's examples.
 // `logits` are all OUTPUTS rows; dz goes to the rows of `dz`, which are those from `first` on, `count`
 // of them; the two may be the same memory where first is 0. Each example leaves a tally.
-template <typename SHAPE, int OUTPUTS, int LANES, typename MADE = AsItIs>
+template <typename SHAPE, int OUTPUTS, int WARPS, typename MADE = AsItIs>
 __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int first, int count,
                                              const int* labels, int present, float share,
-                                             Tally* tallies, MADE made = {}) {
-  constexpr int side = 32 / LANES;  // examples of a warp
-  constexpr int each = ceil_div(OUTPUTS, LANES);
-  constexpr bool kept = each <= 8;  // in registers
+                                             Tally* tallies, float* scratch, MADE made = {}) {
+  constexpr int lanes = 4 * WARPS;
+  constexpr int each = ceil_div(OUTPUTS, lanes);
+  constexpr bool kept = each <= 12;  // in registers
+  [[maybe_unused]] constexpr int at_once = kept ? each : 4;
+  constexpr int eights = SHAPE::kColumns / 8;
+  constexpr int sides = SHAPE::kThreads / 32 / WARPS;  // groups of eight examples at once
+  static_assert(WARPS == 1 || sides >= eights, "all meet at the barrier once");
   const int lane = lane_index();
-  const int part = lane / side;
-  for (int from = warp_index() * side; from < SHAPE::kColumns;
-       from += SHAPE::kThreads / 32 * side) {
-    const int example = from + lane % side;
-    const bool there = example < present;
+  const int warp = warp_index();
+  const int of_warps = warp % WARPS;
+  const int part = of_warps * 4 + lane / 8;
+  for (int eight = warp / WARPS; WARPS > 1 || eight < eights; eight += sides) {
+    const int example = eight * 8 + lane % 8;
+    const bool there = eight < eights && example < present;
+    const bool works = eight < eights;
     const int label = there ? labels[example] : -1;
-    const float* const z = logits + example;
+    const float* const z = logits + (works ? example : 0);
     float values[kept ? each : 1] = {};
     const auto value_of = [&](int i) {
-      const int m = i * LANES + part;
+      const int m = i * lanes + part;
       if constexpr (kept) return values[i];
       return m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
     };
+    Largest best = {-infinity(), OUTPUTS};
     if constexpr (kept) {
 #pragma unroll
       for (int i = 0; i < each; ++i) {
-        const int m = i * LANES + part;
+        const int m = i * lanes + part;
         values[i] = m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
       }
     }
-    float best = -infinity();
-    int predicted = OUTPUTS;
-    float odd = 0.0f;  // a NaN where one is among the values
-#pragma unroll 8
+#pragma unroll at_once
     for (int i = 0; i < each; ++i) {
       const float value = value_of(i);
-      const int m = i * LANES + part;
-      if (value != value) odd = value;
-      if (value > best || (value == best && m < predicted)) best = value, predicted = m;
+      if (value > best.value) best = {value, i * lanes + part};
     }
 #pragma unroll
-    for (int step = side; step < 32; step *= 2) {
-      const float value = __shfl_xor_sync(kFullWarp, best, step);
-      const int m = __shfl_xor_sync(kFullWarp, predicted, step);
-      if (value > best || (value == best && m < predicted)) best = value, predicted = m;
+    for (int step = 8; step < 32; step *= 2) {
+      best.join(__shfl_xor_sync(kFullWarp, best.value, step),
+                __shfl_xor_sync(kFullWarp, best.place, step));
     }
-    float total = odd;
+    float2* const heard = reinterpret_cast<float2*>(scratch) + (warp - of_warps) * 8 + lane % 8;
+    if constexpr (WARPS > 1) {
+      if (lane < 8) heard[of_warps * 8] = make_float2(best.value, __int_as_float(best.place));
+      __syncthreads();
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+        const float2 other = heard[w * 8];
+        best.join(other.x, __float_as_int(other.y));
+      }
+    }
+    float total = 0.0f;  // a NaN where one is among the values
     float labelled = 0.0f;
-#pragma unroll 8
+#pragma unroll at_once
     for (int i = 0; i < each; ++i) {
-      const float power = expf(value_of(i) - best);
-      if (i * LANES + part == label) labelled = power;
+      const float power = expf(value_of(i) - best.value);
+      if (i * lanes + part == label) labelled = power;
       if constexpr (kept) values[i] = power;
       total += power;
     }
 #pragma unroll
-    for (int step = side; step < 32; step *= 2) {
+    for (int step = 8; step < 32; step *= 2) {
       total += __shfl_xor_sync(kFullWarp, total, step);
       labelled += __shfl_xor_sync(kFullWarp, labelled, step);
     }
-    if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
+    if constexpr (WARPS > 1) {
+      float2* const sums = heard + SHAPE::kThreads / 32 * 8;
+      if (lane < 8) sums[of_warps * 8] = make_float2(total, labelled);
+      __syncthreads();
+      total = 0.0f, labelled = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+        const float2 other = sums[w * 8];
+        total += other.x, labelled += other.y;
+      }
+    }
+    if (total != total) best.place = 0;  // all probabilities are NaN: the first maximum is at 0
     const float inverse = 1.0f / total;
     __syncwarp();
-#pragma unroll 8
+#pragma unroll at_once
     for (int i = 0; i < each; ++i) {
-      const int m = i * LANES + part;
+      const int m = i * lanes + part;
       const int row = m - first;
-      if (m < OUTPUTS && row >= 0 && row < count) {
-        const float power = kept ? value_of(i) : expf(value_of(i) - best);
+      if (works && m < OUTPUTS && row >= 0 && row < count) {
+        const float power = kept ? value_of(i) : expf(value_of(i) - best.value);
         const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
         dz[row * SHAPE::kPitch + example] = there ? made(slope) : 0.0f;
       }
     }
-    if (part == 0) {
+    if (works && part == 0) {
       if (label < 0 || label >= OUTPUTS) labelled = not_a_number();
-      const Tally seen = {negative_log(labelled * inverse), predicted == label ? 1 : 0};
+      const Tally seen = {negative_log(labelled * inverse), best.place == label ? 1 : 0};
       tallies[example] = there ? seen : Tally{0.0f, 0};
     }
+    if constexpr (WARPS > 1) break;
   }
 }
 
@@ -158,12 +193,19 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
   __syncthreads();
   if (*last == 0) return;
   __threadfence();
+  constexpr int once = 16;  // loads that a thread has under way
   for (int s = thread_index(); s < steps; s += SHAPE::kThreads) {
     Tally total = {0.0f, 0};
-    for (int i = 0; i < parts; ++i) {
-      const float2 part = __ldcg(left + static_cast<long long>(s) * parts + i);
-      total.loss += part.x;
-      total.right += __float_as_int(part.y);
+    const float2* const of_step = left + static_cast<long long>(s) * parts;
+#pragma unroll 1
+    for (int first = 0; first < parts; first += once) {
+      float2 found[once];
+#pragma unroll
+      for (int i = 0; i < once; ++i) found[i] = __ldcg(of_step + min(first + i, parts - 1));
+#pragma unroll
+      for (int i = 0; i < once; ++i) {
+        if (first + i < parts) total.loss += found[i].x, total.right += __float_as_int(found[i].y);
+      }
     }
     loss[s] = total.loss / terms_of(terms, s);
     if (correct != nullptr) correct[s] = total.right;

@@ -14,7 +14,6 @@ from rawnn.graphs import ExecutableGraph, Graph
 from rawnn.runners.graphplan import GraphPlan
 from rawnn.runners.lowering import Addresses, HostArrays, Lowering
 from rawnn.runners.programmatic import programmatic_edges
-from rawnn.step.dependencies import critical
 from rawnn.step.joining import GATHERED
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -225,20 +224,16 @@ def fill(graph: Graph, lowering: Lowering, part: GraphPlan, addresses: Addresses
                          lowering.proof(op, part.plan))
     edges = part.edges()
     early = programmatic_edges(part.plan.ops, edges, [made[key][1] for key in keys])
-    # Blocks of what others wait for go ahead of those of what runs beside it.
-    urgent = critical(edges) if part.plan.steps > 1 and not part.chain and not part.loop \
-        else [False] * len(edges)
     tails: list[list[object]] = []
     for index, (op, key) in enumerate(zip(part.plan.ops, keys, strict=True)):
         after = [node for i in edges[index] if i not in early[index] for node in tails[i]]
         overtaken = [node for i in early[index] for node in tails[i]]
         commands, _ = made[key]
         tail: list[object] = []
-        if overtaken or (urgent[index] and len(commands) == 1
-                         and isinstance(commands[0], KernelLaunch)):
+        if overtaken:
             kernel, = commands
             assert isinstance(kernel, KernelLaunch)
-            tail = kernel.add_to(graph, after, op.offset, overtaken, urgent[index])
+            tail = kernel.add_to(graph, after, op.offset, overtaken)
         elif op.kind == "upload":  # its copies do not depend on each other
             for command in commands:
                 tail += command.add_to(graph, after, op.offset)

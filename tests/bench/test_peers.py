@@ -210,6 +210,13 @@ def test_what_float32_costs_a_run_is_allowed_and_one_that_is_wrong_does_not_wide
     found = reference(strict)
     assert found is not None
     assert found.share(list(truth + away), "float32") > 1
+    two = reference([strict[0], ("a", made_of(truth)), ("b", made_of(truth * 2))])
+    assert two is not None
+    assert two.share(list(truth * 2), "float32") > 1
+    assert two.share(list(truth), "float32") == 0
+    two = reference([strict[0], ("a", made_of(truth + away)), ("b", made_of(truth - away / 3))])
+    assert two is not None
+    assert two.share(list(truth + away), "float32") < 1
     chaotic = [strict[0], ("a", made_of(truth - away)), ("b", made_of(truth + away / 2)),
                ("c", made_of(truth * 2))]
     found = reference(chaotic)

@@ -6,12 +6,23 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rawnn.ptx import SOURCES
 from rawnn.ptx.floors import PROBES
+from rawnn.step.tensor import Role
 from tests.ptx.twin.cases import CASES, plan_of
-from tests.ptx.twin.plans import Memory, build, check, has_kernel, kernel_for, runs
+from tests.ptx.twin.plans import (
+    Case,
+    Memory,
+    build,
+    check,
+    has_kernel,
+    kernel_for,
+    launch,
+    runs,
+)
 from tests.ptx.twin.twin import compiler
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "emulation"))
@@ -37,3 +48,19 @@ def test_every_source_runs() -> None:
     portable = {f"{name}.cu" for name in (*emulated_kernels.FILES, *epoch_cases.FILES)}
     measuring = {probe.source for probe in PROBES}
     assert {path.name for path in SOURCES.glob("**/*.cu")} <= ours | portable | measuring
+
+
+@pytest.mark.parametrize("label", [-1, 63, 64, 1 << 30])
+def test_a_label_that_is_none_makes_the_loss_of_a_product_no_number(label: int) -> None:
+    plan = Case((21, 63), 33, "preload,mma=sync,fuse", steps=1).plan()
+    memory = Memory(plan, 5)
+    (op,) = plan.find(kind="matmul_loss")
+    for name, _ in op.reads:
+        if plan[name].role in (Role.BATCH, Role.PARAMETER):
+            memory.view(name)[...] = 0
+    memory.view(op.operands["y"])[17] = label
+    launch(build([plan], ("product_loss",))["mma.cu"], op, memory)
+    assert np.isnan(memory.view(op.operands["loss_parts"])[0].sum())
+    gradient = memory.view(op.operands["dz"])
+    assert np.isfinite(gradient).all()
+    np.testing.assert_allclose(gradient[17], 1 / 63 / 33, rtol=1e-5)  # nothing is taken off

@@ -229,14 +229,13 @@ class KernelLaunch:
         self.launch()
 
     def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int,
-               programmatic_after: Sequence[Any] = (), urgent: bool = False) -> list[Any]:
+               programmatic_after: Sequence[Any] = ()) -> list[Any]:
         """Add to a graph. Of what it waits for, `dependencies` are joined to it by full edges,
-        the kernel nodes `programmatic_after` by programmatic ones. Blocks of an `urgent` one get
-        the first multiprocessors that come free."""
+        the kernel nodes `programmatic_after` by programmatic ones."""
         self._offset.value = offset
         return [graph.add_kernel(dependencies, *self._geometry, self.arguments.address,
                                  self.context, programmatic_after, self._cluster,
-                                 self.cooperative, urgent)]
+                                 self.cooperative)]
 
     def rebind(self, operand: str, address: int) -> None:
         self.arguments.set(operand, address)
