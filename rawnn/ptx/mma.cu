@@ -60,12 +60,13 @@ struct Mma {
     const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
 
+    if constexpr (TILE::kEarly) load_ahead<kStages>(load_b, shared + PanelA::kBytes, kTile, stages);
     pdl_wait();
 #pragma unroll 1
-    for (int stage = 0; stage < kStages - 1; ++stage) {
+    for (int stage = 0; stage < kStages; ++stage) {
       if (stage < stages) {
         load_a.load(shared + stage * kTile);
-        load_b.load(shared + stage * kTile + PanelA::kBytes);
+        if constexpr (!TILE::kEarly) load_b.load(shared + stage * kTile + PanelA::kBytes);
       }
       commit_copies();
     }
@@ -81,42 +82,55 @@ struct Mma {
     Block<SUM> all[kInParts ? kBlocksM : 1][2 * kBlocksN] = {};
     Block<float> bias[kBlocksM] = {};
     const bool sums_bias = BIAS && n0 == 0 && warp_n == 0;
+    // Fragments are on their way from shared memory while those before them are multiplied.
+    unsigned int next_left[kBlocksM][4];
+    unsigned int next_right[kBlocksN][4];
+    const auto fetch = [&](unsigned int tile, int step) {
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) fragments_a.load(next_left[i], tile, i, step);
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j) {
+        fragments_b.load(next_right[j], tile + PanelA::kBytes, j, step);
+      }
+    };
+    wait_for_copies<kStages - 1>();
+    __syncthreads();  // the first stage is there
+    if (stages > 0) fetch(shared, 0);
     int slot = 0;
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
-      wait_for_copies<kStages - 2>();
-      __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
-      const unsigned int tile_a = shared + slot * kTile;
-      const unsigned int tile_b = tile_a + PanelA::kBytes;
-      const int ahead = slot == 0 ? kStages - 1 : slot - 1;
-      // With the last copies on their way: blocks of the next kernel take shared memory, which this
-      // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
-      // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
-      if (stage + kStages == stages || stage + 1 == stages) pdl_trigger();
 #pragma unroll
       for (int step = 0; step < kOwnSteps; ++step) {
         Factor<TA, SUM> left[kBlocksM];
         Factor<TB, SUM> right[kBlocksN];
 #pragma unroll
-        for (int i = 0; i < kBlocksM; ++i) fragments_a.load(left[i].word, tile_a, i, step);
+        for (int i = 0; i < kBlocksM; ++i) left[i].take(next_left[i]);
 #pragma unroll
-        for (int j = 0; j < kBlocksN; ++j) fragments_b.load(right[j].word, tile_b, j, step);
-        if (step == 0) {  // while the first fragments are on their way
-          if (stage + kStages - 1 < stages) {
-            load_a.load(shared + ahead * kTile);
-            load_b.load(shared + ahead * kTile + PanelA::kBytes);
+        for (int j = 0; j < kBlocksN; ++j) right[j].take(next_right[j]);
+        if (step < kOwnSteps - 1) {
+          fetch(shared + slot * kTile, step + 1);
+        } else if (stage + 1 < stages) {
+          const int filled = slot;
+          slot = slot == kStages - 1 ? 0 : slot + 1;
+          wait_for_copies<kStages - 2>();
+          __syncthreads();  // the next stage is there, and nobody reads this one's slot any more
+          fetch(shared + slot * kTile, 0);
+          if (stage + kStages < stages) {
+            load_a.load(shared + filled * kTile);
+            load_b.load(shared + filled * kTile + PanelA::kBytes);
           }
           commit_copies();
         }
 #pragma unroll
-        for (int j = 0; j < kBlocksN; ++j) right[j].take();
-#pragma unroll
         for (int i = 0; i < kBlocksM; ++i) {
-          left[i].take();
           multiply_row<TA, TB, SUM, kBlocksN>(sums[i], left[i], right);
           if (sums_bias) add_rows<TA, TB, SUM>(bias[i], left[i]);
         }
       }
+      // With the last copies on their way: blocks of the next kernel take shared memory, which this
+      // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
+      // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
+      if (stage == max(stages - kStages - 1, 0)) pdl_trigger();
       if constexpr (kInParts) {
         if (stage % kPartStages == kPartStages - 1 || stage == stages - 1) {
 #pragma unroll
@@ -126,7 +140,6 @@ struct Mma {
           }
         }
       }
-      slot = slot == kStages - 1 ? 0 : slot + 1;
     }
     __syncthreads();  // the operands, which have all come, are done with: the sums take their place
 

@@ -107,13 +107,18 @@ struct Wgmma {
     typename Group::LoaderB load_b(b, ldb, n0, n, share.begin * kDepth, k, thread);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
 
+    if constexpr (TILE::kEarly) {
+      load_ahead<Group::kAhead>(load_b, shared + Group::PanelA::kBytes, Group::kTile, stages);
+    }
     pdl_wait();
     pdl_trigger();
 #pragma unroll
     for (int stage = 0; stage < Group::kAhead; ++stage) {
       if (stage < stages) {
         load_a.load(shared + stage * Group::kTile);
-        load_b.load(shared + stage * Group::kTile + Group::PanelA::kBytes);
+        if constexpr (!TILE::kEarly) {
+          load_b.load(shared + stage * Group::kTile + Group::PanelA::kBytes);
+        }
       }
       commit_copies();
     }
