@@ -19,7 +19,7 @@
 #include "mma_sums.cuh"
 #include "mma_warpgroup.cuh"
 #include "pdl.cuh"
-#define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+#define PRODUCT_BOUNDS __launch_bounds__(256, 1)
 #include "product_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -122,65 +122,81 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   ptx::fence_proxy_async();
   __syncthreads();
 
-  float sums[kColumns / 2] = {};
+  // With tf32x3 a stage has two sets of sums: one is computed while the other is added up.
+  constexpr int kSets = 4 / kAtOnce;
+  float sums[kSets][kColumns / 2] = {};
   float all[kThree ? kColumns / 2 : 1] = {};
   float bias[2] = {};
   const bool sums_bias = BIAS && n0 == 0;
+  // Fragments are on their way from shared memory while those before them are multiplied.
+  unsigned int next[4][4];
+  const auto fetch = [&](unsigned int tile) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) fragments.load(next[step], tile, 0, step);
+  };
+  const auto add_up = [&](const float(&set)[kColumns / 2]) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) all[kThree ? i : 0] += set[i];
+  };
+  if (stages > 0) fetch(shared);
   int slot = 0;
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
-    const unsigned int tile = shared + slot * kTile;
     const unsigned int ready = prepared + stage % 2 * kReady;
-    slot = slot == kStages - 1 ? 0 : slot + 1;
+    Factor<float, SUM> rows[4];
 #pragma unroll
-    for (int first = 0; first < 4; first += kAtOnce) {
-      Factor<float, SUM> rows[kAtOnce];
+    for (int step = 0; step < 4; ++step) {
+      if (sums_bias) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) fragments.load(rows[i].word, tile, 0, first + i);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (sums_bias) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(rows[i].word[j]);
-        }
-        rows[i].take(rows[i].word);
+        for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(next[step][j]);
       }
-      ptx::settle(sums);
+      rows[step].take(next[step]);
+    }
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) ptx::settle(sums[set]);
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      const int first = set * kAtOnce;
       ptx::fence_products();
       if constexpr (kThree) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          ptx::multiply_async<kColumns>(sums, rows[i].low, operand<Ready>(ready, 0, first + i), i);
-          ptx::multiply_async<kColumns>(sums, rows[i].word,
-                                   operand<Ready>(ready + Ready::kBytes, 0, first + i), 1);
+        for (int i = first; i < first + kAtOnce; ++i) {
+          ptx::multiply_async<kColumns>(sums[set], rows[i].low, operand<Ready>(ready, 0, i),
+                                        i - first);
+          ptx::multiply_async<kColumns>(sums[set], rows[i].word,
+                                        operand<Ready>(ready + Ready::kBytes, 0, i), 1);
         }
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        ptx::multiply_async<kColumns>(sums, rows[i].word, operand<Ready>(ready, 0, first + i),
-                                 kThree ? 1 : stage + i);
+      for (int i = first; i < first + kAtOnce; ++i) {
+        ptx::multiply_async<kColumns>(sums[set], rows[i].word, operand<Ready>(ready, 0, i),
+                                      kThree ? 1 : stage + i);
       }
       ptx::commit_products();
-      if (first + kAtOnce == 4 && stage + 1 < stages) {
-        if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
-          const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
-          load_left.load(shared + ahead * kTile);
-          load_right.load(shared + ahead * kTile + PanelL::kBytes);
-        }
-        commit_copies();
-        wait_for_copies<kStages - 2>();
-        __syncthreads();  // the next stage is there
-        prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
-                                              prepared + (stage + 1) % 2 * kReady, thread);
-        ptx::fence_proxy_async();
-      }
-      ptx::wait_for_products<0>();
-      ptx::settle(sums);
-      if constexpr (kThree) {
-#pragma unroll
-        for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
-      }
     }
+    slot = slot == kStages - 1 ? 0 : slot + 1;
+    if (stage + 1 < stages) {
+      if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
+        const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
+        load_left.load(shared + ahead * kTile);
+        load_right.load(shared + ahead * kTile + PanelL::kBytes);
+      }
+      commit_copies();
+      wait_for_copies<kStages - 2>();
+      __syncthreads();  // the next stage is there
+      fetch(shared + slot * kTile);
+      prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
+                                            prepared + (stage + 1) % 2 * kReady, thread);
+      ptx::fence_proxy_async();
+    }
+    if constexpr (kThree) {
+      ptx::wait_for_products<1>();
+      ptx::settle(sums[0]);
+      add_up(sums[0]);
+    }
+    ptx::wait_for_products<0>();
+    ptx::settle(sums[kSets - 1]);
+    if constexpr (kThree) add_up(sums[kSets - 1]);
     __syncthreads();  // it is prepared, and nobody reads what this one took
   }
   pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
@@ -196,9 +212,9 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int column = 8 * j + 2 * q;
-      const float first = kThree ? all[kThree ? 4 * j + 2 * half : 0] : sums[4 * j + 2 * half];
+      const float first = kThree ? all[kThree ? 4 * j + 2 * half : 0] : sums[0][4 * j + 2 * half];
       const float second =
-          kThree ? all[kThree ? 4 * j + 2 * half + 1 : 0] : sums[4 * j + 2 * half + 1];
+          kThree ? all[kThree ? 4 * j + 2 * half + 1 : 0] : sums[0][4 * j + 2 * half + 1];
       if constexpr (SWAPPED) {
         parts[column * kPitch + row] = first;
         parts[(column + 1) * kPitch + row] = second;
