@@ -60,10 +60,14 @@ struct Mma {
     const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
 
-    if constexpr (TILE::kEarly) load_ahead<kStages>(load_b, shared + PanelA::kBytes, kTile, stages);
+    // Fragments are on their way from shared memory while those before them are multiplied, but with
+    // tf32x3: the registers for both leave a multiprocessor one block of 64 x 64 in place of two.
+    constexpr bool kAhead = !Same<SUM, tf32x3>::kValue;
+    constexpr int kFirst = kAhead ? kStages : kStages - 1;  // stages that are asked for at once
+    if constexpr (TILE::kEarly) load_ahead<kFirst>(load_b, shared + PanelA::kBytes, kTile, stages);
     pdl_wait();
 #pragma unroll 1
-    for (int stage = 0; stage < kStages; ++stage) {
+    for (int stage = 0; stage < kFirst; ++stage) {
       if (stage < stages) {
         load_a.load(shared + stage * kTile);
         if constexpr (!TILE::kEarly) load_b.load(shared + stage * kTile + PanelA::kBytes);
@@ -82,7 +86,6 @@ struct Mma {
     Block<SUM> all[kInParts ? kBlocksM : 1][2 * kBlocksN] = {};
     Block<float> bias[kBlocksM] = {};
     const bool sums_bias = BIAS && n0 == 0 && warp_n == 0;
-    // Fragments are on their way from shared memory while those before them are multiplied.
     unsigned int next_left[kBlocksM][4];
     unsigned int next_right[kBlocksN][4];
     const auto fetch = [&](unsigned int tile, int step) {
@@ -93,33 +96,51 @@ struct Mma {
         fragments_b.load(next_right[j], tile + PanelA::kBytes, j, step);
       }
     };
-    wait_for_copies<kStages - 1>();
-    __syncthreads();  // the first stage is there
-    if (stages > 0) fetch(shared, 0);
+    const auto fill = [&](int place, int stage) {
+      if (stage < stages) {
+        load_a.load(shared + place * kTile);
+        load_b.load(shared + place * kTile + PanelA::kBytes);
+      }
+      commit_copies();
+    };
+    if constexpr (kAhead) {
+      wait_for_copies<kStages - 1>();
+      __syncthreads();  // the first stage is there
+      if (stages > 0) fetch(shared, 0);
+    }
     int slot = 0;
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
+      const unsigned int tile = shared + slot * kTile;
+      const int before = slot == 0 ? kStages - 1 : slot - 1;
+      const int after = slot == kStages - 1 ? 0 : slot + 1;
+      if constexpr (!kAhead) {
+        wait_for_copies<kStages - 2>();
+        __syncthreads();  // this stage is there, and nobody reads the slot before it any more
+      }
+      // With the last copies on their way: blocks of the next kernel take shared memory, which this
+      // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
+      // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
+      if (stage == max(stages - kFirst - 1, 0)) pdl_trigger();
 #pragma unroll
       for (int step = 0; step < kOwnSteps; ++step) {
+        if constexpr (!kAhead) {
+          fetch(tile, step);
+          if (step == 0) fill(before, stage + kFirst);
+        }
         Factor<TA, SUM> left[kBlocksM];
         Factor<TB, SUM> right[kBlocksN];
 #pragma unroll
         for (int i = 0; i < kBlocksM; ++i) left[i].take(next_left[i]);
 #pragma unroll
         for (int j = 0; j < kBlocksN; ++j) right[j].take(next_right[j]);
-        if (step < kOwnSteps - 1) {
-          fetch(shared + slot * kTile, step + 1);
-        } else if (stage + 1 < stages) {
-          const int filled = slot;
-          slot = slot == kStages - 1 ? 0 : slot + 1;
+        if (kAhead && step < kOwnSteps - 1) {
+          fetch(tile, step + 1);
+        } else if (kAhead && stage + 1 < stages) {
           wait_for_copies<kStages - 2>();
           __syncthreads();  // the next stage is there, and nobody reads this one's slot any more
-          fetch(shared + slot * kTile, 0);
-          if (stage + kStages < stages) {
-            load_a.load(shared + filled * kTile);
-            load_b.load(shared + filled * kTile + PanelA::kBytes);
-          }
-          commit_copies();
+          fetch(shared + after * kTile, 0);
+          fill(slot, stage + kFirst);
         }
 #pragma unroll
         for (int i = 0; i < kBlocksM; ++i) {
@@ -127,10 +148,6 @@ struct Mma {
           if (sums_bias) add_rows<TA, TB, SUM>(bias[i], left[i]);
         }
       }
-      // With the last copies on their way: blocks of the next kernel take shared memory, which this
-      // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
-      // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
-      if (stage == max(stages - kStages - 1, 0)) pdl_trigger();
       if constexpr (kInParts) {
         if (stage % kPartStages == kPartStages - 1 || stage == stages - 1) {
 #pragma unroll
@@ -140,6 +157,7 @@ struct Mma {
           }
         }
       }
+      slot = after;
     }
     __syncthreads();  // the operands, which have all come, are done with: the sums take their place
 
