@@ -10,7 +10,8 @@
 // Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of 32 * WM * WN * WK threads
 // in clusters of CLUSTER blocks along x, and
 // max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of dynamic shared memory, in a
-// cluster the bytes of its inbox more: CLUSTER * ceil(BM / CLUSTER) * (BN + 8) * 4 (mma_sums.cuh).
+// cluster the bytes of its inbox more: CLUSTER * ceil(BM / CLUSTER) * (BN + 8) * 4 + 16
+// (mma_sums.cuh).
 // Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
 #include "mma_copy.cuh"
@@ -54,6 +55,8 @@ struct Mma {
     const Share<TILE> share((k + kDepth - 1) / kDepth);
     const int stages = share.stages;
     const int begin = share.begin * kDepth;
+    using Parts = Sums<TILE, kStages * kTile>;
+    Parts().template open<BIAS>(n0 == 0, thread);
     Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
     Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
     const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
@@ -75,7 +78,6 @@ struct Mma {
       commit_copies();
     }
     epilogue.begin();
-    using Parts = Sums<TILE, kStages * kTile>;
     Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
 
     // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts:

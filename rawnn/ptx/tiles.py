@@ -124,7 +124,7 @@ def with_sums(s: Scalars, operands: float) -> int:
     """Bytes of shared memory of a block whose `operands` take so many: its warps add up their parts
     in the same place, and the blocks of a cluster leave theirs in an inbox behind it."""
     part, cluster = int(s["BM"] * (s["BN"] + 8) * 4), int(s["CLUSTER"])
-    inbox = ceil(int(s["BM"]), cluster) * cluster * int(s["BN"] + 8) * 4 if cluster > 1 else 0
+    inbox = ceil(int(s["BM"]), cluster) * cluster * int(s["BN"] + 8) * 4 + 16 if cluster > 1 else 0
     return max(int(operands), int(s["WK"]) * part) + inbox
 
 

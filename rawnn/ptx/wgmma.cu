@@ -103,6 +103,8 @@ struct Wgmma {
     constexpr int kDepth = Group::kDepth;
     const Share<TILE> share((k + kDepth - 1) / kDepth);
     const int stages = share.stages;
+    const bool biased = BIAS && n0 == 0;
+    Parts().template open<BIAS>(biased, thread);
     typename Group::LoaderA load_a(a, lda, m0, m, share.begin * kDepth, k, thread);
     typename Group::LoaderB load_b(b, ldb, n0, n, share.begin * kDepth, k, thread);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
@@ -124,7 +126,6 @@ struct Wgmma {
     }
     epilogue.begin();
     Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
-    const bool biased = BIAS && n0 == 0;
     if (biased) {
       if (thread < 64) {
         reinterpret_cast<unsigned int*>(dynamic_shared() + Group::kStages * Group::kTile)[thread] =

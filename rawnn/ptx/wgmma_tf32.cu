@@ -93,7 +93,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   const int warp = thread / 32;
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
   const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
-  const Share<TILE, false> share((k + kStageDepth - 1) / kStageDepth);
+  const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
   Loader<PanelL, kThreads, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
