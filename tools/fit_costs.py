@@ -16,7 +16,8 @@ that make the sum of the squared log ratios of expected and measured times least
 from today's constant by a factor of e^PRIOR costs as much as a network that is off by e^NOISE. So a
 constant that the networks say nothing of stays what it is, and is marked `kept`. Printed is what
 each constant was, is, where it comes from and how well it is known, then expected and measured
-times of each network. Nothing is written: the figures are for a reader to put into the source.
+times of each network. With `--keep` they are kept for the GPU that the floors are of, and count
+there from then on; otherwise nothing is written.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rawnn.bench.floors import FloorsResult, read_floors
 from rawnn.cli.plan import TARGETS, assumed
+from rawnn.device.fitted import keep
 from rawnn.errors import ConfigError, RawnnError
 from rawnn.onchip import cost
 from rawnn.onchip.choose import Choice
@@ -252,19 +254,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", choices=list(TARGETS), default="H200")
     parser.add_argument("--fit", action="append", default=[], metavar="NAME",
                         help="fit this constant though floors have it")
+    parser.add_argument("--keep", action="store_true",
+                        help="keep them for the GPU of the floors: its plans are made by them")
     given = parser.parse_args(arguments)
     try:
-        fixed = of_floors(read_floors(given.floors)) if given.floors else {}
-        names = asdict(cost.H200)
+        if given.keep and not given.floors:
+            raise ConfigError("--keep needs --floors, which says which GPU it is")
+        floors = read_floors(given.floors) if given.floors else None
+        fixed = of_floors(floors) if floors else {}
+        names = asdict(cost.FITTED)
         if unknown := [name for name in given.fit if name not in names]:
             raise ConfigError(f"no constant is called {', '.join(unknown)}: {', '.join(names)}")
         measured = [m for path in given.steps for m in read_steps(path, given.gpu)]
-        constants = fitted(measured, cost.H200, {
+        constants = fitted(measured, cost.FITTED, {
             k: v for k, v in fixed.items() if k in names and k not in given.fit})
     except RawnnError as error:
         print(f"fit_costs: {error}", file=sys.stderr)
         return 1
     print(report(measured, constants))
+    if given.keep and floors:
+        try:
+            print(f"kept in {keep(floors.gpu, {c.name: c.value for c in constants})}")
+        except RawnnError as error:
+            print(f"fit_costs: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

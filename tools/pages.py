@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from rawnn.bench.figures import random_figure, standalone  # noqa: E402
 from rawnn.bench.peers import summary, workload_table  # noqa: E402
+from rawnn.bench.peers.problem import draws  # noqa: E402
 from rawnn.bench.peers.records import OURS, read_contests  # noqa: E402
 from rawnn.bench.plot import plot_ladder, plot_scaling  # noqa: E402
 from rawnn.bench.records import read_ladder  # noqa: E402
@@ -32,7 +33,7 @@ from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
 from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import lab_series  # noqa: E402
+from tools import gpu_record, lab_series  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -65,13 +66,29 @@ def random_headline() -> str:
         table.append("| " + " | ".join([name, *figures]) + " |")
     left = len(found.asked) - len(found.contests)
     if left:
-        table += ["", f"{left} more were drawn and not reached: the time of the command was spent "
-                      f"while programs of the peers were still being compiled."]
+        table += ["", f"{left} more were drawn and not reached: {found.ended or 'left out'}."]
+    if each := summary.draws_line(found):
+        table += ["", f"{each[0].upper()}{each[1:]}."]
+    count = len(draws(found.asked))
+    several = f" in {count} draws" if count > 1 else ""
     return "\n".join([
-        f"{len(found.contests)} networks drawn at random, that nobody has tuned to: time of the "
-        f"best of {' and '.join(peers)} over",
+        f"{len(found.contests)} networks drawn at random{several}, that nobody has tuned to: time "
+        f"of the best of {' and '.join(peers)} over",
         "that of `best`, so **above 1 rawnn is faster, below 1 slower**.", "", *table, "",
-        f"{summary.provenance(found)}.", ""])
+        f"{summary.provenance(found)}.", "", *earlier_draws()])
+
+
+def earlier_draws() -> list[str]:
+    """A line for each file of other draws, the newest first: what they gave, at which commit."""
+    others = [(path, read_contests(path)) for path in RESULTS.glob("random-peers-h200-*.json")]
+    lines = []
+    for path, found in sorted(others, key=lambda pair: pair[1].environment.date, reverse=True):
+        said = [f"{line.mean:.2f} x for {line.name}" for line in summary.summary(found)
+                if line.name in PICTURED and line.against == "the best peer"]
+        lines.append(f"Before, {len(found.contests)} others at commit "
+                     f"{found.environment.commit[:7]} gave {' and '.join(said)}\n"
+                     f"([its samples](results/{path.name})).")
+    return [*lines, ""] if lines else []
 
 
 def random_whole() -> str:
@@ -142,6 +159,8 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
                           "h100": workloads("workloads-h100.json")},
     "docs/toggles/persistent.md": {"float32": float32_error},
     "docs/scaling.md": {"scaling": scaling},
+    "docs/testing.md": {"gpu": lambda: gpu_record.lists_table(gpu_record.read_record()),
+                        "checked": lambda: gpu_record.checked_table(gpu_record.read_record())},
     "examples/lab/README.md": {topic: lab(topic) for topic in lab_series.SIZES},
 }
 """Page -> name of a block in it -> what makes its text."""

@@ -1,6 +1,5 @@
-"""Loss curves: ours and the peers' on top of each other, from the same weights on the same batches.
-
-Nothing is timed here, so that many steps cost little.
+"""Loss curves: ours and the peers' on top of each other, from the same weights on the same batches;
+and of networks of several sizes what each learns in as many steps, and how fast.
 """
 
 from __future__ import annotations
@@ -12,33 +11,43 @@ from pathlib import Path
 import msgspec
 
 from rawnn.bench.peers.check import reference
-from rawnn.bench.peers.contest import Rules
+from rawnn.bench.peers.contest import TURN_S, Rules
 from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
-from rawnn.bench.peers.worker import CHECKED_EPOCHS, Prepare
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, TRUTH, Made, Prepare
 from rawnn.bench.records import place_of
 from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
 from rawnn.run.machine import open_device
 from rawnn.run.result import Environment
 
+LAST = 50
+"""Steps whose mean loss is what a network has come to."""
+
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """The loss of each step of one program (None: not finite). `error` is the share of the stated
     tolerance that it used up beside the others' float32, None where there was nothing to compare
-    with."""
+    with. `us` are microseconds of a step, one a sample, timed behind the curve."""
 
     workload: str
     system: str
     numbers: str
     form: str
     losses: list[float | None]
+    us: list[float] = []
     error: float | None = None
     reason: str = ""
 
+    @property
+    def last(self) -> float | None:
+        """The mean loss of the last LAST steps; None where one is not finite."""
+        tail = [v for v in self.losses[-LAST:] if v is not None]
+        return sum(tail) / len(tail) if tail and len(tail) == len(self.losses[-LAST:]) else None
+
 
 class CurvesResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All curves, and where they were drawn."""
+    """All curves, and where they were drawn; `problems` are the networks."""
 
     kind: str = "curves"
     schema_version: int = 1
@@ -47,6 +56,7 @@ class CurvesResult(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str]
     steps: dict[str, int]
     curves: list[Curve]
+    problems: list[Problem] = []
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
         """Write it atomically. Raises RawnnError where the file cannot be written."""
@@ -65,8 +75,8 @@ def read_curves(path: str | os.PathLike[str]) -> CurvesResult:
 
 def run_curves(problems: Sequence[Problem], rules: Rules, left_out: dict[str, str],
                notify: Callable[[str], None]) -> CurvesResult:
-    """Train each problem in every system for two epochs of its steps. A system that fails is kept
-    with the reason. Raises DeviceError."""
+    """Train each problem in every system for two epochs of its steps, and then time it, one program
+    after the other. A system that fails is kept with the reason. Raises DeviceError."""
     with open_device(rules.device, notify) as opened:
         environment = place_of(opened)
     with Lanes(rules.systems, len(problems)) as lanes:
@@ -75,21 +85,28 @@ def run_curves(problems: Sequence[Problem], rules: Rules, left_out: dict[str, st
                 problem, rules.device_of(system), rules.forms(problem, system), rules.patience),
             lambda problem, system: notify(f"{problem} in {system} is done"))
         environment.libraries.update(lanes.versions)
-    curves = [curve for p in problems for curve in _of(p, found[p.name])]
+        curves = [curve for p in problems for curve in _of(p, found[p.name])]
     return CurvesResult(
         environment=environment, systems=list(rules.systems), left_out=left_out, curves=curves,
-        steps={p.name: CHECKED_EPOCHS * p.steps for p in problems})
+        steps={p.name: CHECKED_EPOCHS * p.steps for p in problems}, problems=list(problems))
 
 
 def _of(problem: Problem, prepared: Sequence[Prepared]) -> list[Curve]:
     right = reference([(p.system, m) for p in prepared for m in p.made])
     found = [Curve(workload=problem.name, system=p.system, numbers=m.numbers, form=m.form,
-                   losses=m.losses, reason=m.reason,
+                   losses=m.losses, reason=m.reason, us=_timed(problem, p, index, m),
                    error=None if right is None or m.reason else _finite(
                        right.share(m.losses, m.numbers)))
-             for p in prepared for m in p.made]
+             for p in prepared for index, m in enumerate(p.made)]
     return found + [Curve(workload=problem.name, system=p.system, numbers="", form="", losses=[],
                           reason=p.reason) for p in prepared if not p.made]
+
+
+def _timed(problem: Problem, prepared: Prepared, index: int, made: Made) -> list[float]:
+    """Microseconds of a step, of a program that is not there for its losses alone."""
+    if made.reason or made.numbers == TRUTH:
+        return []
+    return [ms * 1e3 / problem.steps for ms in prepared.time(index, TURN_S).milliseconds]
 
 
 def _finite(value: float) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.bench.curves import CurvesResult
+from rawnn.bench.curves import Curve, CurvesResult
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult
 from rawnn.bench.peers.summary import CLASSES, summary
 from rawnn.bench.plot import require_matplotlib
@@ -106,7 +106,7 @@ def random_figure(result: ContestsResult, names: Sequence[str] = LIKE_WITH_LIKE)
             points = []
             for contest in result.contests:
                 mine, other = contest.best((OURS,), ours), contest.best(peers, theirs)
-                if mine and other:
+                if mine and other and contest.compared(peers, theirs):
                     points.append((contest.problem.flops / 2, other.time / mine.time))
             if points:
                 axes.scatter(*zip(*points, strict=True), s=30, alpha=0.85, marker=mark,
@@ -157,6 +157,39 @@ def sweep_figure(name: str, contests: Sequence[Contest]) -> str:
         axes.legend(ncols=2, fontsize=8)
 
     return _svg((8, 4.4), draw, f"Time a step, sweep {name}")
+
+
+def sizes_figure(result: CurvesResult, throughput: bool) -> str:
+    """Over the size of the networks: examples a second, or the loss behind as many steps; the
+    fastest form of each system and number class, which is the one whose loss is drawn, too."""
+    best: dict[tuple[str, str, str], tuple[float, Curve]] = {}
+    for curve in result.curves:
+        key = curve.workload, curve.system, curve.numbers
+        if curve.us and (key not in best or np.median(curve.us) < best[key][0]):
+            best[key] = float(np.median(curve.us)), curve
+    series: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for problem in result.problems:
+        for (workload, system, numbers), (us, curve) in best.items():
+            y = problem.batch / us * 1e6 if throughput else curve.last
+            if workload == problem.name and y:
+                series.setdefault((system, numbers), []).append((problem.weights, y))
+
+    def draw(axes: Any) -> None:
+        for (system, numbers), points in sorted(series.items()):
+            axes.plot(*zip(*sorted(points), strict=True), STYLES.get(numbers, "-"),
+                      color=COLOURS.get(system, OTHER), marker=MARKS.get(numbers, "o"),
+                      markersize=4, linewidth=1.4, alpha=0.85, label=f"{system} {numbers}")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which(lambda value, _: f"{value:g}" if not throughput else f"{value / 1e6:g} M")
+        axes.set_xlabel("weights of the network")
+        axes.set_ylabel("examples a second" if throughput else "loss at the end of the curves")
+        axes.grid()
+        axes.legend(ncols=2, fontsize=8)
+
+    what = "Examples a second" if throughput else "Loss"
+    return _svg((8, 3.8), draw, f"{what} over the size of the network")
 
 
 def curves_figure(workload: str, result: CurvesResult) -> str:

@@ -188,7 +188,7 @@ class _Ladder:
                     if self._interrupted:
                         return
                     done += 1
-                    on_progress(Progress(done, total, repeat, step.name, self.result()))
+                    on_progress(Progress(done, total, repeat, step.name, self._so_far()))
         except KeyboardInterrupt:
             self._interrupted = True
 
@@ -234,6 +234,10 @@ class _Ladder:
         if self._opened.device:
             memory = self._opened.device.memory
             memory.reset_peak()
+
+    def _so_far(self) -> LadderResult:
+        """What is kept meanwhile: should the process be killed, it was interrupted there."""
+        return msgspec.structs.replace(self.result(), interrupted=True)
 
     def result(self) -> LadderResult:
         libraries = {**self._environment.libraries, **self._libraries}

@@ -32,14 +32,15 @@ TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int)
 
 @dataclass(frozen=True)
 class Way:
-    """A statement that launches once, the names in it, and what it has made of y (zeros at first),
-    on the host."""
+    """A statement with so many `launches`, the names in it, and what it has made of y (zeros at
+    first), on the host."""
 
     statement: str
     names: Mapping[str, Any]
     result: Callable[[], Any]
     version: str = ""
     note: str = ""
+    launches: int = 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _cupy(kernel: Kernel) -> Way:
                  "n": np.int32(N)}
     cupy.cuda.Device(kernel.device.info.ordinal).use()
     return Way(f"axpy((1,), ({N},), (y, x, a, n))", names, lambda: cupy.asnumpy(y),
-               cupy.__version__)
+               str(cupy.__version__))
 
 
 def _torch(kernel: Kernel) -> Way:
@@ -139,7 +140,7 @@ def _torch(kernel: Kernel) -> Way:
     torch.cuda.synchronize()
     own = getattr(torch.cuda, "_compile_kernel", None)
     if own is None:  # before 2.8
-        return Way("y.add_(x, alpha=2.0)", names, lambda: y.cpu().numpy(), torch.__version__,
+        return Way("y.add_(x, alpha=2.0)", names, lambda: y.cpu().numpy(), str(torch.__version__),
                    " (an op of its own: this PyTorch launches no kernels from source)")
     for ctype in ("double", "float"):  # what Python's floats become, from 2.9 and before
         axpy = own(SOURCE.replace("float a", f"{ctype} a"), KERNEL)
@@ -150,7 +151,7 @@ def _torch(kernel: Kernel) -> Way:
             break
     torch.cuda.synchronize()
     return Way(f"axpy((1, 1, 1), ({N}, 1, 1), (y, x, 2.0, {N}))", {**names, "axpy": axpy},
-               lambda: y.cpu().numpy(), torch.__version__)
+               lambda: y.cpu().numpy(), str(torch.__version__))
 
 
 def _triton(kernel: Kernel) -> Way:
@@ -167,7 +168,7 @@ def _triton(kernel: Kernel) -> Way:
     y, x = torch.zeros(N, device="cuda"), torch.ones(N, device="cuda")
     torch.cuda.synchronize()
     return Way(f"axpy[(1,)](y, x, 2.0, {N}, BLOCK={N})", {"axpy": axpy, "y": y, "x": x},
-               lambda: y.cpu().numpy(), triton.__version__)
+               lambda: y.cpu().numpy(), str(triton.__version__))
 
 
 def _numba(kernel: Kernel) -> Way:
@@ -184,7 +185,7 @@ def _numba(kernel: Kernel) -> Way:
     y = cuda.to_device(np.zeros(N, np.float32))
     x = cuda.to_device(np.ones(N, np.float32))
     return Way(f"axpy[1, {N}](y, x, 2.0, {N})", {"axpy": axpy, "y": y, "x": x}, y.copy_to_host,
-               numba.__version__)
+               str(numba.__version__))
 
 
 SYSTEMS = {

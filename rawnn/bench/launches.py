@@ -129,17 +129,18 @@ def measure(opened: Opened, samples: int, launches: int,
     for turn in range(samples + 1):  # the first warms up
         for name in [*found]:
             try:
-                seconds = timers[name][1].timeit(launches)
+                seconds = timers[name][1].timeit(_statements(timers[name][0], launches))
             except Exception as error:  # whatever another system says; the others go on
                 costs[name] = LaunchCost(name=name, reason=_said(error))
                 del found[name]
                 continue
             kernel.synchronize()
             if turn:
-                found[name].append(seconds / launches * 1e6)
+                found[name].append(seconds / _launches(timers[name][0], launches) * 1e6)
         on_sample(turn + 1, samples + 1)
     for name, times in found.items():
-        wrong = _wrong(timers[name][0], launches * (samples + 1))
+        way = timers[name][0]
+        wrong = _wrong(way, _launches(way, launches) * (samples + 1))
         costs[name] = LaunchCost(name=name, reason=wrong) if wrong else msgspec.structs.replace(
             costs[name], us=spread(times), interval=median_interval(times), samples=times)
     libraries = {name.partition(",")[0]: cost.version for name, cost in costs.items()
@@ -150,14 +151,28 @@ def measure(opened: Opened, samples: int, launches: int,
                           ways=list(costs.values()))
 
 
+def _statements(way: Way, launches: int) -> int:
+    """How many times a sample of about `launches` runs a way's statement."""
+    return max(launches // way.launches, 1)
+
+
+def _launches(way: Way, launches: int) -> int:
+    """How many launches that are."""
+    return _statements(way, launches) * way.launches
+
+
 def _own(kernel: Kernel) -> Sequence[tuple[str, Way]]:
-    """Our launches: with arguments, and bound."""
+    """Our launches: with the same arguments again, with others each time, and bound."""
     made = []
-    for name, statement in (("rawnn", f"kernel[1, {N}](y, x, 2.0, {N})"),
-                            ("rawnn, bound", "run()")):
-        y, x = (array(np.full(N, value, np.float32), device=kernel.device) for value in (0, 1))
-        names = {"kernel": kernel, "y": y, "x": x, "run": kernel.bind(1, N, y, x, 2.0, N)}
-        made.append((name, Way(statement, names, y.numpy)))
+    once = f"kernel[1, {N}](y, x, 2.0, {N})"
+    for name, statement, count in (("rawnn", once, 1),
+                                   ("rawnn, others", f"{once}; kernel[1, {N}](y, z, 2.0, {N})", 2),
+                                   ("rawnn, bound", "run()", 1)):
+        y, x, z = (array(np.full(N, value, np.float32), device=kernel.device)
+                   for value in (0, 1, 1))
+        names = {"kernel": kernel, "y": y, "x": x, "z": z,
+                 "run": kernel.bind(1, N, y, x, 2.0, N)}
+        made.append((name, Way(statement, names, y.numpy, launches=count)))
     return made
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ from rawnn.bench.figures import (
     curves_figure,
     ladder_figure,
     random_figure,
+    sizes_figure,
     sweep_figure,
 )
 from rawnn.bench.floors import HEADINGS as FLOORS_HEADINGS
@@ -32,6 +33,7 @@ from rawnn.bench.peers.summary import (
     NETWORK_HEADINGS,
     NETWORKS,
     cells,
+    draws_line,
     network_rows,
     provenance,
     setups,
@@ -78,6 +80,7 @@ class Section:
     figures: Sequence[str] = ()
     tables: Sequence[Grid] = ()
     remarks: Sequence[str] = field(default=())
+    file: str = ""
 
 
 def write_report(files: Sequence[str], path: str | os.PathLike[str],
@@ -95,10 +98,11 @@ def write_report(files: Sequence[str], path: str | os.PathLike[str],
         if kind not in SECTIONS:
             raise ConfigError(f"{file} holds '{kind}', of which a report has no section; there are "
                               f"{', '.join(SECTIONS)}")
-        sections.append((list(SECTIONS).index(kind), SECTIONS[kind](file)))
+        made = replace(SECTIONS[kind](file), file=Path(file).stem)
+        sections.append((list(SECTIONS).index(kind), made))
     if not sections:
         raise ConfigError("there are no results to report on")
-    ordered = _with_own_anchors([s for _, s in sorted(sections, key=lambda pair: pair[0])])
+    ordered = _told_apart([s for _, s in sorted(sections, key=lambda pair: pair[0])])
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         TEMPLATE.read_text()).render(
             title=title, sections=ordered,
@@ -121,12 +125,14 @@ def _kind(file: str) -> str:
         raise ConfigError(f"{file} is no results file of rawnn bench: {error}") from None
 
 
-def _with_own_anchors(sections: Sequence[Section]) -> list[Section]:
+def _told_apart(sections: Sequence[Section]) -> list[Section]:
+    """Sections of one kind have anchors of their own, and titles that name their files."""
     made: list[Section] = []
     for s in sections:
         same = sum(m.anchor.split("-")[0] == s.anchor for m in made)
-        made.append(Section(**{**vars(s), "anchor": f"{s.anchor}-{same + 1}" if same
-                               else s.anchor}))
+        several = sum(other.title == s.title for other in sections) > 1
+        made.append(replace(s, anchor=f"{s.anchor}-{same + 1}" if same else s.anchor,
+                            title=f"{s.title}: {s.file}" if several else s.title))
     return made
 
 
@@ -161,7 +167,7 @@ def _random(file: str) -> Section:
         "faster.", [random_figure(found)],
         [Grid(SUMMARY_HEADINGS, [cells(line) for line in summary(found)]),
          Grid(NETWORK_HEADINGS, network_rows(found), NETWORKS)],
-        [setups(found), *contest_remarks(found)])
+        [*filter(None, [draws_line(found)]), setups(found), *contest_remarks(found)])
 
 
 def _peers(file: str) -> Section:
@@ -188,7 +194,11 @@ def _curves(file: str) -> Section:
     return Section(
         "curves", "Loss curves", f"{versions}; {env.date}, commit {env.commit or 'unknown'}",
         "From the same weights on the same batches: curves that lie on top of each other did the "
-        "same work.", [curves_figure(name, found) for name in found.steps],
+        "same work. Where networks differ in size: what the fastest form of each system takes for "
+        "one, and what it has learnt by the end of its curve.",
+        [*(curves_figure(name, found) for name in found.steps),
+         *(sizes_figure(found, which) for which in (True, False)
+           if len({p.weights for p in found.problems}) > 1 and any(c.us for c in found.curves))],
         remarks=[f"{c.workload}: {c.system} {c.numbers} {c.form}: {c.reason}"
                  for c in found.curves if c.reason])
 

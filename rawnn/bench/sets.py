@@ -272,7 +272,7 @@ class _Sets:
                         return self.result()
                     done += 1
                     on_progress(Progress(done, total, series.measurement(),
-                                         repeat == self._repeats - 1, self.result()))
+                                         repeat == self._repeats - 1, self._so_far()))
             if self._rounds.short:
                 for series in self._series:
                     on_progress(Progress(done, done, series.measurement(), True, self.result()))
@@ -305,6 +305,10 @@ class _Sets:
             series.steps = session.work.updates
             series.footprint = footprint(session.work, run.facts, self._opened)
         return run, seen.conditions
+
+    def _so_far(self) -> SetsResult:
+        """What is kept meanwhile: should the process be killed, it was interrupted there."""
+        return msgspec.structs.replace(self.result(), interrupted=True)
 
     def result(self) -> SetsResult:
         return SetsResult(

@@ -22,6 +22,7 @@ from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import Progress, check_rungs, run_ladder
 from rawnn.bench.launches import LAUNCHES, LaunchesResult
 from rawnn.bench.measured import read_measured
+from rawnn.bench.phases import PHASES, PhasesResult
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult
 from rawnn.bench.scaling import SCALINGS, ScalingResult
@@ -32,7 +33,8 @@ from rawnn.cli.differences import compare
 from rawnn.cli.floors import floors, show_floors
 from rawnn.cli.launches import launches, show_launches
 from rawnn.cli.options import make_config
-from rawnn.cli.peers import bench_option, peers, random_contests
+from rawnn.cli.peers import Part, bench_option, merge, peers, random_contests
+from rawnn.cli.phases import phases, show_phases
 from rawnn.cli.report import everything, report
 from rawnn.cli.scaling import scaling, show_scaling
 from rawnn.cli.screen import Screen, say, sentences, table_console
@@ -142,9 +144,9 @@ def ladder(bench_file: str | None, repeats: int | None, budget: float | None, ru
 @bench.command()
 @click.option("--n", "count", type=click.IntRange(1),
               help="How many runs are drawn (30).")
-@click.option("--seed", type=click.IntRange(0),
+@click.option("--seed", "seeds", type=click.IntRange(0), multiple=True,
               help="Seed of the first run (0); each has the next. A run follows from its seed "
-                   "alone.")
+                   "alone. With --peers several may be given: a draw of N networks from each.")
 @click.option("--work", type=click.FloatRange(1), metavar="N",
               help="Multiply-adds of a step at most, which bound the time that NumPy takes to "
                    "check it (2e9; on a simulated device 2e5).")
@@ -154,6 +156,9 @@ def ladder(bench_file: str | None, repeats: int | None, budget: float | None, ru
               help="With --peers: torch, jax or numpy; several may be given (torch and jax).")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
               help="With --peers: end with what was measured before this is exceeded.")
+@click.option("--part", type=Part(), metavar="K/N",
+              help="With --peers: the Kth of every N networks, so that several GPUs share them; "
+                   "bench merge makes one file of the parts.")
 @click.option("--resume", metavar="FILE",
               help="With --peers: go on where this file ends, and write it.")
 @click.option("--markdown", "markdown_file", metavar="FILE",
@@ -162,9 +167,9 @@ def ladder(bench_file: str | None, repeats: int | None, budget: float | None, ru
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
               help="Where to run (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep what was found as JSON.")
-def random(count: int | None, seed: int | None, work: float | None, beside_peers: bool,
-           peer_names: tuple[str, ...], budget: float | None, resume: str | None,
-           markdown_file: str | None, bench_file: str | None, device: str,
+def random(count: int | None, seeds: tuple[int, ...], work: float | None, beside_peers: bool,
+           peer_names: tuple[str, ...], budget: float | None, part: tuple[int, int] | None,
+           resume: str | None, markdown_file: str | None, bench_file: str | None, device: str,
            json_file: str | None) -> None:
     """Train random networks with random toggles, and check each run against NumPy.
 
@@ -177,15 +182,15 @@ def random(count: int | None, seed: int | None, work: float | None, beside_peers
     if beside_peers:
         if work is not None:
             raise ConfigError("--work bounds what NumPy checks, which --peers does not")
-        random_contests(count, seed, device, peer_names, budget, resume, json_file, markdown_file,
-                         bench_file)
+        random_contests(count, seeds, device, peer_names, budget, resume, json_file,
+                        markdown_file, bench_file, part or (1, 1))
         return
-    given = {"--peer": peer_names, "--budget": budget, "--resume": resume,
-             "--markdown": markdown_file, "--bench": bench_file}
+    given = {"--peer": peer_names, "--budget": budget, "--part": part, "--resume": resume,
+             "--markdown": markdown_file, "--bench": bench_file, "a second --seed": seeds[1:]}
     for option, value in given.items():
         if value:
             raise ConfigError(f"{option} goes with --peers only")
-    count, seed = count or 30, seed or 0
+    count, seed = count or 30, seeds[0] if seeds else 0
     from rawnn.bench.random import HEADER, Outcome, run_random
     from rawnn.bench.specification import SMALL, Limits
 
@@ -218,12 +223,14 @@ bench.add_command(workloads)
 bench.add_command(toggles)
 bench.add_command(compare)
 bench.add_command(peers)
+bench.add_command(merge)
 bench.add_command(ablation)
 bench.add_command(sweep)
 bench.add_command(curves)
 bench.add_command(floors)
 bench.add_command(launches)
 bench.add_command(scaling)
+bench.add_command(phases)
 bench.add_command(report)
 bench.add_command(everything)
 
@@ -235,10 +242,11 @@ bench.add_command(everything)
 @bench_option
 def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
          ) -> None:
-    """Print the table of what --json kept of a ladder, of workloads, toggles, floors, launches or
-    scaling."""
-    result: LadderResult | SetsResult | FloorsResult | LaunchesResult | ScalingResult = \
-        read_measured(file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS})
+    """Print the table of what --json kept of a ladder, of workloads, toggles, floors, launches,
+    scaling or phases."""
+    result: (LadderResult | SetsResult | FloorsResult | LaunchesResult | ScalingResult
+             | PhasesResult) = read_measured(
+        file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS, **PHASES})
     if isinstance(result, LadderResult):
         _show(result)
         _export(result, markdown_file, plot_file)
@@ -253,6 +261,9 @@ def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file
         return
     if isinstance(result, ScalingResult):
         show_scaling(result, markdown_file)
+        return
+    if isinstance(result, PhasesResult):
+        show_phases(result, markdown_file)
         return
     show_sets(result, markdown_file, bench_file)
 

@@ -18,10 +18,12 @@ from rawnn.bench.peers.arrange import (
     workload_forms,
 )
 from rawnn.bench.peers.contest import Rules
+from rawnn.bench.peers.merging import merged_contests
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, read_contests
 from rawnn.bench.peers.summary import (
     HEADINGS,
     cells,
+    draws_line,
     markdown,
     network_line,
     provenance,
@@ -42,29 +44,70 @@ bench_option = click.option(
     help="What to measure, in place of the packaged bench.toml (docs/suites.md).")
 
 
-def random_contests(count: int | None, seed: int | None, device: str, peers: tuple[str, ...],
+class Part(click.ParamType):  # type: ignore[type-arg]
+    """One of several equal parts: "2/3" is (2, 3)."""
+
+    name = "K/N"
+
+    def convert(self, value: str | tuple[int, int], param: click.Parameter | None,
+                context: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        number, _, count = value.partition("/")
+        if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+            self.fail(f"'{value}' is no part: 2/3 is the second of three", param, context)
+        return int(number), int(count)
+
+
+def random_contests(count: int | None, seeds: tuple[int, ...], device: str, peers: tuple[str, ...],
                     budget: float | None, resume: str | None, json_file: str | None,
-                    markdown_file: str | None, bench_file: str | None = None) -> None:
+                    markdown_file: str | None, bench_file: str | None = None,
+                    part: tuple[int, int] = (1, 1)) -> None:
     """Draw networks and time them beside the peers; a file to be resumed says how many and from
-    which seed, unless that is asked for."""
+    which seeds, unless that is asked for."""
     json_file = json_file or resume
     earlier = read_contests(resume) if resume and Path(resume).exists() else None
     device, suite = device_of(device), read_suites(bench_file).random
-    if earlier and count is None and seed is None:
+    if earlier and count is None and not seeds:
         asked = earlier.asked
     else:
-        asked = drawn(suite.seed if seed is None else seed, count or suite.n, device)
+        asked = drawn(seeds or (suite.seed,), count or suite.n, device)
     systems, absent = chosen(peers, suite.systems)
     rules = Rules(systems, device, drawn_forms(asked))
-    arranged = Arrangement("random-peers", asked, rules, absent, earlier)
-    result = hold(arranged, budget, json_file, markdown_file)
+    arranged = Arrangement("random-peers", asked, rules, absent, earlier, part=part)
+    _say_draws(hold(arranged, budget, json_file, markdown_file), markdown_file)
+
+
+def _say_draws(result: ContestsResult, markdown_file: str | None) -> None:
+    """The summary of drawn networks, and their tables as Markdown."""
     if result.contests:
         print_table(HEADINGS, [cells(line) for line in summary(result)])
         click.echo("Ratios are their time over ours: above 1 we are faster.")
+        if each := draws_line(result):
+            click.echo(each)
         click.echo(setups(result))
     if markdown_file:
         write_atomically(markdown_file, markdown(result).encode())
     finish(result)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE.json...")
+@click.option("--json", "json_file", required=True, metavar="FILE", help="The one file.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables as Markdown.")
+def merge(files: tuple[str, ...], json_file: str, markdown_file: str | None) -> None:
+    """Make one file of several that `bench random --peers` wrote: parts (--part), or draws.
+
+    They must be of the same commit, kind of GPU, driver and libraries. Needs no GPU.
+    """
+    check_output("--json", json_file)
+    check_output("--markdown", markdown_file)
+    result = merged_contests([(name, read_contests(name)) for name in files])
+    if result.kind != "random-peers":
+        raise RawnnError(f"these are files of {result.kind}: those of bench random --peers are "
+                         f"merged")
+    result.write_json(json_file)
+    _say_draws(result, markdown_file)
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from time import monotonic
 
@@ -111,6 +112,12 @@ def everything(context: click.Context, names: tuple[str, ...], bench_file: str |
         except RawnnError as error:
             failed.append(name)
             say(f"{name}: {error}")
+        except (click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:  # a fault of one suite is no reason to lose the others
+            failed.append(name)
+            traceback.print_exc()
+            say(f"{name}: {type(error).__name__}: {error}")
     if failed:
         raise RawnnError(f"{len(failed)} of {len(wanted)} suites failed ({', '.join(failed)})")
 

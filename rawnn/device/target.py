@@ -39,7 +39,9 @@ class Target:
     `registers` 32-bit registers and `threads` threads of a multiprocessor. `at_once` maps the size
     of a cluster to the blocks that run at once where one takes a multiprocessor for itself, as the
     driver's occupancy calculator says: groups of multiprocessors are not all whole, so that larger
-    clusters leave some idle. Without clusters it has the size 1 alone.
+    clusters leave some idle. Without clusters it has the size 1 alone. `clock` is the greatest of
+    the multiprocessors in MHz, `costs` what was fitted to this very GPU of what cost models take;
+    0 and empty where nothing is known.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Target:
     threads: int = 0
     at_once: Mapping[int, int] = field(default_factory=dict, hash=False)
     features: frozenset[str] = frozenset()
+    clock: float = 0.0
+    costs: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         if not self.gpu:
@@ -93,9 +97,9 @@ HOST = Target("the host")
 
 
 def _known(name: str, capability: tuple[int, int], multiprocessors: int, block: int, whole: int,
-           threads: int, at_once: Mapping[int, int] | None = None) -> Target:
+           threads: int, clock: float, at_once: Mapping[int, int] | None = None) -> Target:
     return Target(name, capability, multiprocessors, block << 10, whole << 10, 65536, threads,
-                  at_once or {1: multiprocessors}, features_of(capability))
+                  at_once or {1: multiprocessors}, features_of(capability), clock)
 
 
 def _clusters(multiprocessors: int) -> dict[int, int]:
@@ -105,13 +109,13 @@ def _clusters(multiprocessors: int) -> dict[int, int]:
 
 
 KNOWN: Mapping[tuple[int, int], Target] = {target.capability: target for target in (
-    _known("T4", (7, 5), 40, 64, 64, 1024),
-    _known("A100", (8, 0), 108, 163, 164, 2048),
-    _known("A40", (8, 6), 84, 99, 100, 1536),
-    _known("L40", (8, 9), 142, 99, 100, 1536),
-    _known("H200", (9, 0), 132, 227, 228, 2048, {1: 132, 2: 132, 4: 124, 8: 120, 16: 112}),
-    _known("B200", (10, 0), 148, 227, 228, 2048, _clusters(148)),
-    _known("RTX PRO 6000", (12, 0), 188, 99, 100, 1536, _clusters(188)),
+    _known("T4", (7, 5), 40, 64, 64, 1024, 1590),
+    _known("A100", (8, 0), 108, 163, 164, 2048, 1410),
+    _known("A40", (8, 6), 84, 99, 100, 1536, 1740),
+    _known("L40", (8, 9), 142, 99, 100, 1536, 2490),
+    _known("H200", (9, 0), 132, 227, 228, 2048, 1980, {1: 132, 2: 132, 4: 124, 8: 120, 16: 112}),
+    _known("B200", (10, 0), 148, 227, 228, 2048, 1965, _clusters(148)),
+    _known("RTX PRO 6000", (12, 0), 188, 99, 100, 1536, 2617, _clusters(188)),
 )}
 """A GPU of each architecture, by compute capability; that of Hopper is as its driver says."""
 

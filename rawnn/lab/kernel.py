@@ -28,7 +28,7 @@ from rawnn.lab.arguments import (
 )
 from rawnn.lab.arrays import default_device
 from rawnn.lab.exchange import Handle, order, stream_of
-from rawnn.lab.quick import quick_launch
+from rawnn.lab.quick import quick_launch, threads_take_turns
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import SOURCES
@@ -287,10 +287,9 @@ class Launcher:
         thread = get_ident()
         prepared = self._prepared.get(thread)
         if prepared is None:
-            first = not self._prepared
+            if not self._prepared and threads_take_turns():
+                self._quicken(self._prepare(values))
             prepared = self._prepared[thread] = self._prepare(values)
-            if first:
-                self._quicken(prepared)
         else:
             prepared.arguments.fill(values)
         if streams:

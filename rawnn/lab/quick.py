@@ -1,79 +1,120 @@
 """The usual launch as one generated function: our own arrays and Python's numbers, checked, packed
 and handed to the driver without a call for each argument.
 
-With a function to check each argument and others to pack and launch, a launch with four arguments
-took 2.0 us of Python, the driver's call left out; with the generated function it takes 0.5 us on
-the same machine. It serves the thread that launched first, whose memory the arguments are packed
-into: a lock would take 0.2 us. What it does not know, arrays of other libraries, other threads and
-everything that is wrong, it leaves to the careful way (rawnn.lab.arguments), which says what is
-wrong.
+Beside `cuda.bindings` with arguments packed beforehand, a function to check each of four arguments
+and others to pack and launch take 1.5 us; the generated function takes 0.2 us where they are the
+very objects of the launch before, and 0.4 us where they have to be packed (Python 3.11, the driver
+left out). What it does not know, arrays of other libraries and everything that is wrong, it leaves
+to the careful way (rawnn.lab.arguments), which says what is wrong. So it does with a call that
+comes while another is under way, of another thread or of a signal's handler. A flag tells: CPython
+changes threads at calls and loops alone, of which there is none between its test and its setting.
+It costs 20 ns, the thread's number 50, a lock 200.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from threading import get_ident
 from types import CodeType
 from typing import Any
 
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.launch import KernelLaunch
 from rawnn.lab.arguments import Convert, Usual
-from rawnn.lab.arrays import Array
+from rawnn.lab.arrays import Array, kind_of
 from rawnn.lab.maps import TensorMap
 
 Careful = Callable[[Any, tuple[Any, ...]], Any]
 """What launches, given the launcher and its arguments, where the generated function does not."""
 
 _TEXT = """
-def launch(self, {defaults}/, *more):
-    if more or recording or thread() != owner or not ({tests}):
-        return careful(self, given(({names}*more,)))
-    {made}
-    try:
-        pack({values})
-    except unfit:
-        return careful(self, ({names}))
-    result = call(*prepared)
-    if result[0]:
-        failed(result)
+def made({scope}):
+    busy = False
+    {begin}
+
+    def launch(self, {defaults}/, *more):
+        nonlocal {kept}busy
+        if more or recording or busy:
+            return careful(self, given(({names}*more,)))
+        busy = True
+        try:
+            try:
+                if not ({arrays}):
+                    usual = False
+                elif {same}:
+                    usual = True
+                elif {numbers}:
+                    {forget}
+                    {made}
+                    pack({values})
+                    {keep}
+                    usual = True
+                else:
+                    usual = False
+            except unfit:
+                usual = False
+            if usual:
+                result = call(config, function, address, 0)
+        finally:
+            busy = False
+        if not usual:
+            return careful(self, given(({names})))
+        if result[0]:
+            failed(result)
+
+    return launch
 """
 _TESTS = {
-    "array": "type({0}) is Array and {0}.device is device and {0}.dtype in types{1}",
-    "any array": "type({0}) is Array and {0}.device is device",
+    "array": "{0}.kind is kind{1}",
+    "array of several": "{0}.kind in kind{1}",
+    "any array": "type({0}) is Array and {0}.kind.device is device",
+    "map": "type({0}) is TensorMap and type({0}.array) is Array",
+    "other": "{0} is not missing",
     "number": "(type({0}) is float or type({0}) is int)",
     "whole": "type({0}) is int",
     "truth": "type({0}) is bool",
-    "other": "{0} is not missing",
-    "map": "type({0}) is TensorMap and type({0}.array) is Array",
 }
 """By kind of a parameter, what its argument is where it is a usual one."""
+_VALUES = {"array": "{}.pointer", "array of several": "{}.pointer", "any array": "{}.pointer",
+           "map": "{}.content"}
+"""What is packed of an argument that is no number: bytes, another object where they differ."""
+
+
+def threads_take_turns() -> bool:
+    """Whether Python runs one thread at a time: where it does not, a flag tells nothing."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 def quick_launch(usual: Sequence[Usual], converters: Sequence[Convert], device: Device,
                  launch: KernelLaunch, careful: Careful, recording: Sequence[Any]
                  ) -> Callable[..., Any]:
-    """A method that launches with the arguments given, in the memory of `launch`, which is the
-    calling thread's; with others, in other threads and while there is a graph in `recording`, by
-    `careful`. Structs and small floats are made by their `converters` here, too."""
+    """A method that launches with the arguments given, in the memory of `launch`, which is its own;
+    with others, and while there is a graph in `recording`, by `careful`. Structs and small floats
+    are made by their `converters` here, too."""
     pack, buffer, first = launch.arguments.packing
-    call, prepared, failed = launch.ready
+    call, (config, function, address, _), failed = launch.ready
     scope: dict[str, Any] = {
-        "Array": Array, "TensorMap": TensorMap, "device": device,
-        "thread": get_ident, "owner": get_ident(), "careful": careful, "recording": recording,
-        "missing": _MISSING, "given": _given, "unfit": (struct.error, OverflowError),
-        "pack": pack, "buffer": buffer, "first": first,
-        "call": call, "prepared": prepared, "failed": failed,
-        **{f"types{i}": each.types for i, each in enumerate(usual)},
-        **{f"convert{i}": convert for i, convert in enumerate(converters)}}
-    exec(_code(tuple(each.kind for each in usual)), scope)
-    made: Callable[..., Any] = scope["launch"]
-    return made
+        "Array": Array, "TensorMap": TensorMap, "device": device, "careful": careful,
+        "recording": recording, "missing": _MISSING, "never": _NEVER, "given": _given,
+        "unfit": (struct.error, OverflowError, AttributeError), "pack": pack, "buffer": buffer,
+        "first": first, "call": call, "config": config, "function": function, "address": address,
+        "failed": failed}
+    kinds: list[str] = [each.kind for each in usual]
+    for i, (each, convert) in enumerate(zip(usual, converters, strict=True)):
+        of_arrays = tuple(kind_of(type_, device) for type_ in each.types)
+        if len(of_arrays) > 1:
+            kinds[i] = "array of several"
+        scope[f"kind{i}"] = of_arrays[0] if len(of_arrays) == 1 else of_arrays
+        scope[f"convert{i}"] = convert
+    space: dict[str, Any] = {}
+    exec(_code(tuple(kinds), tuple(scope)), space)
+    method: Callable[..., Any] = space["made"](**scope)
+    return method
 
 
-_MISSING = object()
+_MISSING, _NEVER = object(), object()
 
 
 def _given(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -81,18 +122,35 @@ def _given(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @cache
-def _code(kinds: tuple[str, ...]) -> CodeType:
-    """The function's code for parameters of these kinds; nothing of the user's text is in it."""
+def _code(kinds: tuple[str, ...], scope: tuple[str, ...]) -> CodeType:
+    """The function's code for parameters of these kinds; nothing of the user's text is in it.
+
+    Where all values are of objects that never change, those of the last launch are kept (addresses
+    and numbers, no arrays) and compared by identity. Before packing, which may fail half way, the
+    first of them is forgotten, and set last."""
     names = [f"a{i}" for i in range(len(kinds))]
-    made = [f"c{i} = convert{i}(a{i}, [])" for i, kind in enumerate(kinds) if kind == "other"]
-    values = [f"{name}.address" if kind.endswith("array") else
-              f"{name}.content" if kind == "map" else f"c{i}" if kind == "other" else name
-              for i, (name, kind) in enumerate(zip(names, kinds, strict=True))]
     tests = [_TESTS[kind].format(name, i)
              for i, (name, kind) in enumerate(zip(names, kinds, strict=True))]
+    first = [kind in _VALUES or kind == "other" for kind in kinds]
+    values = [f"c{i}" if kind == "other" else _VALUES.get(kind, "{}").format(name)
+              for i, (name, kind) in enumerate(zip(names, kinds, strict=True))]
+    kept = [] if "other" in kinds else [f"last{i}" for i in range(len(kinds))]
+    same = [f"{value} is {last}" for value, last in zip(values, kept, strict=False)]
     text = _TEXT.format(
+        scope=", ".join(scope),
         names="".join(f"{name}, " for name in names),
         defaults="".join(f"{name}=missing, " for name in names),
-        tests=" and ".join(tests) or "True", made="; ".join(made),
-        values=", ".join(("buffer", "first", *values)))
+        kept="".join(f"{last}, " for last in kept),
+        begin=" = ".join([*kept, "never"]),
+        forget=f"{kept[0]} = never" if kept else "pass",
+        arrays=" and ".join(t for t, is_first in zip(tests, first, strict=True) if is_first)
+        or "True",
+        numbers=" and ".join(t for t, is_first in zip(tests, first, strict=True) if not is_first)
+        or "True",
+        same="False" if "other" in kinds else " and ".join(same) or "True",
+        made="; ".join(f"c{i} = convert{i}(a{i}, [])"
+                       for i, kind in enumerate(kinds) if kind == "other") or "pass",
+        values=", ".join(("buffer", "first", *values)),
+        keep="; ".join(f"{last} = {value}" for last, value in
+                       reversed([*zip(kept, values, strict=False)])) or "pass")
     return compile(text, "<a launch's arguments>", "exec")

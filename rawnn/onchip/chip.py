@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rawnn.device.target import Target
+from rawnn.onchip.cost import FITTED, Costs, costs_of
 from rawnn.onchip.decompose import CLUSTER
 
 NEEDED = ("asynchronous copies", "bfloat16", "tf32")
@@ -14,10 +15,11 @@ NEEDED = ("asynchronous copies", "bfloat16", "tf32")
 @dataclass(frozen=True)
 class Chip:
     """The bytes of shared memory that a block can have, and how many clusters of so many blocks run
-    at once, a block a multiprocessor: (blocks, clusters) of each size."""
+    at once, a block a multiprocessor: (blocks, clusters) of each size; what its cycles cost."""
 
     shared: int
     clusters: tuple[tuple[int, int], ...]
+    costs: Costs = FITTED
 
     def most_groups(self, ranks: int, exchange: str = CLUSTER) -> int:
         """Groups of `ranks` blocks that run at once, of blocks that exchange so; 0 where there are
@@ -40,4 +42,5 @@ class Chip:
 def chip_of(target: Target) -> Chip:
     """The chip of a target."""
     return Chip(target.shared_per_block,
-                tuple((size, blocks // size) for size, blocks in sorted(target.at_once.items())))
+                tuple((size, blocks // size) for size, blocks in sorted(target.at_once.items())),
+                costs_of(target))

@@ -34,10 +34,12 @@ scale there is but one: what a turn leaves in rows that the next does not fill m
 
 @dataclass(frozen=True)
 class Choice:
-    """A decomposition that fits the chip, and the microseconds a step that are expected of it."""
+    """A decomposition that fits the chip, and the microseconds a step that are expected of it by
+    what cycles cost there."""
 
     layout: Layout
     us: float
+    costs: cost.Costs = cost.FITTED
 
     @property
     def decomposition(self) -> Decomposition:
@@ -73,14 +75,14 @@ def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice |
     best: Choice | None = None
     least = 0
     for d in candidates:
-        us = cost.microseconds(d)
+        us = cost.microseconds(d, chip.costs)
         if best is not None and (us >= best.counts or cost.most_bytes(d) > 2 * chip.shared):
             continue
         if best is None and least and cost.most_bytes(d) > max(2 * chip.shared, least):
             continue
         found = layout_of(d, chip.shared)
         least = min(least or found.nbytes, found.nbytes)
-        choice = Choice(found, us + cost.state_microseconds(found))
+        choice = Choice(found, us + cost.state_microseconds(found, chip.costs), chip.costs)
         if found.nbytes <= chip.shared and (best is None or choice.counts < best.counts):
             best = choice
     return best, least
@@ -99,7 +101,7 @@ def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int) -> Iterat
                 continue
             seen = set()
             for price in PRICES:
-                types = _best_types(problem, r, g, price, exchange)
+                types = _best_types(problem, chip.costs, r, g, price, exchange)
                 if types and types not in seen:
                     seen.add(types)
                     yield _with_threads(Decomposition(problem, r, g, MOST_WARPS * 32, types,
@@ -140,7 +142,7 @@ def _group_counts(batch: int, most: int) -> list[int]:
 MOST_COUNTS = 14
 
 
-def _best_types(problem: Problem, ranks: int, groups: int, price: float,
+def _best_types(problem: Problem, costs: cost.Costs, ranks: int, groups: int, price: float,
                 exchange: str = CLUSTER) -> str:
     """The types of the boundaries with the least expected cycles, a byte of shared memory counted
     as `price` cycles: a shortest path, as what a layer takes depends on the types at its ends."""
@@ -157,7 +159,8 @@ def _best_types(problem: Problem, ranks: int, groups: int, price: float,
                         problem.reconstruct and layer == depth - 1 and path[0] == SLICED
                         and above != SLICED):
                     continue
-                cycles, nbytes = _layer(problem, ranks, groups, layer, below, above, exchange)
+                cycles, nbytes = _layer(problem, costs, ranks, groups, layer, below, above,
+                                        exchange)
                 total = so_far + cycles + price * nbytes
                 if above not in longer or total < longer[above][0]:
                     longer[above] = (total, path + above)
@@ -166,18 +169,18 @@ def _best_types(problem: Problem, ranks: int, groups: int, price: float,
 
 
 @cache
-def _layer(problem: Problem, ranks: int, groups: int, layer: int, below: str, above: str,
-           exchange: str) -> tuple[float, int]:
+def _layer(problem: Problem, costs: cost.Costs, ranks: int, groups: int, layer: int, below: str,
+           above: str, exchange: str) -> tuple[float, int]:
     """Cycles and bytes of one layer between boundaries of two types."""
     types = FULL * layer + below + above + FULL * (problem.depth - layer - 1)
     if layer and kinds(types) is None:
         types = GATHERED * layer + below + above + FULL * (problem.depth - layer - 1)
     d = Decomposition(problem, ranks, groups, MOST_WARPS * 32, types, exchange=exchange)
-    found = cost.layer_cycles(d, layer)
+    found = cost.layer_cycles(d, layer, costs)
     if layer == problem.depth - 1 and above != FULL:
-        found -= cost.H200.elementwise
+        found -= costs.elementwise
     if d.far and not d.messages:
-        found *= cost.H200.far_rest
+        found *= costs.far_rest
     return found, cost.layer_bytes(d, layer)
 
 

@@ -1,13 +1,16 @@
 """What a step on the chip is expected to take, in cycles, phase by phase.
 
 A step is a chain of phases: small networks take their number times a latency. The constants were
-fitted to kernels on an H200; other GPUs with clusters differ by less than decompositions do.
+fitted to kernels on an H200 and serve another GPU by the ratio of the clocks, unless constants were
+fitted to that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
+from rawnn.device.target import Target
+from rawnn.errors import ConfigError
 from rawnn.onchip.decompose import (
     BY_INPUTS,
     BY_OUTPUTS,
@@ -68,6 +71,9 @@ class Costs:
     draws: float = 300.0
     clock: float = 1750.0
 
+    def __hash__(self) -> int:  # of what is looked up for each layer of each candidate
+        return hash((self.clock, self.exchange))
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -77,10 +83,24 @@ class Phase:
     cycles: float
 
 
-H200 = Costs()
+FITTED = Costs()
+FITTED_AT = 1980.0
+"""MHz: the greatest clock of the GPU that they were fitted to, an H200."""
 
 
-def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phase]:
+def costs_of(target: Target) -> Costs:
+    """Of a GPU: those fitted to it (`tools/fit_costs.py --keep`), or else the H200's, whose cycles
+    are as much longer as its greatest clock is slower. Raises ConfigError for a constant that there
+    is not."""
+    known = {each.name for each in fields(Costs)}
+    if unknown := sorted(set(target.costs) - known):
+        raise ConfigError(f"constants kept of {target.name}: none is called {', '.join(unknown)}; "
+                          f"fit them anew")
+    slower = {"clock": FITTED.clock * target.clock / FITTED_AT} if target.clock else {}
+    return replace(FITTED, **(target.costs or slower))
+
+
+def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Phase]:
     """The phases of one layer, which depend on the types at its ends alone."""
     p, kind = d.problem, d.kinds[layer]
     ins, outs, columns = d.ins(layer), d.outs(layer), d.columns // 8
@@ -128,7 +148,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = H200) -> list[Phas
     return found
 
 
-def far_cycles(d: Decomposition, message: Message, costs: Costs = H200) -> float:
+def far_cycles(d: Decomposition, message: Message, costs: Costs = FITTED) -> float:
     """A message through the L2 cache: as much as it brings, a block also writes where it is not the
     same for all."""
     nbytes = message.rows * d.columns * 4
@@ -136,12 +156,12 @@ def far_cycles(d: Decomposition, message: Message, costs: Costs = H200) -> float
         costs.far_bytes if message.to_all else costs.far_parts)
 
 
-def beside_exchanges(d: Decomposition, costs: Costs = H200) -> float:
+def beside_exchanges(d: Decomposition, costs: Costs = FITTED) -> float:
     """By what all that is no exchange is multiplied."""
     return costs.far_rest if d.far and d.messages else 1.0
 
 
-def layer_cycles(d: Decomposition, layer: int, costs: Costs = H200) -> float:
+def layer_cycles(d: Decomposition, layer: int, costs: Costs = FITTED) -> float:
     """What one layer adds to a step: its phases, and its part of the clusters' meeting."""
     found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
     if d.groups > 1:
@@ -185,7 +205,7 @@ def most_bytes(d: Decomposition) -> int:
     return sum(layer_bytes(d, layer) for layer in range(d.problem.depth))
 
 
-def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
+def fixed_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     """What does not depend on the types: input, loss, the meeting of clusters, begin and end."""
     p = d.problem
     found = [Phase("begin and end", costs.step)]
@@ -212,7 +232,7 @@ def fixed_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     return found
 
 
-def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
+def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     """How clusters add up their gradients: all of them by every cluster, or each its share."""
     if d.groups == 1:
         return []
@@ -222,7 +242,7 @@ def meeting_phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
     return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
 
 
-def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
+def phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     """All phases of a step."""
     layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
     turn = [*layers, *fixed_phases(d, costs)]
@@ -232,15 +252,15 @@ def phases(d: Decomposition, costs: Costs = H200) -> list[Phase]:
             *(Phase(phase.name, rest * phase.cycles) for phase in meeting_phases(d, costs))]
 
 
-def cycles(d: Decomposition, costs: Costs = H200) -> float:
+def cycles(d: Decomposition, costs: Costs = FITTED) -> float:
     return sum(phase.cycles for phase in phases(d, costs))
 
 
-def microseconds(d: Decomposition, costs: Costs = H200) -> float:
+def microseconds(d: Decomposition, costs: Costs = FITTED) -> float:
     """What a step is expected to take."""
     return cycles(d, costs) / costs.clock
 
 
-def state_microseconds(found: Layout, costs: Costs = H200) -> float:
+def state_microseconds(found: Layout, costs: Costs = FITTED) -> float:
     """What the optimizer's state takes besides that comes from the L2 cache."""
     return found.far_tiles * costs.far_tile / costs.clock

@@ -11,7 +11,7 @@ class Exchange:
     """One message: to all blocks alike (`to_all`), or to each its own."""
 
     def __init__(self, writer: KernelWriter, to_all: bool) -> None:
-        self.w, self.d, self.to_all = writer.w, writer.d, to_all
+        self.writer, self.w, self.d, self.to_all = writer, writer.w, writer.d, to_all
         self.far = self.d.far
 
     def expect(self, nbytes: str | int) -> None:
@@ -27,16 +27,27 @@ class Exchange:
     def send(to: str, place: str) -> str:
         return f"mail.send({to}, {place}, v);"
 
-    def sent(self) -> None:
-        """Behind all sending."""
+    def sent(self, phase: str = "") -> None:
+        """Behind all sending, which is of a phase."""
         if self.far:
             self.w("mail.sent();")
+            if phase:
+                self.writer.stamp(phase, "send")
 
     def received(self) -> str:
         """The filled mailbox."""
         if not self.far:
             return "mail.receive()"
         return f"mail.{'gathered' if self.to_all else 'received'}()"
+
+    def awaited(self, phase: str) -> str:
+        """The same; where phases are stamped, behind the wait."""
+        if not self.writer.layout.traced:
+            return self.received()
+        name = f"box_{len(self.writer.of_turn)}"
+        self.w(f"const float* const {name} = {self.received()};")
+        self.writer.stamp(phase, "wait")
+        return name
 
     def add(self, box: str, parts: int, rows: int, count: int | str, finish: str) -> None:
         """The first `count` of `rows` rows, each the sum of `parts` parts."""
@@ -57,11 +68,13 @@ class Exchange:
             self.w(f"if (thread < {idle}) mail.send_one({self.d.ranks - idle} + thread, "
                    "rank, 0.0f);")
 
-    def hear(self, name: str, place: int, count: int, condition: str = "") -> str:
+    def hear(self, name: str, place: int, count: int, condition: str = "", *,
+             phase: str) -> str:
         """Receives what says nothing but that it came; returns the mailbox's name."""
         if self.far:
-            return self.received()
+            return self.awaited(phase)
         self.w(f"const float* const {name} = {self.received()};")
+        self.writer.stamp(phase, "wait")
         self.w(f"{f'if ({condition}) ' if condition else ''}hear({name}"
                f"{f' + {place}' if place else ''}, {count});")
         return name

@@ -23,8 +23,12 @@ ALL, SHARE = "all", "share"
 MOST_SUMMED_BY_ALL = 131_072
 """Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
 
-COUNTS = ("counters", "generations")
+COUNTS = ("counters", "generations", "trace")
 """Workspaces of integers."""
+
+LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
+"""Stamps of a warp ahead of and behind the steps, and words of a block's time by the GPU's clock
+(onchip_trace.cuh)."""
 
 RULE_BYTES = 64
 FIXED_BYTES = 1024
@@ -68,7 +72,8 @@ class Layout:
     `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
     sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
-    clusters."""
+    clusters. Of the first `traced` steps of a launch all `stamps` of a step are kept, where phases
+    are traced (tracing.py)."""
 
     decomposition: Decomposition
     layers: tuple[LayerLayout, ...]
@@ -84,6 +89,8 @@ class Layout:
     exchange: int
     shared_state: int | None
     far_tiles: int
+    traced: int = 0
+    stamps: int = 0
 
     @property
     def dynamic_bytes(self) -> int:
@@ -127,6 +134,9 @@ class Layout:
             found["parcels"] = d.groups * d.box_floats
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
+        if self.traced:
+            of_warps = (self.traced * self.stamps + LAUNCH_STAMPS) * d.blocks * d.warps
+            found["trace"] = of_warps + NANOSECOND_WORDS * d.blocks
         return found
 
     @property

@@ -44,7 +44,7 @@ def _lines(choice: Choice) -> Iterator[str]:
         if name == "tally":
             continue
         yield f"  workspace {name:<14} {4 * size:>9,} (global memory)"
-    phases = cost.phases(d)
+    phases = cost.phases(d, choice.costs)
     yield f"expected: {choice.us:.1f} us a step, {sum(ph.cycles for ph in phases):,.0f} cycles"
     for phase in phases:
         yield f"  {phase.name:<24} {phase.cycles:>9,.0f}"

@@ -8,7 +8,7 @@ from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
 from rawnn.onchip.layout import ALL, COUNTS, RULE_BYTES, SHARE, TILE, Layout
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.steps import StepWriter
-from rawnn.onchip.writer import literal
+from rawnn.onchip.writer import Stamp, literal
 
 NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "float16": "kFloat16"}
 
@@ -16,6 +16,13 @@ NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "flo
 def source(layout: Layout, name: str) -> str:
     """The CUDA C of the kernel `name`."""
     return _Kernel(layout, name).text()
+
+
+def stamps(layout: Layout) -> list[Stamp]:
+    """What a kernel of the layout stamps in each step, in order; nothing where it is not traced."""
+    kernel = _Kernel(layout, "stamped")
+    kernel.text()
+    return kernel.stamps_of_step()
 
 
 def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
@@ -60,6 +67,8 @@ class _Kernel(StepWriter):
         d, p, w = self.d, self.p, self.w
         w(f"// {'-'.join(map(str, p.layers))}, batch {p.batch}, {p.numbers}: {d}")
         w('#include "onchip.cuh"')
+        if self.layout.traced:
+            w('#include "onchip_trace.cuh"')
         w("struct Shape {")
         for constant, value in (("Threads", d.threads), ("Ranks", d.ranks), ("Groups", d.groups),
                                 ("Columns", d.columns), ("Pitch", d.pitch),
@@ -67,6 +76,7 @@ class _Kernel(StepWriter):
             w(f"static constexpr int k{constant} = {value};")
         w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
         w("};")
+        head = len(w.lines)
         w(f"using Between = {functor(p.activation)};")
         w(f"using Rule = {f'Unscaled<{p.rule}>' if p.scaled else p.rule};")
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
@@ -74,16 +84,31 @@ class _Kernel(StepWriter):
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
         w(f"__global__ void __launch_bounds__({d.threads}, 1) {self.name}({arguments}) {{")
         self.begin()
+        self.stamp_launch(1)
         w("for (int u = 0; u < span; ++u) {")
         self.step()
         w("}")
+        self.stamp_launch(2)
         self.end()
+        self.stamp_launch(3)
         w("}")
+        if self.layout.traced:
+            turn, every = len(self.of_turn), self.stamps_of_step()
+            w.lines[head:head] = [
+                f"constexpr int kStampsOfTurn = {turn};",
+                f"using Stamps = Trace<Shape, {len(every)}, {self.layout.traced}>;"]
         return w.text()
+
+    def stamps_of_step(self) -> list[Stamp]:
+        """All of a step, in their order, once its text is written."""
+        return [*self.of_turn * self.d.turns, *self.behind_turns]
 
     # -- ahead of the steps ------------------------------------------------------------------------
     def begin(self) -> None:
         d, p, w = self.d, self.p, self.w
+        if self.layout.traced:
+            w("const Stamps stamps = {trace};")
+        self.stamp_launch(0)
         w("float* const shared = ptx::dynamic_shared<float>();")
         w("const int rank = rank_of_block<Shape>();")
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")

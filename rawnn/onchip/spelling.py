@@ -47,7 +47,8 @@ def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
         raise Unsupported(f"does not fit the chip as {d} (a block would need "
                           f"{found.nbytes / 1024:.0f} KiB of shared memory, and has "
                           f"{chip.shared / 1024:.0f} KiB on this GPU)", CURE)
-    return Choice(found, cost.microseconds(d) + cost.state_microseconds(found))
+    return Choice(found, cost.microseconds(d, chip.costs)
+                  + cost.state_microseconds(found, chip.costs), chip.costs)
 
 
 def _wrong(problem: Problem, ranks: int, types: str) -> str:

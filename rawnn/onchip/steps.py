@@ -15,6 +15,9 @@ from rawnn.onchip.tiles import softmax_lanes
 from rawnn.onchip.updates import UpdateWriter
 from rawnn.onchip.writer import literal
 
+BETWEEN = "begin and end"
+"""The phase of what a step does between the others."""
+
 
 class StepWriter(UpdateWriter):
     """Writes the phases of a step, one behind the other."""
@@ -121,18 +124,24 @@ class StepWriter(UpdateWriter):
             if p.scaled:
                 w(f"if (thread == 0) scaling->adjust(left_out, {p.growth}, (u + 1) & 1);")
             self.next_turn()
+            self.stamp(BETWEEN, "next input")
             return
         w(f"for (int part = 0; part < {d.turns}; ++part) {{")
         w(f"const int t = u * {d.turns} + part;")
         self.whole_turn()
         self.next_turn()
+        self.in_turn = True
+        self.stamp(BETWEEN, "next input")
+        self.in_turn = False
         w("}")
         self.meet()
         w("__syncthreads();")
+        self.stamp(BETWEEN, "next step")
 
     def whole_turn(self) -> None:
         """From the examples of a turn to its gradients."""
         p, w, found = self.p, self.w, self.layout
+        self.in_turn = True
         self.input()
         if p.scaled:
             w("int* const found = scaling->found + (u & 1);")
@@ -147,14 +156,18 @@ class StepWriter(UpdateWriter):
         if whole:
             self.tell_overflow()
             self.hear_overflow()
+            self.stamp("overflow")
             w("if (!left_out) {")
         elif p.scaled:
             self.tell_overflow()
+            self.stamp("overflow", "send")
         self.gradients([*waiting, 0])
         if whole:
             w("}")
         elif p.scaled:
             self.hear_overflow()
+            self.stamp("overflow")
+        self.in_turn = False
 
     def next_turn(self) -> None:
         """The input of the next turn is there."""
@@ -181,6 +194,7 @@ class StepWriter(UpdateWriter):
               f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
               f"{self.count(0)}, present);")
             w("__syncthreads();")
+            self.stamp("input")
         else:
             w(f"float* const x = {self.at('x')} + ({t} & 1) * {found.input_floats};")
         if p.partial and d.turns == 1:  # no rows of another step, whose infinities times 0 are NaN
@@ -212,16 +226,21 @@ class StepWriter(UpdateWriter):
                f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}>::run(weights{n}, {right}, 0, "
         if tiles.split == 1:
             w(f"{head}{'quads' if sent else 'pairs'}({finish}));")
+            self.stamp(f"{kind} {n}")
             if first:
                 self.fetch_ahead()
+                self.stamp(BETWEEN, "fetch")
             return
         scratch = self.at("scratch")
         w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
+        self.stamp(f"{kind} {n}")
         if first:
             self.fetch_ahead()
+            self.stamp(BETWEEN, "fetch")
         w("__syncthreads();")
         w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
           f"{finish if sent else f'by_pairs({finish})'});")
+        self.stamp(f"{kind} {n}", "parts")
 
     @staticmethod
     def body(limit: str, text: str) -> str:
@@ -285,14 +304,22 @@ class StepWriter(UpdateWriter):
                 message.say_nothing(f"n{above}", f"{sent} + rank - {d.ranks - idle}")
             self.product("forward", layer, self.sender(
                 count, self.keep_and_send(above, layer, message)), count, sent=True)
-            message.sent()
-            received = message.hear(f"gathered{above}", sent, idle) if idle else message.received()
+            phase = f"gather {above}"
+            message.sent(phase)
+            received = message.hear(f"gathered{above}", sent, idle, phase=phase) if idle \
+                else message.awaited(phase)
             message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
         else:
-            self.all_reduce("forward", layer, n, self.keep(above, layer, home), [])
+            phase = f"sum {above}"
+            self.all_reduce("forward", layer, n, self.keep(above, layer, home), [], phase)
         w("__syncthreads();")
+        if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
+            self.stamp(f"forward {above}", "barrier")
+        else:
+            self.stamp(phase)
 
-    def all_reduce(self, kind: str, layer: int, n: int, text: str, meanwhile: list[int]) -> None:
+    def all_reduce(self, kind: str, layer: int, n: int, text: str, meanwhile: list[int],
+                   phase: str) -> None:
         """A product whose partial sums all blocks want in full: added up by every block, or by the
         one whose share they are, which sends the sums to all."""
         d, w = self.d, self.w
@@ -304,25 +331,27 @@ class StepWriter(UpdateWriter):
             place = f"(rank * {n} + m) * {d.columns} + e"
             self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
                          sent=True)
-            message.sent()
+            message.sent(phase)
             self.gradients(meanwhile)
-            message.add(message.received(), d.ranks, n, n, finish)
+            message.add(message.awaited(phase), d.ranks, n, n, finish)
             return
         size, mine = share_of(n, d.ranks)
-        parts = self.reduce(kind, layer, n, size, mine)
+        parts = self.reduce(kind, layer, n, size, mine, phase=phase)
         self.gradients(meanwhile)
         w("{")
         w(f"const float* const parts = {parts.received()};")
+        self.stamp(phase, "wait")
         sums = self.exchange(True)
         sums.expect(n * nbytes)
         send = sums.send_to_all(f"(rank * {size} + m) * {d.columns} + e")
         parts.add("parts", d.ranks, size, mine, self.sender(mine, send))
         w("}")
-        sums.sent()
-        sums.add(sums.received(), 1, n, n, finish)
+        self.stamp(phase, "share")
+        sums.sent(phase)
+        sums.add(sums.awaited(phase), 1, n, n, finish)
 
     def reduce(self, kind: str, layer: int, n: int, size: int, mine: str,
-               idle: int = 0) -> Exchange:
+               idle: int = 0, *, phase: str) -> Exchange:
         """A product whose partial sums go to the block whose share of `size` rows they are; the
         last `idle` blocks, which have none, hear from all others that they are as far."""
         d = self.d
@@ -334,7 +363,7 @@ class StepWriter(UpdateWriter):
         send = f"const int owner = m / {size};\n" + message.send(
             "owner", f"(rank * {size} + m - owner * {size}) * {d.columns} + e")
         self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
-        message.sent()
+        message.sent(phase)
         return message
 
     def loss(self) -> None:
@@ -365,6 +394,7 @@ class StepWriter(UpdateWriter):
               f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
               f"tallies{made});")
         w("__syncthreads();")
+        self.stamp("softmax" if p.labelled else "loss")
         repeated = d.types[-1] != SLICED
         place = "group" if repeated else "blockIdx.x"
         w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
@@ -374,6 +404,7 @@ class StepWriter(UpdateWriter):
           "make_float2(total.loss, __int_as_float(total.right));")
         w("}")
         w("}")
+        self.stamp(BETWEEN, "tally")
 
     def slope(self, boundary: int, row: str, saved_row: str) -> str:
         """Text that stores a gradient of the boundary's pre-activations."""
@@ -393,6 +424,7 @@ class StepWriter(UpdateWriter):
         """The gradient of boundary `layer`, and the weight gradients that wait beside it."""
         d, p, w = self.d, self.p, self.w
         type_, n, size = d.types[layer], p.layers[layer], d.slices[layer]
+        phase = f"sum of gradient {layer}"
         w(f"// backward {layer + 1}: {d.kinds[layer]}")
         if d.kinds[layer] != BY_OUTPUTS:
             if type_ == GATHERED:
@@ -407,12 +439,14 @@ class StepWriter(UpdateWriter):
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
         elif type_ == GATHERED:
             idle = d.idle(layer)
-            message = self.reduce("backward", layer, n, size, f"n{layer}", idle)
+            message = self.reduce("backward", layer, n, size, f"n{layer}", idle, phase=phase)
             self.gradients(waiting)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
-            received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0") if idle \
-                else message.received()
+            received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0",
+                                    phase=phase) if idle else message.awaited(phase)
             message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
-            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting)
+            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase)
         w("__syncthreads();")
+        self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
+                     else (f"backward {layer + 1}", "barrier")))

@@ -41,6 +41,7 @@ class UpdateWriter(ExchangeWriter):
               f"{pitch}, {d.pitch}, {literal(p.bias)}>::run({self.a(layer)}, {self.z(layer + 1)}, "
               f"{first}, finish);")
             w("}")
+            self.stamp(f"gradient {n}")
             sums = ceil(ceil(d.outs(layer), 8), tiles.across) if p.bias else 0
             first = (first + tiles.tasks + sums) % d.warps
         layers.clear()
@@ -93,13 +94,16 @@ class UpdateWriter(ExchangeWriter):
         unless = "if (!left_out) " if self.p.scaled else ""
         if found.sync == ALL:
             w(f"ptx::grid_barrier(met, (u + 1u) * {d.groups}u, 1);")
+            self.stamp("all clusters sum", "wait")
             self.hear_clusters()
             w(f"{unless}update_all<Shape, Rule, {far}, {many}>("
               "reinterpret_cast<const float4*>(gradients) "
               f"+ ((u & 1) * {d.blocks}ll + rank) * {many * quads}, {stride}, rule, place, state"
               f"{how});")
+            self.stamp("all clusters sum")
         else:
             w(f"ptx::grid_barrier(met, (2u * u + 1u) * {d.groups}u, 1);")
+            self.stamp("clusters sum and share", "wait")
             w("float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * "
               f"{many * quads};")
             self.hear_clusters()
@@ -107,8 +111,11 @@ class UpdateWriter(ExchangeWriter):
               "reinterpret_cast<const float4*>(gradients) + rank * "
               f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
               f"state{how});")
+            self.stamp("clusters sum and share")
             w(f"ptx::grid_barrier(met, (2u * u + 2u) * {d.groups}u, 2);")
+            self.stamp("clusters sum and share", "second wait")
             w(f"{unless}copy_fresh<Shape, {many}>(new_weights, place);")
+            self.stamp("clusters sum and share", "copy")
         w("}")
 
     def hear_clusters(self) -> None:

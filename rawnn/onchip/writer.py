@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rawnn.onchip.decompose import FULL
 from rawnn.onchip.layout import TILE, Layout
 
@@ -11,6 +13,15 @@ def literal(value: float | bool | int) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, int) else f"{value!r}"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The end of a part of a phase: `phase` is its name in the cost model (cost.py), `part` what
+    the block did in it."""
+
+    phase: str
+    part: str = "work"
 
 
 class Writer:
@@ -38,6 +49,24 @@ class KernelWriter:
     def __init__(self, layout: Layout) -> None:
         self.layout, self.d, self.p = layout, layout.decomposition, layout.decomposition.problem
         self.w = Writer()
+        self.of_turn: list[Stamp] = []
+        self.behind_turns: list[Stamp] = []
+        self.in_turn = False
+
+    def stamp(self, phase: str, part: str = "work") -> None:
+        """Behind a part of a phase, in a kernel that is traced."""
+        if not self.layout.traced:
+            return
+        found = self.of_turn if self.in_turn else self.behind_turns
+        turn = " + part * kStampsOfTurn" if self.d.turns > 1 else ""
+        place = f"{len(found)}{turn}" if self.in_turn else \
+            f"{self.d.turns} * kStampsOfTurn + {len(found)}"
+        found.append(Stamp(phase, part))
+        self.w(f"stamps.stamp(u, {place});")
+
+    def stamp_launch(self, number: int) -> None:
+        if self.layout.traced:
+            self.w(f"stamps.launch({number});")
 
     # -- where things lie --------------------------------------------------------------------------
     def at(self, name: str) -> str:

@@ -10,6 +10,7 @@ from rawnn.common.dtypes import FLOATS
 from rawnn.network.layers import Network
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
+from rawnn.onchip.cost import FITTED_AT
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.run.policy import Policy
@@ -72,7 +73,8 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
                               f"{chosen.decomposition.turns} micro-batches only, which took longer "
                               f"than launches in all networks that were timed; {chosen.us:.0f} us "
                               f"a step are expected of it")
-    launches = measured or launched(plan, numbers)
+    clock = machine.target.clock or FITTED_AT  # what was timed is scaled as the kernel is
+    launches = measured or launched(plan, numbers) * FITTED_AT / clock
     if chosen.counts >= launches:
         doubt = f"{chosen.counts / chosen.us - 1:.0%} more or less " \
             if chosen.counts > chosen.us else ""

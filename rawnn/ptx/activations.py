@@ -10,9 +10,9 @@ from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
     Scalars,
-    elements,
     matrix,
     typed,
+    vectors,
 )
 
 FAMILY = Family("activations", "bias and activation, forward and backward")
@@ -28,7 +28,7 @@ _columns = Forms(tuple(map(_block_a_column, (128, 32, 64, 256))))
 
 
 FAMILY.register("bias_add", "naive", KernelImpl(
-    "bias.cu", "bias_add", typed("z"), matrix("z"), elements(),
+    "bias.cu", "bias_add", typed("z"), matrix("z"), vectors("z"),
     {"z": _MATRIX, "bias": ("cols",)}))
 FAMILY.register("bias_grad", "naive", KernelImpl(
     "bias.cu", "bias_grad", typed("dz"), matrix("dz"), _columns,
@@ -39,8 +39,9 @@ FAMILY.register("bias_sgd", "naive", KernelImpl(
      "overflow": ("1",)}))
 FAMILY.register("activate", "naive", KernelImpl(
     "activation.cu", "activate", typed("z", "a", functors=("activation",)), matrix("z"),
-    elements(), {"z": _MATRIX, "a": _MATRIX}))
+    vectors("z", "a"), {"z": _MATRIX, "a": _MATRIX}))
 FAMILY.register("activate_backward", "naive", KernelImpl(
     "activation.cu",
     "activate_backward", typed("da", "saved", "dz", functors=("activation",)), matrix("dz"),
-    elements(), {"da": _MATRIX, "saved": _MATRIX, "dz": _MATRIX, "overflow": ("1",)}))
+    vectors("da", "saved", "dz"),
+    {"da": _MATRIX, "saved": _MATRIX, "dz": _MATRIX, "overflow": ("1",)}))

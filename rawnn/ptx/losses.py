@@ -13,6 +13,7 @@ from rawnn.ptx.table import (
     elements,
     matrix,
     typed,
+    vectors,
 )
 from rawnn.step.build import METRIC_WORKSPACE, ONE_BLOCK_ELEMENTS
 
@@ -58,7 +59,7 @@ FAMILY.register("softmax", "naive", KernelImpl(
     "softmax.cu", "softmax", typed("z"), matrix("z"), _rows_by_warp,
     {"z": _MATRIX, "p": _MATRIX}))
 FAMILY.register("softmax_backward", "naive", KernelImpl(
-    "softmax.cu", "softmax_backward", typed("dz"), matrix("p"), elements(),
+    "softmax.cu", "softmax_backward", typed("dz"), matrix("p"), vectors("p", "dz"),
     {"p": _MATRIX, "y": ("rows",), "dz": _MATRIX, **_SCALING}))
 
 for _loss in ("mse", "bce"):

@@ -8,7 +8,8 @@
 // copy_scale, offset, stochastic (bool; looked at only where w is bfloat16), seed (64 bits), stream
 // (32 bits).
 // Used where `fuse` has not moved the update into the weight gradient's product.
-// Launch: one dimension, any size (grid-stride); a thread takes 16 bytes of w: 4, 8 or 16 columns.
+// Launch: one dimension, any size (grid-stride); a thread takes 16 bytes of w: 4, 8 or 16 columns. More
+// threads than that find nothing to do, and a large matrix has tens of thousands of blocks of them.
 // Limit: device-memory traffic, what is read and written of w, dw and copy. rows * cols < 2^32.
 #include "rules.cuh"
 #include "updates.cuh"

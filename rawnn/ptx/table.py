@@ -202,6 +202,29 @@ def elements(threads: int = 256, each: int = 1) -> Forms:
     return Forms(tuple(form(n) for n in (threads, *(n for n in THREADS if n != threads))))
 
 
+SPREAD, EACH = 2048, 4
+"""Blocks that keep any GPU busy, and how many vectors a thread takes one behind the other where
+there are more."""
+
+
+def vectors(*operands: str, threads: int = 256) -> Forms:
+    """One dimension over the rows of a matrix, in vectors of columns: 16 bytes of the widest of
+    `operands` (float32 where an op leaves one out), as vector_length in common.cuh has them. With a
+    thread for each element, three of four blocks would begin for nothing."""
+
+    def form(size: int) -> Callable[[Scalars], Geometry]:
+        def geometry(s: Scalars) -> Geometry:
+            length = 16 // max(int(s.get(f"itemsize_{r}", 4)) for r in operands)
+            blocks = ceil(s["rows"] * ceil(s["cols"], length), size)
+            if blocks > SPREAD:
+                blocks = max(ceil(blocks, EACH), SPREAD)
+            return (max(blocks, 1), 1, 1), (size, 1, 1)
+
+        return geometry
+
+    return Forms(tuple(form(n) for n in (threads, *(n for n in THREADS if n != threads))))
+
+
 def in_blocks(*shapes: tuple[int, int]) -> Forms:
     """A thread for every element of an m x n result, in blocks of columns x rows."""
 

@@ -8,11 +8,11 @@ from rawnn.ptx.table import (
     KernelImpl,
     Scalars,
     Shape,
-    elements,
     in_blocks,
     matrix,
     typed,
     types,
+    vectors,
 )
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -30,7 +30,7 @@ def register_update(family: Family, name: str, source: str, *state: str) -> None
     `state` what it keeps of each weight beside."""
     shapes = dict.fromkeys(("w", "dw", "copy", *state), _MATRIX)
     family.register(name, "naive", KernelImpl(
-        source, name, typed("w", "dw", "copy"), matrix("w"), elements(),
+        source, name, typed("w", "dw", "copy"), matrix("w"), vectors("w"),
         {**shapes, **CONTEXT}))
 
 
@@ -56,5 +56,5 @@ FAMILY.register("weight_update", "naive", KernelImpl(
     lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
     in_blocks(*BLOCKS), WEIGHT_UPDATE_SHAPES))
 FAMILY.register("cast", "naive", KernelImpl(
-    "cast.cu", "cast", typed("source", "copy"), matrix("copy"), elements(),
+    "cast.cu", "cast", typed("source", "copy"), matrix("copy"), vectors("source", "copy"),
     {"source": _MATRIX, "copy": _MATRIX}))

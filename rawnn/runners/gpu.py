@@ -95,6 +95,7 @@ class GpuRunner:
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
         self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
+        self._fetched = self._metric_arrays()
         self._epochs = 0
         if graphs:
             self._train = self._graph(graphs[0], "measured epoch")
@@ -278,6 +279,11 @@ class GpuRunner:
         self._device.to_host(array, self._addresses[name], name)
         return array[tuple(slice(n) for n in tensor.shape)].copy()
 
+    def workspace(self, name: str) -> NDArray[Any]:
+        """What a kernel left in a workspace of the plan, once all that was asked for has run."""
+        self._device.stream.synchronize("epoch")
+        return self._read(name)
+
     # -- running ----------------------------------------------------------------------------------
     def epoch(self, measured: bool) -> None:
         stream, log = self._device.stream, self._device.memory.log
@@ -298,7 +304,8 @@ class GpuRunner:
                 self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
                 self._rest.step(self._work.steps)
             if measured:
-                self._fetch()
+                for name, array in self._fetched.items():
+                    self._device.to_host_later(array, self._addresses[name], name)
         self._end.run(1)
         self._epochs += 1
         if log is not None:
@@ -313,28 +320,24 @@ class GpuRunner:
 
     def _epoch_with_waits(self, program: Any) -> None:
         """The baseline's epoch: loss and accuracy are copied and waited for after every step."""
-        metrics = self._metric_arrays()
         for index in range(self._work.updates):
             (self._rest if self._rest and index == self._work.steps else program).step(index)
-            for name, array in metrics.items():
+            for name, array in self._fetched.items():
                 self._device.to_host(array[index : index + 1], self._addresses[name] + 4 * index,
                                      f"{name} of step {index}")
-        self._fetched = metrics
 
     def _metric_arrays(self) -> dict[str, NDArray[Any]]:
-        """A place on the host for each metric of the plan."""
-        return {name: np.zeros(self._work.updates, numpy_dtype(self._tensors[name].dtype))
+        """A place on the host for each metric of the plan. It is page-locked: from pageable memory
+        the host would wait for the epoch before it could launch the next."""
+        return {name: self._pinned.empty((self._work.updates,),
+                                         numpy_dtype(self._tensors[name].dtype), name)
                 for name in ("loss", "correct") if name in self._addresses}
-
-    def _fetch(self) -> None:
-        self._fetched = self._metric_arrays()
-        for name, array in self._fetched.items():
-            self._device.to_host_later(array, self._addresses[name], name)
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         self._device.stream.synchronize("epoch")
-        loss = self._fetched["loss"]
-        return loss, self._fetched.get("correct", np.zeros(len(loss), np.int32))
+        loss = self._fetched["loss"].copy()
+        return loss, self._fetched["correct"].copy() if "correct" in self._fetched \
+            else np.zeros(len(loss), np.int32)
 
     def evaluate(self) -> Evaluation:
         measured = []

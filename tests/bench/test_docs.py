@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 import rawnn.run.result
+import tools.pages
 from rawnn.bench import records, sets
-from rawnn.bench.peers.records import ContestsResult
+from rawnn.bench.peers.problem import draws
+from rawnn.bench.peers.records import ContestsResult, read_contests
 from rawnn.opts import TOGGLES
 from tools.pages import NOT_MEASURED, PICTURES, filled, pages, worth
 
@@ -77,7 +79,7 @@ def made() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/peers.md", "docs/workloads.md",
-                                  "docs/scaling.md", *(
+                                  "docs/scaling.md", "docs/testing.md", *(
     f"docs/toggles/{name}.md" for name in TOGGLES)])
 def test_a_page_says_what_the_results_say(page: str, made: dict[str, str]) -> None:
     assert (ROOT / page).read_text(encoding="utf-8") == made[page], "run python tools/pages.py"
@@ -98,6 +100,23 @@ def test_a_picture_shows_what_the_results_say(picture: str, tmp_path: Path) -> N
     versions = {re.findall(r"Matplotlib v[\d.]+", p.read_text())[0] for p in (kept, drawn)}
     if len(versions) == 1:  # another version may place marks otherwise
         assert kept.read_bytes() == drawn.read_bytes(), "run python tools/pages.py"
+
+
+def test_the_headline_says_what_each_of_several_draws_gave(tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch
+                                                           ) -> None:
+    one, two = (read_contests(tools.pages.RESULTS / f"random-peers-h200{which}.json")
+                for which in ("", "-3001"))
+    both = msgspec.structs.replace(one, asked=one.asked + two.asked, ended="",
+                                   contests=one.contests + two.contests)
+    both.write_json(tmp_path / "random-peers-h200.json")
+    monkeypatch.setattr(tools.pages, "RESULTS", tmp_path)
+    for text in (tools.pages.random_headline(), tools.pages.random_whole()):
+        assert "Geometric means of the draws (seeds " in text
+        assert "fastest against fastest " in text
+    count = len(both.contests)
+    assert f"{count} networks drawn at random in {len(draws(both.asked))} draws" in \
+        tools.pages.random_headline()
 
 
 def test_a_toggle_that_nobody_has_measured_says_so() -> None:

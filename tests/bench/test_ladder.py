@@ -144,7 +144,9 @@ def test_progress_carries_everything_found_so_far() -> None:
     found = run_ladder(HOST, 2, ("fuse",), seen.append, data=DATA)
     assert [(p.done, p.total) for p in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert [sum(len(r.runs) for r in p.result.rungs) for p in seen] == [1, 2, 3, 4]
-    assert msgspec.structs.asdict(seen[-1].result) == msgspec.structs.asdict(found)
+    assert all(p.result.interrupted for p in seen)  # what a killed process leaves is not whole
+    last = msgspec.structs.replace(seen[-1].result, interrupted=False)
+    assert msgspec.structs.asdict(last) == msgspec.structs.asdict(found)
 
 
 @pytest.mark.parametrize(("words", "added", "wanted"), [

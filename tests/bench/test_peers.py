@@ -3,6 +3,7 @@ where a file ends. NumPy is the peer that is always there; PyTorch and JAX where
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -22,12 +23,13 @@ from rawnn.bench.peers.arrange import Arrangement, drawn, drawn_forms, of_worklo
 from rawnn.bench.peers.check import Reference, reference
 from rawnn.bench.peers.contest import Rules, run_contests
 from rawnn.bench.peers.lanes import Lane, Lanes
+from rawnn.bench.peers.merging import merged_contests
 from rawnn.bench.peers.numpy_system import Loop
-from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, smaller
+from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, draws, smaller
 from rawnn.bench.peers.process import SystemProcess, missing
 from rawnn.bench.peers.rawnn_system import Training, dataset
 from rawnn.bench.peers.records import Contest, ContestsResult, Entry, read_contests
-from rawnn.bench.peers.summary import cells, markdown, network_line, summary
+from rawnn.bench.peers.summary import by_draw, cells, markdown, network_line, summary
 from rawnn.bench.peers.worker import TRUTH, Made, Prepare, Program, first_losses, timed
 from rawnn.bench.peers.workload_table import table_rows
 from rawnn.bench.series import read_series
@@ -82,12 +84,35 @@ def test_a_problems_arrays_are_the_same_each_time(loss: Any) -> None:
     assert not np.array_equal(problem.order(0), problem.order(1))
 
 
-def test_inductor_gets_five_networks_spread_over_all() -> None:
-    asked = drawn(10, 30, "gpu")
+def test_what_is_slow_to_make_is_made_for_five_networks_of_each_draw() -> None:
+    asked = drawn((10, 110), 30, "gpu")
     forms = drawn_forms(asked)
-    compiled = [p.seed for p in asked if "graph, compiled" in forms(p, "torch")]
-    assert compiled == [10, 16, 22, 28, 34]
-    assert not any(forms(p, "jax") for p in asked)
+    wanted = [first + n for first in (10, 110) for n in (0, 6, 12, 18, 24)]
+    assert [p.seed for p in asked if "graph, compiled" in forms(p, "torch")] == wanted
+    assert [p.seed for p in asked if forms(p, "jax") != ["tf32", "bf16"]] == wanted
+    assert not any(forms(p, "jax") for p in asked if p.seed in wanted)
+
+
+@pytest.mark.parametrize(("forms", "wanted"), [
+    ([], 6), (["tf32", "bf16"], 4), (["scan"], 3), (["tf32", "scan"], 1)])
+def test_forms_of_jax_are_chosen_by_numbers_and_by_unrolling(forms: list[str],
+                                                             wanted: int) -> None:
+    if missing("jax"):
+        pytest.skip(missing("jax"))
+    import jax
+
+    from rawnn.bench.peers import jax_system
+
+    host = jax.devices("cpu")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jax, "devices", lambda kind: host)
+        assert len(list(jax_system.offers(tiny(), "gpu", forms))) == wanted
+
+
+def test_draws_that_touch_are_refused() -> None:
+    assert [len(d) for d in draws(drawn((40, 7), 30, "gpu"))] == [30, 30]
+    with pytest.raises(ConfigError, match="seeds 7 and 37 on are not apart: take seeds 31 or more"):
+        drawn((37, 7), 30, "gpu")
 
 
 def test_operations_of_a_step() -> None:
@@ -259,6 +284,50 @@ def test_the_summary_takes_the_best_form_of_each_class() -> None:
     assert cells(half)[-1] == "1"
 
 
+def test_a_network_for_which_a_peer_was_not_asked_is_none_of_the_class() -> None:
+    a = contest_of(rawnn_float32=[10.0], torch_float32=[20.0], jax_tf32=[30.0], jax_float32=[40.0])
+    b = contest_of(rawnn_float32=[10.0], torch_float32=[50.0], jax_tf32=[15.0], jax_bf16=[9.0])
+    broken = Entry(system="jax", numbers="", form="", status="failed", reason="no memory")
+    c = msgspec.structs.replace(b, entries=[*b.entries[:2], broken])
+    assert "float32 10.00 us | -" in network_line(b)
+    assert "float32 10.00 us | 50.00 us torch" in network_line(c)
+    plain = contest_of(numpy_float32=[99.0], torch_tf32=[5.0], torch_bf16=[4.0], rawnn_tf32=[1.0])
+    assert "tf32 1.00 us | 5.00 us torch" in network_line(plain)
+    lines = {(n.name, n.against): n for n in summary(result_of(a, b, c))}
+    strict = lines["float32 against true float32", "the best peer"]
+    assert (strict.networks, strict.mean) == (2, pytest.approx(10**0.5))  # 20 of a, 50 of c
+    assert lines["float32 against true float32", "torch"].networks == 3
+    assert lines["float32 against true float32", "jax"].missing == 1
+    assert lines["fastest against fastest", "the best peer"].networks == 3
+
+
+def test_parts_and_draws_become_one_file(tmp_path: Path) -> None:
+    asked = drawn((3, 50), 2, "gpu")
+    held = [msgspec.structs.replace(contest_of(rawnn_float32=[10.0], torch_float32=[us]), problem=p)
+            for p, us in zip(asked, (20.0, 5.0, 40.0, 80.0), strict=True)]
+    more: dict[str, Any] = {"asked": asked, "systems": ["rawnn", "torch"]}
+    parts = [result_of(*held[k::2], **more, ended="the budget of 9 s was spent") for k in (0, 1)]
+    found = merged_contests([("a", parts[1]), ("b", parts[0])])
+    assert [c.problem.seed for c in found.contests] == [3, 4, 50, 51]
+    assert found.ended == ""
+    line = summary(found)[0]
+    assert [round(n.mean, 3) for n in by_draw(found, line)] == [1.0, 5.657]
+    assert "(seeds 3-4, 50-51) by themselves: float32 against true float32 1.00, 5.66" \
+        in markdown(found)
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, part in zip(files, parts, strict=True):
+        part.write_json(file)
+    done = invoke("merge", *map(str, files), "--json", str(tmp_path / "all.json"))
+    assert done.exit_code == 0, done.output
+    both = merged_contests([("a", parts[0]), ("b", parts[1])])
+    assert read_contests(tmp_path / "all.json") == both
+    with pytest.raises(ConfigError, match="b holds seed 3 a second time"):
+        merged_contests([("a", parts[0]), ("b", parts[0])])
+    other = msgspec.structs.replace(parts[1], environment=dataclasses.replace(PLACE, commit="abd"))
+    with pytest.raises(ConfigError, match="rawnn's commit is abc in the one, abd in the other"):
+        merged_contests([("a", parts[0]), ("b", other)])
+
+
 def test_what_is_wrong_or_refused_counts_as_a_failure_and_never_as_a_time() -> None:
     wrong = Entry(system="rawnn", numbers="float32", form="best", status="wrong", us=[1.0],
                   reason="its losses are off by 3 times the tolerance")
@@ -278,10 +347,15 @@ def test_a_difference_within_the_noise_is_said() -> None:
 
 
 def test_contests_are_held_in_turns_and_kept(tmp_path: Path) -> None:
-    asked = [smaller(p, 20, 8, 4) for p in drawn(0, 2, "gpu")]
+    asked = [smaller(p, 20, 8, 4) for p in drawn((0,), 2, "gpu")]
     arranged = Arrangement("random-peers", asked, Rules(("rawnn", "numpy"), "host"), {})
     heard: list[str] = []
-    result = arranged.hold(600, lambda c: heard.append(c.problem.name), heard.append)
+
+    def over(contest: Contest) -> None:
+        heard.append(contest.problem.name)
+        assert arranged.result().ended  # what a killed process leaves is not whole
+
+    result = arranged.hold(600, over, heard.append)
     assert [c.problem.name for c in result.contests] == ["seed 0", "seed 1"]
     for contest in result.contests:
         assert {(e.system, e.status, len(e.us)) for e in contest.entries} == {
@@ -298,7 +372,7 @@ def test_contests_are_held_in_turns_and_kept(tmp_path: Path) -> None:
 
 
 def test_the_budget_ends_between_contests_and_a_file_is_gone_on_with() -> None:
-    asked = [smaller(p, 20, 8, 4) for p in drawn(0, 3, "gpu")]
+    asked = [smaller(p, 20, 8, 4) for p in drawn((0,), 3, "gpu")]
     rules = Rules(("rawnn", "numpy"), "host", at_once=1)
     ended = Arrangement("random-peers", asked, rules, {}).hold(0.5, lambda c: None,
                                                                lambda m: None)
@@ -310,8 +384,32 @@ def test_the_budget_ends_between_contests_and_a_file_is_gone_on_with() -> None:
     assert result.contests[0] == ended.contests[0]
 
 
+def test_a_part_holds_every_second_network() -> None:
+    asked = [smaller(p, 20, 8, 4) for p in drawn((0,), 3, "gpu")]
+    rules = Rules(("rawnn", "numpy"), "host")
+    second = Arrangement("random-peers", asked, rules, {}, part=(2, 2)).hold(
+        600, lambda c: None, lambda m: None)
+    assert [c.problem.name for c in second.contests] == ["seed 1"]
+    assert second.asked == asked
+    assert not second.ended
+
+
+def test_time_is_kept_for_what_is_being_made_ready() -> None:
+    made: list[str] = []
+
+    def command(problem: Problem, system: str) -> Prepare:
+        made.append(problem.name)
+        return Prepare(problem, "host", [], 60)
+
+    several = [tiny(name=name, steps=4) for name in "abc"]
+    with Lanes(("numpy",), 1, cores=1) as lanes:
+        found = lanes.prepare(several, command, suffices=lambda ready, longest: ready < 2)
+        assert lanes.longest() > 0
+    assert (made, list(found)) == (["a", "b"], ["a", "b"])
+
+
 def test_a_file_of_other_contests_is_not_gone_on_with() -> None:
-    asked = drawn(0, 2, "host")
+    asked = drawn((0,), 2, "host")
     rules = Rules(("rawnn", "numpy"), "host")
     before = Arrangement("random-peers", asked, rules, {}).result()
     with pytest.raises(ConfigError, match="with rawnn, numpy on the host, and this is"):
@@ -468,6 +566,8 @@ def test_workloads_beside_numpy(tmp_path: Path) -> None:
     (("random", "--peers", "--peer", "tarch"), "did you mean 'torch'"),
     (("random", "--peers", "--work", "5"), "--peers does not"),
     (("random", "--budget", "5"), "--budget goes with --peers only"),
+    (("random", "--seed", "1", "--seed", "2"), "a second --seed goes with --peers only"),
+    (("random", "--peers", "--part", "3/2"), "'3/2' is no part: 2/3 is the second of three"),
     (("peers", "--workload", "lineer"), "did you mean 'linear'"),
     (("peers", "--device", "gpu:3"), "CUDA_VISIBLE_DEVICES=3")])
 def test_what_means_nothing_is_refused(arguments: tuple[str, ...], words: str) -> None:

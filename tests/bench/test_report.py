@@ -53,9 +53,16 @@ def files(tmp_path: Path) -> list[str]:
         make_rung("baseline", 20.0, 22.0), make_rung("fuse", 10.0, 11.0),
         make_rung("cudnn", 12.0, 12.5))
     ladder.write_json(tmp_path / "ladder.json")
-    CurvesResult(environment=PLACE, systems=["rawnn"], left_out={}, steps={"linear": 4}, curves=[
-        Curve(workload="linear", system="rawnn", numbers="float32", form="best",
-              losses=[2.0, 1.0, None, 0.5])]).write_json(tmp_path / "curves.json")
+    problems = [Problem(name=name, seed=0, layers=layers, batch=32, loss="cross_entropy",
+                        optimizer="sgd", lr=0.1) for name, layers in
+                (("linear", (784, 10)), ("wide128", (784, 128, 10)))]
+    CurvesResult(
+        environment=PLACE, systems=["rawnn"], left_out={}, steps={"linear": 4, "wide128": 4},
+        problems=problems, curves=[
+            Curve(workload="linear", system="rawnn", numbers="float32", form="best",
+                  losses=[2.0, 1.0, None, 0.5], us=[5.0]),
+            Curve(workload="wide128", system="rawnn", numbers="float32", form="best",
+                  losses=[2.0, 1.0, 0.9, 0.5], us=[9.0])]).write_json(tmp_path / "curves.json")
     return [str(tmp_path / "curves.json"), str(tmp_path / "ladder.json"),
             contests("random-peers", tmp_path / "random.json"),
             contests("peers", tmp_path / "peers.json"), contests("sweep", tmp_path / "sweep.json"),
@@ -100,7 +107,9 @@ def test_a_page_has_a_section_for_each_file_in_a_fixed_order(files: list[str],
     assert page.open == []
     assert page.anchors == ["ladder", "random", "peers", "sweep", "curves", "workloads"]
     assert {a for a in page.asked if a.startswith("#")} >= {f"#{a}" for a in page.anchors}
-    assert text.count("<svg") == 4
+    assert text.count("<svg") == 7
+    assert "examples a second" in text
+    assert "loss at the end of the curves" in text
     assert "currentColor" in text
     assert "&lt;form&gt;" in text  # what a file says is never taken for markup
 
@@ -114,8 +123,9 @@ def test_a_page_asks_for_nothing_from_elsewhere(files: list[str], tmp_path: Path
 def test_the_kept_results_make_a_page(tmp_path: Path) -> None:
     text = made(str(RESULTS), "--out", str(tmp_path / "r.html"), "--title", "Ours & others")
     assert "Ours &amp; others" in text
-    anchors = Page(text).anchors
+    anchors, titles = Page(text).anchors, re.findall(r"<h2>(.*?)</h2>", text)
     assert len(anchors) == len(set(anchors))
+    assert len(titles) == len(set(titles)), titles
 
 
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
@@ -184,6 +194,20 @@ def test_all_goes_on_after_a_suite_that_fails_and_keeps_what_is_whole(
     again = run_all(tmp_path)
     assert suites[3:] == ["workloads"]
     assert "ladder.json is whole" in again.output
+
+
+def test_all_goes_on_after_a_fault_of_a_suite(tmp_path: Path, suites: list[str],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command("ladder")
+    @click.option("--json", "json_file")
+    def broken(json_file: str) -> None:
+        raise KeyError("us")
+
+    monkeypatch.setitem(bench.commands, "ladder", broken)
+    done = run_all(tmp_path)
+    assert "2 of 3 suites failed (ladder, workloads)" in str(done.exception)
+    assert "ladder: KeyError: 'us'" in done.output
+    assert suites == ["workloads", "curves"]
 
 
 def test_what_was_interrupted_is_measured_again(tmp_path: Path, suites: list[str]) -> None:

@@ -101,6 +101,8 @@ def test_a_budget_ends_between_rounds_and_every_set_is_run_once(
     assert not result.interrupted
     assert [len(m.accuracies) for m in result.measurements] == [2, 2]
     assert [s.measurement.opt for s in heard if s.complete] == ["best", "none"]
+    # what a killed process leaves is not whole
+    assert all(s.result.interrupted for s in heard if not s.complete)
     assert [*rounds.Rounds(3, 0.001)] == [0]
     assert [*rounds.Rounds(3)] == [0, 1, 2]
 

@@ -140,6 +140,8 @@ def test_curves_lie_on_top_of_each_other(tmp_path: Path) -> None:
     found = read_curves(kept)
     assert {c.system: len(c.losses) for c in found.curves} == {"rawnn": 10, "numpy": 10}
     assert all(c.error is not None and c.error < 0.1 for c in found.curves)
+    assert all(len(c.us) == 4 and min(c.us) > 0 for c in found.curves)
+    assert [(p.name, p.weights) for p in found.problems] == [("linear", 7840)]
 
 
 @pytest.mark.parametrize(("text", "said"), [

@@ -42,7 +42,8 @@ def test_cupti_sees_every_op_of_every_step(device: Device, opt: str) -> None:
     result = taken_apart(device, opt, "cupti")
     named = {op.name: op for op in result.ops if op.kind != BESIDE}
     assert result.steps == EXAMPLES // BATCH
-    assert all(op.us.n >= result.steps - 1 for op in named.values())
+    seen = {name: op.us.n for name, op in named.items()}
+    assert min(seen.values()) >= result.steps - 1, seen
     by_events = {op.name for op in taken_apart(device, opt, "events").ops}
     assert named.keys() == by_events
     assert result.ops_us < 2 * result.step_us.median + 50

@@ -86,7 +86,8 @@ def test_a_copy_is_timed_near_the_memorys_limit(device: Device) -> None:
     if peak:
         assert 0.4 * peak < large.gbps < 1.05 * peak
     assert large.uses is not None
-    assert large.uses.resources is not None
+    virtual = device.arch.startswith("compute_")  # PTX, of which no registers are known
+    assert (large.uses.resources is None) == virtual, large.uses
 
 
 def test_a_cold_cache_is_cold(device: Device) -> None:

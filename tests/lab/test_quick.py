@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import rawnn
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
 from rawnn.errors import ConfigError
+from rawnn.lab.kernel import Launcher
 
 SOURCE = """
 #include "cuda_fp16.h"
@@ -31,13 +34,19 @@ def seen(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     found: list[bytes] = []
 
     def launched(*given: Any) -> tuple[int]:
-        pointers = (ctypes.c_void_p * len(SIZES)).from_address(given[9])
+        pointers = (ctypes.c_void_p * len(SIZES)).from_address(given[-2])
         found.append(b"".join(ctypes.string_at(pointer, size)
                               for pointer, size in zip(pointers, SIZES, strict=True) if pointer))
         return (0,)
 
-    monkeypatch.setattr(device.driver, "cuLaunchKernel", launched)
+    _launching(device, monkeypatch, launched)
     return found
+
+
+def _launching(device: Device, monkeypatch: pytest.MonkeyPatch, launched: Any) -> None:
+    """Let the driver's two calls, that of the first launch and that of those behind it, do this."""
+    for call in ("cuLaunchKernel", "cuLaunchKernelEx"):
+        monkeypatch.setattr(device.driver, call, launched)
 
 
 @pytest.fixture
@@ -105,7 +114,7 @@ def test_another_number_of_arguments(launch: Any, arrays: Any) -> None:
 
 def test_without_parameters(device: Device, seen: list[bytes], monkeypatch: pytest.MonkeyPatch
                             ) -> None:
-    monkeypatch.setattr(device.driver, "cuLaunchKernel", lambda *given: (seen.append(b""), (0,))[1])
+    _launching(device, monkeypatch, lambda *given: (seen.append(b""), (0,))[1])
     launch = rawnn.Kernel(SOURCE, "no", device=device)[1, 1]
     for _ in range(3):
         launch()
@@ -118,9 +127,119 @@ def test_what_the_driver_says_comes_with_the_launch(
     device: Device, arrays: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = [719, 0]
-    monkeypatch.setattr(device.driver, "cuLaunchKernel", lambda *given: (results.pop(),))
+    _launching(device, monkeypatch, lambda *given: (results.pop(),))
     launch = rawnn.Kernel(SOURCE, "many", device=device)[1, 32]
     launch(*arrays, *REST)
     with pytest.raises(CallFailed, match=r"many, grid \(1, 1, 1\), block \(32, 1, 1\)"):
         launch(*arrays, *REST)
     assert not results
+
+
+FEW = "__global__ void few(float* y, const float* x, float a, int n) {}"
+FEW_FORMAT = "=QQfi"
+
+
+@pytest.fixture
+def few(device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A launcher that has launched, two arrays, and what launches passed."""
+    found: list[tuple[Any, ...]] = []
+
+    def launched(*given: Any) -> tuple[int]:
+        pointers = (ctypes.c_void_p * 4).from_address(given[-2])
+        found.append(struct.unpack(FEW_FORMAT, b"".join(
+            ctypes.string_at(p or 0, size) for p, size in zip(pointers, (8, 8, 4, 4),
+                                                              strict=True))))
+        return (0,)
+
+    _launching(device, monkeypatch, launched)
+    y, x = (rawnn.array(np.zeros(4, np.float32), device=device) for _ in "yx")
+    launch = rawnn.Kernel(FEW, "few", device=device)[1, 32]
+    launch(y, x, 2.0, 4)
+    found.clear()
+    return launch, y, x, found
+
+
+def test_arguments_are_passed_as_they_are_whatever_was_passed_before(few: Any) -> None:
+    launch, y, x, found = few
+    calls = [(y, x, 2.0, 4), (y, x, 2.0, 4), (y, x, -0.0, 4), (y, x, 0.0, 4), (x, y, 0.0, 4),
+             (x, y, 0, 4), (x, y, 0, 5), (x, y, 0, 4), (x, y, 0, 4)]
+    for call in calls:
+        launch(*call)
+    expected = [(a.address, b.address, float(c), d) for a, b, c, d in calls]
+    assert [(*map(repr, each),) for each in found] == [(*map(repr, each),) for each in expected]
+
+
+def test_what_is_the_same_is_not_packed_again(few: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, y, x, found = few
+    launch(y, x, 2.0, 4)
+    scope = dict(zip(type(launch).__call__.__code__.co_freevars,
+                     type(launch).__call__.__closure__, strict=True))
+    pack, packed = scope["pack"].cell_contents, []
+    scope["pack"].cell_contents = lambda *given: (packed.append(given), pack(*given))
+    numbers = 2.0, 1000
+    launch(y, x, *numbers)
+    launch(y, x, *numbers)
+    launch(y, x, *numbers)
+    launch(x, x, *numbers)
+    assert (len(packed), len(found)) == (2, 5)
+
+
+def test_behind_a_number_that_does_not_fit_all_are_packed_anew(few: Any) -> None:
+    launch, y, x, found = few
+    launch(y, x, 2.0, 4)
+    with pytest.raises(ConfigError, match="argument 'n' \\(int\\) cannot hold"):
+        launch(x, y, 3.0, 2**40)  # the first three were packed
+    launch(y, x, 2.0, 4)
+    assert found == [(y.address, x.address, 2.0, 4)] * 2
+
+
+def test_a_launch_within_a_launch_has_arguments_of_its_own(
+    few: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal's handler makes one, or another thread between two steps of this one."""
+    launch, y, x, found = few
+    scope = dict(zip(type(launch).__call__.__code__.co_freevars,
+                     type(launch).__call__.__closure__, strict=True))
+    call = scope["call"].cell_contents
+
+    def interrupted(*given: Any) -> Any:
+        scope["call"].cell_contents = call
+        launch(x, y, 9.0, 9)
+        return call(*given)
+
+    scope["call"].cell_contents = interrupted
+    launch(y, x, 2.0, 4)
+    launch(y, x, 2.0, 4)
+    assert found == [(x.address, y.address, 9.0, 9), *[(y.address, x.address, 2.0, 4)] * 2]
+
+
+def test_many_threads_launch_what_they_pass(few: Any) -> None:
+    launch, y, x, found = few
+    pairs, switch = [(i, float(i)) for i in range(8)], sys.getswitchinterval()
+
+    def repeat(n: int, a: float) -> None:
+        for _ in range(300):
+            launch(y, x, a, n)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=repeat, args=pair) for pair in pairs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert sorted(found) == sorted((y.address, x.address, a, n) for n, a in pairs * 300)
+
+
+def test_where_threads_do_not_take_turns_all_goes_the_careful_way(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    _launching(device, monkeypatch, lambda *given: (0,))
+    launch = rawnn.Kernel(FEW, "few", device=device)[1, 32]
+    y = rawnn.array(np.zeros(4, np.float32), device=device)
+    for _ in range(2):
+        launch(y, y, 1.0, 4)
+    assert type(launch) is Launcher

@@ -153,6 +153,8 @@ PROBES: dict[str, tuple[str, str, str]] = {
                      "ld.acquire.gpu.global.u32 R, [counter];"),
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
+    "cycles": ("int nothing", "out[0] = ptx::cycles();", "mov.u64 R, %clock64;"),
+    "nanoseconds": ("int nothing", "out[0] = ptx::nanoseconds();", "mov.u64 R, %globaltimer;"),
     "wait_for_kernels": ("int nothing", "ptx::wait_for_kernels();", "griddepcontrol.wait;"),
     "launch_dependents": ("int nothing", "ptx::launch_dependents();",
                           "griddepcontrol.launch_dependents;"),

@@ -13,7 +13,7 @@ from rawnn.errors import ConfigError
 from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.ptx.kernels import KERNELS, kernel_for
-from rawnn.ptx.table import NEUTRAL, Key
+from rawnn.ptx.table import EACH, NEUTRAL, SPREAD, Key
 from rawnn.runners.arguments import kernel_arguments
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step.op import OPS, Op
@@ -118,3 +118,24 @@ def test_geometry_is_within_the_limits_of_every_gpu(opt: str, layers: tuple[int,
         threads = block[0] * block[1] * block[2]
         assert 1 <= threads <= 1024
         assert set(impl.shapes) >= set(op.operands)
+
+
+@pytest.mark.parametrize(("key", "wide"), [
+    (Key("sgd", "naive"), {"w": 4}), (Key("adam", "naive"), {"w": 2}),
+    (Key("cast", "naive"), {"source": 4, "copy": 2}), (Key("bias_add", "naive"), {"z": 2}),
+    (Key("activate", "naive"), {"z": 2, "a": 1}),
+    (Key("activate_backward", "naive"), {"da": 2, "saved": 4, "dz": 2}),
+    (Key("softmax_backward", "naive"), {"p": 4, "dz": 2})], ids=str)
+def test_no_thread_of_an_elementwise_kernel_is_idle(key: Key, wide: dict[str, int]) -> None:
+    """Threads as many as there are vectors, to the next block; several vectors a thread where
+    there are many. A fourth of them once had work."""
+    length = 16 // max(wide.values())
+    impl = KERNELS[key]
+    for rows, cols in ((1, 1), (1, 4096), (29, 13), (512, 512), (4096, 4096), (8192, 8191)):
+        scalars = {"rows": rows, "cols": cols, **{f"itemsize_{r}": n for r, n in wide.items()}}
+        vectors = rows * -(-cols // length)
+        for choice in range(impl.variants(scalars)):
+            (blocks, *_), (threads, *_) = impl.geometry({**scalars, "choice": choice})
+            assert (blocks - 1) * threads < vectors
+            assert vectors <= blocks * threads or blocks >= SPREAD
+            assert blocks * threads * EACH >= vectors

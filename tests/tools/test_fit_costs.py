@@ -12,6 +12,7 @@ import pytest
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.floors import Floor, FloorsResult, Unit
 from rawnn.bench.statistics import spread
+from rawnn.device.fitted import kept as kept_costs
 from rawnn.onchip import cost
 from rawnn.onchip.choose import choose
 from rawnn.onchip.cost import Costs
@@ -67,29 +68,31 @@ def test_what_floors_say_is_taken_from_them() -> None:
 
 
 def test_constants_that_made_the_times_are_found_again_and_say_where_they_are_from() -> None:
-    fixed = {k: v for k, v in of_floors(floors()).items() if k in asdict(cost.H200)}
-    true = replace(cost.H200, **fixed, product=2.0, gradient=2.2, second=2500.0)
+    fixed = {k: v for k, v in of_floors(floors()).items() if k in asdict(cost.FITTED)}
+    true = replace(cost.FITTED, **fixed, product=2.0, gradient=2.2, second=2500.0)
     networks = measured(true, noise=0.01)
     assert len(networks) > 15
-    found = {c.name: c for c in fitted(networks, cost.H200, fixed)}
+    found = {c.name: c for c in fitted(networks, cost.FITTED, fixed)}
     assert {name for name, c in found.items() if c.source == "floors"} == set(fixed)
     for name in ("product", "gradient", "second"):
         c = found[name]
         assert c.source == "fit"
-        assert c.before == getattr(cost.H200, name)
+        assert c.before == getattr(cost.FITTED, name)
         assert c.value == pytest.approx(getattr(true, name), rel=0.15), name
     # No network here has a scaled loss or weights rounded by chance: nothing is learned of these.
     for name in ("decision", "draws"):
         assert found[name].source == "kept"
-        assert found[name].value == pytest.approx(getattr(cost.H200, name))
+        assert found[name].value == pytest.approx(getattr(cost.FITTED, name))
     after = Costs(**{c.name: c.value for c in found.values()})
-    before = [abs(np.log(expected(m.choice, cost.H200) / m.us)) for m in networks]
+    before = [abs(np.log(expected(m.choice, cost.FITTED) / m.us)) for m in networks]
     now = [abs(np.log(expected(m.choice, after) / m.us)) for m in networks]
     assert np.mean(now) < 0.03 < np.mean(before)
 
 
 def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "cache"))
     kept, steps = tmp_path / "floors.json", tmp_path / "steps.csv"
     floors().write_json(kept)
     steps.write_text("layers,batch,opt,us,optimizer\n"
@@ -108,6 +111,13 @@ def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
     assert source["clock"] == "floors"
     assert source["exchange"] in ("fit", "kept")
     assert "in the root mean square of 3 log ratios" in said
+    assert kept_costs("NVIDIA H200") == {}
+    assert main([str(steps), "--floors", str(kept), "--keep"]) == 0
+    assert "costs-nvidia-h200.json" in capsys.readouterr().out
+    assert kept_costs("NVIDIA H200")["clock"] == CLOCK
+    assert set(kept_costs("NVIDIA H200")) == set(asdict(cost.FITTED))
+    assert main([str(steps), "--keep"]) == 1
+    assert "--keep needs --floors" in capsys.readouterr().err
     for text, words in (("layers,batch,us\n784-10,1,2\n", "line 2: there is no opt"),
                         ("layers,batch,opt,us\n784-10,8,fuse,2\n", "0 networks cannot be fitted"),
                         ("layers,batch,form,us,reason\n784-10,8,1x1:256:FF,2,no room\n", "0 net"),

@@ -8,7 +8,7 @@ from time import monotonic
 
 from rawnn.bench.conditions import Watch
 from rawnn.bench.peers.contest import Rules, run_contests
-from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, smaller
+from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, draws, smaller
 from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
@@ -28,25 +28,41 @@ TIMER = {
         "peers' order of examples lies in memory and costs them nothing"
     ),
 }
-COMPILED = 5
-"""Drawn networks for which PyTorch has inductor's kernels as well."""
+THOROUGH = 5
+"""Networks of a draw for which PyTorch has inductor's kernels as well, and JAX true float32. Both
+are slow to make and neither was ever the fastest: in 32 networks on an H200 JAX's true float32 took
+two thirds of the seconds in which JAX compiled, and its tf32 or bf16 was faster in each; inductor's
+kernels were behind JAX in all eight that had them."""
+CUT_OFF = "it was cut off while it measured"
 OUR_SETS = ("float32:best", "tf32:best,tf32", "bf16:best,bf16", "sr:best,sr")
 
 
-def drawn(seed: int, count: int, device: str) -> list[Problem]:
-    """The networks of `count` seeds from `seed` on; small ones without a GPU."""
-    made = [draw(number) for number in range(seed, seed + count)]
+def drawn(seeds: Sequence[int], count: int, device: str) -> list[Problem]:
+    """The networks of `count` seeds from each of `seeds` on, each such draw after the other; small
+    ones without a GPU. Raises ConfigError for draws that have a network in common or touch, as
+    nobody could tell them apart."""
+    first, *others = sorted(seeds)
+    for before, seed in zip([first, *others], others, strict=False):
+        if seed <= before + count:
+            raise ConfigError(f"the draws of {count} networks from the seeds {before} and {seed} "
+                              f"on are not apart: take seeds {count + 1} or more from each other")
+    made = [draw(number) for seed in seeds for number in range(seed, seed + count)]
     return made if device not in ("host", "sim") else [smaller(p) for p in made]
 
 
 def drawn_forms(asked: Sequence[Problem]) -> Callable[[Problem, str], list[str]]:
-    """The forms of drawn networks: with inductor's kernels for a few of them, evenly spread."""
-    count = min(COMPILED, len(asked))
-    compiled = {asked[i * len(asked) // count].name for i in range(count)}
+    """The forms of drawn networks: with those that are slow to make for a few of each draw, evenly
+    spread."""
+    thorough = set[str]()
+    for several in draws(asked):
+        count = min(THOROUGH, len(several))
+        thorough |= {several[i * len(several) // count].name for i in range(count)}
 
     def forms(problem: Problem, system: str) -> list[str]:
-        if system == "torch" and problem.name in compiled:
+        if system == "torch" and problem.name in thorough:
             return ["graph", "graph, gathered first", "graph, compiled"]
+        if system == "jax" and problem.name not in thorough:
+            return ["tf32", "bf16"]
         return []
 
     return forms
@@ -102,7 +118,9 @@ def chosen(names: Sequence[str], usual: Sequence[str]) -> tuple[tuple[str, ...],
 
 @dataclass
 class Arrangement:
-    """Contests to be held, those that were held before included, and the result so far."""
+    """Contests to be held, those that were held before included, and the result so far. Of all
+    that are asked for, the `part` (2, 3) is every third, from the second on: so several GPUs share
+    them."""
 
     kind: Kind
     asked: list[Problem]
@@ -111,6 +129,7 @@ class Arrangement:
     earlier: ContestsResult | None = None
     contests: list[Contest] = field(default_factory=list)
     ended: str = ""
+    part: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         with open_device(self.rules.device, lambda message: None) as opened:
@@ -150,18 +169,24 @@ class Arrangement:
             environment=self._environment, timer=TIMER, contests=list(self.contests),
             ended=self.ended)
 
+    def _mine(self) -> list[Problem]:
+        """Those of this part that are left."""
+        number, count = self.part
+        mine = {p.name for p in self.asked[number - 1::count]}
+        return [p for p in self.result().left if p.name in mine]
+
     def hold(self, budget: float, on_contest: Callable[[Contest], None],
              notify: Callable[[str], None]) -> ContestsResult:
         """Hold all contests that are left. Ctrl-C and the budget end them; `on_contest` hears each
         as soon as it is over."""
-        begun, left = monotonic(), self.result().left
+        begun, left = monotonic(), self._mine()
+        self.ended = CUT_OFF  # which is what a file says whose process was killed
         try:
             for contest in run_contests(left, self.rules, self._watch, budget=budget, notify=notify,
                                         versions=self._environment.libraries.update):
                 self.contests.append(contest)
                 on_contest(contest)
-            if self.result().left:
-                self.ended = f"the budget of {budget:.0f} s was spent"
+            self.ended = f"the budget of {budget:.0f} s was spent" if self._mine() else ""
         except KeyboardInterrupt:
             self.ended = f"interrupted after {monotonic() - begun:.0f} s"
         return self.result()

@@ -23,9 +23,8 @@ from rawnn.bench.peers.worker import TRUTH, Made, Prepare, Timed
 
 HOPELESS = 1.25
 """A form this much slower than the fastest of its system and number class has no further turn."""
-COMPILING = 0.6
-"""Of a budget, after how much of it no other program is begun to be made ready: the rest is for
-what was begun, and for timing."""
+TIMING_S = 3.0
+"""Of a budget, what is kept to time each network that was begun to be made ready."""
 TURN_S = 60.0
 """What a turn may take at most."""
 
@@ -43,7 +42,7 @@ class Rules:
     forms: Forms = lambda problem, system: []
     rounds: int = 2
     patience: float = 300.0
-    at_once: int = 32
+    at_once: int = 48
 
     def device_of(self, system: str) -> str:
         return self.device if system == OURS or self.device != "sim" else "host"
@@ -102,6 +101,22 @@ class _Turn:
             footprint=made.footprint)
 
 
+class _Budget:
+    """Seconds that contests may take, and whether they suffice for one more."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._begun = seconds, monotonic()
+
+    @property
+    def left(self) -> float:
+        return self._seconds - (monotonic() - self._begun)
+
+    def suffices(self, ready: int, longest: float) -> bool:
+        """To make one more network ready where that takes `longest` at most, and to time it behind
+        `ready` others."""
+        return self.left > longest + TIMING_S * (ready + 1)
+
+
 def run_contests(problems: Sequence[Problem], rules: Rules, watch: Watch, *,
                  budget: float = float("inf"),
                  versions: Callable[[dict[str, str]], None] = lambda found: None,
@@ -109,29 +124,28 @@ def run_contests(problems: Sequence[Problem], rules: Rules, watch: Watch, *,
     """Hold the contest of each problem, in order. Ends early, between contests, where what is left
     of `budget` seconds would not suffice for another. `versions` hears what the systems run on,
     `notify` what goes on."""
-    begun, left = monotonic(), list(problems)
+    time, left = _Budget(budget), list(problems)
     if not left:
         return
     with Lanes(rules.systems, min(len(left), rules.at_once)) as lanes:
         while left:
-            group, spare = left[:rules.at_once], budget - (monotonic() - begun)
             done = {c.problem.name for c in (yield from _together(
-                group, rules, lanes, watch, monotonic(), spare, notify))}
+                left[:rules.at_once], rules, lanes, watch, time, notify))}
             versions(lanes.versions)
             left = [p for p in left if p.name not in done]
-            if left and (not done or monotonic() - begun > COMPILING * budget):
+            if left and not (done and time.suffices(0, lanes.longest())):
                 notify(f"the budget of {budget:.0f} s is spent: {len(left)} of {len(problems)} "
                        f"contests are left")
                 return
 
 
-def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, watch: Watch, begun: float,
-              spare: float, notify: Callable[[str], None]
-              ) -> Generator[Contest, None, list[Contest]]:
+def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, watch: Watch, time: _Budget,
+              notify: Callable[[str], None]) -> Generator[Contest, None, list[Contest]]:
     """Make the programs of some problems ready side by side, then time one problem after the
-    other; as many as `spare` seconds suffice for."""
+    other; as many as the time suffices for."""
+    begun = monotonic()
     ready, total, held = [0], len(group) * len(rules.systems), list[Contest]()
-    patience = min(rules.patience, spare)
+    patience = min(rules.patience, time.left)
 
     def command(problem: Problem, system: str) -> Prepare:
         return Prepare(problem, rules.device_of(system), rules.forms(problem, system), patience)
@@ -141,11 +155,11 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, watch: Watch
         notify(f"{problem} is ready in {system} ({ready[0]} of {total}, "
                f"{monotonic() - begun:.0f} s)")
 
-    everything = lanes.prepare(group, command, done, begun + COMPILING * spare)
+    everything = lanes.prepare(group, command, done, time.suffices)
     setup = monotonic() - begun
     for problem in group:
         prepared = everything.get(problem.name, [])
-        if not prepared or (held and monotonic() - begun > spare):
+        if not prepared or (held and time.left < 0):
             continue
         started = monotonic()
         contest = timed_in_turns(problem, prepared, rules, watch)

@@ -29,12 +29,14 @@ def versions() -> dict[str, str]:
 
 
 def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
+    """Every form in every number class; of `forms`, names of either kind leave the others out."""
     target = jax.devices("cpu" if device == "host" else "gpu")[0]
     x, y = (jax.device_put(a, target) for a in problem.arrays())
-    classes = ("float32",) if device == "host" else tuple(PRECISION)
+    classes = ("float32",) if device == "host" else [
+        n for n in PRECISION if n in forms or not set(forms).intersection(PRECISION)]
     for form, unroll in FORMS.items():
         for numbers in classes:
-            if not forms or form in forms:
+            if form in forms or not set(forms).intersection(FORMS):
                 yield Offer(numbers, form, "wall",
                             partial(Scan, problem, numbers, unroll, x, y, target))
 

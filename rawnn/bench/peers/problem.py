@@ -7,6 +7,7 @@ makes the arrays itself: the same initial weights, the same examples in the same
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
@@ -57,6 +58,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def examples(self) -> int:
         return self.steps * self.batch
+
+    @property
+    def weights(self) -> int:
+        """Weights of all layers, without biases."""
+        return sum(a * b for a, b in pairwise(self.layers))
 
     @property
     def flops(self) -> float:
@@ -134,6 +140,17 @@ def draw(seed: int) -> Problem:
         sizes[-1] = _log_uniform(generator, CLASSES)
     return Problem(name=f"seed {seed}", seed=seed, layers=tuple(sizes), batch=batch, loss=loss,
                    optimizer=optimizer, lr=LEARNING_RATES[optimizer])
+
+
+def draws(asked: Sequence[Problem]) -> list[list[Problem]]:
+    """Drawn problems by draw: each is a row of seeds that follow each other."""
+    found: list[list[Problem]] = []
+    for problem in asked:
+        if found and problem.seed == found[-1][-1].seed + 1:
+            found[-1].append(problem)
+        else:
+            found.append([problem])
+    return found
 
 
 def smaller(problem: Problem, width: int = 48, batch: int = 32, steps: int = 16) -> Problem:

@@ -45,8 +45,9 @@ def dataset(problem: Problem) -> Dataset:
 
 
 class Training:
-    """A run of the engine; every epoch is measured, as without the toggle `report`. It shuffles by
-    itself."""
+    """A run of the engine; every epoch is measured, as without the toggle `report`, and its losses
+    are copied to the host behind it. Epochs follow each other without a wait, as the peers' do. It
+    shuffles by itself."""
 
     def __init__(self, config: Config, data: Dataset, opened: Opened) -> None:
         self.session = Session(config, Listener(), data=data, opened=opened)
@@ -60,7 +61,7 @@ class Training:
     def block(self, epochs: int) -> float:
         for _ in range(epochs):
             self._runner.epoch(measured=True)
-            self._losses = self._runner.metrics()[0]
+        self._losses = self._runner.metrics()[0]
         return float(np.mean(self._runner.epoch_milliseconds()[-epochs:]))
 
     def losses(self) -> NDArray[np.floating[Any]]:

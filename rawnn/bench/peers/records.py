@@ -71,6 +71,16 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
                  and e.status == "measured" and e.us]
         return min(there, key=lambda e: e.time, default=None)
 
+    def compared(self, systems: tuple[str, ...], numbers: tuple[str, ...]) -> bool:
+        """Whether every one of some systems was asked for one of some number classes. A system that
+        knows one class only, as NumPy does, or that broke before it could answer, counts as asked:
+        it has nothing to show."""
+        for system in systems:
+            has = {e.numbers for e in self.entries if e.system == system}
+            if len(has) > 1 and not has.intersection(numbers):
+                return False
+        return True
+
     def footprint(self, numbers: str) -> Footprint | None:
         """Of ours in a number class: what the same work takes in any system."""
         return next((e.footprint for e in self.entries

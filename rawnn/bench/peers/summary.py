@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from rawnn.bench.footprint import x_floor
+from rawnn.bench.peers.problem import draws
 from rawnn.bench.peers.records import NUMBERS, OURS, Contest, ContestsResult, Entry
 from rawnn.bench.statistics import ratio_interval
 from rawnn.bench.table import times_text
@@ -30,7 +31,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One class against one peer, or against the better of all. Ratios are their time over ours:
     above 1 we are faster. `mean` is geometric, with its bootstrap interval over the networks;
     `worst_of` names the network of the worst. `failures` are networks in which ours was refused,
-    failed or wrong, `missing` those in which the peer has nothing right to compare with."""
+    failed or wrong, `missing` those in which the peer has nothing right to compare with. A network
+    for which a peer was not asked for the class (arrange.py, THOROUGH) has no ratio in it."""
 
     name: str
     against: str
@@ -65,6 +67,8 @@ def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str,
     for contest in contests:
         mine, other = contest.best((OURS,), ours), contest.best(peers, theirs)
         failures += mine is None
+        if not contest.compared(peers, theirs):
+            continue
         missing += mine is not None and other is None
         if mine and other:
             ratios.append((other.time / mine.time, contest.problem.name))
@@ -78,6 +82,28 @@ def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str,
                 mean=math.exp(float(logs.mean())), low=float(low), high=float(high),
                 median=median(r for r, _ in ratios), worst=worst, worst_of=worst_of,
                 faster=sum(r > 1 for r, _ in ratios), failures=failures, missing=missing)
+
+
+def by_draw(result: ContestsResult, line: Line) -> list[Line]:
+    """A line of the summary for each draw, in their order; empty where there is one draw only."""
+    of = [{p.name for p in draw} for draw in draws(result.asked)]
+    if len(of) < 2:
+        return []
+    parts = [msgspec.structs.replace(
+        result, contests=[c for c in result.contests if c.problem.name in names]) for names in of]
+    return [found for part in parts for found in summary(part)
+            if (found.name, found.against) == (line.name, line.against)]
+
+
+def draws_line(result: ContestsResult) -> str:
+    """The draws, and each one's geometric mean in the classes: whether another would say the same.
+    Empty where there is one only."""
+    lines = summary(result)
+    parts = [f"{line.name} {', '.join(f'{found.mean:.2f}' for found in each)}" for line in lines
+             if line.against == lines[0].against and (each := by_draw(result, line))]
+    firsts = [f"{draw[0].seed}-{draw[-1].seed}" for draw in draws(result.asked)]
+    return f"geometric means of the draws (seeds {', '.join(firsts)}) by themselves: " \
+           f"{'; '.join(parts)}" if parts else ""
 
 
 def setups(result: ContestsResult) -> str:
@@ -123,8 +149,9 @@ def network_line(contest: Contest) -> str:
 
 
 def _best_peer(contest: Contest, numbers: str) -> Entry | None:
+    """None, too, where not all were asked, so that nobody knows which is the best."""
     systems = tuple(sorted({e.system for e in contest.entries} - {OURS}))
-    return contest.best(systems, (numbers,))
+    return contest.best(systems, (numbers,)) if contest.compared(systems, (numbers,)) else None
 
 
 def _time(entry: Entry | None) -> str:
@@ -168,6 +195,8 @@ def markdown(result: ContestsResult) -> str:
     """The summary, every network, and what failed, with provenance."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|---:|---:|"]
     lines += ["| " + " | ".join(cells(line)) + " |" for line in summary(result)]
+    if each := draws_line(result):
+        lines += ["", f"{each[0].upper()}{each[1:]}."]
     peers = [s for s in result.systems if s != OURS]
     lines += ["", NETWORKS, "", "| " + " | ".join(NETWORK_HEADINGS) + " |",
               "|---|" + "---:|" * (len(NETWORK_HEADINGS) - 1)]

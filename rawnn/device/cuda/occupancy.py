@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rawnn.device.compiling.signature import parse_kernels
 from rawnn.device.cuda.errors import check
+from rawnn.device.fitted import kept
 from rawnn.device.target import Target, features_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ extern "C" __global__ void whole() {}
 
 def target_of(device: Device) -> Target:
     """The target that an open device is. Its features are those of the compute capability that
-    kernels are made for, the numbers its own. Raises CallFailed where the driver does not answer.
+    kernels are made for, the numbers its own. Raises CallFailed where the driver does not answer,
+    ConfigError for a broken file of constants.
     """
     attribute = device.attribute
     multiprocessors = attribute("MULTIPROCESSOR_COUNT")
@@ -33,7 +35,7 @@ def target_of(device: Device) -> Target:
         attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
         attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
         blocks_at_once(device, shared) if "clusters" in features else {1: multiprocessors},
-        features)
+        features, attribute("CLOCK_RATE") / 1e3, kept(device.info.name))
 
 
 def blocks_at_once(device: Device, shared_bytes: int) -> dict[int, int]:

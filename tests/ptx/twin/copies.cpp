@@ -586,6 +586,12 @@ void wait_for_count(const unsigned int* counter, unsigned int target, int) {
   self->known = join(self->known, machine.atomics[counter]);
 }
 
+// Each reading is the next number, so that all are in the order in which they were read.
+unsigned long long cycles() {
+  static unsigned long long readings = 0;
+  return ++readings;
+}
+
 void fence_proxy_async() {
   TWIN_HERE;
   self->proxied = join(self->proxied, everything(*self));

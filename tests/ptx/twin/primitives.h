@@ -199,6 +199,10 @@ inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 
   wait_for_grid(counter, target, what);
 }
 
+// clock.cuh
+unsigned long long cycles();
+inline unsigned long long nanoseconds() { return cycles(); }
+
 // fences.cuh
 void fence_proxy_async();
 inline void gpu_fence() { __threadfence(); }

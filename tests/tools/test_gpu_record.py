@@ -1,0 +1,73 @@
+"""The record of what tests and sanitizers said on a GPU: counts, what passed alone or was cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.gpu_record import Record, checked_of, checked_table, lists_table, record
+
+T = "tests/gpu/test_x.py::test_"
+
+
+def lines(path: Path, *rows: tuple[str, str, str, str]) -> None:
+    path.write_text("\n".join(json.dumps(dict(zip(
+        ("test", "when", "outcome", "text"), (T + name, *more), strict=True)))
+        for name, *more in rows) + '\n{"test": "cut o')
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Record:
+    lines(tmp_path / "whole.jsonl", ("a", "call", "passed", ""), ("b", "call", "passed", ""),
+          ("b", "teardown", "failed", "x\nE   ValueError: `no`"),
+          ("c", "call", "failed", "E   assert 2 < 1"), ("d", "setup", "skipped", "no nccl"),
+          ("e", "setup", "skipped", "Skipped: NOT REACHED"))
+    lines(tmp_path / "again.jsonl", ("c", "call", "passed", ""), ("b", "call", "passed", ""),
+          ("b", "teardown", "failed", "E   ValueError: `no`"))
+    (tmp_path / "gpu.txt").write_text("Some GPU, 580.1\n")
+    (tmp_path / "san-p4x2-racecheck.log").write_text(
+        "========= COMPUTE-SANITIZER\n===== 1 passed in 12.46s =====\n"
+        "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n")
+    (tmp_path / "l2-memcheck.log").write_text("========= COMPUTE-SANITIZER\n..")
+    return record([tmp_path], "0123456789")
+
+
+def test_every_test_is_counted_once_and_what_passed_alone_is_said(found: Record) -> None:
+    (whole,) = found.lists
+    assert (whole.passed, whole.skipped, whole.not_reached) == (1, 1, 1)
+    assert [(f.test[-1], f.text, f.passed_alone) for f in whole.failures] == [
+        ("b", "E   ValueError: `no`", False), ("c", "E   assert 2 < 1", True)]
+    text = lists_table(found)
+    assert "| whole | all of `tests/gpu` | 0123456 | 1 | 2 | 1 | 1 | 1 |" in text
+    assert "- `test_x.py::test_c` (whole; passed alone): `assert 2 < 1`" in text
+    assert "- `test_x.py::test_b` (whole): `ValueError: no`" in text
+    assert "Some GPU, 580.1." in text
+
+
+def test_a_sanitizer_that_did_not_end_is_not_clean(found: Record) -> None:
+    text = checked_table(found)
+    assert "| `persistent` in 4 x 2 blocks | racecheck | 0123456 | clean; 1 passed |" in text
+    assert "| memcheck | 0123456 | did not come to its end |" in text
+
+
+@pytest.mark.parametrize(("words", "errors"), [
+    ("1 failed\n========= ERROR SUMMARY: 3 errors", 3), ("========= ERROR SUMMARY: 0 errors", None),
+    ("10 products in clusters, 0 wrong\n========= RACECHECK SUMMARY: 2 hazards displayed", 2)])
+def test_what_a_sanitizer_counts(tmp_path: Path, words: str, errors: int | None) -> None:
+    log = tmp_path / "san-clusters-mma-racecheck.log"
+    log.write_text(words)
+    seen = checked_of(log, "0")
+    assert seen is not None
+    assert (seen.name, seen.errors) == ("clusters-mma", errors)
+    assert checked_of(tmp_path / "whole.log", "0") is None
+
+
+def test_what_is_new_takes_the_place_of_what_was(found: Record, tmp_path: Path) -> None:
+    (tmp_path / "next").mkdir()
+    lines(tmp_path / "next" / "as-8.0.jsonl", ("a", "call", "passed", ""))
+    both = record([tmp_path / "next"], "fedcba98", found)
+    assert [(each.name, each.commit[:4]) for each in both.lists] == [("whole", "0123"),
+                                                                    ("as-8.0", "fedc")]
+    assert both.checked == found.checked

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Keep what the tests and the sanitizers said on a GPU in results/gpu-tests.json, of which
+docs/testing.md has its tables.
+
+    python tools/gpu_record.py FOLDER... --commit 0123abc
+
+A FOLDER holds what a run of the lists left: `LIST.jsonl`, a line a test as
+{"test", "when", "outcome", "seconds", "text"}; `again-LIST.jsonl`, the same of what had failed, run
+once more and alone; `san-NAME-TOOL.log` or `NAME-TOOL.log`, what compute-sanitizer printed; and
+`gpu.txt`, the GPU's name and its driver. What is new takes the place of what was, list by list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rawnn.common.files import write_atomically  # noqa: E402
+
+KEPT = ROOT / "results" / "gpu-tests.json"
+LISTS = {
+    "whole": "all of `tests/gpu`", "ranks": "`tests/gpu/test_ranks.py` on two GPUs",
+    "as-7.5": "as on 7.5 (`RAWNN_COMPUTE=7.5`)", "as-8.0": "as on 8.0", "as-8.6": "as on 8.6",
+    "as-8.9": "as on 8.9", "nvrtc12": "kernels compiled by NVRTC 12.9",
+}
+"""Lists in the order of the table, in words."""
+CHECKED = {
+    "p4x2": "`persistent` in 4 x 2 blocks", "l2": "the exchange through L2: 4 x 2 blocks",
+    "l2g": "the same, layers gathered", "l2wide": "the same, 33 x 1 blocks",
+    "l2many": "the same, 12 x 5 blocks, all layers gathered",
+    "clusters-mma": "products and weight gradients in clusters: `mma`",
+    "clusters-mma16": "the same: `mma` in bf16", "clusters-wgmma": "the same: `wgmma`",
+    "clusters-tf32": "the same: `wgmma_tf32`",
+}
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+NOT_REACHED = "NOT REACHED"
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A test that failed, the last line of what it said, and whether it passed when it ran once
+    more and alone: a time is none where many tests share the GPU and the host."""
+
+    test: str
+    text: str
+    passed_alone: bool
+
+
+class List(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a list of tests; `seconds` are those of all its tests together."""
+
+    name: str
+    commit: str
+    passed: int
+    skipped: int
+    not_reached: int
+    seconds: float
+    failures: list[Failure]
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """A run under compute-sanitizer: its last word, and whether it is clean; `errors` of the tool,
+    None where the run did not come to its end."""
+
+    name: str
+    tool: str
+    commit: str
+    errors: int | None
+    said: str
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """All lists and checks, and where they ran."""
+
+    kind: str = "gpu-tests"
+    gpu: str
+    date: str
+    lists: list[List]
+    checked: list[Checked]
+
+
+class _Line(msgspec.Struct):
+    test: str
+    when: str
+    outcome: str
+    seconds: float = 0.0
+    text: str = ""
+
+
+def lines_of(path: Path) -> list[_Line]:
+    """The tests of a list; a last line that was cut off is left out."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        try:
+            found.append(msgspec.json.decode(line, type=_Line))
+        except msgspec.DecodeError:
+            break
+    return found
+
+
+def list_of(path: Path, commit: str) -> List:
+    """What became of the list of a file."""
+    lines = lines_of(path)
+    again = path.with_name(f"again-{path.name}")
+    if path.stem == "whole" and not again.exists():
+        again = path.with_name("again.jsonl")
+    later = lines_of(again) if again.exists() else []
+    alone = {line.test for line in later if line.outcome == "passed"} - \
+        {line.test for line in later if line.outcome == "failed"}
+    failed = {line.test: line for line in lines if line.outcome == "failed"}
+    unreached = sum(line.outcome == "skipped" and NOT_REACHED in line.text for line in lines)
+    return List(
+        name=path.stem, commit=commit, not_reached=unreached,
+        passed=len({line.test for line in lines if line.outcome == "passed"} - set(failed)),
+        skipped=sum(line.outcome == "skipped" for line in lines) - unreached,
+        seconds=round(sum(line.seconds for line in lines), 1),
+        failures=[Failure(test=name, text=_last(line.text), passed_alone=name in alone)
+                  for name, line in sorted(failed.items())])
+
+
+def _last(text: str) -> str:
+    """The last line, without the folder that the tests ran in."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"/[\w./-]*/(examples|rawnn|tests)/", r"\1/", lines[-1])[:200] if lines else ""
+
+
+def checked_of(path: Path, commit: str) -> Checked | None:
+    """A sanitizer's log, by its name; None for other files."""
+    match = re.fullmatch(rf"(?:san-)?(.+)-({'|'.join(TOOLS)})\.log", path.name)
+    if not match:
+        return None
+    text = path.read_text(errors="replace")
+    summary = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", text, re.M)
+    said = re.findall(r"^.*(?:\d+ (?:passed|failed).*|products in clusters.*)$", text, re.M)
+    last = re.sub(r"^=+ | =+$|^=+$| in [\d.]+s.*$", "", said[-1]).strip() if said else ""
+    return Checked(name=match[1], tool=match[2], commit=commit, said=last,
+                   errors=int(summary[-1]) if summary and last else None)
+
+
+def record(folders: Sequence[Path], commit: str, before: Record | None = None) -> Record:
+    """The record of some folders, with what an earlier one has beside."""
+    lists = {each.name: each for each in before.lists} if before else {}
+    checks = {(c.name, c.tool): c for c in before.checked} if before else {}
+    gpu = before.gpu if before else ""
+    for folder in folders:
+        for path in sorted(folder.glob("*.jsonl")):
+            if not path.stem.startswith("again"):
+                lists[path.stem] = list_of(path, commit)
+        for path in sorted(folder.glob("*.log")):
+            if found := checked_of(path, commit):
+                checks[found.name, found.tool] = found
+        if (folder / "gpu.txt").exists():
+            gpu = (folder / "gpu.txt").read_text().splitlines()[0].strip()
+    return Record(gpu=gpu, date=datetime.now(UTC).isoformat(timespec="seconds"),
+                  lists=_ordered(lists.values(), LISTS), checked=sorted(
+                      checks.values(), key=lambda c: (list(CHECKED).index(c.name)
+                                                      if c.name in CHECKED else 99, c.tool)))
+
+
+def _ordered(lists: Iterable[List], order: dict[str, str]) -> list[List]:
+    return sorted(lists, key=lambda each: list(order).index(each.name)
+                  if each.name in order else 99)
+
+
+def read_record(path: Path = KEPT) -> Record:
+    """The record that is kept."""
+    return msgspec.json.decode(path.read_bytes(), type=Record)
+
+
+def lists_table(found: Record) -> str:
+    """The lists as Markdown, and every failure in words."""
+    rows = ["| list | | commit | passed | failed | of them passed alone | skipped | not reached |",
+            "|---|---|---|---:|---:|---:|---:|---:|"]
+    for each in found.lists:
+        alone = sum(f.passed_alone for f in each.failures)
+        rows.append(f"| {each.name} | {LISTS.get(each.name, '')} | {each.commit[:7]} | "
+                    f"{each.passed:,} | {len(each.failures)} | {alone or ''} | {each.skipped} | "
+                    f"{each.not_reached or ''} |")
+    failures: dict[str, list[tuple[str, Failure]]] = {}
+    for each in found.lists:
+        for f in each.failures:
+            failures.setdefault(f.test.removeprefix("tests/gpu/"), []).append((each.name, f))
+    told = [f"- `{test}` ({', '.join(name for name, _ in where)}"
+            f"{'; passed alone' if all(f.passed_alone for _, f in where) else ''}): "
+            f"`{where[0][1].text.removeprefix('E').strip().replace('`', '')}`"
+            for test, where in sorted(failures.items())]
+    return "\n".join([*rows, "", *(told or ["Nothing failed."]), "", f"{found.gpu}.", ""])
+
+
+def checked_table(found: Record) -> str:
+    """The sanitizers' runs as Markdown."""
+    rows = ["| under compute-sanitizer | tool | commit | said |", "|---|---|---|---|"]
+    for c in found.checked:
+        said = "did not come to its end" if c.errors is None else \
+            f"{'clean' if c.errors == 0 else f'{c.errors} errors'}; {c.said}"
+        rows.append(f"| {CHECKED.get(c.name, c.name)} | {c.tool} | {c.commit[:7]} | {said} |")
+    return "\n".join([*rows, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--commit", required=True, help="that the folders' runs were of")
+    parser.add_argument("--new", action="store_true", help="keep nothing of the record before")
+    asked = parser.parse_args()
+    if missing := [str(folder) for folder in asked.folders if not folder.is_dir()]:
+        parser.error(f"there is no folder {', '.join(missing)}")
+    before = read_record() if KEPT.exists() and not asked.new else None
+    found = record(asked.folders, asked.commit, before)
+    write_atomically(KEPT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
