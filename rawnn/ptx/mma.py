@@ -99,9 +99,9 @@ twice that of cuBLAS's float32."""
 def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
     """128 rows of the operand that comes from registers; nn's is that of the transpose."""
     stages = ceil(p.k, 32)
-    return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, under_way, cluster,
+    return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
                  bytes=128)
-            for times, other, under_way in PACES if times == p.times
+            for times, other in PACES if times == p.times
             for cluster in (1, 2, 3, 4, 8)
             if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
 

@@ -24,7 +24,7 @@ FIRST = 2300.0
 """For a block to begin, and for its first copies."""
 FINISHED = 6.2
 """Sums a cycle that go through shared memory to the epilogue."""
-EXCHANGE, HANDED = 580.0, 3.9
+EXCHANGE, HANDED = 230.0, 3.9
 """For the blocks of a cluster to meet, and floats a cycle that one hands to the others."""
 FROM_L2 = 23.7
 """Bytes a cycle that a multiprocessor gets from the L2 cache, of rows that begin anywhere in a
@@ -136,19 +136,16 @@ class Paces:
     tn: tuple[float, ...]
 
 
-PACES: Mapping[tuple[int, int, int], Paces] = {
-    (3, 64, 3): Paces(nt=(1700.0, 2560.0), nn=(2100.0, 2950.0), tn=(2350.0, 3400.0)),
-    (3, 64, 4): Paces(nt=(1450.0,), nn=(1700.0,), tn=(1700.0,)),
-    (1, 64, 3): Paces(nt=(1100.0, 1700.0), nn=(1750.0, 2500.0), tn=(2300.0, 3200.0)),
-    (1, 128, 3): Paces(nt=(1700.0,), nn=(2400.0,), tn=(2700.0,)),
+PACES: Mapping[tuple[int, int], Paces] = {
+    (3, 64): Paces(nt=(1700.0, 2560.0), nn=(2100.0, 2950.0), tn=(2350.0, 3400.0)),
+    (1, 64): Paces(nt=(1100.0, 1700.0), nn=(1750.0, 2500.0), tn=(2300.0, 3200.0)),
+    (1, 128): Paces(nt=(1700.0,), nn=(2400.0,), tn=(2700.0,)),
 }
-"""By products for one, by the rows of the operand from shared memory, and by stages under way
-(H200)."""
+"""By products for one and by the rows of the operand from shared memory (H200)."""
 
 
 def cycles_wgmma_tf32(p: Product, tile: Tile, target: Target) -> float:
     """Of float32, by wgmma."""
-    pace: tuple[float, ...] = getattr(PACES[p.times, min(tile.bm, tile.bn), tile.stages],
-                                       p.layout)
+    pace: tuple[float, ...] = getattr(PACES[p.times, min(tile.bm, tile.bn)], p.layout)
     return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1], first=FIRST_WGMMA,
                   finished=FINISHED_WGMMA)

@@ -19,12 +19,7 @@
 #include "mma_sums.cuh"
 #include "mma_warpgroup.cuh"
 #include "pdl.cuh"
-#define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 || kAlone<SUM, STAGES> ? 1 : 2)
-
-// Whether a block of so many STAGES has a multiprocessor for itself, and the registers of two.
-template <typename SUM, int STAGES>
-constexpr bool kAlone = Same<SUM, tf32x3>::kValue && (STAGES > 3);
-
+#define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
 #include "product_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -127,21 +122,10 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   ptx::fence_proxy_async();
   __syncthreads();
 
-  // With tf32x3 a stage's products are of two parts. Where a block has a multiprocessor for itself,
-  // each has sums of its own: one set is computed while the other is added up.
-  constexpr int kParts = 4 / kAtOnce;
-  constexpr int kSets = kAlone<SUM, TILE::kStages> ? kParts : 1;
-  constexpr int kSteps = kAtOnce * kSets;  // that are asked for together
-  float sums[kSets][kColumns / 2] = {};
+  float sums[kColumns / 2] = {};
   float all[kThree ? kColumns / 2 : 1] = {};
   float bias[2] = {};
   const bool sums_bias = BIAS && n0 == 0;
-  unsigned int raw[kSteps][4];
-  const auto fetch = [&](unsigned int tile, int first) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) fragments.load(raw[i], tile, 0, first + i);
-  };
-  if (kSets > 1 && stages > 0) fetch(shared, 0);
   int slot = 0;
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
@@ -149,41 +133,35 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     const unsigned int ready = prepared + stage % 2 * kReady;
     slot = slot == kStages - 1 ? 0 : slot + 1;
 #pragma unroll
-    for (int first = 0; first < 4; first += kSteps) {
-      if constexpr (kSets == 1) fetch(tile, first);
-      Factor<float, SUM> rows[kSteps];
+    for (int first = 0; first < 4; first += kAtOnce) {
+      Factor<float, SUM> rows[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) fragments.load(rows[i].word, tile, 0, first + i);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
         if (sums_bias) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(raw[i][j]);
+          for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(rows[i].word[j]);
         }
-        rows[i].take(raw[i]);
+        rows[i].take(rows[i].word);
       }
-#pragma unroll
-      for (int set = 0; set < kSets; ++set) ptx::settle(sums[set]);
-#pragma unroll
-      for (int set = 0; set < kSets; ++set) {
-        ptx::fence_products();
-        if constexpr (kThree) {
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) {
-            const Factor<float, SUM>& row = rows[set * kAtOnce + i];
-            const int step = first + set * kAtOnce + i;
-            ptx::multiply_async<kColumns>(sums[set], row.low, operand<Ready>(ready, 0, step), i);
-            ptx::multiply_async<kColumns>(sums[set], row.word,
-                                          operand<Ready>(ready + Ready::kBytes, 0, step), 1);
-          }
-        }
+      ptx::settle(sums);
+      ptx::fence_products();
+      if constexpr (kThree) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          ptx::multiply_async<kColumns>(sums[set], rows[set * kAtOnce + i].word,
-                                        operand<Ready>(ready, 0, first + set * kAtOnce + i),
-                                        kThree ? 1 : stage + i);
+          ptx::multiply_async<kColumns>(sums, rows[i].low, operand<Ready>(ready, 0, first + i), i);
+          ptx::multiply_async<kColumns>(sums, rows[i].word,
+                                   operand<Ready>(ready + Ready::kBytes, 0, first + i), 1);
         }
-        ptx::commit_products();
       }
-      if (first + kSteps == 4 && stage + 1 < stages) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::multiply_async<kColumns>(sums, rows[i].word, operand<Ready>(ready, 0, first + i),
+                                 kThree ? 1 : stage + i);
+      }
+      ptx::commit_products();
+      if (first + kAtOnce == 4 && stage + 1 < stages) {
         if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
           const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
           load_left.load(shared + ahead * kTile);
@@ -192,22 +170,15 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
         commit_copies();
         wait_for_copies<kStages - 2>();
         __syncthreads();  // the next stage is there
-        if constexpr (kSets > 1) fetch(shared + slot * kTile, 0);
         prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
                                               prepared + (stage + 1) % 2 * kReady, thread);
         ptx::fence_proxy_async();
       }
-      if constexpr (kSets > 1) {
-        ptx::wait_for_products<1>();
-        ptx::settle(sums[0]);
-#pragma unroll
-        for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[0][i];
-      }
       ptx::wait_for_products<0>();
-      ptx::settle(sums[kSets - 1]);
+      ptx::settle(sums);
       if constexpr (kThree) {
 #pragma unroll
-        for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[kSets - 1][i];
+        for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
       }
     }
     __syncthreads();  // it is prepared, and nobody reads what this one took
@@ -225,9 +196,9 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int column = 8 * j + 2 * q;
-      const float first = kThree ? all[kThree ? 4 * j + 2 * half : 0] : sums[0][4 * j + 2 * half];
+      const float first = kThree ? all[kThree ? 4 * j + 2 * half : 0] : sums[4 * j + 2 * half];
       const float second =
-          kThree ? all[kThree ? 4 * j + 2 * half + 1 : 0] : sums[0][4 * j + 2 * half + 1];
+          kThree ? all[kThree ? 4 * j + 2 * half + 1 : 0] : sums[4 * j + 2 * half + 1];
       if constexpr (SWAPPED) {
         parts[column * kPitch + row] = first;
         parts[(column + 1) * kPitch + row] = second;

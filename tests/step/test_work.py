@@ -71,7 +71,7 @@ def test_every_kind_of_op_that_multiplies_is_known() -> None:
 
 
 def test_other_ops_do_one_operation_for_each_element_that_they_write() -> None:
-    plan = rewritten((64, 32, 10), 32, "none")
+    plan = rewritten((64, 48, 10), 32, "none")
     (relu,) = plan.find(kind="activate")
-    assert operations(relu, plan) == 32 * 32
+    assert operations(relu, plan) == 32 * 48
     assert products(relu, plan) == []
