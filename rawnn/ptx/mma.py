@@ -10,7 +10,7 @@ from rawnn.device.target import Target
 from rawnn.ptx.family import Family
 from rawnn.ptx.pace import PACES, cycles, cycles_wgmma, cycles_wgmma_tf32, shared
 from rawnn.ptx.table import Scalars, ceil
-from rawnn.ptx.tiles import Product, Tile, register_family, with_sums
+from rawnn.ptx.tiles import Product, Tile, register_family, spanning, with_sums
 
 SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
               ("asynchronous copies",))
@@ -33,9 +33,10 @@ slower by a hundredth in the mean (H200; float32, tf32 and bfloat16), and one fo
 def choose(p: Product, target: Target) -> Tile:
     """The tile with the fewest predicted cycles of those that the GPU's shared memory and the
     number format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
-    return min((tile for tile in TILES if shared(tile) <= target.shared_per_block
-                and (p.times == 1 or (tile.bm * tile.bn <= 1024 * tile.wm * tile.wn
-                                      and tile.wm * tile.wn * tile.wk <= 8))),
+    return min(spanning(p, (
+        tile for tile in TILES if shared(tile) <= target.shared_per_block
+        and (p.times == 1 or (tile.bm * tile.bn <= 1024 * tile.wm * tile.wn
+                              and tile.wm * tile.wn * tile.wk <= 8)))),
                key=lambda tile: cycles(p, tile, target))
 
 
@@ -55,7 +56,8 @@ CUT = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128), Tile(64, 64, 2, 2, 2, 4, 4, bytes
 """The same where blocks form clusters."""
 UPDATES = ("weight_update", "weight_momentum", "weight_adam")
 
-register_family(SYNC, "mma", "mma.cu", "Mma", choose, _shared, others=OTHERS + CUT, updates=UPDATES)
+register_family(SYNC, "mma", "mma.cu", "Mma", choose, _shared, others=OTHERS + CUT, updates=UPDATES,
+                losses=True)
 
 
 def _shared_wgmma(s: Scalars) -> int:
@@ -77,7 +79,7 @@ WGMMA_TILES = (
 @cache
 def choose_wgmma(p: Product, target: Target) -> Tile:
     """The fastest of the tiles, as predicted."""
-    return min(WGMMA_TILES, key=lambda tile: cycles_wgmma(p, tile, target))
+    return min(spanning(p, WGMMA_TILES), key=lambda tile: cycles_wgmma(p, tile, target))
 
 
 WGMMA_OTHERS = (
@@ -88,7 +90,7 @@ WGMMA_OTHERS = (
 )
 
 register_family(WGMMA, "wgmma", "wgmma.cu", "Wgmma", choose_wgmma, _shared_wgmma,
-                others=WGMMA_OTHERS, updates=UPDATES, specific=True)
+                others=WGMMA_OTHERS, updates=UPDATES, losses=True, specific=True)
 
 
 LONGEST_SUM = 32
@@ -109,7 +111,8 @@ def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
 @cache
 def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
     """The fastest of the tiles, as predicted."""
-    return min(_tiles_wgmma_tf32(p), key=lambda tile: cycles_wgmma_tf32(p, tile, target))
+    return min(spanning(p, _tiles_wgmma_tf32(p)),
+               key=lambda tile: cycles_wgmma_tf32(p, tile, target))
 
 
 WORTH = 0.9
@@ -135,4 +138,15 @@ def _shared_wgmma_tf32(s: Scalars) -> int:
 
 
 register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_tf32,
-                _shared_wgmma_tf32, updates=UPDATES, specific=True)
+                _shared_wgmma_tf32, updates=UPDATES, losses=True, specific=True)
+
+
+PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
+             "wgmma_tf32": (choose_wgmma_tf32, cycles_wgmma_tf32)}
+"""By implementation: its tile, and about how many cycles a product takes in one."""
+
+
+def predicted(impl: str, p: Product, target: Target) -> float:
+    """About how many cycles a product takes in the tile chosen for it."""
+    chosen, taking = PREDICTED[impl]
+    return taking(p, chosen(p, target), target)
