@@ -119,6 +119,8 @@ LONG, MANY, TINY = ((784, 10), 128), ((64, 48), 128), ((1, 2), 1)
 LARGE = [Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("sgd", 0.1, given)})
          for given in ({}, {"momentum": 0.9})]
 LARGE.append(Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("adam", 1e-3)}))
+LARGE += [Variant((32, 512, 256), 128, {"loss": loss}) for loss in ("mse", "bce")]
+LARGE += [Variant((32, 1024, outputs), 256) for outputs in (64, 128)]
 WORTH_WGMMA = 1 << 24
 """Multiplications of 16 bits that are taken for worth wgmma here, and of float32 all, whatever the
 engine says of them."""

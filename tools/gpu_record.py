@@ -40,6 +40,8 @@ CHECKED = {
     "clusters-mma": "products and weight gradients in clusters: `mma`",
     "clusters-mma16": "the same: `mma` in bf16", "clusters-wgmma": "the same: `wgmma`",
     "clusters-tf32": "the same: `wgmma_tf32`",
+    "ops-loss": "the loss in the last product, sums of what is reported",
+    "ops-flat": "elementwise kernels, updates and sums of columns",
 }
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 NOT_REACHED = "NOT REACHED"
@@ -139,7 +141,7 @@ def checked_of(path: Path, commit: str) -> Checked | None:
         return None
     text = path.read_text(errors="replace")
     summary = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", text, re.M)
-    said = re.findall(r"^.*(?:\d+ (?:passed|failed).*|products in clusters.*)$", text, re.M)
+    said = re.findall(r"^.*(?:\d+ (?:passed|failed).*|in clusters.*)$", text, re.M)
     last = re.sub(r"^=+ | =+$|^=+$| in [\d.]+s.*$", "", said[-1]).strip() if said else ""
     return Checked(name=match[1], tool=match[2], commit=commit, said=last,
                    errors=int(summary[-1]) if summary and last else None)

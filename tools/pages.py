@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn.bench.figures import random_figure, standalone  # noqa: E402
+from rawnn.bench.floors import read_floors  # noqa: E402
+from rawnn.bench.launches import read_launches  # noqa: E402
 from rawnn.bench.peers import summary, workload_table  # noqa: E402
 from rawnn.bench.peers.problem import draws  # noqa: E402
 from rawnn.bench.peers.records import OURS, read_contests  # noqa: E402
@@ -38,7 +40,7 @@ from tools import gpu_record, lab_series  # noqa: E402
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
 NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
-NOT_YET = "Not measured by `bench scaling` yet.\n"
+NOT_YET = "Not measured by `bench {name}` yet.\n"
 PICTURED = ("float32 against tf32", "fastest against fastest")
 """The classes in the picture of the random draw: what the other systems take for float32 unless
 told otherwise, and whatever is fastest on both sides."""
@@ -123,7 +125,8 @@ def worth(toggle: Toggle, measured: Sequence[SetsResult]) -> str:
     if not newest:
         return NOT_MEASURED
     return (f"Milliseconds an epoch of MNIST by the device's clock, and in brackets how many times "
-            f"faster than without; `python -m rawnn bench toggles {toggle.name}` measures this "
+            f"faster than without, with the 95 % interval; `python -m rawnn bench toggles "
+            f"{toggle.name}` measures this "
             f"([how we measure](../measuring.md)).\n\n"
             f"{markdown(toggle, [newest[machine] for machine in sorted(newest)])}")
 
@@ -146,10 +149,14 @@ def lab(topic: str) -> Callable[[], str]:
         topic, [lab_series.read_lab(path) for path in sorted(RESULTS.glob("lab-*.json"))])
 
 
-def scaling() -> str:
-    """How training scales over ranks, once somebody has measured it."""
-    path = RESULTS / "scaling-h200.json"
-    return read_scaling(path).markdown() if path.exists() else NOT_YET
+def once_measured(name: str, table: Callable[[Path], str]) -> Callable[[], str]:
+    """What `bench NAME` gave on an H200, once somebody has measured it."""
+
+    def made() -> str:
+        path = RESULTS / f"{name}-h200.json"
+        return table(path) if path.exists() else NOT_YET.format(name=name)
+
+    return made
 
 
 BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
@@ -158,7 +165,14 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/workloads.md": {"h200": workloads("workloads-h200.json"),
                           "h100": workloads("workloads-h100.json")},
     "docs/toggles/persistent.md": {"float32": float32_error},
-    "docs/scaling.md": {"scaling": scaling},
+    "docs/scaling.md": {"scaling": once_measured(
+        "scaling", lambda path: read_scaling(path).markdown())},
+    "docs/floors.md": {"floors": once_measured(
+        "floors", lambda path: read_floors(path).markdown())},
+    "docs/lab.md": {"launches": once_measured(
+        "launches", lambda path: read_launches(path).markdown())},
+    "docs/suites.md": {"sweep": once_measured(
+        "sweep", lambda path: workload_table.markdown(read_contests(path)))},
     "docs/testing.md": {"gpu": lambda: gpu_record.lists_table(gpu_record.read_record()),
                         "checked": lambda: gpu_record.checked_table(gpu_record.read_record())},
     "examples/lab/README.md": {topic: lab(topic) for topic in lab_series.SIZES},

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from rawnn.bench.columns import filled, markdown_table
 from rawnn.bench.footprint import x_floor
+from rawnn.bench.series import restored
 from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
+from rawnn.bench.statistics import ratio_interval
 from rawnn.bench.suites import TogglesSuite, read_suites
 from rawnn.bench.table import milliseconds, times_text
 from rawnn.errors import ConfigError, unknown
@@ -182,15 +184,19 @@ def _name(result: SetsResult) -> str:
 
 
 def _time(measured: Measurement | None, base: Measurement | None) -> str:
-    """Milliseconds an epoch, and how many times faster than the other."""
+    """Milliseconds an epoch, and how many times faster than the other, with the bootstrap 95 %
+    interval of that; where it holds 1, the difference is in the noise."""
     if measured is None or measured.epoch_ms is None:
         return "cannot run" if measured and measured.reason else "not measured"
     mine, other = measured.epoch_ms, base.epoch_ms if base else None
     median = milliseconds(mine.median)
     text = median + (f" ± {mine.mad:.{len(median.partition('.')[2])}f}" if mine.n > 1 else "")
-    if other is None:
+    if base is None or other is None:
         return text
-    once = min(mine.n, other.n) == 1
-    apart = mine.max < other.min or mine.min > other.max
-    doubt = ", run once" if once else "" if apart else ", in the noise"
-    return f"{text} ({times_text(other.median / mine.median)} x{doubt})"
+    ratio = f"{times_text(other.median / mine.median)} x"
+    if min(mine.n, other.n) == 1:
+        return f"{text} ({ratio}, run once)"
+    low, high = ratio_interval(base.times_ms or restored(other),
+                               measured.times_ms or restored(mine))
+    doubt = ", in the noise" if low <= 1 <= high else ""
+    return f"{text} ({ratio}, {times_text(low)}-{times_text(high)}{doubt})"

@@ -38,7 +38,7 @@ def kept(gpu: str) -> dict[str, float]:
     path = path_of(gpu)
     try:
         held = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a cache that cannot be is done without
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}; delete it, or write it anew") from None

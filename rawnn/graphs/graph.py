@@ -30,6 +30,7 @@ class Graph:
         self._context = context
         self._owned = handle is None
         self._urgent = False  # whether nodes have priorities that count
+        self._greatest: int | None = None
         self._broken = False  # by a capture that failed, which may have taken the graph along
         self.handle = handle if handle is not None else check(
             driver, "cuGraphCreate", driver.cuGraphCreate(0), label
@@ -38,10 +39,11 @@ class Graph:
 
     def add_kernel(self, after: Nodes, function: Any, grid: Dim, block: Dim, shared_bytes: int,
                    arguments: int, label: str, programmatic_after: Nodes = (),
-                   cluster: Dim | None = None, cooperative: bool = False) -> Any:
+                   cluster: Dim | None = None, cooperative: bool = False,
+                   urgent: bool = False) -> Any:
         """A kernel node; `arguments` is the address of the packed pointer array, `cluster` the
         shape of a thread block cluster in blocks; the blocks of a `cooperative` one all run at
-        once.
+        once; those of an `urgent` one get the first multiprocessors that come free.
 
         The kernel may begin before the kernel nodes `programmatic_after` end: as soon as all of
         them have called cudaTriggerProgrammaticLaunchCompletion(), or ended without. It must call
@@ -60,6 +62,9 @@ class Graph:
             wanted["CLUSTER_DIMENSION"] = cluster
         if cooperative:
             wanted["COOPERATIVE"] = 1
+        if urgent:
+            wanted["PRIORITY"] = self._greatest_priority(label)
+            self._urgent = True
         for attribute, value in wanted.items():
             check(self._driver, "cuGraphKernelNodeSetAttribute",
                   self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value), label)
@@ -68,6 +73,12 @@ class Graph:
             check(self._driver, "cuGraphAddDependencies", result,
                   f"programmatic edges to {label}")
         return node
+
+    def _greatest_priority(self, label: str) -> int:
+        if self._greatest is None:
+            _, self._greatest = check(self._driver, "cuCtxGetStreamPriorityRange",
+                                      self._driver.cuCtxGetStreamPriorityRange(), label)
+        return self._greatest
 
     def add_memset(self, after: Nodes, address: int, value: int, nbytes: int, label: str) -> Any:
         """A node that sets `nbytes` bytes to `value`."""

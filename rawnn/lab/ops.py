@@ -20,6 +20,7 @@ from rawnn.common.dtypes import numpy_dtype, rounded
 from rawnn.device.cuda.device import Device, padded
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import Op
+from rawnn.step.ops.metrics import KIND as LOSS_SUMS
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
@@ -107,6 +108,10 @@ def length_of(op: Op, plan: Plan) -> int:
 
     if op.kind in ("matmul", "matmul_slices"):
         return int(op.attributes["k"])
+    if op.kind == "matmul_loss":
+        return max(int(op.attributes["k"]), prod(shape("dz")))
+    if op.kind == LOSS_SUMS:
+        return shape("loss_parts")[1]
     if op.kind == "layer_backward":
         return max(shape("dz"))
     if op.kind.startswith(("weight_", "bias")):
@@ -252,6 +257,8 @@ def _outcome(op: Op, plan: Plan, name: str, raw: Any, reference: Any) -> Outcome
     if tensor.role is Role.METRIC:  # only the element of this step is written
         here = slice(STEP + op.offset, STEP + op.offset + 1)
         found, wanted = found[here], wanted[here]
+        if found.ndim == 2 and np.isfinite(found).all():  # parts: their sum has a meaning
+            found, wanted = found.sum(axis=1), wanted.sum(axis=1)
     # narrow_inner leaves rows out that nothing reads
     found = np.where(np.isfinite(wanted), found, 0.0)
     wanted = np.where(np.isfinite(wanted), wanted, 0.0)

@@ -24,7 +24,7 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.ptx import head, linear, narrow, skinny
+from rawnn.ptx import head, linear, loss_products, narrow, skinny
 from rawnn.ptx.family import Fusion
 from rawnn.ptx.own import claimed, kept_out, restored
 from rawnn.run.policy import Policy
@@ -248,6 +248,8 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
                      "allows of plain SGD: alpha = -lr, beta = 1, in place; or a sum of slices",
            _or(_update, "no update directly behind the gradient's product that it could do")),
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
+    loss_products.PRODUCT,
+    loss_products.SUMS,
     Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "
                          "wanted the product without",
            _or(partial(_slope, saves="input"), "no slope left that a product could apply")),

@@ -10,6 +10,7 @@ from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
     Scalars,
+    ceil,
     matrix,
     typed,
     vectors,
@@ -20,11 +21,22 @@ FAMILY = Family("activations", "bias and activation, forward and backward")
 _MATRIX = ("rows", "cols")
 
 
-def _block_a_column(threads: int) -> Callable[[Scalars], Geometry]:
-    return lambda s: ((int(s["cols"]), 1, 1), (threads, 1, 1))
+MANY = 32
+"""Blocks from which the sums of columns are shared by 64 bytes of a row; below, a block a column
+keeps more of the GPU busy."""
 
 
-_columns = Forms(tuple(map(_block_a_column, (128, 32, 64, 256))))
+def _sums(threads: int) -> Callable[[Scalars], Geometry]:
+    def geometry(s: Scalars) -> Geometry:
+        blocks = ceil(s["cols"] * s["itemsize_dz"], 64)
+        if blocks >= MANY:
+            return (blocks, 1, 1), (4 * threads, 1, 1)
+        return (int(s["cols"]), 1, 1), (threads, 1, 1)
+
+    return geometry
+
+
+_columns = Forms(tuple(map(_sums, (128, 32, 64, 256))))
 
 
 FAMILY.register("bias_add", "naive", KernelImpl(

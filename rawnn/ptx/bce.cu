@@ -8,7 +8,8 @@
 //
 // template <TT> (bce, bce_accuracy), <TT, TD>: storage types of t and dz; z [rows, cols] is float32.
 // Scalars: rows, cols; offset but for bce_backward. bce_gradient does all at once, and leaves out what
-// is null of loss and correct.
+// is null of loss and correct; where `parts` is not 0, block b writes loss_parts[s, b] and
+// correct_parts[s, b] of `parts` columns in their place (metrics.cuh).
 // Launch: as mse.cu: bce_backward any grid, the others one block, or several with a `workspace`.
 // Limit: latency, and device-memory traffic from a few million elements on.
 #include "pointwise.cuh"
@@ -53,9 +54,11 @@ __global__ void __launch_bounds__(1024)
                  const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
                  const float* __restrict__ loss_scale, int* __restrict__ overflow,
                  int* __restrict__ workspace, float* __restrict__ loss,
-                 int* __restrict__ correct, int rows, int cols) {
+                 int* __restrict__ correct, float* __restrict__ loss_parts,
+                 int* __restrict__ correct_parts, int rows, int cols, int parts) {
   pdl_wait();
   pdl_trigger();
   report_pointwise<LogitCrossEntropy>(z, ldz, t, ldt, cursor, offset, dz, lddz, loss_scale,
-                                      overflow, workspace, loss, correct, rows, cols);
+                                      overflow, workspace, loss, correct, rows, cols,
+                                      {loss_parts, correct_parts, parts});
 }

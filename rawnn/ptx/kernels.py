@@ -4,6 +4,7 @@ from rawnn.ptx import activations as _activations
 from rawnn.ptx import epoch as _epoch
 from rawnn.ptx import head as _head
 from rawnn.ptx import linear as _linear
+from rawnn.ptx import loss_products as _loss_products
 from rawnn.ptx import losses as _losses
 from rawnn.ptx import mma as _mma
 from rawnn.ptx import narrow as _narrow
@@ -15,5 +16,5 @@ from rawnn.ptx import updates as _updates
 from rawnn.ptx.table import KERNELS, WRITTEN, KernelImpl, Scalars, Shape, kernel_for
 
 __all__ = ["KERNELS", "WRITTEN", "KernelImpl", "Scalars", "Shape", "kernel_for"]
-del _activations, _epoch, _head, _linear, _losses, _mma, _narrow, _persistent, _products
-del _skinny, _tiled, _updates
+del _activations, _epoch, _head, _linear, _loss_products, _losses, _mma, _narrow, _persistent
+del _products, _skinny, _tiled, _updates

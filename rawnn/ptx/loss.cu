@@ -8,7 +8,8 @@
 //   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TD> of the gradients: storage type of dz; p and z are float32. Scalars: rows, cols, offset.
-// The gradients leave out what is null of loss and correct.
+// The gradients leave out what is null of loss and correct; where `parts` is not 0, block b writes its
+// sums to loss_parts[s, b] and correct_parts[s, b] of `parts` columns in their place (metrics.cuh).
 // The step that reports uses the first two; `fuse` first joins them (loss_accuracy), then takes
 // loss_gradient, then softmax_loss_gradient. A probability below FLT_MIN counts as FLT_MIN. A NaN
 // stays a NaN, and a label outside 0 .. cols-1 makes the loss NaN: a broken run must be seen.
@@ -174,7 +175,8 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
                                        const float* __restrict__ loss_scale,
                                        int* __restrict__ overflow,
                                        int* __restrict__ workspace, float* loss,
-                                       int* correct, int rows, int cols) {
+                                       int* correct, int rows, int cols,
+                                       const Parts& parts = {}) {
   const int step = current_step(cursor, offset);
   const int threads = static_cast<int>(blockDim.x);
   const int first = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
@@ -209,7 +211,7 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
       long_row<1, SOFTMAX>(values, gradient, y[row], cols, share, overflow, 0, tally);
     }
   }
-  report_tally(tally, workspace, step, static_cast<float>(rows), loss, correct);
+  report_tally(tally, workspace, step, static_cast<float>(rows), loss, correct, parts);
 }
 
 #if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_cross_entropy)
@@ -257,11 +259,12 @@ __global__ void __launch_bounds__(1024)
                   const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
                   const float* __restrict__ loss_scale, int* __restrict__ overflow,
                   int* __restrict__ workspace, float* __restrict__ loss,
-                  int* __restrict__ correct, int rows, int cols) {
+                  int* __restrict__ correct, float* __restrict__ loss_parts,
+                  int* __restrict__ correct_parts, int rows, int cols, int parts) {
   pdl_wait();
   pdl_trigger();
   report<false>(p, ldp, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss,
-                correct, rows, cols);
+                correct, rows, cols, {loss_parts, correct_parts, parts});
 }
 
 template <typename TD>
@@ -270,9 +273,10 @@ __global__ void __launch_bounds__(1024)
                           const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
                           const float* __restrict__ loss_scale, int* __restrict__ overflow,
                           int* __restrict__ workspace, float* __restrict__ loss,
-                          int* __restrict__ correct, int rows, int cols) {
+                          int* __restrict__ correct, float* __restrict__ loss_parts,
+                          int* __restrict__ correct_parts, int rows, int cols, int parts) {
   pdl_wait();
   pdl_trigger();
   report<true>(z, ldz, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss, correct,
-               rows, cols);
+               rows, cols, {loss_parts, correct_parts, parts});
 }

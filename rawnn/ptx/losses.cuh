@@ -1,17 +1,25 @@
-// Losses that are a mean over all elements of z and t, as types for kernels' template parameters:
-// SquaredError, LogitCrossEntropy.
+// Losses as types for kernels' template parameters. Those that are a mean over all elements of z and
+// t: SquaredError, LogitCrossEntropy.
 //
 //   loss(z, t)      of one element        gradient(z, t)  its derivative with respect to z
 //   right(z, t)     whether it counts as correct
+//
+// One that is a mean over rows, of which it takes the whole (kRows): SoftmaxCrossEntropy (softmax.cuh).
 #pragma once
 
+struct SoftmaxCrossEntropy {
+  static constexpr bool kRows = true;
+};
+
 struct SquaredError {
+  static constexpr bool kRows = false;
   static __device__ __forceinline__ float loss(float z, float t) { return (z - t) * (z - t); }
   static __device__ __forceinline__ float gradient(float z, float t) { return 2.0f * (z - t); }
   static __device__ __forceinline__ bool right(float, float) { return false; }
 };
 
 struct LogitCrossEntropy {
+  static constexpr bool kRows = false;
   static __device__ __forceinline__ float loss(float z, float t) {
     const float above = z <= 0.0f ? 0.0f : z;  // not fmaxf, which would hide a NaN
     return above - z * t + log1pf(expf(-fabsf(z)));

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rawnn.network import losses as _ops  # noqa: F401  (defines the ops)
 from rawnn.ptx.family import Family
 from rawnn.ptx.table import (
@@ -12,10 +14,15 @@ from rawnn.ptx.table import (
     ceil,
     elements,
     matrix,
+    plain,
     typed,
     vectors,
 )
 from rawnn.step.build import METRIC_WORKSPACE, ONE_BLOCK_ELEMENTS
+from rawnn.step.op import Op
+from rawnn.step.ops.metrics import KIND as LOSS_SUMS
+from rawnn.step.ops.metrics import PARTS
+from rawnn.step.plan import Plan
 
 FAMILY = Family("losses", "losses with their metrics and gradients")
 
@@ -24,6 +31,17 @@ _HERE: Shape = ("@1",)
 MOST_BLOCKS = (METRIC_WORKSPACE - 1) // 2
 _WORKSPACE: Shape = (str(METRIC_WORKSPACE),)
 _SCALING: dict[str, Shape] = {"loss_scale": ("2",), "overflow": ("1",)}
+PART_SHAPES: dict[str, Shape] = dict.fromkeys(PARTS, ("@1", "parts"))
+
+
+def parts_of(op: Op, plan: Plan) -> int:
+    """Columns of the parts that an op leaves of a step; 0 where it leaves none."""
+    return plan[op.operands["loss_parts"]].shape[1] if "loss_parts" in op.operands else 0
+
+
+def _sizes(operand: str) -> Callable[[Op, Plan], Scalars]:
+    """rows and cols of an operand, and the parts."""
+    return lambda op, plan: {**matrix(operand)(op, plan), "parts": parts_of(op, plan)}
 
 
 def _rows_by_warp(s: Scalars) -> Geometry:
@@ -50,9 +68,9 @@ def _by_elements(s: Scalars) -> Geometry:
 
 def _labelled(name: str, source: str, *types: str, **written: Shape) -> None:
     FAMILY.register(name, "naive" if name in ("cross_entropy", "accuracy") else "fused", KernelImpl(
-        "loss.cu", name, typed(*types), matrix(source), _by_rows,
+        "loss.cu", name, typed(*types), _sizes(source), _by_rows,
         {source: _MATRIX, "y": ("rows",), "cursor": ("1",), "workspace": _WORKSPACE, **_SCALING,
-         **written}))
+         **PART_SHAPES, **written}))
 
 
 FAMILY.register("softmax", "naive", KernelImpl(
@@ -65,7 +83,7 @@ FAMILY.register("softmax_backward", "naive", KernelImpl(
 for _loss in ("mse", "bce"):
     _shapes: dict[str, Shape] = {
         "z": _MATRIX, "t": _MATRIX, "dz": _MATRIX, "cursor": ("1",), "loss": _HERE,
-        "correct": _HERE, "workspace": _WORKSPACE, **_SCALING,
+        "correct": _HERE, "workspace": _WORKSPACE, **_SCALING, **PART_SHAPES,
     }
     FAMILY.register(_loss, "naive", KernelImpl(
         f"{_loss}.cu", _loss, typed("t"), matrix("z"), _by_elements, _shapes))
@@ -73,7 +91,7 @@ for _loss in ("mse", "bce"):
         f"{_loss}.cu", f"{_loss}_backward", typed("t", "dz"), matrix("z"), elements(256, 4),
         _shapes))
     FAMILY.register(f"{_loss}_gradient", "fused", KernelImpl(
-        f"{_loss}.cu", f"{_loss}_gradient", typed("t", "dz"), matrix("z"), _by_elements, _shapes))
+        f"{_loss}.cu", f"{_loss}_gradient", typed("t", "dz"), _sizes("z"), _by_elements, _shapes))
 FAMILY.register("bce_accuracy", "naive", KernelImpl(
     "bce.cu", "bce_accuracy", typed("t"), matrix("z"), _by_elements, _shapes))
 _labelled("cross_entropy", "p", loss=_HERE)
@@ -81,3 +99,8 @@ _labelled("accuracy", "p", correct=_HERE)
 _labelled("loss_accuracy", "p", loss=_HERE, correct=_HERE)
 _labelled("loss_gradient", "p", "dz", dz=_MATRIX, loss=_HERE, correct=_HERE)
 _labelled("softmax_loss_gradient", "z", "dz", dz=_MATRIX, loss=_HERE, correct=_HERE)
+FAMILY.register(LOSS_SUMS, "naive", KernelImpl(
+    "loss_sums.cu", "loss_sums", plain, lambda op, plan: {"parts": parts_of(op, plan)},
+    lambda s: ((int(s["span"]), 1, 1), (128, 1, 1)),
+    {**dict.fromkeys(PARTS, ("@span", "parts")), "cursor": ("1",), "loss": ("@span",),
+     "correct": ("@span",)}))

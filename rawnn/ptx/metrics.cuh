@@ -1,9 +1,11 @@
 // How kernels add up what a step reports: over a warp, over the block, and over the grid where there
 // is more than one block, always in the same order, so that results repeat bit for bit.
 //
-// Several blocks need a workspace of int32 [1 + 2 * blocks], whose first is 0 at the first
-// launch and after every launch: each block leaves its sums there, and the last one to come (by a
-// ticket) adds them up. Launches that share a workspace must follow one another.
+// Several blocks leave their sums in a row of the step's own, for a kernel that adds up many steps'
+// later (loss_sums.cu): nobody waits for a loss but who reads it. Or they have a workspace of int32
+// [1 + 2 * blocks], whose first is 0 at the first launch and after every launch: each block leaves
+// its sums there, and the last one to come (by a ticket) adds them up. Launches that share a
+// workspace must follow one another.
 #pragma once
 #include "common.cuh"
 
@@ -11,6 +13,14 @@
 struct Tally {
   float loss;
   int right;
+};
+
+// The sums of a step's blocks: row s of [steps, count] has those of step s. Both are null where the
+// step is reported at once, `correct` where nobody counts.
+struct Parts {
+  float* loss;
+  int* correct;
+  int count;
 };
 
 // Sums over the block, valid in thread 0. What is null is not wanted and not summed.
@@ -24,9 +34,25 @@ __device__ __forceinline__ void block_tally(Tally& tally, const float* loss, con
   }
 }
 
-// Writes loss[step] = the sum over `terms` (a mean) and correct[step]. All threads must call it.
+// Leaves the sums of block number `block` in the row of the step. All threads must call it.
+__device__ __forceinline__ void leave_parts(Tally tally, const Parts& parts, int step, int block) {
+  block_tally(tally, parts.loss, parts.correct);
+  if (threadIdx.x == 0) {
+    const long long place = static_cast<long long>(step) * parts.count + block;
+    if (parts.loss != nullptr) parts.loss[place] = tally.loss;
+    if (parts.correct != nullptr) parts.correct[place] = tally.right;
+  }
+}
+
+// Writes loss[step] = the sum over `terms` (a mean) and correct[step], or the block's `parts` of
+// them. All threads must call it.
 __device__ __forceinline__ void report_tally(Tally tally, int* __restrict__ workspace,
-                                             int step, float terms, float* loss, int* correct) {
+                                             int step, float terms, float* loss, int* correct,
+                                             const Parts& parts = {}) {
+  if (parts.count > 0) {
+    leave_parts(tally, parts, step, static_cast<int>(blockIdx.x));
+    return;
+  }
   block_tally(tally, loss, correct);
   const int blocks = static_cast<int>(gridDim.x);
   const int thread = static_cast<int>(threadIdx.x);

@@ -3,12 +3,16 @@
 //   ProductEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved), and pre, what act is of
 //   UpdateEpilogue:  the step of an optimizer (rules.cuh) with the gradient sum / loss_scale,
 //                    copy = round(w * copy_scale), and the bias
+//   LossEpilogue:    the gradient of a loss of alpha * sum + bias, and the block's sums of the loss
+//                    and of what is right (mma_loss.cuh)
 //
 // The sums come four neighbouring columns at a time, in an order in which the threads of a warp
 // touch whole rows. An epilogue is asked to `begin` where memory may be read, then to `fetch` what
 // it reads, so that these reads can be under way during the product, and then to `store`. WHOLE
 // says that rows allow four columns to be accessed at once, as `whole` finds out: then their
-// padding holds what is missing of the last four, which is read and not written.
+// padding holds what is missing of the last four, which is read and not written. All threads of a
+// block call the store of one that works kTogether, also for rows behind the last. One that kReports
+// has the last word of every thread.
 #pragma once
 #include "activations.cuh"
 #include "common.cuh"
@@ -19,6 +23,8 @@
 // beta != 0.
 template <typename TC, typename TS, typename ACTIVATION, typename SLOPE>
 struct ProductEpilogue {
+  static constexpr bool kTogether = false;
+  static constexpr bool kReports = false;
   TC* c;
   int ldc;
   const float* bias;
@@ -123,6 +129,8 @@ struct Settings<Adam> {
 // w [m, n] is TW, its copy TC (null where there is none), bias [m] float.
 template <typename TW, typename TC, typename RULE>
 struct UpdateEpilogue {
+  static constexpr bool kTogether = false;
+  static constexpr bool kReports = false;
   static constexpr int kStates = RULE::kStates;
   TW* w;
   int ldw;

@@ -168,30 +168,28 @@ struct Sums {
 };
 
 // A block's epilogue. Where rows allow it, what it reads from memory is fetched while the product is
-// computed, if no more than EARLY bytes have to wait in registers. Otherwise it works element by
-// element, in a loop: less code.
+// computed, if no more than EARLY bytes have to wait in registers; else some passes at a time, the
+// first of them while the parts meet: one trip to memory for each pass would take as long as all
+// else. Otherwise it works element by element, in a loop: less code.
 template <typename TILE, typename EPILOGUE, typename PARTS, int EARLY = 128>
 struct Finish {
   using Fetched = typename EPILOGUE::Fetched;
   static constexpr int kPasses = PARTS::kPasses;
   static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= EARLY;
-  static constexpr int kTogether = kPasses < 4 ? kPasses : 4;
 
-  const EPILOGUE& epilogue;
+  EPILOGUE& epilogue;
   const PARTS sums;
   const int m0, n0, thread;
   const bool whole;
+  static constexpr int kAtOnce = kPasses < 4 ? kPasses : 4;
   Fetched fetched[kEarly ? kPasses : 1];
 
   // (m0, n0): the tile's place in the result.
-  __device__ __forceinline__ Finish(const EPILOGUE& with, int row, int column, int index)
+  __device__ __forceinline__ Finish(EPILOGUE& with, int row, int column, int index)
       : epilogue(with), m0(row), n0(column), thread(index),
         whole(with.whole()) {
-    if (kEarly && whole) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        if (sums.inside(pass, thread)) fetched[pass] = fetch<true>(pass);
-      }
+    if constexpr (kEarly) {
+      if (whole) fetch_some(fetched, 0);
     }
   }
 
@@ -199,31 +197,26 @@ struct Finish {
   // whose sums stand behind the last column of every part.
   template <bool BIAS>
   __device__ __forceinline__ void run(bool biased) {
-    sums.template ready<BIAS>(biased, thread);
-    if (whole && kEarly) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        if (sums.inside(pass, thread)) finish<true>(pass, fetched[kEarly ? pass : 0]);
-      }
-    } else if (whole) {
-      // Some reads at a time, ahead of the stores that might be to where they read: one after the
-      // other they took 5,000 cycles of a block of 64 x 64 by 128 threads, on an H200.
-#pragma unroll 1
-      for (int begin = 0; begin < kPasses; begin += kTogether) {
-        Fetched some[kTogether];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (inside(begin + i)) some[i] = fetch<true>(begin + i);
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (inside(begin + i)) finish<true>(begin + i, some[i]);
-        }
-      }
+    if constexpr (kEarly) {
+      sums.template ready<BIAS>(biased, thread);
+      if (whole) finish_some(fetched, 0);
     } else {
+      Fetched some[kAtOnce];
+      if (whole) fetch_some(some, 0);
+      sums.template ready<BIAS>(biased, thread);
+      if (whole) {
+        finish_some(some, 0);
+#pragma unroll 1
+        for (int first = kAtOnce; first < kPasses; first += kAtOnce) {
+          fetch_some(some, first);
+          finish_some(some, first);
+        }
+      }
+    }
+    if (!whole) {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
-        if (sums.inside(pass, thread)) finish<false>(pass, fetch<false>(pass));
+        if (takes_part(pass)) finish<false>(pass, fetch_of<false>(pass));
       }
     }
     if constexpr (BIAS) {
@@ -234,23 +227,47 @@ struct Finish {
         }
       }
     }
+    if constexpr (EPILOGUE::kReports) epilogue.report();
   }
 
  private:
-  __device__ __forceinline__ bool inside(int pass) const {
-    return (kPasses % kTogether == 0 || pass < kPasses) && sums.inside(pass, thread);
+  __device__ __forceinline__ bool takes_part(int pass) const {
+    return EPILOGUE::kTogether || sums.inside(pass, thread);
   }
-  template <bool WHOLE>
-  __device__ __forceinline__ Fetched fetch(int pass) const {
-    return epilogue.template fetch<WHOLE>(m0 + sums.row(pass, thread),
-                                          n0 + sums.column(pass, thread));
+  // Of the result; behind its last where the thread only takes part.
+  __device__ __forceinline__ int row_of(int pass) const {
+    return !EPILOGUE::kTogether || sums.inside(pass, thread) ? m0 + sums.row(pass, thread)
+                                                             : epilogue.m;
   }
+
   template <bool WHOLE>
-  __device__ __forceinline__ void finish(int pass, const Fetched& with) {
-    const int row = sums.row(pass, thread);
+  __device__ __forceinline__ Fetched fetch_of(int pass) const {
+    return epilogue.template fetch<WHOLE>(row_of(pass), n0 + sums.column(pass, thread));
+  }
+  // N passes from `first` on, those of them that there are.
+  template <int N>
+  __device__ __forceinline__ void fetch_some(Fetched (&some)[N], int first) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (first + i < kPasses && takes_part(first + i)) some[i] = fetch_of<true>(first + i);
+    }
+  }
+  template <int N>
+  __device__ __forceinline__ void finish_some(const Fetched (&some)[N], int first) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (first + i < kPasses && takes_part(first + i)) finish<true>(first + i, some[i]);
+    }
+  }
+
+  template <bool WHOLE>
+  __device__ __forceinline__ void finish(int pass, const Fetched& found) {
+    const int row = row_of(pass);
     const int column = sums.column(pass, thread);
-    float values[4];
-    sums.add_up(values, row, column);
-    epilogue.template store<WHOLE>(m0 + row, n0 + column, values, with);
+    float values[4] = {};
+    if (!EPILOGUE::kTogether || sums.inside(pass, thread)) {
+      sums.add_up(values, sums.row(pass, thread), column);
+    }
+    epilogue.template store<WHOLE>(row, n0 + column, values, found);
   }
 };

@@ -6,7 +6,8 @@
 //
 // template <TT> (mse), <TT, TD>: storage types of t and dz; z [rows, cols] is float32. Scalars: rows,
 // cols; offset but for mse_backward. mse_gradient does both at once; the steps that report nothing
-// use mse_backward.
+// use mse_backward. Where `parts` is not 0, block b of mse_gradient writes loss_parts[s, b] of `parts`
+// columns in place of loss (metrics.cuh).
 // Launch: mse_backward one dimension, any size, a thread takes 4 columns. The others ONE block of up to
 // 1024 threads, or any number of blocks of 256 with a `workspace` (metrics.cuh): one up to 4,096
 // elements, ceil(elements / 2048) of them, 512 at most, from there on.
@@ -40,10 +41,10 @@ __global__ void __launch_bounds__(1024)
     mse_gradient(const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
                  const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
                  const float* __restrict__ loss_scale, int* __restrict__ overflow,
-                 int* __restrict__ workspace, float* __restrict__ loss, int rows,
-                 int cols) {
+                 int* __restrict__ workspace, float* __restrict__ loss,
+                 float* __restrict__ loss_parts, int rows, int cols, int parts) {
   pdl_wait();
   pdl_trigger();
   report_pointwise<SquaredError>(z, ldz, t, ldt, cursor, offset, dz, lddz, loss_scale, overflow,
-                                 workspace, loss, nullptr, rows, cols);
+                                 workspace, loss, nullptr, rows, cols, {loss_parts, nullptr, parts});
 }

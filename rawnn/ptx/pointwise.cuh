@@ -46,10 +46,11 @@ __device__ __forceinline__ void report_pointwise(
     const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,
     const int* __restrict__ cursor, int offset, TD* dz, int lddz,
     const float* __restrict__ loss_scale, int* __restrict__ overflow,
-    int* __restrict__ workspace, float* loss, int* correct, int rows, int cols) {
+    int* __restrict__ workspace, float* loss, int* correct, int rows, int cols,
+    const Parts& parts = {}) {
   const int step = current_step(cursor, offset);
   const Tally tally = pointwise<LOSS>(z, ldz, t, ldt, dz, lddz, loss_scale, overflow, rows, cols,
-                                      correct != nullptr);
+                                      correct != nullptr || parts.correct != nullptr);
   report_tally(tally, workspace, step, static_cast<float>(rows) * static_cast<float>(cols), loss,
-               correct);
+               correct, parts);
 }

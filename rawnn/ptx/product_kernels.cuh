@@ -1,14 +1,16 @@
-// product_nt, product_nn, product_tn, product_update, product_momentum, product_adam: the kernels
-// of matrix products, of any main loop.
+// product_nt, product_nn, product_tn, product_loss, product_update, product_momentum, product_adam:
+// the kernels of matrix products, of any main loop.
 //
 //   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved[m, n])
 //   nt: a[m, k], b[n, k];  nn: a[m, k], b[k, n];  tn: a[k, m], b[k, n];  as matmul.cu
+//   loss: dz[m, n] = the gradient of a loss of z = alpha * a b^T + bias, and the parts of the blocks of
+//         what the step reports (mma_loss.cuh)
 //   update: w[rows, cols] -= lr * (dz[batch, rows]^T x[batch, cols] / loss_scale + decay * w),
 //           copy, bias: gradient and step in one kernel, as weight_update.cu; momentum and adam
 //           with theirs
 //
-// template <LOOP, TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, of updates <LOOP, TD, TX,
-// TW, TC, BIAS, SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) and SUM is how a
+// template <LOOP, TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, of the loss <LOOP, TA, TB, TD,
+// TT, BIAS, LOSS, SUM, tile>, of updates <LOOP, TD, TX, TW, TC, BIAS, SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) and SUM is how a
 // loop adds up. BIAS says that bias is not null. saved (with SLOPE None), pre, overflow and
 // whatever updates.cuh calls optional may be null.
 //
@@ -22,6 +24,7 @@
 #pragma once
 #include "mma_copy.cuh"
 #include "mma_epilogue.cuh"
+#include "mma_loss.cuh"
 
 #ifndef PRODUCT_BOUNDS
 #define PRODUCT_BOUNDS __launch_bounds__(32 * WM * WN * WK)
@@ -65,6 +68,23 @@ __global__ void PRODUCT_BOUNDS
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   LOOP::template product<TILE, SUM, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+}
+
+template <typename LOOP, typename TA, typename TB, typename TD, typename TT, bool BIAS,
+          typename LOSS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
+          int CLUSTER, int BYTES, bool ALIGNED>
+__global__ void PRODUCT_BOUNDS
+    product_loss(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+                 const float* __restrict__ bias, const TT* __restrict__ t, int ldt,
+                 const int* __restrict__ y, const int* __restrict__ cursor, TD* dz, int lddz,
+                 const float* __restrict__ loss_scale, int* overflow, float* loss_parts,
+                 int* correct_parts, int m, int n, int k, float alpha, int parts, int offset) {
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  const LossEpilogue<TD, TT, LOSS, BN / 4> epilogue{
+      dz, lddz, BIAS ? bias : nullptr, t, ldt, y, loss_scale, overflow, cursor, offset,
+      {loss_parts, correct_parts, parts},
+      static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x), m, n, alpha};
+  LOOP::template product<TILE, SUM, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename LOOP, typename TD, typename TX, typename TW, typename TC, bool BIAS,

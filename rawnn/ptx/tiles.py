@@ -6,14 +6,16 @@ are template parameters of the kernels (Tile in ptx/mma_copy.cuh), which carry t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rawnn.common.dtypes import itemsize
 from rawnn.device.target import Target
 from rawnn.errors import ConfigError
 from rawnn.network.activations import functor
+from rawnn.network.losses import LOSSES
 from rawnn.ptx.family import Family
+from rawnn.ptx.losses import PART_SHAPES, parts_of
 from rawnn.ptx.table import (
     Geometry,
     KernelImpl,
@@ -52,8 +54,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Product:
-    """What a tile is chosen by: the layout, c [m, n] from k, bytes of an operand's element, and
-    products that tensor cores do for one (`times`)."""
+    """What a tile is chosen by: the layout, c [m, n] from k, bytes of an operand's element,
+    products that tensor cores do for one (`times`), and whether a tile has to span `rows`."""
 
     layout: str
     m: int
@@ -61,26 +63,42 @@ class Product:
     k: int
     size: int
     times: int = 1
+    rows: bool = False
+
+
+def spanning(p: Product, tiles: Iterable[Tile]) -> list[Tile]:
+    """Those that the product can be computed in. Raises ConfigError where a tile has to span rows
+    and none does."""
+    found = [tile for tile in tiles if not p.rows or tile.bn >= p.n]
+    if not found:
+        raise ConfigError(f"no tile spans rows of {p.n}")
+    return found
 
 
 Choose = Callable[[Product, Target], Tile]
 
 
+MULTIPLYING = ("matmul", "matmul_loss")
+"""Kinds of ops that multiply a and b."""
+
+
 def product_of(op: Op, plan: Plan) -> Product:
-    """The product inside a `matmul` or an update that makes its own gradient."""
+    """The product inside a `matmul`, one with its loss, or an update that makes its own gradient.
+    """
     left, right = (plan[name] for name in operands_of(op))
-    if op.kind == "matmul":
+    if op.kind in MULTIPLYING:
         a = op.attributes
-        layout, m, n, k = str(a["layout"]), int(a["m"]), int(a["n"]), int(a["k"])
+        layout, m, n, k = str(a.get("layout", "nt")), int(a["m"]), int(a["n"]), int(a["k"])
     else:
         layout, (m, n), k = "tn", plan[op.operands["w"]].shape, left.shape[0]
     three = (left.dtype, right.dtype, op.attributes["compute"]) == ("float32",) * 3
-    return Product(layout, m, n, k, left.itemsize, 3 if three else 1)
+    return Product(layout, m, n, k, left.itemsize, 3 if three else 1,
+                   op.kind == "matmul_loss" and bool(LOSSES[op.attributes["loss"]].of_rows))
 
 
 def operands_of(op: Op) -> tuple[str, str]:
     """Names of the tensors that are multiplied."""
-    roles = ("a", "b") if op.kind == "matmul" else ("dz", "x")
+    roles = ("a", "b") if op.kind in MULTIPLYING else ("dz", "x")
     return op.operands[roles[0]], op.operands[roles[1]]
 
 
@@ -135,6 +153,9 @@ _SHAPES: dict[str, dict[str, Shape]] = {
     for layout, a, b in (("nt", ("m", "k"), ("n", "k")), ("nn", ("m", "k"), ("k", "n")),
                          ("tn", ("k", "m"), ("k", "n")))
 }
+_LOSS_SHAPES: dict[str, Shape] = {
+    "a": ("m", "k"), "b": ("n", "k"), "bias": ("n",), "t": _MATRIX, "y": ("m",), "cursor": ("1",),
+    "dz": _MATRIX, "loss_scale": ("2",), "overflow": ("1",), **PART_SHAPES}
 _WEIGHTS: Shape = ("rows", "cols")
 _UPDATE_SHAPES: dict[str, Shape] = {
     "dz": ("batch", "rows"), "x": ("batch", "cols"), **CONTEXT,
@@ -146,9 +167,10 @@ _UPDATE_SHAPES: dict[str, Shape] = {
 def register_family(family: Family, impl: str, source: str, loop: str, choose: Choose,
                     shared: Callable[[Scalars], int], *, tensor_cores: bool = True,
                     others: Sequence[Tile] = (), updates: tuple[str, ...] = ("weight_update",),
-                    specific: bool = False) -> None:
+                    losses: bool = False, specific: bool = False) -> None:
     """Add the kernels of ptx/product_kernels.cuh with the main loop `loop` of `source` to a family,
-    as `impl`: product_nt, _nn, _tn, and _update, _momentum, ... for the ops `updates`.
+    as `impl`: product_nt, _nn, _tn, and _update, _momentum, ... for the ops `updates`, and _loss
+    where it has `losses`.
 
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
     have the tile's parameters). Without `tensor_cores` sums are those of float. `others` are the
@@ -156,7 +178,8 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
     """
 
     def chosen(op: Op, plan: Plan) -> Tile:
-        choice = int(op.attributes.get("choice", 0))
+        # The parts that a loss leaves are as many as blocks of the usual tile.
+        choice = int(op.attributes.get("choice", 0)) if op.kind != "matmul_loss" else 0
         return others[choice - 1] if choice else choose(product_of(op, plan), plan.target)
 
     def choices(s: Scalars) -> int:
@@ -187,6 +210,14 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
         return {**tile(op, plan), "batch": plan[op.operands["dz"]].shape[0], "rows": rows,
                 "cols": cols}
 
+    def loss(op: Op, plan: Plan) -> list[str]:
+        entry = LOSSES[op.attributes["loss"]]
+        return [loop, *types(op, plan, "a", "b", "dz", "t"), flag(bool(op.attributes["bias"])),
+                entry.functor or entry.of_rows, *last(op, plan)]
+
+    def loss_sizes(op: Op, plan: Plan) -> Scalars:
+        return {**tile(op, plan), "parts": parts_of(op, plan)}
+
     def cluster(s: Scalars) -> int:
         return int(s["CLUSTER"])
 
@@ -194,6 +225,10 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
         family.register("matmul", impl, KernelImpl(
             source, f"product_{layout}", product, tile, _geometry, shapes, shared, cluster,
             choices, specific=specific), layout)
+    if losses:
+        family.register("matmul_loss", impl, KernelImpl(
+            source, "product_loss", loss, loss_sizes, _geometry, _LOSS_SHAPES, shared, cluster,
+            specific=specific))
     for kind in updates:
         family.register(kind, impl, KernelImpl(
             source, f"product_{kind.removeprefix('weight_')}", update, update_sizes, _geometry,

@@ -14,6 +14,8 @@ from rawnn.graphs import ExecutableGraph, Graph
 from rawnn.runners.graphplan import GraphPlan
 from rawnn.runners.lowering import Addresses, HostArrays, Lowering
 from rawnn.runners.programmatic import programmatic_edges
+from rawnn.step.dependencies import critical
+from rawnn.step.joining import GATHERED
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -31,20 +33,39 @@ class StreamProgram:
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses,
                  host: HostArrays) -> None:
-        self._commands = [
-            c for op in plan.ops for c in lowering.commands(op, plan, addresses, host)
-        ]
+        self._commands = [c for op in plan.ops if op.kind not in GATHERED
+                          for c in lowering.commands(op, plan, addresses, host)]
+
+        def gather(steps: int) -> list[Command]:
+            return [c for op in plan.ops if op.kind in GATHERED
+                    for c in lowering.commands(GATHERED[op.kind](op, steps), plan, addresses, host)]
+
+        self._gather = gather
+        self._gathers: dict[int, list[Command]] = {}
 
     def step(self, index: int) -> None:
+        """One step, with all that it reports."""
         for command in self._commands:
+            command.run(index)
+        for command in self._gathering(1):
             command.run(index)
 
     def run(self, steps: int) -> None:
+        """The first so many steps of the epoch; at their end what need not be done step by step."""
         for index in range(steps):
-            self.step(index)
+            for command in self._commands:
+                command.run(index)
+        for command in self._gathering(steps) if steps else ():
+            command.run(0)
+
+    def _gathering(self, steps: int) -> list[Command]:
+        """The commands that do for so many steps what need not be done step by step."""
+        if steps not in self._gathers:
+            self._gathers[steps] = self._gather(steps)
+        return self._gathers[steps]
 
     def close(self) -> None:
-        self._commands = []
+        self._commands, self._gathers = [], {}
 
 
 class WholeProgram(StreamProgram):
@@ -94,6 +115,10 @@ class AllocatingProgram(StreamProgram):
                 command.run(index)
             for tensor in dead:
                 self._allocator.free(self._live.pop(tensor))
+
+    def run(self, steps: int) -> None:
+        for index in range(steps):
+            self.step(index)
 
     def close(self) -> None:
         """Free what a failed step left allocated."""
@@ -200,16 +225,20 @@ def fill(graph: Graph, lowering: Lowering, part: GraphPlan, addresses: Addresses
                          lowering.proof(op, part.plan))
     edges = part.edges()
     early = programmatic_edges(part.plan.ops, edges, [made[key][1] for key in keys])
+    # Blocks of what others wait for go ahead of those of what runs beside it.
+    urgent = critical(edges) if part.plan.steps > 1 and not part.chain and not part.loop \
+        else [False] * len(edges)
     tails: list[list[object]] = []
     for index, (op, key) in enumerate(zip(part.plan.ops, keys, strict=True)):
         after = [node for i in edges[index] if i not in early[index] for node in tails[i]]
         overtaken = [node for i in early[index] for node in tails[i]]
         commands, _ = made[key]
         tail: list[object] = []
-        if overtaken:
+        if overtaken or (urgent[index] and len(commands) == 1
+                         and isinstance(commands[0], KernelLaunch)):
             kernel, = commands
             assert isinstance(kernel, KernelLaunch)
-            tail = kernel.add_to(graph, after, op.offset, overtaken)
+            tail = kernel.add_to(graph, after, op.offset, overtaken, urgent[index])
         elif op.kind == "upload":  # its copies do not depend on each other
             for command in commands:
                 tail += command.add_to(graph, after, op.offset)

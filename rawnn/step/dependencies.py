@@ -77,6 +77,19 @@ def _readers(readers: dict[str, dict[int | None, list[int]]], access: Access) ->
     return {i for s in (None, *wanted) for i in slots.get(s, [])}
 
 
+def critical(edges: Sequence[tuple[int, ...]]) -> list[bool]:
+    """For each op whether it is on a longest way through the graph, each op taken for as long as
+    another: whatever is not can wait for its turn."""
+    depth, height = [0] * len(edges), [0] * len(edges)
+    for index, before in enumerate(edges):
+        depth[index] = max((depth[i] + 1 for i in before), default=0)
+    for index in reversed(range(len(edges))):
+        for i in edges[index]:
+            height[i] = max(height[i], height[index] + 1)
+    longest = max(depth, default=0)
+    return [down + up == longest for down, up in zip(depth, height, strict=True)]
+
+
 def reason(before: Op, after: Op) -> str:
     """Why `after` must wait for `before`: "wrote a1; read x", the tensors that they have in common;
     "" where nothing is."""

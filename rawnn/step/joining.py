@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rawnn.step.op import Op
+from rawnn.step.ops import metrics
 from rawnn.step.ops.train_steps import KIND, ending, spanning
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ SPANS: dict[str, Callable[[Op, int], Op]] = {KIND: spanning}
 ENDS: dict[str, Callable[[Op, Plan, int], Op]] = {KIND: ending}
 """Kinds of ops that do a whole step -> the op that also does that of another plan, on the partial
 batch behind so many whole ones."""
+
+GATHERED: dict[str, Callable[[Op, int], Op]] = {metrics.KIND: spanning}
+"""Kinds of ops that need not be done step by step -> the op that does it for so many from it on."""
 
 Join = Callable[[Op, Op], Op]
 JOINS: dict[tuple[str, str], Join] = {}

@@ -11,7 +11,7 @@ from rawnn.common.words import counted
 from rawnn.device.target import HOST, Target
 from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.step.joining import SPANS, joined, spans
+from rawnn.step.joining import GATHERED, SPANS, joined, spans
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
 
@@ -146,8 +146,9 @@ class Plan:
         """This one-step plan repeated for `steps` steps at offsets 0, 1, ... from the cursor.
 
         Batch tensors alternate between two buffers, so that the gather of one step may run beside
-        the step before it. Ops of neighbouring steps that one launch can do are joined; an op that
-        is the whole step does all of them.
+        the step before it, and what the first op makes of them does, so that it need not wait for
+        the updates that read it. Ops of neighbouring steps that one launch can do are joined; an
+        op that is the whole step does all of them; what is gathered is done once, in the last step.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
@@ -157,14 +158,25 @@ class Plan:
         tensors = dict(self.tensors)
         second: dict[str, str] = {}
         if steps > 1:
+            early = self._of_batches()
             for t in self.tensors.values():
-                if t.role is Role.BATCH:
+                if t.role is Role.BATCH or t.name in early:
                     second[t.name] = t.name + "'"
                     tensors[t.name + "'"] = replace(t, name=t.name + "'")
         ops = joined([
-            op.at_step(s, second if s % 2 else {}) for s in range(steps) for op in self.ops
+            GATHERED[op.kind](op, steps) if op.kind in GATHERED
+            else op.at_step(s, second if s % 2 else {})
+            for s in range(steps) for op in self.ops
+            if op.kind not in GATHERED or s == steps - 1
         ])
         return replace(self, tensors=tensors, ops=ops, steps=steps)
+
+    def _of_batches(self) -> set[str]:
+        """Activations that ops make of nothing but batches and what lives longer than a step."""
+        kept = {n for n, t in self.tensors.items()
+                if t.role is Role.BATCH or not t.role.temporary}
+        return {name for op in self.ops if {n for n, _ in op.reads} <= kept
+                for name, _ in op.writes if self[name].role is Role.ACTIVATION}
 
     def advancing(self) -> Plan:
         """Move the cursor past the plan's steps at the end: in the last op, if that can do it on

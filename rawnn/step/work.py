@@ -53,7 +53,7 @@ def _of_steps(op: Op, plan: Plan) -> Iterator[Sizes]:
 
 
 PRODUCTS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
-    "matmul": _of_attributes, "matmul_slices": _of_attributes,
+    **dict.fromkeys(("matmul", "matmul_slices", "matmul_loss"), _of_attributes),
     **dict.fromkeys(("weight_update", "weight_momentum", "weight_adam", "linear_forward",
                      "linear_update"), _of_weights(1)),
     "layer_backward": _of_weights(2), "softmax_head": _of_weights(3),

@@ -79,7 +79,8 @@ def made() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/peers.md", "docs/workloads.md",
-                                  "docs/scaling.md", "docs/testing.md", *(
+                                  "docs/scaling.md", "docs/testing.md", "docs/floors.md",
+                                  "docs/lab.md", "docs/suites.md", *(
     f"docs/toggles/{name}.md" for name in TOGGLES)])
 def test_a_page_says_what_the_results_say(page: str, made: dict[str, str]) -> None:
     assert (ROOT / page).read_text(encoding="utf-8") == made[page], "run python tools/pages.py"

@@ -65,7 +65,7 @@ def result_of(gpu: str, times: dict[str, list[float]]) -> SetsResult:
                       synthetic=False, timer=GPU_TIMER, measurements=measured)
 
 
-def test_a_table_says_how_many_times_faster_and_whether_runs_overlap() -> None:
+def test_a_table_says_how_many_times_faster_and_whether_that_is_noise() -> None:
     one = result_of("One", {"preload": [80, 82, 90], "preload,arena": [40, 41, 42],
                             "preload,nosync": [50, 51, 52], "preload,arena,nosync": [49, 50, 53]})
     two = result_of("Two", {"preload": [8, 8, 8], "preload,arena": [10, 10, 10]})
@@ -75,8 +75,9 @@ def test_a_table_says_how_many_times_faster_and_whether_runs_overlap() -> None:
     assert rows[0] == ["workload", "toggles", "One", "Two", "other GPUs", "test accuracy", "memory"]
     assert rows[2] == ["`linear`", "`none,preload`", "82.0 ± 2.0", "8.00 ± 0.00", "not measured",
                        "0.9100 ± 0.0141", "3 MiB"]
-    assert rows[3][:4] == ["", "with `arena`", "41.0 ± 1.0 (2.00 x)", "10.0 ± 0.0 (0.80 x)"]
-    assert rows[5][2:4] == ["50.0 ± 1.0 (1.02 x, in the noise)", "not measured"]
+    assert rows[3][:4] == ["", "with `arena`", "41.0 ± 1.0 (2.00 x, 1.90-2.25)",
+                           "10.0 ± 0.0 (0.80 x, 0.80-0.80)"]
+    assert rows[5][2:4] == ["50.0 ± 1.0 (1.02 x, 0.94-1.06, in the noise)", "not measured"]
     assert "cannot run" not in text
     spelled = result_of("One", {f"none,{m.opt}": [80, 82, 90] for m in one.measurements})
     assert "82.0 ± 2.0" in markdown(TOGGLES["arena"], [spelled])  # as lists are spelled now
@@ -103,12 +104,14 @@ def test_parts_are_measured_and_shown_once_they_are() -> None:
     assert "fuse=-linear" not in markdown(fuse, [result_of("H", {with_it: [2.0]})])
 
 
-def test_every_fusion_but_one_is_shown_where_it_finds_a_place() -> None:
-    """Of the built-in workloads none has an activation that keeps its input."""
+def test_every_fusion_is_shown_where_it_finds_a_place() -> None:
+    """Of the built-in workloads none has an activation that keeps its input, or a loss that several
+    blocks share."""
     from rawnn.opts.fuse import FUSIONS
 
     asked = {word for c in pairings(TOGGLES["fuse"]) for word in c.beside.split(",")}
-    assert {name for name in FUSIONS if f"fuse=-{name}" not in asked} == {"late_slope"}
+    assert {name for name in FUSIONS if f"fuse=-{name}" not in asked} == {"late_slope",
+                                                                             "loss_sums"}
 
 
 def test_a_file_of_ones_own_says_what_shows_a_toggle(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_programmatic_edges_reach_the_driver(driver: Driver, producers: int) -> 
     lambda d: d.cuFuncSetAttribute(cu.CUfunction(1), "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1),
     lambda d: d.cuGraphKernelNodeSetAttribute(NODE, "CLUSTER_DIMENSION", (2, 1, 1)),
     lambda d: d.cuGraphKernelNodeSetAttribute(NODE, "COOPERATIVE", 1),
+    lambda d: d.cuGraphKernelNodeSetAttribute(NODE, "PRIORITY", -5),
     lambda d: d.cuOccupancyMaxActiveBlocksPerMultiprocessor(cu.CUfunction(1), 256, 1 << 16),
     lambda d: d.cuOccupancyMaxActiveClusters(cu.CUfunction(1), cu.CUlaunchConfig()),
     lambda d: d.cuTensorMapEncodeTiled("BFLOAT16", 4096, (100, 30), (208,), (64, 8), "128B",

@@ -24,7 +24,8 @@ DEEP, NARROW, LINEAR = (784, 264, 128, 10), (784, 128, 64, 10), (784, 10)
 PLANS = {"linear": ("preload", LINEAR, 32), "narrow": ("preload,bf16,mma", NARROW, 32),
          "head": ("preload,bf16,mma", DEEP, 32),
          "layers": ("preload,sr,mma", (784, 4096, 4096, 10), 32),
-         "late_slope": ("preload,bf16,mma", DEEP, 32)}
+         "late_slope": ("preload,bf16,mma", DEEP, 32),
+         "loss_product": ("preload,mma", DEEP, 32), "loss_sums": ("preload", (784, 264), 32)}
 """A plan in which a family's fusion finds a place."""
 KEEPING_INPUTS = {"late_slope": "gelu"}
 """The activation of a plan in which a fusion finds a place, where it is not relu."""

@@ -126,7 +126,7 @@ def test_what_a_block_holds_decides_how_wide_a_network_may_be() -> None:
     narrower = rewritten((784, 160, 160, 160, 10))
     assert kinds(narrower) == THREE
     assert narrower.ops[1].attributes["SLOTS"] == 1
-    fused = rewritten((784, 256, 256, 256, 10), opt="preload,bf16,mma=sync,fuse")
+    fused = rewritten((784, 256, 256, 256, 10), opt="preload,bf16,mma=sync,fuse=-loss_product")
     assert kinds(fused)[0] == "gather"
     with_more = narrow.rewrite(fused, 227 << 10)
     assert isinstance(with_more, Plan)

@@ -359,7 +359,7 @@ def swaps(work: Work, wanted: Found) -> Plants:
             pair = {a.name, b.name}
             varies = not policy.graph and (
                 "offset" in pair or (a.pointer and policy.allocator != "arena"))
-            product = pair == {"offset", "stride"} and policy.graph in ("", "epoch")
+            product = pair == {"offset", "stride"} and policy.graph in ("", "epoch", "while")
             small = {p.name for p in (a, b) if p.format == "f" and abs(values[p.name]) < NOTHING}
             tiny = bool(small) and pair <= small | dead
             if product or tiny or pair <= dead or (x == y and not varies):
@@ -404,8 +404,9 @@ def _padding(tensor: Tensor) -> int:
 
 
 FUNCTORS = {a.functor: "Tanh" if a.functor != "Tanh" else "Relu" for a in ACTIVATIONS.values()}
-FUNCTORS |= {"None": "Tanh"}
-"""Another activation in the place of each."""
+FUNCTORS |= {"None": "Tanh", "SoftmaxCrossEntropy": "SquaredError",
+             "SquaredError": "LogitCrossEntropy", "LogitCrossEntropy": "SquaredError"}
+"""Another activation or loss in the place of each."""
 TYPES = {"float": "float16", "float16": "float", "bfloat16": "float", "int": "unsigned char",
          "unsigned char": "int", "float8_e4m3": "bfloat16", "float8_e5m2": "bfloat16",
          "tf32x3": "float"}

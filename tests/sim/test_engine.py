@@ -34,7 +34,7 @@ def test_each_edge_of_the_epochs_graph_is_needed_and_missed(
     derive = graphplan.dependencies
     edges = derive(make_work(GRAPH, LAYERS, DATA).train.unrolled(4).ops)
     every = [(before, after) for after, found in enumerate(edges) for before in found]
-    assert len(every) > 30
+    assert len(every) > 25
     for edge in every:
         monkeypatch.setattr(graphplan, "dependencies", lambda ops, edge=edge: [
             tuple(i for i in found if (i, index) != edge)

@@ -13,7 +13,7 @@ from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step import OPS
-from rawnn.step.dependencies import dependencies, reason
+from rawnn.step.dependencies import critical, dependencies, reason
 from rawnn.step.op import Op
 from tests.engine import CAPABLE, random_dataset, step_plan
 from tests.step.execution import arrays_of, execute
@@ -45,6 +45,26 @@ def random_ops(draw: st.DrawFn) -> list[Op]:
 @given(random_ops())
 def test_edges_of_arbitrary_ops_equal_the_oracle(ops: list[Op]) -> None:
     assert dependencies(ops) == reduced_edges(ops)
+
+
+def test_what_is_on_a_longest_way_cannot_wait() -> None:
+    edges = [(), (0,), (1,), (0,), (2, 3), ()]
+    assert critical(edges) == [True, True, True, False, True, False]
+    assert critical([]) == []
+
+
+def test_the_first_layers_outputs_need_not_wait_for_the_update_that_reads_them() -> None:
+    network = Network((29, 18, 7))
+    plan = select("none,preload,mma,fuse", network, 4, CAPABLE).apply(
+        step_plan(network, 13, 52))[0].unrolled(4)
+    names = [op.name for op in plan.ops]
+    forward, edges = names.index("fc1.forward@2"), dependencies(plan.ops)
+    assert {names[i] for i in edges[forward]} == {"gather@2", "fc1.weight.sgd@1"}
+    assert {plan[op.operands["c"]].name for op in plan.find(kind="matmul")
+            if op.own_name == "fc1.forward"} == {"a1", "a1'"}
+    urgent = {name for name, on in zip(names, critical(edges), strict=True) if on}
+    assert "fc1.weight.sgd@1" in urgent
+    assert not {"fc2.weight.sgd@1", "gather@2"} & urgent
 
 
 def test_an_op_of_several_steps_is_tied_to_the_ops_of_those_steps() -> None:

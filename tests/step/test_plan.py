@@ -13,6 +13,7 @@ from rawnn.network.layers import Network
 from rawnn.step import Op, Plan, Role, Tensor
 from rawnn.step.build import used_tensors
 from rawnn.step.op import OPS
+from rawnn.step.ops.metrics import PARTS
 from tests.engine import measuring_plan, step_plan
 
 
@@ -183,7 +184,7 @@ def test_slots_of_metrics() -> None:
 def test_whatever_measures_touches_the_slot_of_its_step(kind: str) -> None:
     """Else the steps of an unrolled graph would wait for each other's metrics."""
     spec = OPS[kind]
-    metrics = {"loss", "correct"} & {*spec.reads, *spec.writes}
+    metrics = {"loss", "correct", *PARTS} & {*spec.reads, *spec.writes}
     assert metrics == {*spec.slotted}
 
 

@@ -158,5 +158,5 @@ def test_every_op_has_a_summary_and_names_its_operands_once() -> None:
     for kind, spec in OPS.items():
         assert spec.kind == kind
         assert spec.summary.endswith((".", "]"))
-        assert set(spec.slotted) <= set(spec.writes)
+        assert set(spec.slotted) <= {*spec.reads, *spec.writes}
         assert set(spec.optional) <= {*spec.reads, *spec.writes}

@@ -229,13 +229,14 @@ class KernelLaunch:
         self.launch()
 
     def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int,
-               programmatic_after: Sequence[Any] = ()) -> list[Any]:
+               programmatic_after: Sequence[Any] = (), urgent: bool = False) -> list[Any]:
         """Add to a graph. Of what it waits for, `dependencies` are joined to it by full edges,
-        the kernel nodes `programmatic_after` by programmatic ones."""
+        the kernel nodes `programmatic_after` by programmatic ones. Blocks of an `urgent` one get
+        the first multiprocessors that come free."""
         self._offset.value = offset
         return [graph.add_kernel(dependencies, *self._geometry, self.arguments.address,
                                  self.context, programmatic_after, self._cluster,
-                                 self.cooperative)]
+                                 self.cooperative, urgent)]
 
     def rebind(self, operand: str, address: int) -> None:
         self.arguments.set(operand, address)

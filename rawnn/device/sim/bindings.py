@@ -22,10 +22,12 @@ from rawnn.device.sim.memory import Memory, Region
 from rawnn.device.sim.order import Task
 from rawnn.device.sim.tensormap import check_maps
 from rawnn.network.activations import ACTIVATIONS
+from rawnn.network.losses import LOSSES
 from rawnn.network.schedules import RULES
 from rawnn.ptx.kernels import Scalars
 from rawnn.ptx.table import NEUTRAL
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
+from rawnn.step.ops.metrics import PARTS
 
 if TYPE_CHECKING:
     from rawnn.device.sim.kernels import Kernel
@@ -47,15 +49,16 @@ def stored_as(ctype: str) -> str:
 
 
 def functors() -> dict[str, tuple[str, str]]:
-    """What a template argument means that is an activation, or a schedule: what it is, and its
-    name."""
+    """What a template argument means that is an activation, a loss or a schedule: what it is, and
+    its name."""
     return {"None": ("activation", ""),
             **{a.functor: ("activation", a.name) for a in ACTIVATIONS.values()},
+            **{loss.functor or loss.of_rows: ("loss", loss.name) for loss in LOSSES.values()},
             **{rule.functor: ("schedule", rule.name) for rule in RULES.values()}}
 
 
-_SLOTS = ("loss", "correct", "rates")
-"""Operands of which a step has one element."""
+_SLOTS = ("loss", "correct", "rates", *PARTS)
+"""Operands of which a step has one element, or one row."""
 
 _MULTIPLIED = ("a", "b", "dz", "x")
 """Operands whose rows the template flag ALIGNED is about."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from rawnn.device.cuda.driver import Dim
 from rawnn.device.sim.codes import describe
-from rawnn.device.sim.driver_graphs import GraphCalls, kernel_node
+from rawnn.device.sim.driver_graphs import PRIORITIES, GraphCalls, kernel_node
 from rawnn.device.sim.driver_memory import MemoryCalls
 from rawnn.device.sim.driver_modules import ModuleCalls
 from rawnn.device.sim.effects import milliseconds
@@ -188,8 +188,8 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
 
     @seam(0, 0)
     def cuCtxGetStreamPriorityRange(self) -> tuple[Any, int, int]:
-        """(code, that of least priority, that of greatest), as an H200 has them."""
-        return 0, 0, -5
+        """(code, that of least priority, that of greatest)."""
+        return 0, PRIORITIES[-1], PRIORITIES[0]
 
     @seam(None)
     def cuStreamCreateWithPriority(self, flags: int, priority: int) -> tuple[Any, Any]:

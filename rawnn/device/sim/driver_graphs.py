@@ -18,6 +18,8 @@ from rawnn.device.sim.simulation import Capture, Simulation
 
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
 _USE_NODE_PRIORITY = 8
+PRIORITIES = range(-5, 1)
+"""From the greatest to the least, as an H200 has them."""
 
 
 def kernel_node(kernel: Kernel, effect: Binding, geometry: Geometry) -> Node:
@@ -95,6 +97,8 @@ class GraphCalls(Effects):
             if value:
                 self.check_cooperative(found.kernel, found.geometry)
             found.cooperative = bool(value)
+        elif attribute == "PRIORITY" and value in PRIORITIES:
+            pass  # every order that is allowed is as likely
         else:
             raise Refused(_INVALID)
         return (0,)

@@ -21,7 +21,8 @@ class Loss:
     give the last dz. `fused` names the op that does the work of all `parts` in one pass. `counts`
     is how many answers an example of `outputs` outputs has that can be right (0: the loss has no
     accuracy). `functor` is the CUDA functor (ptx/losses.cuh) of a loss that is a mean over all
-    elements, else "".
+    elements, else ""; `of_rows` that of one which takes whole rows, of which a product's epilogue
+    knows (ptx/mma_loss.cuh).
     """
 
     name: str
@@ -32,6 +33,7 @@ class Loss:
     fused: str
     counts: Callable[[int], int]
     functor: str = ""
+    of_rows: str = ""
 
 
 LOSSES: dict[str, Loss] = {}

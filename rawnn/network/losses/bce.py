@@ -10,6 +10,7 @@ import numpy as np
 from rawnn.network.losses import Loss, register
 from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import Array, step_of, write_gradient
+from rawnn.step.ops.metrics import PARTS, report
 
 if TYPE_CHECKING:
     from rawnn.step.build import Builder
@@ -26,15 +27,23 @@ def _sigmoid(z: Array) -> Array:
         slotted=("loss",), optional=("workspace",))
 def bce(t: SimpleNamespace, a: Attributes) -> None:
     """loss[s] = mean of max(z, 0) - z t + log(1 + exp(-|z|)) over all elements."""
-    terms = np.maximum(t.z, 0) - t.z * t.t + np.log1p(np.exp(-np.abs(t.z)))
-    t.loss[step_of(t, a)] = terms.mean()
+    t.loss[step_of(t, a)] = _terms(t).mean()
+
+
+def _terms(t: SimpleNamespace) -> Array:
+    found: Array = np.maximum(t.z, 0) - t.z * t.t + np.log1p(np.exp(-np.abs(t.z)))
+    return found
+
+
+def _right(t: SimpleNamespace) -> int:
+    return int(np.count_nonzero((t.z > 0) == (t.t > 0.5)))
 
 
 @define("bce_accuracy", reads=("z", "t", "cursor", "workspace"), writes=("correct", "workspace"),
         slotted=("correct",), optional=("workspace",))
 def bce_accuracy(t: SimpleNamespace, a: Attributes) -> None:
     """correct[s] = how many elements have z > 0 where t > 0.5, and z <= 0 elsewhere."""
-    t.correct[step_of(t, a)] = np.count_nonzero((t.z > 0) == (t.t > 0.5))
+    t.correct[step_of(t, a)] = _right(t)
 
 
 @define("bce_backward", reads=("z", "t", *_SCALING), writes=("dz", "overflow"), optional=_SCALING)
@@ -44,12 +53,12 @@ def bce_backward(t: SimpleNamespace, a: Attributes) -> None:
 
 
 @define("bce_gradient", reads=("z", "t", "cursor", "workspace", *_SCALING),
-        writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
-        optional=(*_SCALING, "workspace"), unmeasured="bce_backward")
+        writes=("dz", "loss", "correct", *PARTS, "overflow", "workspace"),
+        slotted=("loss", "correct", *PARTS),
+        optional=(*_SCALING, "loss", "correct", *PARTS, "workspace"), unmeasured="bce_backward")
 def bce_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """bce, bce_accuracy and bce_backward in one pass."""
-    bce(t, a)
-    bce_accuracy(t, a)
+    report(t, a, _terms(t).mean(), t.z.size, _right(t))
     bce_backward(t, a)
 
 

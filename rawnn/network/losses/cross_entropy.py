@@ -10,6 +10,7 @@ import numpy as np
 from rawnn.network.losses import Loss, register
 from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import Array, step_of, write_gradient
+from rawnn.step.ops.metrics import PARTS, report
 
 if TYPE_CHECKING:
     from rawnn.step.build import Builder
@@ -39,9 +40,8 @@ def gradient(p: Array, y: Array) -> Array:
 
 
 def _metrics(t: SimpleNamespace, a: Attributes, p: Array) -> None:
-    s = step_of(t, a)
-    t.loss[s] = log_loss(p, t.y).mean()
-    t.correct[s] = np.count_nonzero(p.argmax(axis=1) == t.y)
+    right = int(np.count_nonzero(p.argmax(axis=1) == t.y))
+    report(t, a, log_loss(p, t.y).mean(), len(t.y), right)
 
 
 @define("softmax", reads=("z",), writes=("p",))
@@ -80,8 +80,9 @@ def softmax_backward(t: SimpleNamespace, a: Attributes) -> None:
 
 
 @define("loss_gradient", reads=("p", "y", "cursor", "workspace", *_SCALING),
-        writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
-        optional=(*_SCALING, "workspace"), unmeasured="softmax_backward")
+        writes=("dz", "loss", "correct", *PARTS, "overflow", "workspace"),
+        slotted=("loss", "correct", *PARTS),
+        optional=(*_SCALING, "loss", "correct", *PARTS, "workspace"), unmeasured="softmax_backward")
 def loss_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """loss_accuracy and softmax_backward in one pass over p."""
     _metrics(t, a, t.p)
@@ -89,8 +90,9 @@ def loss_gradient(t: SimpleNamespace, a: Attributes) -> None:
 
 
 @define("softmax_loss_gradient", reads=("z", "y", "cursor", "workspace", *_SCALING),
-        writes=("dz", "loss", "correct", "overflow", "workspace"), slotted=("loss", "correct"),
-        optional=(*_SCALING, "workspace"))
+        writes=("dz", "loss", "correct", *PARTS, "overflow", "workspace"),
+        slotted=("loss", "correct", *PARTS),
+        optional=(*_SCALING, "loss", "correct", *PARTS, "workspace"))
 def softmax_loss_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """softmax, loss_accuracy and softmax_backward in one pass over z."""
     p = softmax_of(t.z)
@@ -112,5 +114,5 @@ def _backward(b: Builder) -> None:
 register(Loss(
     "cross_entropy", "labels", _measure, _backward,
     ("softmax", "cross_entropy", "accuracy", "softmax_backward"), "softmax_loss_gradient",
-    lambda outputs: 1,
+    lambda outputs: 1, of_rows="SoftmaxCrossEntropy",
 ))

@@ -9,7 +9,8 @@ import numpy as np
 
 from rawnn.network.losses import Loss, register
 from rawnn.step.op import Attributes, define
-from rawnn.step.ops.common import step_of, write_gradient
+from rawnn.step.ops.common import write_gradient
+from rawnn.step.ops.metrics import report
 
 if TYPE_CHECKING:
     from rawnn.step.build import Builder
@@ -21,7 +22,7 @@ _SCALING = ("loss_scale", "overflow")
         slotted=("loss",), optional=("workspace",))
 def mse(t: SimpleNamespace, a: Attributes) -> None:
     """loss[s] = mean of (z - t)^2 over all elements."""
-    t.loss[step_of(t, a)] = np.square(t.z - t.t).mean()
+    report(t, a, np.square(t.z - t.t).mean(), t.z.size)
 
 
 @define("mse_backward", reads=("z", "t", *_SCALING), writes=("dz", "overflow"), optional=_SCALING)
@@ -31,8 +32,9 @@ def mse_backward(t: SimpleNamespace, a: Attributes) -> None:
 
 
 @define("mse_gradient", reads=("z", "t", "cursor", "workspace", *_SCALING),
-        writes=("dz", "loss", "overflow", "workspace"), slotted=("loss",),
-        optional=(*_SCALING, "workspace"), unmeasured="mse_backward")
+        writes=("dz", "loss", "loss_parts", "overflow", "workspace"),
+        slotted=("loss", "loss_parts"),
+        optional=(*_SCALING, "loss", "loss_parts", "workspace"), unmeasured="mse_backward")
 def mse_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """mse and mse_backward in one pass."""
     mse(t, a)

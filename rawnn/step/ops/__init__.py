@@ -10,8 +10,9 @@ from rawnn.step.ops import activations as _activations
 from rawnn.step.ops import collectives as _collectives
 from rawnn.step.ops import data as _data
 from rawnn.step.ops import epoch as _epoch
+from rawnn.step.ops import metrics as _metrics
 from rawnn.step.ops import products as _products
 from rawnn.step.ops import train_steps as _train_steps
 from rawnn.step.ops import updates as _updates
 
-del _activations, _collectives, _data, _epoch, _products, _train_steps, _updates
+del _activations, _collectives, _data, _epoch, _metrics, _products, _train_steps, _updates

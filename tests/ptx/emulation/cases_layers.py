@@ -62,6 +62,30 @@ def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
             assert np.array_equal(updated, kept), "an overflow leaves the update out"
 
 
+def check_wide_sums(emulator: Emulator, rng: np.random.Generator) -> None:
+    """Fewer blocks than columns: a block sums 64 bytes of every row, and goes on with the next."""
+    shapes = ((70, 37, 3),) if emulator.quick else ((1, 5, 0), (70, 37, 3), (70, 64, 0),
+                                                    (9, 130, 6))
+    for kind, (rows, cols, pad) in itertools.product(("float", "bfloat16"), shapes):
+        z = filled(rng.standard_normal((rows, cols)), pad, DTYPES[kind])
+        bias = rng.standard_normal(cols).astype(np.float32)
+        total, size = f64(z).sum(axis=0), np.abs(f64(z)).sum(axis=0)
+        for blocks, threads in ((1, 64), (2, 128), (-(-cols * z.itemsize // 64), 32)):
+            db, updated = np.full(cols, np.nan, np.float32), bias.copy()
+            emulator.call(f"bias_grad<{kind}>", (blocks,), (threads,), dz=z, db=db, rows=rows,
+                          cols=cols)
+            close(db, total, sum_bound(size, rows))
+            emulator.call(f"bias_sgd<{kind}>", (blocks,), (threads,), dz=z, bias=updated,
+                          rows=rows, cols=cols, lr=0.25, decay=0.5,
+                          loss_scale=np.array([2, 0], np.float32))
+            close(updated, 0.875 * bias - 0.125 * total,
+                  2 * sum_bound(size + np.abs(bias), rows))
+            kept = updated.copy()
+            emulator.call(f"bias_sgd<{kind}>", (blocks,), (threads,), dz=z, bias=updated,
+                          rows=rows, cols=cols, lr=0.25, overflow=np.ones(1, np.int32))
+            assert np.array_equal(updated, kept), "an overflow leaves the update out"
+
+
 def check_activation(emulator: Emulator, rng: np.random.Generator) -> None:
     columns = (31,) if emulator.quick else (1, 8, 31, 33)
     pads = (7,) if emulator.quick else (0, 3, 7)  # 33 + 7: rows of whole vectors

@@ -1,0 +1,131 @@
+// The loss behind the last product, from the sums that its threads hold: z is never stored, and the
+// backward pass need not wait for a kernel of its own.
+//
+//   z = alpha * sum + bias,  dz = the loss's gradient of z, as mse.cu, bce.cu and loss.cu have it
+//
+// A row's softmax is taken by the LANES neighbouring threads that hold the row, four columns each: a
+// tile spans all columns then. What the block's threads add up of the loss, and of what is right,
+// goes to the block's place among the step's parts (metrics.cuh).
+#pragma once
+#include "losses.cuh"
+#include "metrics.cuh"
+#include "mma_epilogue.cuh"
+#include "softmax.cuh"
+
+// dz [m, n] is TD; t [m, n] TT, or y [m] int32 for a loss of whole rows. bias, loss_scale, overflow and
+// correct's parts may be null.
+template <typename TD, typename TT, typename LOSS, int LANES>
+struct LossEpilogue {
+  static constexpr bool kTogether = LOSS::kRows;
+  static constexpr bool kReports = true;
+  TD* dz;
+  int lddz;
+  const float* bias;
+  const TT* t;
+  int ldt;
+  const int* y;
+  const float* loss_scale;
+  int* overflow;
+  const int* cursor;
+  int offset;
+  Parts parts;
+  int block;  // of the grid
+  int m, n;
+  float alpha;
+  float share = 0.0f;  // until begin()
+  int step = 0;
+  Tally tally = {0.0f, 0};
+
+  struct Fetched {
+    float bias[4];
+    float t[LOSS::kRows ? 1 : 4];  // of whole rows the label's bits
+  };
+
+  __device__ __forceinline__ void begin() {
+    const float scale = loss_scale == nullptr ? 1.0f : loss_scale[0];
+    if constexpr (LOSS::kRows) {
+      share = 1.0f / static_cast<float>(m) * scale;
+    } else {
+      share = scale / (static_cast<float>(m) * static_cast<float>(n));
+    }
+    step = current_step(cursor, offset);
+  }
+
+  __device__ __forceinline__ bool whole() const {
+    return vector_aligned<4>(dz, lddz) && vector_aligned<4>(bias, 0) &&
+           (LOSS::kRows || vector_aligned<4>(t, ldt));
+  }
+
+  template <bool WHOLE>
+  __device__ __forceinline__ Fetched fetch(int row, int column) const {
+    Fetched found{};
+    const int count = row < m ? n - column : 0;
+    if (count <= 0) return found;
+    if (bias != nullptr) load_part<4>(found.bias, bias + column, WHOLE && count >= 4, count);
+    if constexpr (LOSS::kRows) {
+      found.t[0] = __int_as_float(y[row]);
+    } else {
+      load_part<4>(found.t, at(t, ldt, row, column), WHOLE, count);
+    }
+    return found;
+  }
+
+  template <bool WHOLE>
+  __device__ __forceinline__ void store(int row, int column, const float (&sums)[4],
+                                        const Fetched& found) {
+    const int count = row < m ? n - column : 0;
+    if (!kTogether && count <= 0) return;
+    float values[1][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[0][i] = alpha * sums[i] + found.bias[i];
+    if constexpr (LOSS::kRows) {
+      of_a_row(values, column, count, __float_as_int(found.t[0]));
+    } else {
+      of_elements(values[0], count, found.t);
+    }
+    if (count <= 0) return;
+    store_part<4>(at(dz, lddz, row, column), values[0], WHOLE && count >= 4, count);
+    if (overflow != nullptr) report_overflow(overflow, poison<TD>(values[0]));
+  }
+
+  // All threads call it, once all of theirs is stored.
+  __device__ __forceinline__ void report() const { leave_parts(tally, parts, step, block); }
+
+ private:
+  // Values become the gradient, 0 behind the last column.
+  __device__ __forceinline__ void of_elements(float (&values)[4], int count, const float (&t)[4]) {
+    float loss = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < count) {
+        loss += LOSS::loss(values[i], t[i]);
+        if (parts.correct != nullptr) tally.right += LOSS::right(values[i], t[i]) ? 1 : 0;
+      }
+      values[i] = i < count ? LOSS::gradient(values[i], t[i]) * share : 0.0f;
+    }
+    tally.loss += loss;
+  }
+
+  // The same by all lanes of a row. A label that is none makes the loss NaN.
+  __device__ __forceinline__ void of_a_row(float (&values)[1][4], int column, int count,
+                                           int label) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i >= count) values[0][i] = -infinity();
+    }
+    const RowSoftmax softmax = softmax_of_quads<LANES>(values, column / 4);
+    const float inverse = 1.0f / softmax.total;
+    const bool none = label < 0 || label >= n;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float p = values[0][i] * inverse;
+      const bool here = column + i == label;
+      if (here && i < count) tally.loss += negative_log(p);
+      values[0][i] = i < count ? cross_entropy_slope(p, here, share) : 0.0f;
+    }
+    if (column == 0 && count > 0) {
+      if (none) tally.loss += not_a_number();
+      tally.right += softmax.first == label && !none ? 1 : 0;
+    }
+  }
+};
