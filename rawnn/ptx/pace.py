@@ -24,7 +24,7 @@ FIRST = 2300.0
 """For a block to begin, and for its first copies."""
 FINISHED = 6.2
 """Sums a cycle that go through shared memory to the epilogue."""
-EXCHANGE, HANDED = 230.0, 3.9
+EXCHANGE, HANDED = 580.0, 3.9
 """For the blocks of a cluster to meet, and floats a cycle that one hands to the others."""
 FROM_L2 = 23.7
 """Bytes a cycle that a multiprocessor gets from the L2 cache, of rows that begin anywhere in a

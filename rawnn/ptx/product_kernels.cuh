@@ -72,14 +72,14 @@ __global__ void PRODUCT_BOUNDS
 
 template <typename LOOP, typename TA, typename TB, typename TD, typename TT, bool BIAS,
           typename LOSS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, int BYTES, bool ALIGNED>
+          int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
 __global__ void PRODUCT_BOUNDS
     product_loss(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                  const float* __restrict__ bias, const TT* __restrict__ t, int ldt,
                  const int* __restrict__ y, const int* __restrict__ cursor, TD* dz, int lddz,
                  const float* __restrict__ loss_scale, int* overflow, float* loss_parts,
                  int* correct_parts, int m, int n, int k, float alpha, int parts, int offset) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const LossEpilogue<TD, TT, LOSS, BN / 4> epilogue{
       dz, lddz, BIAS ? bias : nullptr, t, ldt, y, loss_scale, overflow, cursor, offset,
       {loss_parts, correct_parts, parts},

@@ -119,7 +119,7 @@ def early_operand(op: Op, plan: Plan) -> str:
     """The operand that a product asks for while the kernel directly ahead of it still runs (its b,
     or x of an update), or "": weights, but for those of a step's first product, which stands right
     behind the updates; and a layer's input, when the gradient of its weights is computed."""
-    if op.kind != "matmul":
+    if op.kind not in MULTIPLYING:
         return "x"
     first, second = (plan[name].role for name in operands_of(op))
     computed = first in (Role.ACTIVATION, Role.GRADIENT)

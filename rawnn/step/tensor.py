@@ -12,9 +12,11 @@ ROW_ALIGNMENT = 16
 """Bytes that every row of a matrix is padded to: what a 128-bit load and cuBLASLt's fast
 kernels ask for."""
 LINE = 128
-"""Bytes of a cache line, to which rows of LONG bytes and more are padded where products multiply them:
-a tile's part of a row then lies in one line. On an H200 a multiprocessor gets 50 bytes a cycle of
-such tiles from the L2 cache, and 17 of tiles whose rows begin 16 bytes further on."""
+"""Bytes of a cache line, to which rows of LONG bytes and more are padded where products multiply
+them: a tile's part of a row then lies in one line. On an H200 a multiprocessor gets 50 bytes a
+cycle of such tiles from the L2 cache, and 17 of tiles whose rows begin 16 bytes further on. A step
+of 97-80-106-673-789-621-38 at batch 3056 in bf16 takes 211 us with no row of activations and
+gradients padded so, and 180 us with all."""
 LONG = 512
 
 PART = "/part"

@@ -105,7 +105,7 @@ def built(impl: str, arch: str, wanted: tuple[str, ...]) -> Compiled:
 
 
 def _second(expression: str) -> str:
-    return "b" if expression.startswith(("product_nt", "product_nn")) else "x"
+    return "b" if expression.startswith(("product_nt", "product_nn", "product_loss")) else "x"
 
 
 @pytest.mark.parametrize(("impl", "arch"), [(i, a) for i, archs in ARCHITECTURES.items()
