@@ -30,11 +30,12 @@ class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
     cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), the bytes a
     cycle of what comes to all and of parts that each block has for each other, what a step takes
-    besides that has any, and how many times as long all else takes then (fitted to 28 kernels, of
-    which most are within a tenth); of a softmax, besides `softmax_rows` times what its outputs are
-    expected to take; of an elementwise loss and a conversion, and of each round of the threads
-    there; of a meeting of all clusters, and the bytes of gradients a cycle
-    that are summed there, by all or each its share; of what every step begins and ends with. What
+    besides that has any, and how many times as long all else takes then (`far` and `far_rank` as
+    timed by themselves, the others fitted to 12 kernels, of which most are within a tenth); of a
+    softmax, besides `softmax_rows` times what its outputs are expected to take; of an elementwise
+    loss and a conversion, and of each round of the threads there; of a meeting
+    of all clusters, and the bytes of gradients a cycle that are summed there, by all or each its
+    share; of what every step begins and ends with. What
     the products are expected to take is multiplied by `product`, weight gradients with their
     updates by `gradient`, of which those beside other work are seen in part (`overlapped`). A tile
     whose state comes from the L2 cache takes `far_tile` more. Micro-batches in clusters take
@@ -49,12 +50,12 @@ class Costs:
     exchange: float = 340.0
     second: float = 1550.0
     exchange_bytes: float = 9.3
-    far: float = 875.0
-    far_rank: float = 5.0
+    far: float = 1800.0
+    far_rank: float = 5.7
     far_bytes: float = 38.0
     far_parts: float = 5.7
     far_rest: float = 1.3
-    far_step: float = 7000.0
+    far_step: float = 3000.0
     softmax: float = 450.0
     softmax_rows: float = 1.0
     elementwise: float = 210.0
@@ -110,7 +111,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
     def exchange(features: int) -> float:
         if d.far:
             return far_cycles(d, Message(features, True), costs)
-        return costs.exchange + features * d.columns * 4 / costs.exchange_bytes
+        return costs.exchange + features * d.sent * 4 / costs.exchange_bytes
 
     def summed(features: int) -> float:
         if d.far:
@@ -152,7 +153,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
 def far_cycles(d: Decomposition, message: Message, costs: Costs = FITTED) -> float:
     """A message through the L2 cache: as much as it brings, a block also writes where it is not the
     same for all."""
-    nbytes = message.rows * d.columns * 4
+    nbytes = message.rows * d.sent * 4
     return costs.far + costs.far_rank * d.ranks + nbytes / (
         costs.far_bytes if message.to_all else costs.far_parts)
 
@@ -198,7 +199,7 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
     if d.types[layer + 1] == GATHERED:
         mail = max(mail, p.layers[layer + 1])
     mail = 0 if d.far else mail
-    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.columns)
+    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.sent)
 
 
 def most_bytes(d: Decomposition) -> int:
