@@ -35,7 +35,7 @@ from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
 from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import gpu_record, lab_series  # noqa: E402
+from tools import gpu_record, lab_series, lab_tables  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -145,8 +145,8 @@ def float32_error() -> str:
 
 def lab(topic: str) -> Callable[[], str]:
     """The steps of a series of examples/lab, with what each taught and takes on each GPU."""
-    return lambda: lab_series.table(
-        topic, [lab_series.read_lab(path) for path in sorted(RESULTS.glob("lab-*.json"))])
+    return lambda: lab_tables.table(
+        topic, [lab_tables.read_lab(path) for path in sorted(RESULTS.glob("lab-*.json"))])
 
 
 def once_measured(name: str, table: Callable[[Path], str]) -> Callable[[], str]:

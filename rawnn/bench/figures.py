@@ -59,6 +59,18 @@ def standalone(figure: str) -> str:
     return (f'{head} width="{found[1]}pt" height="{found[2]}pt"><style>{PAGE}</style>{rest}')
 
 
+def _plain_ticks(axes: Any, words: Callable[[float, int], str]) -> None:
+    """A logarithmic axis with numbers that are read at once: 1, 2 and 5 of each decade, and every
+    step of one where there is less than a decade to show."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(words)
+    axes.yaxis.set_minor_formatter(words if high < 4 * low else NullFormatter())
+
+
 def ladder_figure(ladder: LadderResult) -> str:
     """A waterfall: each rung's epoch as a bar from the rung before it."""
     measured = [row for row in rows(ladder) if row.rung.average_epoch_ms]
@@ -180,9 +192,7 @@ def sizes_figure(result: CurvesResult, throughput: bool) -> str:
                       color=COLOURS.get(system, OTHER), marker=MARKS.get(numbers, "o"),
                       markersize=4, linewidth=1.4, alpha=0.85, label=f"{system} {numbers}")
         axes.set_xscale("log")
-        axes.set_yscale("log")
-        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which(lambda value, _: f"{value:g}" if not throughput else f"{value / 1e6:g} M")
+        _plain_ticks(axes, lambda value, _: f"{value / 1e6:g} M" if throughput else f"{value:g}")
         axes.set_xlabel("weights of the network")
         axes.set_ylabel("examples a second" if throughput else "loss at the end of the curves")
         axes.grid()
@@ -205,8 +215,8 @@ def curves_figure(workload: str, result: CurvesResult) -> str:
             axes.plot(np.arange(len(whole)) * window, whole, STYLES.get(curve.numbers, "-"),
                       color=COLOURS.get(curve.system, OTHER), linewidth=1.3, alpha=0.8,
                       label=f"{curve.system} {curve.numbers}, {curve.form}")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _plain_ticks(axes, lambda value, _: f"{value:.4g}")
+        axes.set_title(workload, loc="left", fontsize=11)
         axes.set_xlabel("step")
         axes.set_ylabel("loss")
         axes.grid()

@@ -22,7 +22,10 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
         return replace(op, kind="gather", name="gather", impl="naive", operands=operands,
                        attributes={**op.attributes, "scale": plan.scale})
 
-    return plan.map_ops(gather), policy
+    gathered = plan.map_ops(gather)
+    tensors = {name: replace(tensor, lines=name == "x") if tensor.role is Role.BATCH else tensor
+               for name, tensor in gathered.tensors.items()}
+    return replace(gathered, tensors=tensors), policy
 
 
 register(Toggle(

@@ -10,7 +10,8 @@
 // Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of 32 * WM * WN * WK threads
 // in clusters of CLUSTER blocks along x, and
 // max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of dynamic shared memory, in a
-// cluster the bytes of its inbox more: CLUSTER * ceil(BM / CLUSTER) * (BN + 8) * 4 (mma_sums.cuh).
+// cluster the bytes of its inbox more: CLUSTER * ceil(BM / CLUSTER) * (BN + 8) * 4 + 16
+// (mma_sums.cuh).
 // Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
 #include "mma_copy.cuh"
@@ -54,23 +55,30 @@ struct Mma {
     const Share<TILE> share((k + kDepth - 1) / kDepth);
     const int stages = share.stages;
     const int begin = share.begin * kDepth;
+    using Parts = Sums<TILE, kStages * kTile>;
+    Parts().template open<BIAS>(n0 == 0, thread);
     Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
     Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
     const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
     const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
 
+    // Fragments are on their way from shared memory while those before them are multiplied: bfloat16
+    // gains 3 to 15 %. Not with tf32x3, whose registers leave a multiprocessor one block of 64 x 64 in
+    // place of two then, nor where all floats are loaded word by word: both took up to 6 % longer.
+    constexpr bool kAhead = !Same<SUM, tf32x3>::kValue && (sizeof(TA) < 4 || DEEP_A || DEEP_B);
+    constexpr int kFirst = kAhead ? kStages : kStages - 1;  // stages that are asked for at once
+    if constexpr (TILE::kEarly) load_ahead<kFirst>(load_b, shared + PanelA::kBytes, kTile, stages);
     pdl_wait();
 #pragma unroll 1
-    for (int stage = 0; stage < kStages - 1; ++stage) {
+    for (int stage = 0; stage < kFirst; ++stage) {
       if (stage < stages) {
         load_a.load(shared + stage * kTile);
-        load_b.load(shared + stage * kTile + PanelA::kBytes);
+        if constexpr (!TILE::kEarly) load_b.load(shared + stage * kTile + PanelA::kBytes);
       }
       commit_copies();
     }
     epilogue.begin();
-    using Parts = Sums<TILE, kStages * kTile>;
     Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
 
     // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts:
@@ -81,38 +89,64 @@ struct Mma {
     Block<SUM> all[kInParts ? kBlocksM : 1][2 * kBlocksN] = {};
     Block<float> bias[kBlocksM] = {};
     const bool sums_bias = BIAS && n0 == 0 && warp_n == 0;
+    unsigned int next_left[kBlocksM][4];
+    unsigned int next_right[kBlocksN][4];
+    const auto fetch = [&](unsigned int tile, int step) {
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) fragments_a.load(next_left[i], tile, i, step);
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j) {
+        fragments_b.load(next_right[j], tile + PanelA::kBytes, j, step);
+      }
+    };
+    const auto fill = [&](int place, int stage) {
+      if (stage < stages) {
+        load_a.load(shared + place * kTile);
+        load_b.load(shared + place * kTile + PanelA::kBytes);
+      }
+      commit_copies();
+    };
+    if constexpr (kAhead) {
+      wait_for_copies<kStages - 1>();
+      __syncthreads();  // the first stage is there
+      if (stages > 0) fetch(shared, 0);
+    }
     int slot = 0;
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
-      wait_for_copies<kStages - 2>();
-      __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
-      const unsigned int tile_a = shared + slot * kTile;
-      const unsigned int tile_b = tile_a + PanelA::kBytes;
-      const int ahead = slot == 0 ? kStages - 1 : slot - 1;
+      const unsigned int tile = shared + slot * kTile;
+      const int before = slot == 0 ? kStages - 1 : slot - 1;
+      const int after = slot == kStages - 1 ? 0 : slot + 1;
+      if constexpr (!kAhead) {
+        wait_for_copies<kStages - 2>();
+        __syncthreads();  // this stage is there, and nobody reads the slot before it any more
+      }
       // With the last copies on their way: blocks of the next kernel take shared memory, which this
       // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
       // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
-      if (stage + kStages == stages || stage + 1 == stages) pdl_trigger();
+      if (stage == max(stages - kFirst - 1, 0)) pdl_trigger();
 #pragma unroll
       for (int step = 0; step < kOwnSteps; ++step) {
+        if constexpr (!kAhead) {
+          fetch(tile, step);
+          if (step == 0) fill(before, stage + kFirst);
+        }
         Factor<TA, SUM> left[kBlocksM];
         Factor<TB, SUM> right[kBlocksN];
 #pragma unroll
-        for (int i = 0; i < kBlocksM; ++i) fragments_a.load(left[i].word, tile_a, i, step);
+        for (int i = 0; i < kBlocksM; ++i) left[i].take(next_left[i]);
 #pragma unroll
-        for (int j = 0; j < kBlocksN; ++j) fragments_b.load(right[j].word, tile_b, j, step);
-        if (step == 0) {  // while the first fragments are on their way
-          if (stage + kStages - 1 < stages) {
-            load_a.load(shared + ahead * kTile);
-            load_b.load(shared + ahead * kTile + PanelA::kBytes);
-          }
-          commit_copies();
+        for (int j = 0; j < kBlocksN; ++j) right[j].take(next_right[j]);
+        if (kAhead && step < kOwnSteps - 1) {
+          fetch(tile, step + 1);
+        } else if (kAhead && stage + 1 < stages) {
+          wait_for_copies<kStages - 2>();
+          __syncthreads();  // the next stage is there, and nobody reads this one's slot any more
+          fetch(shared + after * kTile, 0);
+          fill(slot, stage + kFirst);
         }
 #pragma unroll
-        for (int j = 0; j < kBlocksN; ++j) right[j].take();
-#pragma unroll
         for (int i = 0; i < kBlocksM; ++i) {
-          left[i].take();
           multiply_row<TA, TB, SUM, kBlocksN>(sums[i], left[i], right);
           if (sums_bias) add_rows<TA, TB, SUM>(bias[i], left[i]);
         }
@@ -126,7 +160,7 @@ struct Mma {
           }
         }
       }
-      slot = slot == kStages - 1 ? 0 : slot + 1;
+      slot = after;
     }
     __syncthreads();  // the operands, which have all come, are done with: the sums take their place
 

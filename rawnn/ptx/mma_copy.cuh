@@ -19,7 +19,8 @@ constexpr int kChunkBytes = 16;  // of one copy
 // cut the inner dimension among them and add up their parts. BYTES of the inner dimension are a
 // stage. ALIGNED says that the rows of both operands begin at multiples of 16 bytes; otherwise they
 // are copied element by element.
-template <int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
+template <int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED,
+          bool EARLY = false>
 struct Tile {
   static constexpr int kM = BM;
   static constexpr int kN = BN;
@@ -30,6 +31,7 @@ struct Tile {
   static constexpr int kCluster = CLUSTER;
   static constexpr int kBytes = BYTES;
   static constexpr bool kAligned = ALIGNED;
+  static constexpr bool kEarly = EARLY;
   static constexpr int kThreads = 32 * WM * WN * WK;
 };
 
@@ -240,3 +242,13 @@ struct Loader {
     }
   }
 };
+
+// Asks for an operand's first stages, `apart` bytes from each other, ahead of pdl_wait.
+template <int STAGES, typename LOADER>
+__device__ __forceinline__ void load_ahead(LOADER& loader, unsigned int tile, int apart,
+                                           int stages) {
+#pragma unroll 1
+  for (int stage = 0; stage < STAGES; ++stage) {
+    if (stage < stages) loader.load(tile + stage * apart);
+  }
+}

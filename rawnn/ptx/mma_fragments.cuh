@@ -17,15 +17,13 @@ __device__ __forceinline__ unsigned int to_tf32(unsigned int bits) {
 
 struct tf32x3 {};  // a SUM: kept as floats
 
-// What the tensor cores take of four words of a fragment.
+// What the tensor cores take of four words of a fragment, as they lie in memory.
 template <typename T, typename SUM>
 struct Factor {
   unsigned int word[4];
-  __device__ __forceinline__ void take() {
-    if constexpr (sizeof(T) == 4) {
+  __device__ __forceinline__ void take(const unsigned int (&from)[4]) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) word[i] = to_tf32(word[i]);
-    }
+    for (int i = 0; i < 4; ++i) word[i] = sizeof(T) == 4 ? to_tf32(from[i]) : from[i];
   }
 };
 
@@ -36,11 +34,11 @@ template <>
 struct Factor<float, tf32x3> {
   unsigned int word[4];
   unsigned int low[4];
-  __device__ __forceinline__ void take() {
+  __device__ __forceinline__ void take(const unsigned int (&from)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float whole = __uint_as_float(word[i]);
-      word[i] = (word[i] + 0x1000u) & 0xffffe000u;
+      const float whole = __uint_as_float(from[i]);
+      word[i] = (from[i] + 0x1000u) & 0xffffe000u;
       low[i] = __float_as_uint(whole - __uint_as_float(word[i]));
     }
   }

@@ -4,16 +4,16 @@
 // product_kernels.cuh.
 //
 // Each block of a cluster finishes some rows of the tile. A block adds up its own warps' parts and
-// stores the rows that another finishes in that one's inbox, which nothing else uses: one barrier
-// then stands between the sums and the epilogue, and nobody reads what is far away.
+// sends the rows that another finishes to that one's inbox, which nothing else uses: what arrives
+// counts its bytes at a barrier there, which spares the fence of all memory that the release of a
+// cluster's barrier is, and nobody reads what is far away.
 #pragma once
+#include "device/barriers.cuh"
 #include "device/cluster.cuh"
 #include "mma_copy.cuh"
 
-// The stages of the inner dimension that are this block's. Where it is OPEN from the start, tells the
-// cluster that the block has begun: Sums::ready() waits for that ahead of its first store to
-// another's shared memory.
-template <typename TILE, bool OPEN = true>
+// The stages of the inner dimension that are this block's.
+template <typename TILE>
 struct Share {
   int begin = 0;
   int stages;
@@ -22,7 +22,6 @@ struct Share {
       const int rank = static_cast<int>(ptx::cluster_rank());
       begin = all * rank / TILE::kCluster;
       stages = all * (rank + 1) / TILE::kCluster - begin;
-      if constexpr (OPEN) ptx::arrive_at_cluster_relaxed();
     }
   }
 };
@@ -30,8 +29,9 @@ struct Share {
 // A block's sums in shared memory: one part for every warp along the inner dimension, each
 // [BM, BN + 8], where column BN holds the sums of the bias. Eight words of padding: a fragment's
 // eight rows then lie in different banks. In a cluster an inbox lies behind the parts and OPERANDS
-// bytes of tiles: [CLUSTER, kRows, BN + 8], the rows that this block finishes from every block.
-// With OPERANDS of 0 it takes the place of tiles, and is open once its block is done with them.
+// bytes of tiles: [CLUSTER, kRows, BN + 8], the rows that this block finishes from every block, and
+// behind it the barrier that counts them. With OPERANDS of 0 both take the place of tiles, and are
+// open once their block is done with them.
 template <typename TILE, int OPERANDS>
 struct Sums {
   static constexpr int kPitch = TILE::kN + 8;
@@ -60,18 +60,35 @@ struct Sums {
     return (thread + pass * TILE::kThreads) % kInRow * 4;
   }
 
+  // Opens the inbox, ahead of everything else where nothing else lies in it.
+  template <bool BIAS>
+  __device__ __forceinline__ void open(bool biased, int thread) const {
+    if constexpr (TILE::kCluster > 1) {
+      if (thread == 0) {
+        ptx::init_barrier(counter(), 1);
+        ptx::publish_barriers();
+        const int rows = min(kRows, TILE::kM - first);
+        const int row_bytes = (TILE::kN + (BIAS && biased ? 1 : 0)) * 4;
+        if (rows > 0) ptx::arrive_expecting(counter(), TILE::kCluster * rows * row_bytes);
+      }
+      __syncwarp();
+      if constexpr (OPERANDS == 0) {
+        ptx::arrive_at_cluster();  // and this block is done with what lay there
+      } else {
+        ptx::arrive_at_cluster_relaxed();
+      }
+    }
+  }
+
   // Between the writing of the parts, at the start of dynamic shared memory, and their reading.
   template <bool BIAS>
-  static __device__ __forceinline__ void ready(bool biased, int thread) {
+  __device__ __forceinline__ void ready(bool biased, int thread) const {
     __syncthreads();
     if constexpr (TILE::kCluster > 1) {
-      if constexpr (OPERANDS == 0) {
-        ptx::cluster_barrier();  // all are done with their operands
-      } else {
-        ptx::wait_for_cluster();  // all have begun
-      }
+      if constexpr (OPERANDS == 0) open<BIAS>(biased, thread);
+      ptx::wait_for_cluster();  // all have opened their inboxes
       hand_out<BIAS>(biased, thread);
-      ptx::cluster_barrier();
+      if (first < TILE::kM) ptx::wait_for_remote(counter(), 0);
     }
   }
 
@@ -110,6 +127,10 @@ struct Sums {
     }
   }
 
+  static __device__ __forceinline__ unsigned int counter() {
+    return ptx::shared_address(dynamic_shared() + kInbox) + TILE::kCluster * kApart * 4;
+  }
+
   // Each row's sums over this block's parts go to the block that finishes the row.
   template <bool BIAS>
   static __device__ __forceinline__ void hand_out(bool biased, int thread) {
@@ -122,8 +143,8 @@ struct Sums {
       const int column = quad % kInRow * 4;
       float values[4];
       add<TILE::kWarpsK>(values, parts + row * kPitch + column, kPart);
-      ptx::store_remote4(place(inbox, row, column),
-                         make_float4(values[0], values[1], values[2], values[3]));
+      ptx::send4(place(inbox, row, column),
+                 make_float4(values[0], values[1], values[2], values[3]), counter_of(row));
     }
     if constexpr (BIAS) {
       if (!biased) return;
@@ -133,9 +154,12 @@ struct Sums {
         for (int part = 0; part < TILE::kWarpsK; ++part) {
           sum += parts[part * kPart + row * kPitch + TILE::kN];
         }
-        ptx::store_remote(place(inbox, row, TILE::kN), sum);
+        ptx::send(place(inbox, row, TILE::kN), sum, counter_of(row));
       }
     }
+  }
+  static __device__ __forceinline__ unsigned int counter_of(int row) {
+    return ptx::in_block(counter(), static_cast<unsigned int>(row / kRows));
   }
   static __device__ __forceinline__ unsigned int place(unsigned int inbox, int row, int column) {
     return ptx::in_block(inbox + (row % kRows * kPitch + column) * 4,

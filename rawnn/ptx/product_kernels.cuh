@@ -32,13 +32,13 @@
 
 template <typename LOOP, typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,
           typename SLOPE, typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK,
-          int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
+          int STAGES, int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
 __global__ void PRODUCT_BOUNDS
     product_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
                int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
                float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
   LOOP::template product<TILE, SUM, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -46,12 +46,12 @@ __global__ void PRODUCT_BOUNDS
 
 template <typename LOOP, typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,
           typename SLOPE, typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK,
-          int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
+          int STAGES, int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
 __global__ void PRODUCT_BOUNDS
     product_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
                int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   LOOP::template product<TILE, SUM, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -59,12 +59,12 @@ __global__ void PRODUCT_BOUNDS
 
 template <typename LOOP, typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,
           typename SLOPE, typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK,
-          int STAGES, int CLUSTER, int BYTES, bool ALIGNED>
+          int STAGES, int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
 __global__ void PRODUCT_BOUNDS
     product_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
                int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
   LOOP::template product<TILE, SUM, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
@@ -72,14 +72,14 @@ __global__ void PRODUCT_BOUNDS
 
 template <typename LOOP, typename TA, typename TB, typename TD, typename TT, bool BIAS,
           typename LOSS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
-          int CLUSTER, int BYTES, bool ALIGNED>
+          int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
 __global__ void PRODUCT_BOUNDS
     product_loss(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                  const float* __restrict__ bias, const TT* __restrict__ t, int ldt,
                  const int* __restrict__ y, const int* __restrict__ cursor, TD* dz, int lddz,
                  const float* __restrict__ loss_scale, int* overflow, float* loss_parts,
                  int* correct_parts, int m, int n, int k, float alpha, int parts, int offset) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const LossEpilogue<TD, TT, LOSS, BN / 4> epilogue{
       dz, lddz, BIAS ? bias : nullptr, t, ldt, y, loss_scale, overflow, cursor, offset,
       {loss_parts, correct_parts, parts},
@@ -89,7 +89,7 @@ __global__ void PRODUCT_BOUNDS
 
 template <typename LOOP, typename TD, typename TX, typename TW, typename TC, bool BIAS,
           typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES,
-          bool ALIGNED>
+          bool ALIGNED, bool EARLY = false>
 __global__ void PRODUCT_BOUNDS
     product_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                    int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
@@ -97,7 +97,7 @@ __global__ void PRODUCT_BOUNDS
                    const float* __restrict__ loss_scale, const int* __restrict__ overflow,
                    int batch, int rows, int cols, float lr, float decay, float copy_scale,
                    int offset, bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const UpdateEpilogue<TW, TC, Sgd> epilogue{
       w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
       rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
@@ -107,7 +107,7 @@ __global__ void PRODUCT_BOUNDS
 
 template <typename LOOP, typename TD, typename TX, typename TW, typename TC, bool BIAS,
           typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES,
-          bool ALIGNED>
+          bool ALIGNED, bool EARLY = false>
 __global__ void PRODUCT_BOUNDS
     product_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                      int ldw, float* v, int ldv, float* bias, float* bias_v, TC* copy, int ldcopy,
@@ -116,7 +116,7 @@ __global__ void PRODUCT_BOUNDS
                      const int* __restrict__ overflow, int batch, int rows, int cols, float lr,
                      float decay, float momentum, bool nesterov, float copy_scale, int offset,
                      bool stochastic, unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const UpdateEpilogue<TW, TC, Momentum> epilogue{
       w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
@@ -127,7 +127,7 @@ __global__ void PRODUCT_BOUNDS
 
 template <typename LOOP, typename TD, typename TX, typename TW, typename TC, bool BIAS,
           typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES,
-          bool ALIGNED>
+          bool ALIGNED, bool EARLY = false>
 __global__ void PRODUCT_BOUNDS
     product_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                  int ldw, float* m, int ldm, float* v, int ldv, float* bias, float* bias_m,
@@ -137,7 +137,7 @@ __global__ void PRODUCT_BOUNDS
                  int rows, int cols, float lr, float decay, double beta1, double beta2, float eps,
                  bool decoupled, float copy_scale, int offset, bool stochastic,
                  unsigned long long seed, unsigned int stream) {
-  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED>;
+  using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const UpdateEpilogue<TW, TC, Adam> epilogue{
       w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,

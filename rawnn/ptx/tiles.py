@@ -28,6 +28,7 @@ from rawnn.ptx.table import (
 from rawnn.ptx.updates import CONTEXT
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,17 @@ def _aligned(op: Op, plan: Plan) -> bool:
     return all(t.ld * itemsize(t.dtype) % 16 == 0 for t in tensors)
 
 
+def early_operand(op: Op, plan: Plan) -> str:
+    """The operand that a product asks for while the kernel directly ahead of it still runs (its b,
+    or x of an update), or "": weights, but for those of a step's first product, which stands right
+    behind the updates; and a layer's input, when the gradient of its weights is computed."""
+    if op.kind not in MULTIPLYING:
+        return "x"
+    first, second = (plan[name].role for name in operands_of(op))
+    computed = first in (Role.ACTIVATION, Role.GRADIENT)
+    return "b" if computed and second in (Role.PARAMETER, Role.COPY) else ""
+
+
 def _geometry(s: Scalars) -> Geometry:
     rows, cols = (s["rows"], s["cols"]) if "rows" in s else (s["m"], s["n"])
     grid = ceil(cols, int(s["BN"])) * int(s.get("CLUSTER", 1)), ceil(rows, int(s["BM"])), 1
@@ -130,7 +142,7 @@ def with_sums(s: Scalars, operands: float) -> int:
     """Bytes of shared memory of a block whose `operands` take so many: its warps add up their parts
     in the same place, and the blocks of a cluster leave theirs in an inbox behind it."""
     part, cluster = int(s["BM"] * (s["BN"] + 8) * 4), int(s["CLUSTER"])
-    inbox = ceil(int(s["BM"]), cluster) * cluster * int(s["BN"] + 8) * 4 if cluster > 1 else 0
+    inbox = ceil(int(s["BM"]), cluster) * cluster * int(s["BN"] + 8) * 4 + 16 if cluster > 1 else 0
     return max(int(operands), int(s["WK"]) * part) + inbox
 
 
@@ -179,7 +191,8 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
     def last(op: Op, plan: Plan) -> list[str]:
         numbers = map(str, chosen(op, plan).scalars().values())
         sums = _sum(op, plan) if tensor_cores else "float"
-        return [sums, *numbers, flag(_aligned(op, plan))]
+        early = [flag(True)] if tensor_cores and early_operand(op, plan) else []
+        return [sums, *numbers, flag(_aligned(op, plan)), *early]
 
     def product(op: Op, plan: Plan) -> list[str]:
         a = op.attributes

@@ -103,23 +103,29 @@ struct Wgmma {
     constexpr int kDepth = Group::kDepth;
     const Share<TILE> share((k + kDepth - 1) / kDepth);
     const int stages = share.stages;
+    const bool biased = BIAS && n0 == 0;
+    Parts().template open<BIAS>(biased, thread);
     typename Group::LoaderA load_a(a, lda, m0, m, share.begin * kDepth, k, thread);
     typename Group::LoaderB load_b(b, ldb, n0, n, share.begin * kDepth, k, thread);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
 
+    if constexpr (TILE::kEarly) {
+      load_ahead<Group::kAhead>(load_b, shared + Group::PanelA::kBytes, Group::kTile, stages);
+    }
     pdl_wait();
     pdl_trigger();
 #pragma unroll
     for (int stage = 0; stage < Group::kAhead; ++stage) {
       if (stage < stages) {
         load_a.load(shared + stage * Group::kTile);
-        load_b.load(shared + stage * Group::kTile + Group::PanelA::kBytes);
+        if constexpr (!TILE::kEarly) {
+          load_b.load(shared + stage * Group::kTile + Group::PanelA::kBytes);
+        }
       }
       commit_copies();
     }
     epilogue.begin();
     Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
-    const bool biased = BIAS && n0 == 0;
     if (biased) {
       if (thread < 64) {
         reinterpret_cast<unsigned int*>(dynamic_shared() + Group::kStages * Group::kTile)[thread] =

@@ -52,7 +52,7 @@ __device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, in
       }
       to = READY::offset(place, four);
     }
-    chunk.take();
+    chunk.take(chunk.word);
     ptx::store_shared(ready + to, chunk.word);
     if constexpr (Same<SUM, tf32x3>::kValue) {
       ptx::store_shared(ready + READY::kBytes + to, chunk.low);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   const int warp = thread / 32;
   const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
   const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
-  const Share<TILE, false> share((k + kStageDepth - 1) / kStageDepth);
+  const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
   Loader<PanelL, kThreads, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
@@ -99,12 +99,19 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   const unsigned int shared = ptx::shared_address(dynamic_shared());
   const unsigned int prepared = shared + kStages * kTile;
 
+  if constexpr (TILE::kEarly && SWAPPED) {
+    load_ahead<kStages - 1>(load_left, shared, kTile, stages);
+  } else if constexpr (TILE::kEarly) {
+    load_ahead<kStages - 1>(load_right, shared + PanelL::kBytes, kTile, stages);
+  }
   pdl_wait();
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < stages) {
-      load_left.load(shared + stage * kTile);
-      load_right.load(shared + stage * kTile + PanelL::kBytes);
+      if constexpr (!TILE::kEarly || !SWAPPED) load_left.load(shared + stage * kTile);
+      if constexpr (!TILE::kEarly || SWAPPED) {
+        load_right.load(shared + stage * kTile + PanelL::kBytes);
+      }
     }
     commit_copies();
   }
@@ -136,7 +143,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
 #pragma unroll
           for (int j = 0; j < 4; ++j) bias[j % 2] += __uint_as_float(rows[i].word[j]);
         }
-        rows[i].take();
+        rows[i].take(rows[i].word);
       }
       ptx::settle(sums);
       ptx::fence_products();

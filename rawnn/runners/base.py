@@ -85,7 +85,8 @@ class Work:
         placed = used_tensors([*plans, self.begin, self.end]).values()
         tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
                  if t.role not in (Role.PARAMETER, Role.COPY)]
-        doubled = [t for t in placed if t.role is Role.BATCH and self.policy.graph]
+        twice = {*self.train.alternating()} if self.policy.graph else set()
+        doubled = [t for t in placed if t.name in twice or (t.role is Role.BATCH and twice)]
         return sum(t.nbytes for t in (*placed, *tests, *doubled)
                    if t.role not in (Role.HOST, Role.VIEW))
 

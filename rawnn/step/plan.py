@@ -158,11 +158,9 @@ class Plan:
         tensors = dict(self.tensors)
         second: dict[str, str] = {}
         if steps > 1:
-            early = self._of_batches()
-            for t in self.tensors.values():
-                if t.role is Role.BATCH or t.name in early:
-                    second[t.name] = t.name + "'"
-                    tensors[t.name + "'"] = replace(t, name=t.name + "'")
+            for name in self.alternating():
+                second[name] = name + "'"
+                tensors[name + "'"] = replace(self[name], name=name + "'")
         ops = joined([
             GATHERED[op.kind](op, steps) if op.kind in GATHERED
             else op.at_step(s, second if s % 2 else {})
@@ -171,12 +169,16 @@ class Plan:
         ])
         return replace(self, tensors=tensors, ops=ops, steps=steps)
 
-    def _of_batches(self) -> set[str]:
-        """Activations that ops make of nothing but batches and what lives longer than a step."""
-        kept = {n for n, t in self.tensors.items()
-                if t.role is Role.BATCH or not t.role.temporary}
-        return {name for op in self.ops if {n for n, _ in op.reads} <= kept
-                for name, _ in op.writes if self[name].role is Role.ACTIVATION}
+    def alternating(self) -> list[str]:
+        """The tensors that steps have two of, by turns: batches, and activations that ops make of
+        them and of nothing else that a step makes."""
+        batch = {n for n, t in self.tensors.items() if t.role is Role.BATCH}
+        passing = {n for n, t in self.tensors.items() if t.role.temporary} - batch
+        made = {name for op in self.ops for name, _ in op.writes
+                if self[name].role is Role.ACTIVATION and self.consumers(name)
+                and not batch.isdisjoint(read := {n for n, _ in op.reads})
+                and passing.isdisjoint(read)}
+        return [name for name in self.tensors if name in batch | made]
 
     def advancing(self) -> Plan:
         """Move the cursor past the plan's steps at the end: in the last op, if that can do it on

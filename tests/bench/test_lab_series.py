@@ -11,7 +11,7 @@ import pytest
 
 import rawnn
 from rawnn.errors import ConfigError, RawnnError
-from tools import lab_series
+from tools import lab_series, lab_tables
 from tools.pages import filled
 
 SMALL = {"transpose": {"rows": 64, "cols": 128}, "gemm": {"m": 64, "n": 64, "k": 64},
@@ -47,15 +47,15 @@ def test_steps_are_measured_beside_a_copy_and_kept(tmp_path: Path) -> None:
     assert any(line.startswith("transpose 5_four_by_four: 2.0 us") for line in said)
     path = tmp_path / "lab.json"
     path.write_bytes(msgspec.json.encode(result))
-    assert lab_series.read_lab(path).topics == result.topics
-    text = lab_series.table("transpose", [result])
+    assert lab_tables.read_lab(path).topics == result.topics
+    text = lab_tables.table("transpose", [result])
     assert "| 5_four_by_four | 2.0 | 2.0-2.0 | 32.8 | 1.0 | 100.0% |" in text
     assert "| a copy | 2.0 | 2.0-2.0 | 32.8 |  | 100.0% |  |  |" in text
     assert "rows = 64, cols = 128; cold L2 cache; medians of 24 launches" in text
     assert "[1_naive](transpose/1_naive.cu): reads are in order" in text
     path.write_text('{"kind": "floors", "schema_version": 1}')
     with pytest.raises(ConfigError, match="of the kind 'floors'"):
-        lab_series.read_lab(path)
+        lab_tables.read_lab(path)
 
 
 def test_steps_with_other_macros_stand_by_themselves(one_step: None) -> None:
@@ -66,7 +66,7 @@ def test_steps_with_other_macros_stand_by_themselves(one_step: None) -> None:
     assert [c.name for c in topic.also] == ["8_clusters:STAGES=3,GROUP=4"]
     assert topic.computed == 2 * 64 ** 3
     assert topic.missing[0].startswith("8_clusters STAGES=none: ")
-    assert "TFLOP/s" in lab_series.table("gemm", [result])
+    assert "TFLOP/s" in lab_tables.table("gemm", [result])
 
 
 def test_a_wrong_result_is_not_timed(one_step: None, monkeypatch: pytest.MonkeyPatch,
@@ -85,7 +85,7 @@ def test_a_wrong_result_is_not_timed(one_step: None, monkeypatch: pytest.MonkeyP
 
 
 def test_without_results_every_step_says_so() -> None:
-    text = lab_series.table("gemm", [])
+    text = lab_tables.table("gemm", [])
     for path in lab_series.steps_of("gemm"):
         assert f"| [{path.stem}](gemm/{path.name}) | not measured | " in text
     assert filled("<!-- gemm -->\n<!-- /gemm -->\n", {"gemm": text}).count("not measured") == 8

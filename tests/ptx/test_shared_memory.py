@@ -27,9 +27,9 @@ def _sums(s: Numbers) -> int:
 
 def _inbox(s: Numbers) -> int:
     """What the other blocks of a cluster leave theirs in: the rows that this block finishes, from
-    each of them."""
+    each of them, and the barrier that counts them."""
     blocks = s["CLUSTER"]
-    return -(-s["BM"] // blocks) * blocks * (s["BN"] + 8) * 4 if blocks > 1 else 0
+    return -(-s["BM"] // blocks) * blocks * (s["BN"] + 8) * 4 + 16 if blocks > 1 else 0
 
 
 HEADS: dict[str, Callable[[Numbers], int]] = {

@@ -199,15 +199,18 @@ def test_a_plan_prints_its_tensors_and_ops(plan: Plan) -> None:
 @pytest.mark.parametrize(("shape", "dtype", "role", "ld", "nbytes"), [
     ((3, 784), "float32", Role.BATCH, 784, 3 * 784 * 4),
     ((3, 785), "uint8", Role.BATCH, 800, 2400), ((10,), "float32", Role.ACTIVATION, 10, 40),
+    ((3, 137), "float32", Role.PARAMETER, 160, 3 * 640), ((3, 37), "float32", Role.STATE, 40, 480),
     ((3, 10), "float32", Role.ACTIVATION, 12, 144), ((2, 1), "int32", Role.ACTIVATION, 4, 32),
     ((3, 127), "float32", Role.ACTIVATION, 128, 3 * 512),
     ((3, 784), "float32", Role.ACTIVATION, 800, 3 * 3200),
     ((3, 257), "bfloat16", Role.GRADIENT, 320, 3 * 640),
 ])
-def test_rows_are_padded_to_16_bytes_and_long_ones_of_what_a_step_makes_to_cache_lines(
+def test_rows_are_padded_to_16_bytes_and_long_ones_of_what_is_multiplied_to_cache_lines(
         shape: tuple[int, ...], dtype: str, role: Role, ld: int, nbytes: int) -> None:
     tensor = Tensor("t", shape, dtype, role)
     assert (tensor.ld, tensor.nbytes, tensor.padded_shape) == (ld, nbytes, (*shape[:-1], ld))
+    if shape[-1] > 512:
+        assert replace(tensor, lines=True).ld * tensor.itemsize % 128 == 0
     packed = replace(tensor, packed=True)
     assert packed.ld == shape[-1]
     assert packed.padded_shape == shape

@@ -20,6 +20,7 @@ from rawnn.network.layers import Network
 from rawnn.opts import select
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.tiles import early_operand
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
@@ -197,6 +198,8 @@ def launch(twin: Twin, op: Op, memory: Memory, run: int = 0, **change: Any) -> N
     scalars = impl.scalars(op, plan)
     grid, block = impl.geometry(scalars)
     early = EARLY | WEIGHTS.get(impl.name, set())
+    if impl.name.startswith("product_") and op.impl != "tiled":
+        early |= {early_operand(op, plan)}
     # An operand of the op is early if its tensor is; two operands may be one tensor.
     allowed = {name for role, name in op.operands.items() if role in early}
     # By the source as it is: a planted fault must not choose how it is looked at.
