@@ -4,6 +4,9 @@
     python -m rawnn bench floors --json floors.json
     python tools/fit_costs.py steps.csv --floors floors.json --gpu H200
 
+In place of a CSV file there may be JSON files of `bench phases`, of one network each: then each
+phase counts by itself, by how much of the step it is off.
+
 steps.csv has a line for each measured network, with a heading: `layers` (784-128-10), `batch`,
 `opt` (toggles with how `persistent` shared the work, as a result names them:
 "persistent=4x8:256:FSGF,bf16"; or `form` and `numbers`: 4x8:256:FSGF and bf16), `us` (microseconds
@@ -26,8 +29,8 @@ import argparse
 import csv
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rawnn.bench.floors import FloorsResult, read_floors
+from rawnn.bench.measured import read_measured
+from rawnn.bench.phases import PHASES, PhasesResult
 from rawnn.cli.plan import TARGETS, assumed
 from rawnn.device.fitted import keep
 from rawnn.errors import ConfigError, RawnnError
@@ -67,6 +72,8 @@ class Measured:
     name: str
     choice: Choice
     us: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Cycles of each group of phases, of a trace."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,32 @@ def expected(choice: Choice, costs: Costs) -> float:
     """Microseconds a step by the model."""
     far = cost.state_microseconds(choice.layout, costs)
     return cost.microseconds(choice.decomposition, costs) + far
+
+
+def group(phase: str, choice: Choice) -> str:
+    """What a phase is told apart from: weight gradients run into each other, as warps go on to the
+    next; what exchanges through the L2 cache begin with is spread over them."""
+    if phase.startswith(("gradient ", "rounding ")):
+        return "gradients"
+    exchange = phase.startswith(("sum ", "gather ", "exchanges "))
+    return "exchanges" if exchange and choice.decomposition.far else phase
+
+
+def grouped(phases: Iterable[tuple[str, float]], choice: Choice) -> dict[str, float]:
+    """Cycles of each group of phases."""
+    found: dict[str, float] = {}
+    for phase, cycles in phases:
+        name = group(phase, choice)
+        found[name] = found.get(name, 0.0) + cycles
+    return found
+
+
+def phase_errors(m: Measured, costs: Costs) -> list[float]:
+    """By how much of the step each group of phases is off."""
+    found = grouped(((ph.name, ph.cycles) for ph in cost.phases(m.choice.decomposition, costs)),
+                    m.choice)
+    step = sum(m.phases.values())
+    return [(found.get(name, 0.0) - cycles) / step for name, cycles in m.phases.items()]
 
 
 def of_floors(found: FloorsResult, blocks: Collection[int] = (4, 8, 16)) -> dict[str, float]:
@@ -127,7 +160,8 @@ def fitted(measured: Sequence[Measured], before: Costs, fixed: Mapping[str, floa
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         costs = replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
         times = [math.log(expected(m.choice, costs) / m.us) for m in measured]
-        return np.concatenate([np.array(times) / NOISE, (logs - prior) / PRIOR])
+        phases = [error for m in measured for error in phase_errors(m, costs)]
+        return np.concatenate([np.array([*times, *phases]) / NOISE, (logs - prior) / PRIOR])
 
     logs, slopes = _least_squares(residuals, prior)
     spread = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)))
@@ -181,6 +215,17 @@ def read_steps(path: str, gpu: str, say: Callable[[str], None] = print) -> list[
         except LeftOut as reason:
             say(f"left out: {reason}")
     return found
+
+
+def read_phases(path: str, gpu: str) -> Measured:
+    """The network of a JSON file of `bench phases`. The stamps' own cycles are spread over it."""
+    found: PhasesResult = read_measured(path, PHASES)
+    layers = "-".join(map(str, found.layers))
+    choice = _choice(layers, found.batch, found.opt, gpu,
+                     {"loss": found.loss, "optimizer": found.optimizer}, "float32")
+    without = found.us / found.traced_us
+    return Measured(f"{layers} batch {found.batch} {found.opt}", choice, found.us, grouped(
+        ((phase.phase, without * phase.cycles) for phase in found.phases), choice))
 
 
 def _measured(row: Mapping[str, str | None], where: str, gpu: str) -> Measured:
@@ -265,7 +310,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = asdict(cost.FITTED)
         if unknown := [name for name in given.fit if name not in names]:
             raise ConfigError(f"no constant is called {', '.join(unknown)}: {', '.join(names)}")
-        measured = [m for path in given.steps for m in read_steps(path, given.gpu)]
+        measured = [m for path in given.steps for m in (
+            [read_phases(path, given.gpu)] if path.endswith(".json")
+            else read_steps(path, given.gpu))]
         constants = fitted(measured, cost.FITTED, {
             k: v for k, v in fixed.items() if k in names and k not in given.fit})
     except RawnnError as error:

@@ -22,6 +22,10 @@ WRAPS = 2**32
 """Stamps are the lower half of a clock: differences are taken by this modulus."""
 
 
+AHEAD = 2**20
+"""Cycles by which a warp may begin ahead of the first."""
+
+
 def traced(chosen: Choice, steps: int) -> Choice:
     """The same decomposition, whose kernel stamps the phases of its first `steps` steps."""
     layout = replace(chosen.layout, traced=steps, stamps=0)
@@ -67,14 +71,15 @@ def read_trace(layout: Layout, words: NDArray[np.unsignedinteger]) -> Trace:
     launch = flat[of_steps : of_steps + of_launch].reshape(blocks, LAUNCH_STAMPS, warps)
     time = flat[of_steps + of_launch :].reshape(blocks, NANOSECOND_WORDS // 2, 2)
     # [blocks, stamps in order, warps], since the launch began
-    began = launch[:, 0].min(axis=1)[:, None, None]
+    began = launch[:, 0, 0][:, None, None]
     line = np.concatenate([launch[:, 1:2], each.transpose(1, 0, 2, 3).reshape(
         blocks, steps * len(found), warps)], axis=1)
     line = _unwrapped(line - began)
     last = line.max(axis=2)
     cycles = np.diff(last, axis=1).reshape(blocks, steps, len(found)).transpose(1, 0, 2)
     own = np.diff(line, axis=1).reshape(blocks, steps, len(found), warps).transpose(1, 0, 2, 3)
-    ends = ((launch - began) % WRAPS).max(axis=2)
+    since = (launch - began) % WRAPS
+    ends = np.where(since >= WRAPS - AHEAD, since - WRAPS, since).max(axis=2)
     now = time[..., 0] + time[..., 1] * WRAPS
     ns = now[:, 1] - now[:, 0]
     rates = ends[:, -1][ns > 0] / ns[ns > 0] * 1e3

@@ -57,12 +57,13 @@ def test_launches_take_about_what_is_expected_of_them() -> None:
 
 
 def test_persistent_takes_about_what_is_expected_of_it() -> None:
-    """Worst: 299-312-6 at batch 31 in bf16, 10.5 us where 6.5 are expected."""
+    """Worst: 299-312-6 at batch 31 in bf16, 10.5 us where 6.0 are expected; traced it took 6.4."""
     ratios = [us / choose(problem_of(step(problem, numbers)), chip_of(CAPABLE.target)).us
               for problem, numbers, launches, us in runs() if launches == 1]
     assert len(ratios) >= 40
-    assert all(0.75 < ratio < 1.65 for ratio in ratios), sorted(ratios)
-    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.35
+    assert all(0.75 < ratio < 1.8 for ratio in ratios), sorted(ratios)
+    assert sorted(ratios)[-2] < 1.45
+    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.3
 
 
 @pytest.mark.parametrize(("seed", "numbers"), [
