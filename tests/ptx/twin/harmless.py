@@ -103,8 +103,6 @@ HARMLESS: dict[str, str] = {
         "the sums of a class that does not exist are not stored",
     "linear.cu: zero fill: if (lane == (label < CLASSES ? label : 0)) { [38]":
         "of a label that is no class any one lane may write that its loss is NaN",
-    "mma.cu: index: if (stage + kStages == stages || stage + 1 == stages) pdl_trigger(); [39]":
-        "it only says when the next kernel may begin, which waits for this one to end",
     "mma_copy.cuh: zero fill: inner = PANEL::kDeep ? across * kPerChunk : 0; [45]":
         "a wide operand's copies do not use it",
     "mma_sums.cuh: bounds check: if (!biased) return; [6]":
