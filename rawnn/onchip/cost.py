@@ -115,7 +115,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
     def exchange(features: int) -> float:
         if d.far:
             return far_cycles(d, Message(features, True), costs)
-        return costs.exchange + features * d.columns * 4 / costs.exchange_bytes
+        return costs.exchange + features * d.sent * 4 / costs.exchange_bytes
 
     def summed(features: int) -> float:
         if d.far:
@@ -159,7 +159,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
 def far_cycles(d: Decomposition, message: Message, costs: Costs = FITTED) -> float:
     """A message through the L2 cache: as much as it brings, a block also writes where it is not the
     same for all."""
-    nbytes = message.rows * d.columns * 4
+    nbytes = message.rows * d.sent * 4
     return costs.far + costs.far_rank * d.ranks + nbytes / (
         costs.far_bytes if message.to_all else costs.far_parts)
 
@@ -205,7 +205,7 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
     if d.types[layer + 1] == GATHERED:
         mail = max(mail, p.layers[layer + 1])
     mail = 0 if d.far else mail
-    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.columns)
+    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.sent)
 
 
 def most_bytes(d: Decomposition) -> int:

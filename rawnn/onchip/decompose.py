@@ -100,6 +100,12 @@ class Decomposition:
         return up(self.turn_share, 8)
 
     @cached_property
+    def sent(self) -> int:
+        """Columns that blocks send each other: the examples, in fours. All, where a gradient takes
+        the place of pre-activations, of which it is to leave nothing."""
+        return self.columns if self.problem.saves_input else up(self.turn_share, 4)
+
+    @cached_property
     def pitch(self) -> int:
         return pitch(self.columns)
 
@@ -161,15 +167,15 @@ class Decomposition:
         """Whether partial sums of so many features are added up by every block; else each adds up
         its share, and they gather the shares."""
         most = MOST_AT_ONCE_FAR if self.far else MOST_AT_ONCE
-        return features * self.columns * 4 * self.ranks <= most
+        return features * self.sent * 4 * self.ranks <= most
 
     @property
     def boxes(self) -> tuple[int, int]:
         """Floats of the box that all of a group read, and of each block's own, for messages through
         the L2 cache."""
         flags = up(self.ranks, 4) if self.problem.scaled else 0
-        common = max((m.rows * self.columns for m in self.messages if m.to_all), default=0)
-        own = max((m.rows * self.columns for m in self.messages if not m.to_all), default=0)
+        common = max((m.rows * self.sent for m in self.messages if m.to_all), default=0)
+        own = max((m.rows * self.sent for m in self.messages if not m.to_all), default=0)
         return max(common, flags), own
 
     @property
@@ -181,7 +187,7 @@ class Decomposition:
     def lanes(self, rows: int) -> int:
         """Lanes that share a sum of all ranks' parts, where a block adds up so many rows of them
         from the L2 cache: as many as leave no thread without work."""
-        lanes, items = 1, rows * self.columns // 4
+        lanes, items = 1, rows * self.sent // 4
         while lanes * 2 <= min(WARP, self.ranks) and items * lanes * 2 <= self.threads:
             lanes *= 2
         return lanes

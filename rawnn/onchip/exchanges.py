@@ -51,7 +51,7 @@ class Exchange:
 
     def add(self, box: str, parts: int, rows: int, count: int | str, finish: str) -> None:
         """The first `count` of `rows` rows, each the sum of `parts` parts."""
-        last = self.d.columns if not self.far else self.d.lanes(rows) if parts > 1 else 1
+        last = self.d.sent if not self.far else self.d.lanes(rows) if parts > 1 else 1
         self.w(f"{'add_received' if self.far else 'add_parts'}<Shape, {parts}, {rows}, {last}>("
                f"{box}, {count}, {finish});")
 

@@ -228,8 +228,8 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     take("tallies", 2 * tallies(d))
     if p.scaled:
         take("scaling", 4)
-    exchange = max(d.exchanged() * d.columns, flags(d), *(
-        p.layers[n] * d.columns + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
+    exchange = max(d.exchanged() * d.sent, flags(d), *(
+        p.layers[n] * d.sent + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
         if type_ == GATHERED and d.idle(n)))
     if exchange and not d.far:
         take("exchange", 2 * exchange)

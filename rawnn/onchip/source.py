@@ -71,7 +71,7 @@ class _Kernel(StepWriter):
             w('#include "onchip_trace.cuh"')
         w("struct Shape {")
         for constant, value in (("Threads", d.threads), ("Ranks", d.ranks), ("Groups", d.groups),
-                                ("Columns", d.columns), ("Pitch", d.pitch),
+                                ("Columns", d.columns), ("Sent", d.sent), ("Pitch", d.pitch),
                                 ("Numbers", NUMBERS[p.numbers])):
             w(f"static constexpr int k{constant} = {value};")
         w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")

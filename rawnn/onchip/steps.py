@@ -255,10 +255,10 @@ class StepWriter(UpdateWriter):
         """A lambda over pairs of a row `m` (below the limit) and the examples e, e + 1."""
         return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
 
-    @staticmethod
-    def sender(limit: str, text: str) -> str:
-        """A lambda over a row `m` and the examples e .. e + 3."""
-        return f"[=](int m, int e, float4 v) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
+    def sender(self, limit: str, text: str) -> str:
+        """A lambda over a row `m` and the examples e .. e + 3, as far as they are sent."""
+        there = f"m < {limit}" + (f" && e < {self.d.sent}" if self.d.sent < self.d.columns else "")
+        return f"[=](int m, int e, float4 v) {{\nif ({there}) {{\n{text}\n}}\n}}"
 
     def store(self, to: str, first: str = "v0", second: str = "v1", row: str = "m") -> str:
         return f"*reinterpret_cast<float2*>({to} + ({row}) * {self.d.pitch} + e) = " \
@@ -290,7 +290,7 @@ class StepWriter(UpdateWriter):
             applied = ", ".join(f"Between::apply(v.{c})" for c in each)
             lines.append(f"v = make_float4({applied});")
         size = self.d.slices[boundary]
-        lines.append(message.send_to_all(f"(rank * {size} + m) * {self.d.columns} + e"))
+        lines.append(message.send_to_all(f"(rank * {size} + m) * {self.d.sent} + e"))
         return "\n".join(lines)
 
     def forward(self, layer: int) -> None:
@@ -307,7 +307,7 @@ class StepWriter(UpdateWriter):
             if not any(map(self.waits, range(p.depth))):
                 self.fetch_once()
         elif kind == BY_OUTPUTS:
-            idle, sent = d.idle(above), n * d.columns
+            idle, sent = d.idle(above), n * d.sent
             message = self.exchange(True)
             message.expect((sent + idle) * 4)
             if idle:
@@ -334,12 +334,12 @@ class StepWriter(UpdateWriter):
         """A product whose partial sums all blocks want in full: added up by every block, or by the
         one whose share they are, which sends the sums to all."""
         d, w = self.d, self.w
-        nbytes = d.columns * 4
+        nbytes = d.sent * 4
         finish = f"by_pairs({self.body(str(n), text)})"
         if d.sums_at_once(n):
             message = self.exchange(True)
             message.expect(n * nbytes * d.ranks)
-            place = f"(rank * {n} + m) * {d.columns} + e"
+            place = f"(rank * {n} + m) * {d.sent} + e"
             self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
                          sent=True)
             message.sent(phase)
@@ -356,7 +356,7 @@ class StepWriter(UpdateWriter):
         self.stamp(phase, "wait")
         sums = self.exchange(True)
         sums.expect(n * nbytes)
-        send = sums.send_to_all(f"(rank * {size} + m) * {d.columns} + e")
+        send = sums.send_to_all(f"(rank * {size} + m) * {d.sent} + e")
         parts.add("parts", d.ranks, size, mine, self.sender(mine, send))
         w("}")
         self.stamp(phase, "share")
@@ -370,11 +370,11 @@ class StepWriter(UpdateWriter):
         d = self.d
         least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
         message = self.exchange(False)
-        message.expect(f"{least}{mine} * {d.columns * 4 * d.ranks}")
+        message.expect(f"{least}{mine} * {d.sent * 4 * d.ranks}")
         if idle:
             message.say_to_idle(idle)
         send = f"const int owner = m / {size};\n" + message.send(
-            "owner", f"(rank * {size} + m - owner * {size}) * {d.columns} + e")
+            "owner", f"(rank * {size} + m - owner * {size}) * {d.sent} + e")
         self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
         message.sent(phase)
         return message

@@ -19,7 +19,7 @@ from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.ops.collectives import TURN, all_gather, all_reduce, reduce_scatter
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import PART, Role, Tensor
+from rawnn.step.tensor import MULTIPLIED, PART, Role, Tensor
 
 BUCKET_MB = 25
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
@@ -106,8 +106,11 @@ class Shards:
     def _view(self, name: str) -> Tensor:
         t = self._plan[name]
         rows = t.shape[0] // self._plan.ranks
-        return replace(t, name=name + PART, shape=(rows, t.shape[1]), role=Role.VIEW,
-                       symbol="", source=name, first=self._plan.rank * rows)
+        made = replace(t, name=name + PART, shape=(rows, t.shape[1]), role=Role.VIEW,
+                       lines=t.lines or t.role in MULTIPLIED, symbol="", source=name,
+                       first=self._plan.rank * rows)
+        assert made.ld == t.ld  # its rows lie where those of the whole do
+        return made
 
     def reductions(self, names: Sequence[str]) -> list[Op]:
         """Those of a bucket."""

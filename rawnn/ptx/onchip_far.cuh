@@ -8,6 +8,8 @@
 // by all while all write to it. (A counter that all add to and wait for took 17 ns more for each
 // block of a group, this 3 ns; numbers that carry their message's beside them, and are waited for
 // themselves, took up to ten times as long a KB, as every store meets those who wait for it. H200.)
+// One fence of a warp ahead of relaxed stores instead of releases, and polls without acquires, were no
+// faster: 800 cycles pass until the stores ahead are acknowledged, 1,100 to 1,700 until flags are seen.
 // The number goes on from launch to launch, and may wrap around.
 // Limit: stores, flag and loads one behind the other, and the bytes (cost.py has what was fitted).
 #pragma once
@@ -70,7 +72,7 @@ struct FarMail {
 // up as many parts each, in their order, and then their sums by pairs. body(row, column, four values).
 template <typename SHAPE, int PARTS, int ROWS, int LANES, typename F>
 __device__ __forceinline__ void add_received(const float* box, int count, F body) {
-  constexpr int across = SHAPE::kColumns / 4;
+  constexpr int across = SHAPE::kSent / 4;
   constexpr int most = 8;  // loads that a thread has under way
   if constexpr (PARTS == 1) {
     constexpr int wanted = ceil_div(ROWS * across, SHAPE::kThreads);

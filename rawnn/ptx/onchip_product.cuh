@@ -422,7 +422,7 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
 // order: body(row, column, four values).
 template <typename SHAPE, int PARTS, int ROWS, int PITCH = SHAPE::kPitch, typename F>
 __device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
-  constexpr int across = SHAPE::kColumns / 4;
+  constexpr int across = smaller(PITCH, SHAPE::kColumns) / 4;
 #pragma unroll 1
   for (int i = thread_index(); i < count * across; i += SHAPE::kThreads) {
     const int row = i / across;

@@ -24,7 +24,8 @@ from tests.tolerances import RUN
 LAYERS, BATCH, EXAMPLES = (13, 9, 6, 5), 6, 28
 ORDERS = [{}, {"shuffle": True}, {"partial": True}, {"shuffle": True, "partial": True}]
 WAYS = ("nosync", "nosync,fuse", "arena,nosync,cublas,fuse", "preload,nosync",
-        "preload,arena,nosync,fuse", "preload,arena,nosync,cudnn,fuse", "preload,tiled,fuse")
+        "preload,arena,nosync,fuse", "preload,arena,nosync,cudnn,fuse", "preload,tiled,fuse",
+        "preload,arena,nosync,mma,fuse", "preload,mma,fuse")
 
 
 def work_of(opt: str, loss: str, options: dict[str, Any]) -> Work:
@@ -68,7 +69,8 @@ def test_the_gpu_agrees_with_the_host(loss: str, opt: str, options: dict[str, An
     assert found.evaluation.accuracy == pytest.approx(wanted.evaluation.accuracy, nan_ok=True)
 
 
-@pytest.mark.parametrize("base", ["preload,arena,nosync", "preload,arena,nosync,fuse,streams"])
+@pytest.mark.parametrize("base", ["preload,arena,nosync", "preload,arena,nosync,fuse,streams",
+                                  "preload,arena,nosync,mma,fuse,streams"])
 @pytest.mark.parametrize("mode", GRAPHS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_graphs_equal_the_stream_bit_for_bit(loss: str, mode: str, base: str) -> None:

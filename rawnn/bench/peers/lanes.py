@@ -21,10 +21,10 @@ from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.process import SystemProcess
 from rawnn.bench.peers.worker import Made, Prepare, Timed
 
-SHARES = {"jax": 10, "torch": 3, "rawnn": 3}
+SHARES = {"jax": 9, "torch": 4, "rawnn": 3}
 """How the cores are shared out. With two cores each, getting one of six drawn networks ready took
 JAX 50 CPU seconds (as many again in true float32), ours 6.5, PyTorch 2.3 and some 30 more where
-inductor takes part. JAX compiles with several threads."""
+inductor takes part. JAX compiles with several threads, so that it uses what the others leave."""
 GRACE_S = 30.0
 """A program that was begun in time may be finished: seconds beyond a problem's patience."""
 

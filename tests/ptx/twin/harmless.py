@@ -25,7 +25,7 @@ HARMLESS: dict[str, str] = {
     "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
     "* kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
-    "onchip_loss.cuh: barrier: __syncthreads(); [2]":
+    "onchip_loss.cuh: barrier: __syncthreads(); [2] #3":
         "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
     "onchip_loss.cuh: barrier: __syncwarp(); [4]":
         "lanes write over nothing but what they alone have read",
@@ -103,8 +103,6 @@ HARMLESS: dict[str, str] = {
         "the sums of a class that does not exist are not stored",
     "linear.cu: zero fill: if (lane == (label < CLASSES ? label : 0)) { [38]":
         "of a label that is no class any one lane may write that its loss is NaN",
-    "mma.cu: index: if (stage + kStages == stages || stage + 1 == stages) pdl_trigger(); [39]":
-        "it only says when the next kernel may begin, which waits for this one to end",
     "mma_copy.cuh: zero fill: inner = PANEL::kDeep ? across * kPerChunk : 0; [45]":
         "a wide operand's copies do not use it",
     "mma_sums.cuh: bounds check: if (!biased) return; [6]":
@@ -168,7 +166,7 @@ HARMLESS: dict[str, str] = {
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
         "train_steps rounded by chance, Adam, 4x1 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
-    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13192; i += "
+    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13448; i += "
     "256) shared[i] = 0.0f; [53]":
         "a block's 16 inputs are whole tiles, which convert_rows fills up with zeros, and the "
         "gradients of examples that do not exist are zeros; with 20 inputs it is caught",
