@@ -235,6 +235,9 @@ class _Kernel(StepWriter):
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
+        if d.far and not any(d.boxes):
+            w("// Blocks that exchange nothing have met nobody: all have loaded what one stores.")
+            w(f"ptx::grid_barrier(counters + 2, {d.blocks}u, 4);")
         for layer in range(p.depth):
             part, n = found.layers[layer], layer + 1
             everywhere = d.kinds[layer] == EVERYWHERE and d.ranks > 1

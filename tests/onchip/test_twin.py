@@ -282,7 +282,7 @@ FAR = [
 
 @pytest.mark.parametrize("run", [0, 1, 3] if FULL else [3])
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"),
-                         FAR if FULL else [FAR[0], FAR[4], FAR[15]])
+                         FAR if FULL else [FAR[0], FAR[4], FAR[15], FAR[-1]])
 def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: int, groups: int,
                                              types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types, exchange=L2), tmp_path, run)
