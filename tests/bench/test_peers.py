@@ -164,6 +164,16 @@ def test_a_peer_sees_the_same_losses(system: str) -> None:
             process.close()
 
 
+def test_a_coarse_class_may_go_astray_where_training_amplifies_rounding() -> None:
+    right = np.linspace(2.0, 1.0, 64)  # moves by 1
+    calm, chaotic = (Reference(right, np.full(4, cost)) for cost in (1e-9, 1e-4))
+    for astray, of_calm, of_chaotic in ((0.05, True, False), (0.5, True, True)):
+        losses = list(right + astray * np.linspace(0, 1, 64))
+        assert (calm.share(losses, "tf32") > 1, chaotic.share(losses, "tf32") > 1) == (
+            of_calm, of_chaotic)
+        assert chaotic.share(losses, "float32") > 1
+
+
 @pytest.mark.parametrize("change", [{"lr": 0.0525}, {"lr": 0.0}, {"optimizer": "adam"},
                                     {"seed": 4}, {"shuffle": False}, {"loss": "bce"}], ids=str)
 def test_other_work_is_found_to_be_wrong(change: dict[str, Any]) -> None:

@@ -49,21 +49,21 @@ def step(problem: dict[str, Any], numbers: str) -> Plan:
 
 
 def test_launches_take_about_what_is_expected_of_them() -> None:
+    """Of networks drawn when what is expected was settled: the fastest took 0.69 of it."""
     ratios = [us / earning.launched(step(problem, numbers), numbers)
               for problem, numbers, launches, us in runs() if launches > 1]
-    assert len(ratios) >= 30
-    assert all(1 / 1.4 < ratio < 1.4 for ratio in ratios), sorted(ratios)
-    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.31
+    assert len(ratios) >= 60
+    assert all(1 / 1.5 < ratio < 1.4 for ratio in ratios), sorted(ratios)
+    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.27
 
 
 def test_persistent_takes_about_what_is_expected_of_it() -> None:
-    """Worst: 299-312-6 at batch 31 in bf16, 10.5 us where 6.0 are expected; traced it took 6.4."""
+    """Of networks drawn when its cost model was settled: 0.79 to 1.19 of what is expected."""
     ratios = [us / choose(problem_of(step(problem, numbers)), chip_of(CAPABLE.target)).us
               for problem, numbers, launches, us in runs() if launches == 1]
-    assert len(ratios) >= 40
-    assert all(0.75 < ratio < 1.8 for ratio in ratios), sorted(ratios)
-    assert sorted(ratios)[-2] < 1.45
-    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.3
+    assert len(ratios) >= 80
+    assert all(0.75 < ratio < 1.25 for ratio in ratios), sorted(ratios)
+    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.19
 
 
 def asked(layers: tuple[int, ...], batch: int, loss: str, optimizer: str) -> dict[str, Any]:

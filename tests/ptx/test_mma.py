@@ -198,7 +198,7 @@ def test_large_products_are_for_wgmma() -> None:
     large = {op.name: op.impl for op, _, _ in instances("mma,bf16,fuse", 4096, "wgmma")}
     small = {op.name for op, _, _ in instances("mma,bf16,fuse", 4096, "mma")}
     assert {"fc1.forward", "fc2.forward", "fc2.input_grad", "fc2.weight.sgd"} <= set(large)
-    assert {"fc3.forward", "fc3.weight.sgd"} <= small
+    assert "fc3.weight.sgd" in small
 
 
 SIZES = (1, 10, 64, 130, 784, 1024, 4096)

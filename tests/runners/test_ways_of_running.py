@@ -106,7 +106,9 @@ def test_machines_that_cannot(opt: str, machine: Machine, sentence: str) -> None
 def test_batches_come_from_page_locked_memory() -> None:
     without, found = run("nosync", ONE), run("nosync,pinned", ONE)
     counts = [s.simulation.faults.count("cuMemHostAlloc") for s in (without, found)]
-    assert counts == [0, 6]  # images and labels of training, of whole test batches and of the rest
+    # Losses and counts always come to such memory; images and labels of training, of whole test
+    # batches and of the rest come from it with pinned.
+    assert counts == [2, 8]
 
 
 def test_an_order_changed_under_a_copy_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,9 @@ WINDOW = 16
 TOLERANCES = {"float32": (0.01, 1e-4), "tf32": (0.03, 1e-3), "bf16": (0.1, 1e-2)}
 """Number class -> the shares of the loss's movement and of the loss that windows may differ by."""
 SLACK = 8.0
+COARSER = {"float32": 1.0, "tf32": 2.0**13, "bf16": 2.0**16}
+"""Number class -> how many times coarser than float32 it rounds the factors of products."""
+CHAOTIC = 0.2
 ALIKE = 4.0
 """Of two right runs in float32 one may be so many times as far from float64 as the other."""
 
@@ -45,8 +48,10 @@ class Reference:
             return math.inf
         moved, own = TOLERANCES.get(numbers, TOLERANCES["bf16"])
         start = self.losses[0]
-        allowed = moved * np.maximum.accumulate(np.abs(theirs - start)) + own * abs(start) \
-            + SLACK * self.cost[:len(theirs)]
+        movement = np.maximum.accumulate(np.abs(theirs - start))
+        cost, coarser = self.cost[:len(theirs)], COARSER.get(numbers, COARSER["bf16"])
+        allowed = moved * movement + own * abs(start) \
+            + np.maximum(SLACK * cost, np.minimum(coarser * cost, CHAOTIC * movement))
         return float((np.abs(mine - theirs) / allowed).max())
 
 
