@@ -47,8 +47,9 @@ LAUNCHES = {"": Launches(1.50, 61.6e3, 67.3e6, 0.238e6),
 LAUNCHES |= dict.fromkeys(("fp16", "sr"), LAUNCHES["bf16"])
 """By number format: least squares of relative errors over eleven networks on an H200 (one to six
 layers of 9 to 978 units, batches of 2 to 3000). Of 76 runs of a random draw made behind that, nine
-in ten are within 27 % of it, all within 0.69 and 1.31 times: tests/opts/test_earning.py. fp16 and sr took what bf16 did, or up to 9 % more, in nine of ten networks,
-and sr 1.8 times as long in one."""
+in ten are within 27 % of it, all within 0.69 and 1.31 times: tests/opts/test_earning.py. fp16 and
+sr took what bf16 did, or up to 9 % more, in nine of ten networks, and sr 1.8 times as long in
+one."""
 
 
 @dataclass(frozen=True)
