@@ -103,20 +103,13 @@ def test_a_picture_shows_what_the_results_say(picture: str, tmp_path: Path) -> N
         assert kept.read_bytes() == drawn.read_bytes(), "run python tools/pages.py"
 
 
-def test_the_headline_says_what_each_of_several_draws_gave(tmp_path: Path,
-                                                           monkeypatch: pytest.MonkeyPatch
-                                                           ) -> None:
-    one, two = (read_contests(tools.pages.RESULTS / f"random-peers-h200{which}.json")
-                for which in ("", "-3001"))
-    both = msgspec.structs.replace(one, asked=one.asked + two.asked, ended="",
-                                   contests=one.contests + two.contests)
-    both.write_json(tmp_path / "random-peers-h200.json")
-    monkeypatch.setattr(tools.pages, "RESULTS", tmp_path)
+def test_the_headline_says_what_each_of_several_draws_gave() -> None:
+    found = read_contests(tools.pages.RESULTS / "random-peers-h200.json")
+    assert len(draws(found.asked)) > 1
     for text in (tools.pages.random_headline(), tools.pages.random_whole()):
-        assert "Geometric means of the draws (seeds " in text
+        assert "eometric means of the draws (seeds " in text
         assert "fastest against fastest " in text
-    count = len(both.contests)
-    assert f"{count} networks drawn at random in {len(draws(both.asked))} draws" in \
+    assert f"{len(found.contests)} networks drawn at random in {len(draws(found.asked))} draws" in \
         tools.pages.random_headline()
 
 
