@@ -467,8 +467,10 @@ def _general(name: str, word: str, template: dict[str, str]) -> bool:
     """Whether the next value of a template parameter only makes room for more: rows need not be
     aligned, or may be ragged; layers behind the last (narrow.cu); more classes (head.cu), or as
     many layers' weights at a time as there are between the first and the last. Or there is none:
-    a source has one main loop of products, and tiled.cu's asks for no bytes of a stage."""
-    if (name, word) in (("ALIGNED", "true"), ("RAGGED", "false"), ("BYTES", "0"), ("LOOP", word)):
+    a source has one main loop of products, and tiled.cu's asks for no bytes of a stage. What an
+    instance reads early decides which edges may be programmatic, so that it is right either way."""
+    if (name, word) in (("ALIGNED", "true"), ("RAGGED", "false"), ("BYTES", "0"), ("LOOP", word),
+                        ("EARLY", word)):
         return True
     depth = int(template.get("DEPTH", "0"))
     if re.fullmatch(r"SIZE\d", name):

@@ -57,9 +57,9 @@ def test_an_argument_of_the_wrong_width_is_seen(device: Device) -> None:
 
 
 def test_wrong_geometry(device: Device) -> None:
-    z, a = vector(device, 1.0, count=300), vector(device, count=300)
+    z, a = vector(device, 1.0, count=1200), vector(device, count=1200)
     with pytest.raises(SimulationError, match=r"grid \(1, 1, 1\) .* asks for grid \(2, 1, 1\)"):
-        relu(device, z, a, count=300).run(0)
+        relu(device, z, a, count=1200).run(0)  # 256 threads take four numbers each
 
 
 @pytest.mark.parametrize("graph", ["", ",graphs=step"])
