@@ -269,8 +269,9 @@ __device__ __forceinline__ void for_states(int tiles, int base, int share, int s
     int behind[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      const bool there = out + (of_bias ? q : q % 2) < part.outs &&
-                         in + (of_bias ? 0 : q / 2 * 8) < part.ins;
+      // A block without inputs of its own has all biases, too.
+      const bool there = of_bias ? out + q < part.outs
+                                 : out + q % 2 < part.outs && in + q / 2 * 8 < part.ins;
       behind[q] = !there ? -1 : of_bias ? q : q % 2 * ld + q / 2 * 8;
     }
     const int slot = SHARES > 1 ? (base + tile) / SHARES : tile;

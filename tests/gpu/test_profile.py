@@ -42,7 +42,7 @@ def test_cupti_sees_every_op_of_every_step(device: Device, opt: str) -> None:
     result = taken_apart(device, opt, "cupti")
     named = {op.name: op for op in result.ops if op.kind != BESIDE}
     assert result.steps == EXAMPLES // BATCH
-    seen = {name: op.us.n for name, op in named.items()}
+    seen = {name: op.us.n for name, op in named.items() if op.kind != "loss_sums"}  # once a graph
     assert min(seen.values()) >= result.steps - 1, seen
     by_events = {op.name for op in taken_apart(device, opt, "events").ops}
     assert named.keys() == by_events

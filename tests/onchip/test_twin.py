@@ -257,6 +257,13 @@ PARTIAL = [
 """How the work is shared where the last step has fewer examples, and how many."""
 
 
+@pytest.mark.parametrize("exchange", [CLUSTER, L2])
+def test_blocks_without_inputs_of_their_own_have_the_state_of_all_biases(
+        tmp_path: Path, exchange: str) -> None:
+    """The 21 inputs are shared by two of four blocks; all four add up and update biases."""
+    check(Launch("Adam in an order", 4, 1, "SFGF", exchange=exchange), tmp_path, 3)
+
+
 @pytest.mark.parametrize(("name", "ranks", "groups", "types", "left"),
                          PARTIAL if FULL else PARTIAL[3:4])
 def test_a_partial_batch_ends_an_epoch(tmp_path: Path, name: str, ranks: int, groups: int,
