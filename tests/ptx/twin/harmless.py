@@ -185,9 +185,12 @@ OUT_OF_REACH: dict[str, str] = {
     "mma_loss.cuh: bound: const bool none = label < 0 || label >= n; [40]":
         "labels of the twin's networks are classes, as a reference has no other; "
         "tests/ptx/test_twin_plans.py has some that are none",
-    "skinny_parts.cuh: barrier: __syncwarp(); [4] #2":
+    **dict.fromkeys((
+        "mma_sums.cuh: barrier: __syncwarp(); [6]",
+        "skinny_parts.cuh: barrier: __syncwarp(); [4] #2",
+    ),
         "the cluster's barrier wants a warp's lanes together (.aligned); on the host each arrives "
-        "by itself",
+        "by itself"),
 }
 """Faults that a GPU would show and the twin does not, and why; by Fault.name."""
 
