@@ -25,6 +25,12 @@ TILES = (
     *(Tile(64, 64, 2, 2, 2, 4, cluster, bytes=128) for cluster in (2, 4, 8)),
     Tile(16, 32, 1, 1, 8, 4, 4, bytes=256), Tile(32, 64, 1, 2, 4, 4, 8, bytes=256),
 )
+ALL_CLUSTERS = True
+TILES_OLD = TILES
+TILES_ALL = tuple(dict.fromkeys(Tile(t.bm, t.bn, t.wm, t.wn, t.wk, t.stages, c, t.bytes) for t in TILES for c in range(1, 9)))
+PATH, SIDE = 1.0, 1.0
+def cost(c, p): return c.weighed(SIDE if p.layout == "tn" else PATH)
+
 """What a product's tile is chosen from: of 36 tried, those without which any of 29 products was
 slower by a hundredth in the mean (H200; float32, tf32 and bfloat16), and one for large products."""
 
@@ -34,10 +40,10 @@ def choose(p: Product, target: Target) -> Tile:
     """The tile with the fewest predicted cycles of those that the GPU's shared memory and the
     number format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
     return min(spanning(p, (
-        tile for tile in TILES if shared(tile) <= target.shared_per_block
+        tile for tile in (TILES_ALL if ALL_CLUSTERS else TILES_OLD) if shared(tile) <= target.shared_per_block
         and (p.times == 1 or (tile.bm * tile.bn <= 1024 * tile.wm * tile.wn
                               and tile.wm * tile.wn * tile.wk <= 8)))),
-               key=lambda tile: cycles(p, tile, target))
+               key=lambda tile: cost(cycles(p, tile, target), p))
 
 
 def _shared(s: Scalars) -> int:
@@ -79,7 +85,8 @@ WGMMA_TILES = (
 @cache
 def choose_wgmma(p: Product, target: Target) -> Tile:
     """The fastest of the tiles, as predicted."""
-    return min(spanning(p, WGMMA_TILES), key=lambda tile: cycles_wgmma(p, tile, target))
+    tiles = tuple(dict.fromkeys(Tile(t.bm, t.bn, t.wm, t.wn, t.wk, t.stages, c, t.bytes) for t in WGMMA_TILES if t.cluster == 1 or t.bm * t.bn < 128 * 256 for c in range(1, 9) if c == 1 or t.bm * t.bn < 128 * 128 or t.stages == 4)) if ALL_CLUSTERS else WGMMA_TILES
+    return min(spanning(p, tiles), key=lambda tile: cost(cycles_wgmma(p, tile, target), p))
 
 
 WGMMA_OTHERS = (
@@ -104,7 +111,7 @@ def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
     return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
                  bytes=128)
             for times, other in PACES if times == p.times
-            for cluster in (1, 2, 3, 4, 8)
+            for cluster in (range(1, 9) if ALL_CLUSTERS else (1, 2, 3, 4, 8))
             if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
 
 
@@ -112,7 +119,7 @@ def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
 def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
     """The fastest of the tiles, as predicted."""
     return min(spanning(p, _tiles_wgmma_tf32(p)),
-               key=lambda tile: cycles_wgmma_tf32(p, tile, target))
+               key=lambda tile: cost(cycles_wgmma_tf32(p, tile, target), p))
 
 
 WORTH = 0.9
@@ -128,7 +135,7 @@ def wgmma_is_faster(p: Product, target: Target) -> bool:
     by_wgmma = cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) if p.size == 4 \
         else cycles_wgmma(p, choose_wgmma(p, target), target)
     worth = WORTH if p.times == 1 else 1.0
-    return by_wgmma < worth * cycles(p, choose(p, target), target)
+    return cost(by_wgmma, p) < worth * cost(cycles(p, choose(p, target), target), p)
 
 
 def _shared_wgmma_tf32(s: Scalars) -> int:
@@ -149,4 +156,4 @@ PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
 def predicted(impl: str, p: Product, target: Target) -> float:
     """About how many cycles a product takes in the tile chosen for it."""
     chosen, taking = PREDICTED[impl]
-    return taking(p, chosen(p, target), target)
+    return taking(p, chosen(p, target), target).alone
