@@ -3,12 +3,13 @@ float32 by kernels of their own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import product as combinations
 
 from rawnn.device.target import Target
 from rawnn.ptx.family import Family
-from rawnn.ptx.pace import PACES, cycles, cycles_wgmma, cycles_wgmma_tf32, shared
+from rawnn.ptx.pace import PACES, Cycles, cycles, cycles_wgmma, cycles_wgmma_tf32, shared
 from rawnn.ptx.table import Scalars, ceil
 from rawnn.ptx.tiles import Product, Tile, register_family, spanning, with_sums
 
@@ -16,31 +17,33 @@ SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
               ("asynchronous copies",))
 WGMMA = Family("wgmma", "large matrix products on tensor cores by wgmma", ("wgmma",))
 
-TILES = (
+CLUSTERS = range(1, 9)
+"""Blocks that may share a tile's inner dimension; eight run on every GPU that has clusters."""
+TILES = tuple(replace(tile, cluster=cluster) for tile, cluster in combinations((
     Tile(16, 32, 1, 1, 4, 2, bytes=128), Tile(16, 32, 1, 1, 8, 4, bytes=256),
     Tile(32, 32, 1, 1, 4, 4, bytes=256), Tile(32, 32, 2, 1, 4, 4, bytes=128),
+    Tile(32, 32, 1, 1, 8, 3, bytes=256), Tile(32, 64, 1, 2, 4, 4, bytes=256),
     Tile(64, 64, 2, 2, 1, 4, bytes=128), Tile(64, 64, 2, 2, 2, 4, bytes=128),
-    Tile(128, 64, 4, 2, 2, 3, bytes=128), Tile(128, 128, 2, 4, 1, 3, bytes=128),
-    *(Tile(32, 32, 1, 1, 8, 3, cluster, bytes=256) for cluster in (1, 2, 4, 8)),
-    *(Tile(64, 64, 2, 2, 2, 4, cluster, bytes=128) for cluster in (2, 4, 8)),
-    Tile(16, 32, 1, 1, 8, 4, 4, bytes=256), Tile(32, 64, 1, 2, 4, 4, 8, bytes=256),
-)
-ALL_CLUSTERS = True
-TILES_OLD = TILES
-TILES_ALL = tuple(dict.fromkeys(Tile(t.bm, t.bn, t.wm, t.wn, t.wk, t.stages, c, t.bytes) for t in TILES for c in range(1, 9)))
-PATH, SIDE = 1.0, 1.0
-def cost(c, p): return c.weighed(SIDE if p.layout == "tn" else PATH)
-
+    Tile(128, 64, 4, 2, 2, 3, bytes=128), Tile(128, 128, 2, 4, 1, 3, bytes=128)), CLUSTERS))
 """What a product's tile is chosen from: of 36 tried, those without which any of 29 products was
 slower by a hundredth in the mean (H200; float32, tf32 and bfloat16), and one for large products."""
+
+ALONE_COUNTS = {"nt": 1.0, "nn": 1.0, "tn": 1.0}
+"""The share of a tile's cost that is the time it takes alone; the rest is for how long it holds all
+multiprocessors, which other branches of the step then lack."""
+
+
+def cost(taken: Cycles, p: Product) -> float:
+    """What a tile is chosen by."""
+    return taken.weighed(ALONE_COUNTS[p.layout])
 
 
 @cache
 def choose(p: Product, target: Target) -> Tile:
-    """The tile with the fewest predicted cycles of those that the GPU's shared memory and the
-    number format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
+    """The tile of the least cost of those that the GPU's shared memory and the number format allow:
+    in float32 a warp needs the registers of one of eight for 32 x 32."""
     return min(spanning(p, (
-        tile for tile in (TILES_ALL if ALL_CLUSTERS else TILES_OLD) if shared(tile) <= target.shared_per_block
+        tile for tile in TILES if shared(tile) <= target.shared_per_block
         and (p.times == 1 or (tile.bm * tile.bn <= 1024 * tile.wm * tile.wn
                               and tile.wm * tile.wn * tile.wk <= 8)))),
                key=lambda tile: cost(cycles(p, tile, target), p))
@@ -71,22 +74,18 @@ def _shared_wgmma(s: Scalars) -> int:
 
 
 WGMMA_TILES = (
-    Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 6, bytes=128),
-    Tile(128, 64, 8, 1, 1, 5, bytes=128), Tile(128, 128, 8, 1, 1, 5, bytes=128),
-    Tile(256, 128, 16, 1, 1, 4, bytes=128),
-    *(Tile(*tile, cluster, bytes=128)
-      for tile, cluster in combinations(((64, 64, 4, 1, 1, 6), (64, 128, 4, 1, 1, 6),
-                                         (128, 64, 8, 1, 1, 5), (128, 128, 8, 1, 1, 4)),
-                                        (2, 4, 8))),
+    Tile(128, 128, 8, 1, 1, 5, bytes=128), Tile(256, 128, 16, 1, 1, 4, bytes=128),
+    *(replace(tile, cluster=cluster) for tile, cluster in combinations((
+        Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 6, bytes=128),
+        Tile(128, 64, 8, 1, 1, 5, bytes=128), Tile(128, 128, 8, 1, 1, 4, bytes=128)), CLUSTERS)),
 )
 """What a tile of 16- and 8-bit operands is chosen from."""
 
 
 @cache
 def choose_wgmma(p: Product, target: Target) -> Tile:
-    """The fastest of the tiles, as predicted."""
-    tiles = tuple(dict.fromkeys(Tile(t.bm, t.bn, t.wm, t.wn, t.wk, t.stages, c, t.bytes) for t in WGMMA_TILES if t.cluster == 1 or t.bm * t.bn < 128 * 256 for c in range(1, 9) if c == 1 or t.bm * t.bn < 128 * 128 or t.stages == 4)) if ALL_CLUSTERS else WGMMA_TILES
-    return min(spanning(p, tiles), key=lambda tile: cost(cycles_wgmma(p, tile, target), p))
+    """The tile of the least cost."""
+    return min(spanning(p, WGMMA_TILES), key=lambda tile: cost(cycles_wgmma(p, tile, target), p))
 
 
 WGMMA_OTHERS = (
@@ -111,13 +110,13 @@ def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
     return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
                  bytes=128)
             for times, other in PACES if times == p.times
-            for cluster in (range(1, 9) if ALL_CLUSTERS else (1, 2, 3, 4, 8))
+            for cluster in CLUSTERS
             if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
 
 
 @cache
 def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
-    """The fastest of the tiles, as predicted."""
+    """The tile of the least cost."""
     return min(spanning(p, _tiles_wgmma_tf32(p)),
                key=lambda tile: cost(cycles_wgmma_tf32(p, tile, target), p))
 
