@@ -3,13 +3,12 @@ float32 by kernels of their own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from itertools import product as combinations
 
 from rawnn.device.target import Target
 from rawnn.ptx.family import Family
-from rawnn.ptx.pace import PACES, Cycles, cycles, cycles_wgmma, cycles_wgmma_tf32, shared
+from rawnn.ptx.pace import PACES, cycles, cycles_wgmma, cycles_wgmma_tf32, shared
 from rawnn.ptx.table import Scalars, ceil
 from rawnn.ptx.tiles import Product, Tile, register_family, spanning, with_sums
 
@@ -17,36 +16,28 @@ SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
               ("asynchronous copies",))
 WGMMA = Family("wgmma", "large matrix products on tensor cores by wgmma", ("wgmma",))
 
-CLUSTERS = range(1, 9)
-"""Blocks that may share a tile's inner dimension; eight run on every GPU that has clusters."""
-TILES = tuple(replace(tile, cluster=cluster) for tile, cluster in combinations((
+TILES = (
     Tile(16, 32, 1, 1, 4, 2, bytes=128), Tile(16, 32, 1, 1, 8, 4, bytes=256),
     Tile(32, 32, 1, 1, 4, 4, bytes=256), Tile(32, 32, 2, 1, 4, 4, bytes=128),
-    Tile(32, 32, 1, 1, 8, 3, bytes=256), Tile(32, 64, 1, 2, 4, 4, bytes=256),
     Tile(64, 64, 2, 2, 1, 4, bytes=128), Tile(64, 64, 2, 2, 2, 4, bytes=128),
-    Tile(128, 64, 4, 2, 2, 3, bytes=128), Tile(128, 128, 2, 4, 1, 3, bytes=128)), CLUSTERS))
+    Tile(128, 64, 4, 2, 2, 3, bytes=128), Tile(128, 128, 2, 4, 1, 3, bytes=128),
+    *(Tile(32, 32, 1, 1, 8, 3, cluster, bytes=256) for cluster in (1, 2, 4, 8)),
+    *(Tile(64, 64, 2, 2, 2, 4, cluster, bytes=128) for cluster in (2, 4, 8)),
+    Tile(16, 32, 1, 1, 8, 4, 4, bytes=256), Tile(32, 64, 1, 2, 4, 4, 8, bytes=256),
+)
 """What a product's tile is chosen from: of 36 tried, those without which any of 29 products was
 slower by a hundredth in the mean (H200; float32, tf32 and bfloat16), and one for large products."""
-
-ALONE_COUNTS = {"nt": 1.0, "nn": 1.0, "tn": 1.0}
-"""The share of a tile's cost that is the time it takes alone; the rest is for how long it holds all
-multiprocessors, which other branches of the step then lack."""
-
-
-def cost(taken: Cycles, p: Product) -> float:
-    """What a tile is chosen by."""
-    return taken.weighed(ALONE_COUNTS[p.layout])
 
 
 @cache
 def choose(p: Product, target: Target) -> Tile:
-    """The tile of the least cost of those that the GPU's shared memory and the number format allow:
-    in float32 a warp needs the registers of one of eight for 32 x 32."""
+    """The tile with the fewest predicted cycles of those that the GPU's shared memory and the
+    number format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
     return min(spanning(p, (
         tile for tile in TILES if shared(tile) <= target.shared_per_block
         and (p.times == 1 or (tile.bm * tile.bn <= 1024 * tile.wm * tile.wn
                               and tile.wm * tile.wn * tile.wk <= 8)))),
-               key=lambda tile: cost(cycles(p, tile, target), p))
+               key=lambda tile: cycles(p, tile, target))
 
 
 def _shared(s: Scalars) -> int:
@@ -74,18 +65,21 @@ def _shared_wgmma(s: Scalars) -> int:
 
 
 WGMMA_TILES = (
-    Tile(128, 128, 8, 1, 1, 5, bytes=128), Tile(256, 128, 16, 1, 1, 4, bytes=128),
-    *(replace(tile, cluster=cluster) for tile, cluster in combinations((
-        Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 6, bytes=128),
-        Tile(128, 64, 8, 1, 1, 5, bytes=128), Tile(128, 128, 8, 1, 1, 4, bytes=128)), CLUSTERS)),
+    Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 6, bytes=128),
+    Tile(128, 64, 8, 1, 1, 5, bytes=128), Tile(128, 128, 8, 1, 1, 5, bytes=128),
+    Tile(256, 128, 16, 1, 1, 4, bytes=128),
+    *(Tile(*tile, cluster, bytes=128)
+      for tile, cluster in combinations(((64, 64, 4, 1, 1, 6), (64, 128, 4, 1, 1, 6),
+                                         (128, 64, 8, 1, 1, 5), (128, 128, 8, 1, 1, 4)),
+                                        (2, 4, 8))),
 )
 """What a tile of 16- and 8-bit operands is chosen from."""
 
 
 @cache
 def choose_wgmma(p: Product, target: Target) -> Tile:
-    """The tile of the least cost."""
-    return min(spanning(p, WGMMA_TILES), key=lambda tile: cost(cycles_wgmma(p, tile, target), p))
+    """The fastest of the tiles, as predicted."""
+    return min(spanning(p, WGMMA_TILES), key=lambda tile: cycles_wgmma(p, tile, target))
 
 
 WGMMA_OTHERS = (
@@ -110,15 +104,15 @@ def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
     return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
                  bytes=128)
             for times, other in PACES if times == p.times
-            for cluster in CLUSTERS
+            for cluster in (1, 2, 3, 4, 8)
             if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
 
 
 @cache
 def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
-    """The tile of the least cost."""
+    """The fastest of the tiles, as predicted."""
     return min(spanning(p, _tiles_wgmma_tf32(p)),
-               key=lambda tile: cost(cycles_wgmma_tf32(p, tile, target), p))
+               key=lambda tile: cycles_wgmma_tf32(p, tile, target))
 
 
 WORTH = 0.9
@@ -134,7 +128,7 @@ def wgmma_is_faster(p: Product, target: Target) -> bool:
     by_wgmma = cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) if p.size == 4 \
         else cycles_wgmma(p, choose_wgmma(p, target), target)
     worth = WORTH if p.times == 1 else 1.0
-    return cost(by_wgmma, p) < worth * cost(cycles(p, choose(p, target), target), p)
+    return by_wgmma < worth * cycles(p, choose(p, target), target)
 
 
 def _shared_wgmma_tf32(s: Scalars) -> int:
@@ -155,4 +149,4 @@ PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
 def predicted(impl: str, p: Product, target: Target) -> float:
     """About how many cycles a product takes in the tile chosen for it."""
     chosen, taking = PREDICTED[impl]
-    return taking(p, chosen(p, target), target).alone
+    return taking(p, chosen(p, target), target)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from rawnn.device.target import Target
 from rawnn.ptx.table import Scalars, ceil
@@ -43,19 +42,7 @@ MEMORY = 668.0
 """Until a copy has arrived."""
 
 
-class Cycles(NamedTuple):
-    """Of a product: from its begin to its end with the GPU for itself, and those for which it holds
-    all multiprocessors, were they full of its blocks."""
-
-    alone: float
-    held: float
-
-    def weighed(self, alone: float) -> float:
-        """Of both, the first counting the share `alone`."""
-        return alone * self.alone + (1 - alone) * self.held if self.held < math.inf else math.inf
-
-
-def cycles(p: Product, tile: Tile, target: Target) -> Cycles:
+def cycles(p: Product, tile: Tile, target: Target) -> float:
     """By mma.sync."""
     warps, steps = tile.wm * tile.wn * tile.wk, tile.bytes / 32 / tile.wk
     down, across = tile.bm // tile.wm // 16, tile.bn // tile.wn // 16
@@ -90,12 +77,12 @@ def shared(tile: Tile) -> int:
 
 
 def _whole(p: Product, tile: Tile, target: Target, fit: int, pace: Callable[[int], float],
-           parts: int = 1, first: float | None = None, finished: float | None = None) -> Cycles:
+           parts: int = 1, first: float | None = None, finished: float | None = None) -> float:
     """Cycles of all blocks, `fit` of which a multiprocessor runs at once, `beside` of them at
     `pace(beside)` cycles a stage; infinitely many for a cluster that the GPU does not have."""
     multiprocessors = _at_once(tile.cluster, target)
     if not multiprocessors:
-        return Cycles(math.inf, math.inf)
+        return math.inf
     stages = ceil(ceil(p.k, tile.bytes // p.size), tile.cluster)
     sums = tile.bm * tile.bn
     first, finished = first or FIRST, finished or FINISHED
@@ -105,10 +92,8 @@ def _whole(p: Product, tile: Tile, target: Target, fit: int, pace: Callable[[int
         return first + stages * pace(beside) + beside * parts * sums / finished \
             + (EXCHANGE + beside * handed if tile.cluster > 1 else 0)
 
-    count = blocks(p, tile.bm, tile.bn) * tile.cluster
-    whole, rest = divmod(count, multiprocessors * fit)
-    return Cycles(whole * round_of(fit) + (round_of(ceil(rest, multiprocessors)) if rest else 0),
-                  count / (multiprocessors * fit) * round_of(fit))
+    whole, rest = divmod(blocks(p, tile.bm, tile.bn) * tile.cluster, multiprocessors * fit)
+    return whole * round_of(fit) + (round_of(ceil(rest, multiprocessors)) if rest else 0)
 
 
 def _at_once(cluster: int, target: Target) -> int:
@@ -130,7 +115,7 @@ FROM_L2_WIDE = 22.2
 """As FROM_L2."""
 
 
-def cycles_wgmma(p: Product, tile: Tile, target: Target) -> Cycles:
+def cycles_wgmma(p: Product, tile: Tile, target: Target) -> float:
     """Of 16- and 8-bit operands, by wgmma."""
     busy = tile.bm * tile.bn * tile.bytes / 2 / RATE
     copied = (tile.bm + tile.bn) * tile.bytes / FROM_L2_WIDE
@@ -159,7 +144,7 @@ PACES: Mapping[tuple[int, int], Paces] = {
 """By products for one and by the rows of the operand from shared memory (H200)."""
 
 
-def cycles_wgmma_tf32(p: Product, tile: Tile, target: Target) -> Cycles:
+def cycles_wgmma_tf32(p: Product, tile: Tile, target: Target) -> float:
     """Of float32, by wgmma."""
     pace: tuple[float, ...] = getattr(PACES[p.times, min(tile.bm, tile.bn)], p.layout)
     return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1], first=FIRST_WGMMA,

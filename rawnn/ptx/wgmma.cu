@@ -32,15 +32,13 @@ struct Warpgroup {
   using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned>;
   static constexpr int kColumns = TILE::kN;
   static constexpr int kStages = TILE::kStages;
-  static constexpr int kTogether = 2;  // stages behind one fence, which waits for all copies under way
-  static constexpr int kSlots = kStages / kTogether;
-  static constexpr int kAhead = (kSlots - 1) * kTogether;
+  static constexpr int kAhead = kStages - 2;  // a slot is free once all waited for its products
   static constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
   static constexpr int kOperands = kStages * kTile + 1024;  // with the ones
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
   static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsN == 1 && TILE::kWarpsK == 1,
                 "a warpgroup computes 64 rows");
-  static_assert(kSlots >= 2, "at least four stages");
+  static_assert(kAhead >= 1, "at least three stages");
 
   int row0;
   float value[kColumns / 2];
@@ -58,39 +56,31 @@ struct Warpgroup {
       for (float& sum : bias) sum = 0.0f;
     }
     int slot = 0;
-    for (int first = 0; first < stages; first += kTogether) {
-      wait_for_copies<kSlots - 2>();
+    for (int stage = 0; stage < stages; ++stage) {
+      wait_for_copies<kAhead - 1>();
       ptx::fence_proxy_async();
-      ptx::wait_for_products<0>();
-      __syncthreads();  // these stages are there, and the products of those before are done
+      __syncthreads();  // this stage is there, and the products of the one before the last are done
+      const unsigned int tile = shared + slot * kTile;
       ptx::fence_products();
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (i > 0 && first + i >= stages) break;
-        const unsigned int tile = shared + (slot * kTogether + i) * kTile;
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          const unsigned long long left = operand<PanelA>(tile, row0, step);
-          ptx::multiply_async<kColumns, TA, TB, !DEEP_A, !DEEP_B>(
-              value, left, operand<PanelB>(tile + PanelA::kBytes, 0, step), first + i + step);
-          if constexpr (BIAS) {
-            ptx::multiply_async<8, TA, TB, !DEEP_A, false>(
-                bias, left, ptx::descriptor(shared + kStages * kTile, 128, 256, false),
-                first + i + step);
-          }
+      for (int step = 0; step < kSteps; ++step) {
+        const unsigned long long left = operand<PanelA>(tile, row0, step);
+        ptx::multiply_async<kColumns, TA, TB, !DEEP_A, !DEEP_B>(
+            value, left, operand<PanelB>(tile + PanelA::kBytes, 0, step), stage + step);
+        if constexpr (BIAS) {
+          ptx::multiply_async<8, TA, TB, !DEEP_A, false>(
+              bias, left, ptx::descriptor(shared + kStages * kTile, 128, 256, false), stage + step);
         }
       }
       ptx::commit_products();
-      const int ahead = slot == 0 ? kSlots - 1 : slot - 1;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + kAhead + i < stages) {
-          load_a.load(shared + (ahead * kTogether + i) * kTile);
-          load_b.load(shared + (ahead * kTogether + i) * kTile + PanelA::kBytes);
-        }
+      if (stage + kAhead < stages) {
+        const int ahead = slot + kAhead < kStages ? slot + kAhead : slot + kAhead - kStages;
+        load_a.load(shared + ahead * kTile);
+        load_b.load(shared + ahead * kTile + PanelA::kBytes);
       }
       commit_copies();
-      slot = slot == kSlots - 1 ? 0 : slot + 1;
+      ptx::wait_for_products<1>();
+      slot = slot == kStages - 1 ? 0 : slot + 1;
     }
     ptx::wait_for_products<0>();
   }
@@ -132,7 +122,7 @@ struct Wgmma {
           load_b.load(shared + stage * Group::kTile + Group::PanelA::kBytes);
         }
       }
-      if (stage % Group::kTogether == Group::kTogether - 1) commit_copies();
+      commit_copies();
     }
     epilogue.begin();
     Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);

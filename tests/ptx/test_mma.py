@@ -26,7 +26,7 @@ from rawnn.ptx.mma import (
     choose_wgmma_tf32,
     wgmma_is_faster,
 )
-from rawnn.ptx.pace import cycles, shared
+from rawnn.ptx.pace import shared
 from rawnn.ptx.tiled import choose as choose_tiled
 from rawnn.ptx.tiles import Product, Tile, with_sums
 from rawnn.step.op import Op
@@ -144,7 +144,7 @@ CUT = [("mma", "Mma", tile) for tile in TILES if tile.cluster > 1] + \
     [("wgmma", "Wgmma", tile) for tile in WGMMA_TILES if tile.cluster > 1]
 
 
-@pytest.mark.parametrize(("impl", "loop", "tile"), CUT if FULL else CUT[::16])
+@pytest.mark.parametrize(("impl", "loop", "tile"), CUT if FULL else CUT[::4])
 def test_kernels_take_every_tile_of_a_cluster(impl: str, loop: str, tile: Tile) -> None:
     """Forward, and an update with its bias."""
     numbers = ",".join(str(number) for number in tile.scalars().values())
@@ -201,7 +201,7 @@ def test_large_products_are_for_wgmma() -> None:
     assert "fc3.weight.sgd" in small
 
 
-SIZES = (1, 10, 130, 784, 4096)
+SIZES = (1, 10, 64, 130, 784, 1024, 4096)
 
 
 def test_the_float32_products_are_three_of_tf32() -> None:
@@ -242,19 +242,6 @@ def test_large_products_of_float32_are_for_wgmma() -> None:
         step = step_plan(DEEP, 4096, 4 * 4096)
         plan, _ = select(f"none,{opt},fuse", DEEP, 4, CAPABLE).apply(step)
         assert {op.impl for op in plan.ops if op.name.startswith("fc2")} == impls
-
-
-def test_tiles_leave_multiprocessors_to_other_branches() -> None:
-    """Of two tiles that take about as long the one is chosen that holds less of the GPU."""
-    target = known((9, 0))
-    for size, times in ((2, 1), (4, 1), (4, 3)):
-        product = Product("tn", 101, 992, 2407, size, times)
-        found = cycles(product, choose(product, target), target)
-        fastest = min((cycles(product, tile, target) for tile in TILES
-                       if times == 1 or tile.bm * tile.bn <= 1024 * tile.wm * tile.wn),
-                      key=lambda taken: taken.alone)
-        assert fastest.alone <= found.alone < 1.5 * fastest.alone
-        assert found.held < 0.9 * fastest.held
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
