@@ -41,14 +41,15 @@ def merged_contests(found: Sequence[tuple[str, ContestsResult]]) -> ContestsResu
         ended=ended[0] if ended and len(held) < len(asked) else "")
 
 
-COMPARED = ("the kind is", "the draw's version is", "the turns are", "the systems are",
-            "rawnn's commit is", "the GPU is", "the libraries are")
+COMPARED = ("the kind is", "the draw's version is", "a run's steps are", "the turns are",
+            "the systems are", "rawnn's commit is", "the GPU is", "the libraries are")
 
 
 def _alike(result: ContestsResult) -> tuple[object, ...]:
     """What must be the same, in the order of COMPARED."""
     place: Environment = result.environment
     gpu = place.gpu or {}
-    return (result.kind, result.draw_version, result.rounds, ", ".join(result.systems),
+    return (result.kind, result.draw_version, result.run_steps, result.rounds,
+            ", ".join(result.systems),
             place.commit, f"{gpu.get('name', 'none')}, driver {gpu.get('driver', 'none')}",
             ", ".join(f"{n} {v}" for n, v in sorted(place.libraries.items())))
