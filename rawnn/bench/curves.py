@@ -5,7 +5,7 @@ and of networks of several sizes what each learns in as many steps, and how fast
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -61,6 +61,9 @@ class CurvesResult(msgspec.Struct, frozen=True, kw_only=True):
     def write_json(self, path: str | os.PathLike[str]) -> None:
         """Write it atomically. Raises RawnnError where the file cannot be written."""
         write_atomically(path, msgspec.json.encode(self) + b"\n")
+
+
+CURVES: Mapping[str, tuple[type[CurvesResult], int]] = {"curves": (CurvesResult, 1)}
 
 
 def read_curves(path: str | os.PathLike[str]) -> CurvesResult:

@@ -6,8 +6,8 @@ import click
 
 from rawnn.bench.peers.problem import LEARNING_RATES, STEPS, Problem
 from rawnn.bench.phases import HEADINGS, PhasesResult, measure
-from rawnn.cli.peers import print_table
 from rawnn.cli.screen import say
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import ConfigError
 from rawnn.run.config import check_device
