@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from rawnn.bench.columns import markdown_table
 from rawnn.bench.footprint import x_floor
 from rawnn.bench.peers.problem import draws
 from rawnn.bench.peers.records import NUMBERS, OURS, Contest, ContestsResult, Entry
@@ -193,14 +194,12 @@ def network_rows(result: ContestsResult) -> list[list[str]]:
 
 def markdown(result: ContestsResult) -> str:
     """The summary, every network, and what failed, with provenance."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|---:|---:|"]
-    lines += ["| " + " | ".join(cells(line)) + " |" for line in summary(result)]
+    lines = markdown_table(HEADINGS, [cells(line) for line in summary(result)], HEADINGS[:2])
     if each := draws_line(result):
         lines += ["", f"{each[0].upper()}{each[1:]}."]
     peers = [s for s in result.systems if s != OURS]
-    lines += ["", NETWORKS, "", "| " + " | ".join(NETWORK_HEADINGS) + " |",
-              "|---|" + "---:|" * (len(NETWORK_HEADINGS) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in network_rows(result)]
+    lines += ["", NETWORKS, "", *markdown_table(NETWORK_HEADINGS, network_rows(result),
+                                                NETWORK_HEADINGS[:1])]
     failed = [f"- {c.problem.name}: {e.system} {e.numbers} {e.form} {e.status}: {e.reason}"
               for c in result.contests for e in c.entries if e.status != "measured"]
     lines += ["", *(failed or ["Nothing failed, was refused or was wrong."]), ""]
