@@ -5,7 +5,7 @@ and of networks of several sizes what each learns in as many steps, and how fast
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,6 +58,9 @@ class CurvesResult(Measured, frozen=True, kw_only=True):
     steps: dict[str, int]
     curves: list[Curve]
     problems: list[Problem] = msgspec.field(default_factory=list)
+
+
+CURVES: Mapping[str, tuple[type[CurvesResult], int]] = {"curves": (CurvesResult, 1)}
 
 
 def read_curves(path: str | os.PathLike[str]) -> CurvesResult:

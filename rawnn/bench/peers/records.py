@@ -6,9 +6,10 @@ docs/peers.md explains every key.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -109,6 +110,10 @@ class ContestsResult(Measured, frozen=True, kw_only=True):
         """The problems that have no contest yet."""
         done = {c.problem.name for c in self.contests}
         return [p for p in self.asked if p.name not in done]
+
+
+CONTESTS: Mapping[str, tuple[type[ContestsResult], int]] = dict.fromkeys(
+    get_args(Kind), (ContestsResult, SCHEMA_VERSION))
 
 
 def read_contests(path: str | os.PathLike[str]) -> ContestsResult:
