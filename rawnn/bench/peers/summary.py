@@ -85,26 +85,27 @@ def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str,
                 faster=sum(r > 1 for r, _ in ratios), failures=failures, missing=missing)
 
 
-def by_draw(result: ContestsResult, line: Line) -> list[Line]:
-    """A line of the summary for each draw, in their order; empty where there is one draw only."""
+def by_draw(result: ContestsResult) -> list[list[Line]]:
+    """The summary of each draw, in their order."""
     of = [{p.name for p in draw} for draw in draws(result.asked)]
-    if len(of) < 2:
-        return []
-    parts = [msgspec.structs.replace(
-        result, contests=[c for c in result.contests if c.problem.name in names]) for names in of]
-    return [found for part in parts for found in summary(part)
-            if (found.name, found.against) == (line.name, line.against)]
+    return [summary(msgspec.structs.replace(
+        result, contests=[c for c in result.contests if c.problem.name in names])) for names in of]
 
 
 def draws_line(result: ContestsResult) -> str:
     """The draws, and each one's geometric mean in the classes: whether another would say the same.
     Empty where there is one only."""
-    lines = summary(result)
-    parts = [f"{line.name} {', '.join(f'{found.mean:.2f}' for found in each)}" for line in lines
-             if line.against == lines[0].against and (each := by_draw(result, line))]
-    firsts = [f"{draw[0].seed}-{draw[-1].seed}" for draw in draws(result.asked)]
-    return f"geometric means of the draws (seeds {', '.join(firsts)}) by themselves: " \
-           f"{'; '.join(parts)}" if parts else ""
+    seeds = [f"{draw[0].seed}-{draw[-1].seed}" for draw in draws(result.asked)]
+    if len(seeds) < 2:
+        return ""
+    means: dict[str, list[str]] = {}
+    for lines in by_draw(result):
+        for line in lines:
+            if line.against == lines[0].against:
+                means.setdefault(line.name, []).append(f"{line.mean:.2f}")
+    parts = "; ".join(f"{name} {', '.join(each)}" for name, each in means.items())
+    return f"geometric means of the draws (seeds {', '.join(seeds)}) by themselves: {parts}" \
+        if parts else ""
 
 
 def setups(result: ContestsResult) -> str:
