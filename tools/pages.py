@@ -72,10 +72,8 @@ def random_headline() -> str:
     lines = summary.summary(found)
     best = [line for line in lines if line.against == lines[0].against]
     head = [h for h in summary.HEADINGS if h != "against"]
-    table = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    for line in best:
-        name, _, *figures = summary.cells(line)
-        table.append("| " + " | ".join([name, *figures]) + " |")
+    rows = [[name, *figures] for name, _, *figures in map(summary.cells, best)]
+    table = markdown_table(head, rows, head[:1])
     left = len(found.asked) - len(found.contests)
     if left:
         table += ["", f"{left} more were drawn and not reached: {found.ended or 'left out'}."]

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from rawnn.bench.columns import markdown_table
+from rawnn.bench.measured import Measured
 from rawnn.bench.peers.check import reference
 from rawnn.bench.peers.contest import TURN_S, Rules
 from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, TRUTH, Made, Prepare
 from rawnn.bench.records import place_of
-from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
 from rawnn.run.machine import open_device
 from rawnn.run.result import Environment
@@ -47,9 +47,10 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         return sum(tail) / len(tail) if tail and len(tail) == len(self.losses[-LAST:]) else None
 
 
-class CurvesResult(msgspec.Struct, frozen=True, kw_only=True):
+class CurvesResult(Measured, frozen=True, kw_only=True):
     """All curves, and where they were drawn; `problems` are the networks."""
 
+    INDENT = None
     kind: str = "curves"
     schema_version: int = 1
     environment: Environment
@@ -57,11 +58,7 @@ class CurvesResult(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str]
     steps: dict[str, int]
     curves: list[Curve]
-    problems: list[Problem] = []
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write it atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.encode(self) + b"\n")
+    problems: list[Problem] = msgspec.field(default_factory=list)
 
 
 HEADINGS = ("workload", "system", "numbers", "form", "first loss", "last loss", "tolerance used")

@@ -19,11 +19,10 @@ from rawnn.bench.columns import WHY, markdown_table
 from rawnn.bench.conditions import Conditions, Watch, joules, merged, slowed, unslowed
 from rawnn.bench.footprint import Footprint, footprint, traffic, x_floor
 from rawnn.bench.ladder import check_words
-from rawnn.bench.measured import read_measured
+from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.records import place_of, timer_of, toggle_words
 from rawnn.bench.rounds import Rounds
 from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
-from rawnn.common.files import write_atomically
 from rawnn.data import Dataset, load_dataset
 from rawnn.data.source import check_fit
 from rawnn.errors import ConfigError, RawnnError
@@ -96,7 +95,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 SCHEMA_VERSION = 2
 
 
-class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
+class SetsResult(Measured, frozen=True, kw_only=True):
     """Every measurement of `rawnn bench workloads` or `rawnn bench toggles`, and where it was
     made. `interrupted` says that Ctrl-C ended it early: some sets then have fewer than `repeats`
     runs, or none."""
@@ -110,10 +109,6 @@ class SetsResult(msgspec.Struct, frozen=True, kw_only=True):
     timer: dict[str, str]
     measurements: list[Measurement]
     interrupted: bool = False
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write the result atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""

@@ -15,8 +15,8 @@ import msgspec
 
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.footprint import Footprint
+from rawnn.bench.measured import Measured
 from rawnn.bench.peers.problem import Problem
-from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
 from rawnn.run.result import Environment
 
@@ -88,10 +88,11 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
                      if e.system == OURS and e.numbers == numbers and e.footprint), None)
 
 
-class ContestsResult(msgspec.Struct, frozen=True, kw_only=True):
+class ContestsResult(Measured, frozen=True, kw_only=True):
     """All contests so far. `asked` are the problems that were asked for, `left_out` the systems
     that are not there and why; `ended` says what ended it early, if anything did."""
 
+    INDENT = 1
     kind: Kind
     schema_version: int = SCHEMA_VERSION
     draw_version: int
@@ -103,10 +104,6 @@ class ContestsResult(msgspec.Struct, frozen=True, kw_only=True):
     timer: dict[str, str]
     contests: list[Contest]
     ended: str = ""
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write the result atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     @property
     def left(self) -> list[Problem]:
