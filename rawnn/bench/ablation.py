@@ -109,6 +109,15 @@ def _factor(without: Measurement | None, with_: Measurement | None) -> tuple[flo
         "" if apart else ", in the noise")
 
 
+def factors(toggle: Ablated, result: SetsResult) -> tuple[float | None, float | None]:
+    """How many times faster a toggle makes it alone, and in the fastest set; None where that could
+    not be measured."""
+    found = {(m.workload, m.opt): m for m in result.measurements}
+    return tuple(_factor(found.get((toggle.workload, without)), found.get(
+        (toggle.workload, with_)))[0] for without, with_ in (
+            (toggle.base, toggle.plus), (toggle.less, toggle.full)))  # type: ignore[return-value]
+
+
 def markdown(result: SetsResult) -> str:
     """The table in Markdown, with its provenance below."""
     table = [[f"`{w}`", f"`{t}`", *cells] for w, t, *cells in rows(ablated_in(result), result)]

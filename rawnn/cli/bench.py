@@ -278,10 +278,7 @@ def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file
         show_contests(result, markdown_file)
         return
     if isinstance(result, CurvesResult):
-        if markdown_file:
-            raise ConfigError(f"--markdown writes a table, and {file} holds curves: `bench report` "
-                              f"draws them")
-        show_curves(result)
+        show_curves(result, markdown_file)
         return
     if result.kind == "ablation":
         show_ablation(result, markdown_file)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from rawnn.bench.ablation import HEADINGS as ABLATION_HEADINGS
-from rawnn.bench.ablation import MEANING, ablated, ablated_in, ablation_sets, rows
+from rawnn.bench.ablation import MEANING, ablated, ablated_in, ablation_sets
 from rawnn.bench.ablation import markdown as ablation_markdown
-from rawnn.bench.curves import CurvesResult, run_curves
+from rawnn.bench.ablation import rows as ablation_rows
+from rawnn.bench.curves import HEADINGS, CurvesResult, provenance, rows, run_curves
+from rawnn.bench.curves import markdown as curves_markdown
 from rawnn.bench.peers.arrange import (
     Arrangement,
     chosen,
@@ -82,7 +83,7 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
 def show_ablation(result: SetsResult, markdown_file: str | None) -> None:
     """Print what each toggle is worth alone and beside the others."""
     toggles = ablated_in(result)
-    print_table(ABLATION_HEADINGS, rows(toggles, result))
+    print_table(ABLATION_HEADINGS, ablation_rows(toggles, result))
     click.echo(MEANING)
     click.echo(result.provenance())
     if markdown_file:
@@ -138,14 +139,17 @@ def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...]
               show_default=True, help="The data set.")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
 @click.option("--json", "json_file", metavar="FILE", help="Keep all losses as JSON.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...],
-           steps: int | None, dataset: str, device: str, json_file: str | None) -> None:
+           steps: int | None, dataset: str, device: str, json_file: str | None,
+           markdown_file: str | None) -> None:
     """Draw the losses of ours and of the peers over the first steps, from the same weights on the
     same batches.
 
     Exits with 1 if a curve leaves the stated tolerance.
     """
     check_output("--json", json_file)
+    check_output("--markdown", markdown_file)
     suite = read_suites(bench_file).curves
     systems, absent = chosen(peers, suite.systems)
     for reason in absent.values():
@@ -155,23 +159,16 @@ def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...
     result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
     if json_file:
         result.write_json(json_file)
-    show_curves(result)
+    show_curves(result, markdown_file)
     wrong = [c for c in result.curves if c.reason or (c.error is not None and c.error > 1)]
     if wrong:
         raise RawnnError(f"{len(wrong)} of {len(result.curves)} curves failed or are not those of "
                          f"the others")
 
 
-def show_curves(result: CurvesResult) -> None:
-    """Print where each curve begins and ends."""
-    print_table(("workload", "system", "numbers", "form", "first loss", "last loss",
-                 "tolerance used"), _curve_rows(result))
-
-
-def _curve_rows(result: CurvesResult) -> Sequence[Sequence[str]]:
-    def text(value: float | None) -> str:
-        return "not finite" if value is None else f"{value:.5f}"
-
-    return [(c.workload, c.system, c.numbers, c.form,
-             text(c.losses[0]) if c.losses else c.reason, text(c.losses[-1]) if c.losses else "",
-             "" if c.error is None else f"{c.error:.0%}") for c in result.curves]
+def show_curves(result: CurvesResult, markdown_file: str | None) -> None:
+    """Print where each curve begins and ends, and both as Markdown."""
+    print_table(HEADINGS, rows(result))
+    click.echo(provenance(result))
+    if markdown_file:
+        write_atomically(markdown_file, curves_markdown(result).encode())
