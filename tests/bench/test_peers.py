@@ -340,8 +340,7 @@ def test_parts_and_draws_become_one_file(tmp_path: Path) -> None:
     found = merged_contests([("a", parts[1]), ("b", parts[0])])
     assert [c.problem.seed for c in found.contests] == [3, 4, 50, 51]
     assert found.ended == ""
-    line = summary(found)[0]
-    assert [round(n.mean, 3) for n in by_draw(found, line)] == [1.0, 5.657]
+    assert [round(lines[0].mean, 3) for lines in by_draw(found)] == [1.0, 5.657]
     assert "(seeds 3-4, 50-51) by themselves: float32 against true float32 1.00, 5.66" \
         in markdown(found)
     files = [tmp_path / "a.json", tmp_path / "b.json"]

@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from rawnn.bench.columns import markdown_table
 from rawnn.bench.footprint import x_floor
 from rawnn.bench.peers.problem import draws
 from rawnn.bench.peers.records import NUMBERS, OURS, Contest, ContestsResult, Entry
@@ -84,26 +85,27 @@ def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str,
                 faster=sum(r > 1 for r, _ in ratios), failures=failures, missing=missing)
 
 
-def by_draw(result: ContestsResult, line: Line) -> list[Line]:
-    """A line of the summary for each draw, in their order; empty where there is one draw only."""
+def by_draw(result: ContestsResult) -> list[list[Line]]:
+    """The summary of each draw, in their order."""
     of = [{p.name for p in draw} for draw in draws(result.asked)]
-    if len(of) < 2:
-        return []
-    parts = [msgspec.structs.replace(
-        result, contests=[c for c in result.contests if c.problem.name in names]) for names in of]
-    return [found for part in parts for found in summary(part)
-            if (found.name, found.against) == (line.name, line.against)]
+    return [summary(msgspec.structs.replace(
+        result, contests=[c for c in result.contests if c.problem.name in names])) for names in of]
 
 
 def draws_line(result: ContestsResult) -> str:
     """The draws, and each one's geometric mean in the classes: whether another would say the same.
     Empty where there is one only."""
-    lines = summary(result)
-    parts = [f"{line.name} {', '.join(f'{found.mean:.2f}' for found in each)}" for line in lines
-             if line.against == lines[0].against and (each := by_draw(result, line))]
-    firsts = [f"{draw[0].seed}-{draw[-1].seed}" for draw in draws(result.asked)]
-    return f"geometric means of the draws (seeds {', '.join(firsts)}) by themselves: " \
-           f"{'; '.join(parts)}" if parts else ""
+    seeds = [f"{draw[0].seed}-{draw[-1].seed}" for draw in draws(result.asked)]
+    if len(seeds) < 2:
+        return ""
+    means: dict[str, list[str]] = {}
+    for lines in by_draw(result):
+        for line in lines:
+            if line.against == lines[0].against:
+                means.setdefault(line.name, []).append(f"{line.mean:.2f}")
+    parts = "; ".join(f"{name} {', '.join(each)}" for name, each in means.items())
+    return f"geometric means of the draws (seeds {', '.join(seeds)}) by themselves: {parts}" \
+        if parts else ""
 
 
 def setups(result: ContestsResult) -> str:
@@ -196,14 +198,12 @@ def network_rows(result: ContestsResult) -> list[list[str]]:
 
 def markdown(result: ContestsResult) -> str:
     """The summary, every network, and what failed, with provenance."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|---:|---:|"]
-    lines += ["| " + " | ".join(cells(line)) + " |" for line in summary(result)]
+    lines = markdown_table(HEADINGS, [cells(line) for line in summary(result)], HEADINGS[:2])
     if each := draws_line(result):
         lines += ["", f"{each[0].upper()}{each[1:]}."]
     peers = [s for s in result.systems if s != OURS]
-    lines += ["", NETWORKS, "", "| " + " | ".join(NETWORK_HEADINGS) + " |",
-              "|---|" + "---:|" * (len(NETWORK_HEADINGS) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in network_rows(result)]
+    lines += ["", NETWORKS, "", *markdown_table(NETWORK_HEADINGS, network_rows(result),
+                                                NETWORK_HEADINGS[:1])]
     failed = [f"- {c.problem.name}: {e.system} {e.numbers} {e.form} {e.status}: {e.reason}"
               for c in result.contests for e in c.entries if e.status != "measured"]
     lines += ["", *(failed or ["Nothing failed, was refused or was wrong."]), ""]
