@@ -77,7 +77,7 @@ def random_headline() -> str:
     left = len(found.asked) - len(found.contests)
     if left:
         table += ["", f"{left} more were drawn and not reached: {found.ended or 'left out'}."]
-    if each := summary.draws_line(found):
+    for each in filter(None, (summary.draws_line(found), summary.setups(found))):
         table += ["", f"{each[0].upper()}{each[1:]}."]
     count = len(draws(found.asked))
     several = f" in {count} draws" if count > 1 else ""

@@ -90,12 +90,14 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
 
 class ContestsResult(Measured, frozen=True, kw_only=True):
     """All contests so far. `asked` are the problems that were asked for, `left_out` the systems
-    that are not there and why; `ended` says what ended it early, if anything did."""
+    that are not there and why; `run_steps` are the steps of the run that ours was asked for,
+    128,000 in files that do not say; `ended` says what ended it early, if anything did."""
 
     INDENT = 1
     kind: Kind
     schema_version: int = SCHEMA_VERSION
     draw_version: int
+    run_steps: int = 128_000
     asked: list[Problem]
     rounds: int
     systems: list[str]
