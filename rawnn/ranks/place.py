@@ -13,6 +13,8 @@ OFF = "RAWNN_RANKS"
 SECONDS = "RAWNN_JOIN_SECONDS"
 FIRST_PORT, PORTS = 20000, 20000
 """Where a port is not given, it follows from what started the ranks."""
+STEP_PORTS = 1009
+"""Ports between two steps of a job of SLURM, which may run side by side as jobs may."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,10 @@ def _meeting(environ: Mapping[str, str], launcher: str, one_host: bool,
         return environ["MASTER_ADDR"], port + ("TORCHELASTIC_RUN_ID" in environ)
     if launcher == "srun":
         nodes = environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", ""))
-        job = _number(environ, "SLURM_JOB_ID") if "SLURM_JOB_ID" in environ else 0
+        job, step = (_number(environ, name) if name in environ else 0
+                     for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         if nodes:
-            return first_node(nodes), FIRST_PORT + job % PORTS
+            return first_node(nodes), FIRST_PORT + (job + STEP_PORTS * step) % PORTS
     if launcher == "mpirun" and one_host:
         return "127.0.0.1", FIRST_PORT + parent % PORTS
     if launcher == "mpirun":

@@ -171,8 +171,8 @@ def test_gradients_come_as_the_next_step_needs_them(more: str, sharded: bool) ->
     reduced = [n for op in plan.ops if op.impl == "nccl" and op.kind != "all_gather"
                for n, _ in op.writes if n.startswith("dw")]
     assert list(dict.fromkeys(reduced)) == ["dw1", "dw3", "dw2"]  # the small ones ahead
-    gradients = [i for i, op in enumerate(plan.ops) if any(n.startswith("dw") for n, _ in op.writes)]
-    assert all(i < min(gradients) for i, op in enumerate(plan.ops) if "input_grad" in op.name)
+    first = min(i for i, op in enumerate(plan.ops) for n, _ in op.writes if n.startswith("dw"))
+    assert all(i < first for i, op in enumerate(plan.ops) if "input_grad" in op.name)
     whole = on_simulated(f"{more},nccl={word}", layers, data, BATCH, 2, **options)[0]
     for name, array in whole.state.items():
         np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
