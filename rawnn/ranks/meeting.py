@@ -47,6 +47,16 @@ def _listening(address: str, port: int) -> socket.socket:
 
 def _told_by_mpi(place: Place) -> tuple[socket.socket | None, str, int]:
     """Rank 0 listens wherever there is a free port, and MPI carries that to the others."""
+    world = place.world or _of_all(place)
+    loopback = "127.0.0.1" if place.local_size == place.size else ""
+    listener = _listening(loopback, 0) if place.rank == 0 else None
+    mine = (loopback or socket.getfqdn(), listener.getsockname()[1]) if listener else None
+    address, port = world.bcast(mine, root=0)
+    return listener, address, port
+
+
+def _of_all(place: Place) -> Any:
+    """MPI's communicator of all processes."""
     brought = "mpi4py.MPI" in sys.modules  # by the user's program, which has more to do with it
     try:
         mpi: Any = import_module("mpi4py.MPI")
@@ -56,10 +66,7 @@ def _told_by_mpi(place: Place) -> tuple[socket.socket | None, str, int]:
                          f"MASTER_ADDR and MASTER_PORT (mpirun -x)", place.rank == 0) from None
     if not brought:
         atexit.register(_leave, mpi)
-    listener = _listening("", 0) if place.rank == 0 else None
-    mine = (socket.getfqdn(), listener.getsockname()[1]) if listener else None
-    address, port = mpi.COMM_WORLD.bcast(mine, root=0)
-    return listener, address, port
+    return mpi.COMM_WORLD
 
 
 def _leave(mpi: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rawnn.errors import ConfigError
 
@@ -20,7 +22,8 @@ STEP_PORTS = 1009
 @dataclass(frozen=True)
 class Place:
     """Rank `rank` of `size`, number `local_rank` of `local_size` on this host, started by
-    `launcher`. They meet at `address`:`port` ("": MPI tells where) within `seconds`."""
+    `launcher`. They meet at `address`:`port` within `seconds`; "": `world`, a communicator of
+    mpi4py, tells where, that of all processes where none is given."""
 
     rank: int
     size: int
@@ -30,6 +33,7 @@ class Place:
     address: str = ""
     port: int = 0
     seconds: float = 10.0
+    world: Any = None
 
 
 VARIABLES = (
@@ -69,6 +73,21 @@ def place_of(environ: Mapping[str, str], parent: int = 0) -> Place | None:
         return Place(number, count, here, together, launcher, address, port,
                      _seconds(environ, default))
     return None
+
+
+def place_in(communicator: Any, environ: Mapping[str, str]) -> Place | None:
+    """The place in a communicator of mpi4py, or one with its `Get_rank`, `Get_size`, `allgather`
+    and `bcast`, which all ranks call here; None where it has one rank. Raises ConfigError."""
+    if any(not hasattr(communicator, name) for name in ("Get_rank", "Get_size", "allgather",
+                                                        "bcast")):
+        raise ConfigError(f"communicator = {communicator!r}: give one of mpi4py")
+    rank, size = communicator.Get_rank(), communicator.Get_size()
+    if size == 1:
+        return None
+    hosts = communicator.allgather(socket.gethostname())
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return Place(rank, size, here.index(rank), len(here), "a communicator",
+                 seconds=_seconds(environ, 60.0), world=communicator)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

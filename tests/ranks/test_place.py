@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
+from threading import Barrier
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from rawnn.errors import ConfigError, RanksError
 from rawnn.ranks import Place, place_of
 from rawnn.ranks.meeting import meet
 from rawnn.ranks.place import first_node
+from rawnn.run.config import Config
+from rawnn.run.parallel import join
 from tests.together import all_fine, together
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
@@ -95,6 +98,44 @@ def test_mpi_carries_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     found = all_fine(together(3, act))
     assert found[0] == ([1, 2], {1: "rank 1", 2: "rank 2"})
     assert found[1] == found[2] == ([0], {})
+
+
+class Communicator:
+    """A stand-in for mpi4py's, of threads."""
+
+    def __init__(self, size: int) -> None:
+        self._box: list[Any] = [None] * size
+        self._barrier = Barrier(size)
+
+    def of(self, rank: int) -> Any:
+        def allgather(value: Any) -> list[Any]:
+            self._box[rank] = value
+            self._barrier.wait(10)
+            found = list(self._box)
+            self._barrier.wait(10)
+            return found
+
+        return SimpleNamespace(Get_rank=lambda: rank, Get_size=lambda: len(self._box),
+                               allgather=allgather,
+                               bcast=lambda value, root: allgather(value)[root])
+
+
+def test_a_communicator_of_the_users_joins_its_ranks() -> None:
+    """Whatever a launcher's variables say."""
+    world, config = Communicator(3), Config(device="host")
+
+    def act(rank: int) -> Any:
+        team = join(config, TORCHRUN, world.of(rank))
+        assert team is not None
+        try:
+            return team.place.local_rank, team.place.local_size, team.gather("ranks", team.rank)
+        finally:
+            team.close()
+
+    assert all_fine(together(3, act)) == [(rank, 3, [0, 1, 2]) for rank in range(3)]
+    assert join(config, TORCHRUN, Communicator(1).of(0)) is None
+    with pytest.raises(ConfigError, match="give one of mpi4py"):
+        join(config, {}, 5)
 
 
 @pytest.mark.parametrize("brought", [False, True])
