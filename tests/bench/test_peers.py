@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from rawnn.bench.peers.problem import RUN_STEPS
 from rawnn.bench.peers.records import read_contests
 from rawnn.bench.peers.workload_table import table_rows
 from tests.bench.contests import invoke
@@ -24,6 +26,13 @@ def test_the_headline_command(tmp_path: Path) -> None:
     again = invoke("random", "--peers", "--device", "host", "--peer", "numpy", "--resume",
                    str(kept))
     assert again.exit_code == 0, again.output
+    shorter = msgspec.structs.replace(read_contests(kept), run_steps=128_000)
+    assert shorter.run_steps != read_contests(kept).run_steps == RUN_STEPS
+    shorter.write_json(kept)
+    again = invoke("random", "--peers", "--device", "host", "--peer", "numpy", "--resume",
+                   str(kept))
+    assert again.exit_code != 0
+    assert "of runs of 128,000 steps" in str(again.exception or again.output)
 
 
 def test_workloads_beside_numpy(tmp_path: Path) -> None:

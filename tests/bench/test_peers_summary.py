@@ -11,10 +11,11 @@ import pytest
 
 from rawnn.bench.peers.arrange import drawn
 from rawnn.bench.peers.merging import merged_contests
-from rawnn.bench.peers.records import Entry, read_contests
-from rawnn.bench.peers.summary import by_draw, cells, markdown, network_line, summary
+from rawnn.bench.peers.problem import RUN_STEPS
+from rawnn.bench.peers.records import Contest, Entry, read_contests
+from rawnn.bench.peers.summary import by_draw, cells, markdown, network_line, setups, summary
 from rawnn.errors import ConfigError
-from tests.bench.contests import PLACE, contest_of, invoke, result_of
+from tests.bench.contests import PLACE, contest_of, invoke, result_of, tiny
 
 
 def test_the_summary_takes_the_best_form_of_each_class() -> None:
@@ -51,6 +52,19 @@ def test_a_network_for_which_a_peer_was_not_asked_is_none_of_the_class() -> None
     assert lines["fastest against fastest", "the best peer"].networks == 3
 
 
+def test_what_being_made_ready_took_is_said() -> None:
+    def contest(us: float, ready: float) -> Contest:
+        slow = Entry(system="jax", numbers="tf32", form="f", status="measured", us=[us],
+                     setup_s=ready)
+        other = msgspec.structs.replace(slow, numbers="bf16", us=[us + 1], setup_s=10.0)
+        ours = msgspec.structs.replace(slow, system="rawnn", us=[1.0], setup_s=0.5)
+        return Contest(problem=tiny(), entries=[ours, slow, other])
+
+    said = setups(result_of(contest(5.0, 2.0), contest(6.0, 3.0), contest(7.0, 9.0)))
+    assert "in the median: rawnn 0.5, jax 3.0 (all that were tried: rawnn 0.5, jax 13.0)" in said
+    assert "torch" not in said
+
+
 def test_parts_and_draws_become_one_file(tmp_path: Path) -> None:
     asked = drawn((3, 50), 2, "gpu")
     held = [msgspec.structs.replace(contest_of(rawnn_float32=[10.0], torch_float32=[us]), problem=p)
@@ -75,6 +89,9 @@ def test_parts_and_draws_become_one_file(tmp_path: Path) -> None:
     other = msgspec.structs.replace(parts[1], environment=dataclasses.replace(PLACE, commit="abd"))
     with pytest.raises(ConfigError, match="rawnn's commit is abc in the one, abd in the other"):
         merged_contests([("a", parts[0]), ("b", other)])
+    longer = msgspec.structs.replace(parts[1], run_steps=RUN_STEPS)
+    with pytest.raises(ConfigError, match="a run's steps are 128000 in the one, 1000000 in the"):
+        merged_contests([("a", parts[0]), ("b", longer)])
 
 
 def test_what_is_wrong_or_refused_counts_as_a_failure_and_never_as_a_time() -> None:

@@ -109,16 +109,19 @@ def draws_line(result: ContestsResult) -> str:
 
 
 def setups(result: ContestsResult) -> str:
-    """What making a network's programs ready took each system, on average, in a sentence: the
-    compilation that no time a step covers."""
-    parts = []
+    """What making a network's programs ready took each system, in a sentence: the compilation that
+    no time a step covers. Medians over the networks, of the program that was fastest in the end and
+    of all that were tried."""
+    fastest, every = [], []
     for system in result.systems:
+        best = [e.setup_s for c in result.contests if (e := c.best((system,), NUMBERS))]
         sums = [sum(e.setup_s for e in mine) for c in result.contests
                 if (mine := [e for e in c.entries if e.system == system])]
-        if sums:
-            parts.append(f"{system} {sum(sums) / len(sums):.1f}")
-    return (f"seconds until all of a network's programs were ready, on average, several at a time "
-            f"on all cores: {', '.join(parts)}")
+        fastest += [f"{system} {median(best):.1f}"] if best else []
+        every += [f"{system} {median(sums):.1f}"] if sums else []
+    return (f"seconds until a network's fastest program was ready, several at a time on all cores, "
+            f"in the median: {', '.join(fastest) or 'none was right'} (all that were tried: "
+            f"{', '.join(every)})")
 
 
 HEADINGS = ("class", "against", "geometric mean", "95 % interval", "median", "worst", "faster in",
@@ -216,7 +219,8 @@ def provenance(result: ContestsResult) -> str:
         if env.gpu else f"host ({env.platform})"
     versions = ", ".join(f"{name} {version}" for name, version in env.libraries.items())
     draw = f"draw {result.draw_version}, " if result.kind == "random-peers" else ""
+    runs = f"`best` for runs of {result.run_steps:,} steps, "
     ended = f"; ended early: {result.ended}" if result.ended else ""
-    return (f"{machine}; {versions}; {draw}{len(result.contests)} of {len(result.asked)} contests, "
-            f"medians of samples in {result.rounds} turns each; {env.date}, commit "
+    return (f"{machine}; {versions}; {draw}{runs}{len(result.contests)} of {len(result.asked)} "
+            f"contests, medians of samples in {result.rounds} turns each; {env.date}, commit "
             f"{env.commit or 'unknown'}{ended}")
