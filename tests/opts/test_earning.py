@@ -49,12 +49,12 @@ def step(problem: dict[str, Any], numbers: str) -> Plan:
 
 
 def test_launches_take_about_what_is_expected_of_them() -> None:
-    """Of networks drawn when what is expected was settled: the fastest took 0.69 of it."""
+    """Of the networks that what is expected was fitted to: the fastest took 0.73 of it."""
     ratios = [us / earning.launched(step(problem, numbers), numbers)
               for problem, numbers, launches, us in runs() if launches > 1]
     assert len(ratios) >= 60
-    assert all(1 / 1.5 < ratio < 1.4 for ratio in ratios), sorted(ratios)
-    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.27
+    assert all(1 / 1.4 < ratio < 1.35 for ratio in ratios), sorted(ratios)
+    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.22
 
 
 def test_persistent_takes_about_what_is_expected_of_it() -> None:
@@ -80,8 +80,9 @@ SMALL_BATCH = asked((560, 448, 32, 26), 16, "cross_entropy", "sgd")
     (asked((575, 78, 336), 475, "cross_entropy", "adam"), "")])
 def test_networks_that_are_faster_on_the_chip_are_not_left_out(
         problem: dict[str, Any], numbers: str) -> None:
-    """Launches took up to twice the time of the kernel: 18.1 us where it took 7.1 in tf32."""
-    verdict = earning.judge(*setting(problem), numbers, CAPABLE)
+    """Launches took up to twice the time of the kernel: 18.1 us where it took 7.1 in tf32. The run
+    is long, so that the 2 us of the last one earn its compilation."""
+    verdict = earning.judge(*setting(problem, epochs=5000), numbers, CAPABLE)
     assert verdict.taken, verdict.why
 
 
