@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from rawnn.run.policy import Policy
 from rawnn.step.dependencies import dependencies
+from rawnn.step.joining import spans
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan, advance
 
@@ -33,6 +34,13 @@ class GraphPlan:
         if self.chain:
             return [(index - 1,) if index else () for index in range(len(self.plan.ops))]
         return dependencies(self.plan.ops)
+
+
+def alone(plan: Plan, policy: Policy) -> bool:
+    """Whether an epoch's graph would be one kernel. It is launched as it is: between two launches of
+    a graph a GPU stands idle for longer than between two of kernels, the more so where the one
+    behind may begin early."""
+    return policy.graph == "epoch" and spans(plan)
 
 
 def graph_plans(plan: Plan, policy: Policy, steps: int) -> list[GraphPlan]:

@@ -6,6 +6,7 @@ They follow from the rewritten training plan: a tensor that some op of it reads 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rawnn.errors import ConfigError
@@ -71,6 +72,20 @@ def end(train: Plan, steps: int) -> Plan:
         ops.append(all_gather("parts.all_gather", parts))
     return Plan("end", {**train.tensors, "clock": CLOCK} if ops else {}, tuple(ops), train.batch,
                 target=train.target).check()
+
+
+def between(begin: Plan, end: Plan) -> Plan:
+    """What stands between two epochs that follow each other: the end of one and the beginning of
+    the other. Where the clock goes on and an order is made, one op does both; it is told the epoch
+    that comes as its step."""
+    ops = [*end.ops[:1], *begin.ops, *end.ops[1:]]
+    kinds = [op.kind for op in ops[:2]]
+    if kinds == ["tick", "shuffle"]:
+        tick, shuffle = ops[:2]
+        ops[:2] = [Op("turn", "turn", shuffle.operands,
+                      {**shuffle.attributes, **tick.attributes, "offset": 0})]
+    return replace(begin, name="between", tensors={**begin.tensors, **end.tensors},
+                   ops=tuple(ops)).check()
 
 
 def _made(name: str, train: Plan, role: Role, make: Callable[[Tensor], Op]) -> Plan:

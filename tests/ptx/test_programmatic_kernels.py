@@ -38,7 +38,7 @@ def instances() -> dict[str, tuple[str, ...]]:
         for opt in OPTS:
             for optimizer in OPTIMIZERS:
                 work = make_work(opt, layers, data, 32, optimizer=optimizer, shuffle=True)
-                plans = [work.train, work.quiet, work.start, work.refresh, work.begin, work.end,
+                plans = [work.train, work.quiet, work.start, work.refresh, work.begin, work.end, work.between,
                          *(part.plan for part in work.evaluate)]
                 for plan in plans:
                     for op in plan.advancing().ops if plan.ops else ():

@@ -57,6 +57,13 @@ def tick(t: SimpleNamespace, a: Attributes) -> None:
     t.clock[1] = count_after(int(t.clock[1]) + int(a["steps"]))
 
 
+@define("turn", reads=("clock",), writes=("clock", "order"))
+def turn(t: SimpleNamespace, a: Attributes) -> None:
+    """tick, and the order of the epoch that comes, whose number is given as `offset`."""
+    tick(t, a)
+    t.order[...] = random.permutation(a["seed"], int(a["offset"]), len(t.order))
+
+
 @define("advance", reads=("cursor",), writes=("cursor",))
 def advance(t: SimpleNamespace, a: Attributes) -> None:
     """cursor += steps."""

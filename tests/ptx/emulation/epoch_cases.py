@@ -29,8 +29,8 @@ GATHERS = (
 )
 INITIALISED = ("float", "float16", "bfloat16")
 FILES = (
-    "epoch_probe", "gather", "cursor", "while", "shuffle", "schedule", "initialise", "loss_scale",
-    "linear",
+    "epoch_probe", "gather", "cursor", "while", "shuffle", "turn", "schedule", "initialise",
+    "loss_scale", "linear",
 )  # fmt: skip
 EXPRESSIONS = (
     *(f"gather<{','.join(types)}>" for types in GATHERS),
@@ -38,6 +38,7 @@ EXPRESSIONS = (
     "tick",
     "advance_while",
     "shuffle",
+    "turn",
     *(f"schedule<{functor(kind)}>" for kind in RULES),
     *(f"initialise<{t}>" for t in INITIALISED),
     "adjust_scale",
