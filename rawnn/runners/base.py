@@ -54,9 +54,9 @@ class Work:
     measure, for epochs that are not reported. `rest` is the step on the partial batch that ends an
     epoch, where it is kept. `start` draws the parameters, `refresh` makes their copies, `begin` and
     `end` stand around every epoch; `between` is the end of one and the beginning of the next, for a
-    runner that gives epochs one behind the other. `evaluate` covers the test set in whole batches and, if it is no
-    multiple of them, one smaller batch for the rest. `steps` are whole batches in an epoch,
-    `updates` count the partial one as well.
+    runner that gives epochs one behind the other. `evaluate` covers the test set in whole batches
+    and, if it is no multiple of them, one smaller batch for the rest. `steps` are whole batches in
+    an epoch, `updates` count the partial one as well.
     """
 
     network: Network

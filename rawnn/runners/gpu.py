@@ -16,13 +16,13 @@ from rawnn.device.cuda.allocators import Allocator, Pool, StreamOrdered
 from rawnn.device.cuda.device import Device, padded
 from rawnn.device.cuda.launch import Command
 from rawnn.device.cuda.pinned import PinnedMemory
-from rawnn.device.cuda.stream import Event
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Parameters
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
 from rawnn.runners.feed import HostOrder, contents, resident
-from rawnn.runners.graphplan import alone, graph_plans
+from rawnn.runners.graphplan import alone, epoch_graphs, graph_plans, holds_between
 from rawnn.runners.lowering import Lowering
+from rawnn.runners.metrics import Metrics
 from rawnn.runners.overlap import OverlappedProgram, fetching, turns
 from rawnn.runners.programs import (
     GraphProgram,
@@ -32,7 +32,7 @@ from rawnn.runners.programs import (
     WholeProgram,
     make_program,
 )
-from rawnn.runners.times import EpochTimes
+from rawnn.runners.times import EpochTimes, microseconds
 from rawnn.step.build import used_tensors
 from rawnn.step.joining import spans
 from rawnn.step.op import Op
@@ -81,8 +81,11 @@ class GpuRunner:
         self._pinned = PinnedMemory(device.driver)
         self._closing.callback(self._pinned.close)
         graphs = [] if not work.policy.graph or alone(work.train, work.policy) else \
-            [graph_plans(p, work.policy, work.steps) for p in (work.train, work.quiet)]
-        around = [work.start, work.refresh, work.begin, work.between]
+            [epoch_graphs(p, work.policy, work.steps, work.begin, work.end, work.rest is not None)
+             for p in (work.train, work.quiet)]
+        between = replace(work.between, ops=()) if holds_between(
+            work.train, work.policy, work.end, work.rest is not None) else work.between
+        around = [work.start, work.refresh, work.begin, between]
         steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
         if work.policy.streams and not graphs:
             steps += [turns(p)[1] for p in (work.train, work.quiet)]
@@ -96,10 +99,9 @@ class GpuRunner:
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
         self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
-        self._fetched = self._metric_arrays()
+        self._metrics = Metrics(device, self._pinned, self._tensors, self._addresses, work.updates)
         self._epochs = 0
         self._begun = False  # whether what the next epoch begins with is made
-        self._unfetched = False  # whether the metrics of the last measured epoch are on the device
         if graphs:
             self._train = self._graph(graphs[0], "measured epoch")
             self._quiet = self._train if work.quiet is work.train \
@@ -159,26 +161,12 @@ class GpuRunner:
             op for op in work.train.ops if (op.impl == "nccl") is shared))
             for shared in (False, True))
         try:
-            return (self._timed(self.trial(inside, steps), steps),
-                    self._timed(make_program(self._lowering, together, self._addresses, self._host,
-                                             self._allocator), steps))
+            return (microseconds(self._device, self.trial(inside, steps), steps),
+                    microseconds(self._device, make_program(
+                        self._lowering, together, self._addresses, self._host, self._allocator),
+                        steps))
         finally:
             self.load(before)
-
-    def _timed(self, program: Program, steps: int) -> float:
-        """Microseconds a step by the device's clock; closes the program."""
-        stream = self._device.stream
-        with ExitStack() as closing:
-            closing.callback(program.close)
-            start, end = (Event(self._device.driver) for _ in range(2))
-            closing.callback(start.close)
-            closing.callback(end.close)
-            program.run(steps)  # which warms up
-            start.record(stream)
-            program.run(steps)
-            end.record(stream)
-            stream.synchronize("timing steps")
-            return end.milliseconds_since(start) * 1e3 / steps
 
     def _make_allocator(self) -> Allocator | None:
         """What gives temporaries memory at each use; None where they are placed once."""
@@ -297,7 +285,7 @@ class GpuRunner:
         next by as few launches as can be. Its metrics stay on the device until they are asked
         for."""
         log = self._device.memory.log
-        if not measured and self._unfetched:
+        if not measured and self._metrics.unfetched:
             self._pause()
         if log is not None:
             log.begin_epoch(self._epochs + 1)
@@ -317,7 +305,7 @@ class GpuRunner:
                 if self._moves:
                     self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
                 self._rest.step(self._work.steps)
-            self._unfetched = measured
+            self._metrics.unfetched = measured
         self._epochs += 1
         self._between.step(self._epochs)
         self._begun = True
@@ -329,32 +317,18 @@ class GpuRunner:
         """The baseline's epoch: loss and accuracy are copied and waited for after every step."""
         for index in range(self._work.updates):
             (self._rest if self._rest and index == self._work.steps else program).step(index)
-            for name, array in self._fetched.items():
-                self._device.to_host(array[index : index + 1], self._addresses[name] + 4 * index,
-                                     f"{name} of step {index}")
-
-    def _metric_arrays(self) -> dict[str, NDArray[Any]]:
-        """A place on the host for each metric of the plan. It is page-locked: from pageable memory
-        the host would wait for the epoch before it could launch the next."""
-        return {name: self._pinned.empty((self._work.updates,),
-                                         numpy_dtype(self._tensors[name].dtype), name)
-                for name in ("loss", "correct") if name in self._addresses}
+            self._metrics.fetch_step(index)
 
     def _pause(self) -> None:
         """Something else comes behind the epochs that the device was given: it sees their metrics
         copied, and is in no epoch's time."""
-        if self._unfetched:
-            for name, array in self._fetched.items():
-                self._device.to_host_later(array, self._addresses[name], name)
-            self._unfetched = False
+        self._metrics.fetch()
         self._times.pause()
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         self._pause()
         self._device.stream.synchronize("epoch")
-        loss = self._fetched["loss"].copy()
-        return loss, self._fetched["correct"].copy() if "correct" in self._fetched \
-            else np.zeros(len(loss), np.int32)
+        return self._metrics.read()
 
     def evaluate(self) -> Evaluation:
         self._pause()

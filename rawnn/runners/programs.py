@@ -128,8 +128,8 @@ class AllocatingProgram(StreamProgram):
 
 
 class GraphProgram:
-    """An epoch as launches of executable graphs, with the cursor in device memory. `moves` says that
-    they move it: then it is set back ahead of them, and otherwise stands at the first step."""
+    """An epoch as launches of executable graphs, with the cursor in device memory. `moves` says
+    that they move it: then it is set back ahead of them, and otherwise stands at the first step."""
 
     def __init__(self, lowering: Lowering, graphs: list[GraphPlan], addresses: Addresses,
                  host: HostArrays, label: str) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.stream import Event, Stream
+
+if TYPE_CHECKING:
+    from rawnn.runners.programs import Program
 
 
 class EpochTimes:
@@ -54,3 +58,18 @@ class EpochTimes:
 
     def close(self) -> None:
         self._closing.close()
+
+
+def microseconds(device: Device, program: Program, steps: int) -> float:
+    """What a step of a program takes on the device, of so many that it runs; closes the program."""
+    with ExitStack() as closing:
+        closing.callback(program.close)
+        start, end = (Event(device.driver) for _ in range(2))
+        closing.callback(start.close)
+        closing.callback(end.close)
+        program.run(steps)  # which warms up
+        start.record(device.stream)
+        program.run(steps)
+        end.record(device.stream)
+        device.stream.synchronize("timing steps")
+        return end.milliseconds_since(start) * 1e3 / steps

@@ -36,8 +36,8 @@ def cast(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("shuffle", reads=("clock",), writes=("order",))
 def shuffle(t: SimpleNamespace, a: Attributes) -> None:
-    """order = a permutation of the examples, keyed by the seed and the epoch."""
-    t.order[...] = random.permutation(a["seed"], int(t.clock[0]), len(t.order))
+    """order = a permutation of the examples, keyed by the seed and the epoch, `ahead` from now."""
+    t.order[...] = random.permutation(a["seed"], int(t.clock[0]) + int(a["ahead"]), len(t.order))
 
 
 @define("schedule", reads=("clock",), writes=("rates",))
