@@ -4,6 +4,7 @@ in an epoch. No GPU is needed to know this, so `rawnn plan` shows it anywhere.""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
 from rawnn.run.policy import Policy
 from rawnn.step.around import behind
 from rawnn.step.dependencies import dependencies
