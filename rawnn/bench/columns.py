@@ -1,4 +1,4 @@
-"""Tables without the columns that nothing is known of."""
+"""Tables in Markdown, and without the columns that nothing is known of."""
 
 from __future__ import annotations
 

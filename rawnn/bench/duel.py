@@ -16,11 +16,11 @@ import numpy as np
 
 from rawnn.bench.conditions import Conditions, Watch, merged
 from rawnn.bench.footprint import Footprint
+from rawnn.bench.measured import Measured
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.records import place_of
 from rawnn.bench.statistics import Spread, ratio_interval, spread
-from rawnn.common.files import write_atomically
 from rawnn.data import Dataset
 from rawnn.errors import ConfigError, RawnnError
 from rawnn.run.config import Config
@@ -50,7 +50,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         return spread([ms * 1e3 / self.steps for ms in self.milliseconds])
 
 
-class Duel(msgspec.Struct, frozen=True, kw_only=True):
+class Duel(Measured, frozen=True, kw_only=True):
     """Sets on the network of `config`, whose own toggles play no part; the first is what the others
     are compared with."""
 
@@ -61,10 +61,6 @@ class Duel(msgspec.Struct, frozen=True, kw_only=True):
     sides: list[Side]
     kind: str = "duel"
     schema_version: int = 1
-
-    def write_json(self, path: str) -> None:
-        """Write it atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def verdict(self, side: Side) -> str:
         """A sentence on a set beside the first."""

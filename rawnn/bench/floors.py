@@ -14,10 +14,11 @@ from typing import Literal
 
 import msgspec
 
+from rawnn.bench.columns import markdown_table
 from rawnn.bench.conditions import Conditions
-from rawnn.bench.measured import read_measured
+from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.statistics import Spread
-from rawnn.common.files import cache_directory, write_atomically
+from rawnn.common.files import cache_directory
 from rawnn.errors import ConfigError
 from rawnn.run.result import Environment
 
@@ -51,7 +52,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
                 str(v.n), self.how + ("" if self.steady else "; not steady")]
 
 
-class FloorsResult(msgspec.Struct, frozen=True, kw_only=True):
+class FloorsResult(Measured, frozen=True, kw_only=True):
     """All constants of one GPU, and where and how they were measured. `multiprocessors` and
     `l2_bytes`, of its L2 cache, are those of the GPU; `interrupted` says that Ctrl-C ended it
     early."""
@@ -65,10 +66,6 @@ class FloorsResult(msgspec.Struct, frozen=True, kw_only=True):
     floors: list[Floor]
     conditions: Conditions | None = None
     interrupted: bool = False
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write the result atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     @property
     def gpu(self) -> str:
@@ -98,8 +95,8 @@ class FloorsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""
-        lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---:|---|---:|---:|---|"]
-        lines += ["| " + " | ".join(f.cells()) + " |" for f in self.floors]
+        lines = markdown_table(HEADINGS, [f.cells() for f in self.floors],
+                               ("floor", "unit", "how"))
         return "\n".join([*lines, "", f"{self.provenance()}.", ""])
 
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from rawnn.bench.columns import markdown_table
 from rawnn.bench.launch_systems import KERNEL, SOURCE, SYSTEMS, N, Way, missing
-from rawnn.bench.measured import read_measured
+from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.records import place_of
 from rawnn.bench.statistics import Spread, median_interval, spread
-from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
 from rawnn.lab.arrays import array
 from rawnn.lab.kernel import Kernel
@@ -46,7 +46,7 @@ class LaunchCost(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class LaunchesResult(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchesResult(Measured, frozen=True, kw_only=True):
     """All ways, and where they were measured; `launches` are those of a sample."""
 
     kind: Literal["launches"] = "launches"
@@ -54,10 +54,6 @@ class LaunchesResult(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     launches: int
     ways: list[LaunchCost]
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write the result atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def cells(self, cost: LaunchCost) -> list[str]:
         """A row of the table."""
@@ -83,8 +79,8 @@ class LaunchesResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""
-        lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---:|---:|---:|---:|---:|---|"]
-        lines += ["| " + " | ".join(self.cells(c)) + " |" for c in self.ways]
+        lines = markdown_table(HEADINGS, [self.cells(c) for c in self.ways],
+                               (HEADINGS[0], HEADINGS[-1]))
         return "\n".join([*lines, "", f"{self.provenance()}.", ""])
 
 

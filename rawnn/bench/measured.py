@@ -1,15 +1,29 @@
-"""Reading what `rawnn bench` kept: files of a kind and a schema version."""
+"""What `rawnn bench` finds, written and read: files of a kind and a schema version."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
+from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command found, as its file keeps it; `INDENT` spaces a level, none for one line."""
+
+    INDENT: ClassVar[int | None] = 2
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write it atomically. Raises RawnnError where the file cannot be written."""
+        text = msgspec.json.encode(self)
+        if self.INDENT is not None:
+            text = msgspec.json.format(text, indent=self.INDENT)
+        write_atomically(path, text + b"\n")
 
 
 def read_measured(path: str | os.PathLike[str],

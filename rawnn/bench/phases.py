@@ -5,18 +5,19 @@ docs/toggles/persistent.md says what the columns are.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Literal
 
 import msgspec
 import numpy as np
 
+from rawnn.bench.columns import markdown_table
+from rawnn.bench.measured import Measured
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.rawnn_system import dataset
 from rawnn.bench.records import place_of
-from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
 from rawnn.onchip import cost
 from rawnn.onchip.choose import Choice
@@ -26,6 +27,7 @@ from rawnn.run.machine import Opened
 from rawnn.run.result import Environment
 from rawnn.run.taken import taken_of
 from rawnn.runners.base import Work
+from rawnn.runners.gpu import GpuRunner
 from rawnn.step.ops.train_steps import KIND, WORKSPACE
 from rawnn.step.tensor import Role, Tensor
 
@@ -49,7 +51,7 @@ class PhaseCycles(msgspec.Struct, frozen=True, kw_only=True):
     warp: float
 
 
-class PhasesResult(msgspec.Struct, frozen=True, kw_only=True):
+class PhasesResult(Measured, frozen=True, kw_only=True):
     """The phases of a network's step, with what a launch of `steps` takes besides, in cycles (the
     slowest block). `us` and `traced_us` are microseconds a step of an epoch, without and with
     stamps; `expected_us` those of the model; `kernel_us` and `epoch_us` those of a traced launch by
@@ -77,10 +79,6 @@ class PhasesResult(msgspec.Struct, frozen=True, kw_only=True):
     step: float
     phases: list[PhaseCycles]
     parts: list[PhaseCycles]
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write the result atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def rows(self) -> list[list[str]]:
         """The table: each phase, and below it its parts where it has several."""
@@ -112,8 +110,7 @@ class PhasesResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""
-        lines = ["| " + " | ".join(HEADINGS) + " |", "|---|---|---:|---:|---:|---:|"]
-        lines += ["| " + " | ".join(row) + " |" for row in self.rows()]
+        lines = markdown_table(HEADINGS, self.rows(), ("phase", "part"))
         return "\n".join([self.head(), "", *lines, "", f"{self.provenance()}.", ""])
 
 
@@ -134,8 +131,6 @@ def measure(opened: Opened, problem: Problem, opt: str,
     """
     if opened.device is None:
         raise ConfigError(f"phases can be traced on a GPU only: {opened.machine.gpu}")
-    from rawnn.runners.gpu import GpuRunner
-
     device = opened.device
     config = problem.config(opt, "gpu" if device.backend.name == "cuda" else device.backend.name)
     decider = Decider(config, dataset(problem), opened, None, notify)
@@ -144,9 +139,11 @@ def measure(opened: Opened, problem: Problem, opt: str,
         raise ConfigError(f"--opt {opt} comes to {selection}: what is traced is persistent with "
                           f"graphs=epoch")
     stamped, chosen = with_stamps(work, problem.steps)
-    plain_us, _ = _timed(GpuRunner(device, replace(work, quiet=work.train)), problem.steps)
-    traced_us, trace = _timed(GpuRunner(device, stamped), problem.steps, chosen)
-    assert trace is not None
+    with closing(GpuRunner(device, replace(work, quiet=work.train))) as runner:
+        plain_us = _microseconds(runner, problem.steps)
+    with closing(GpuRunner(device, stamped)) as runner:
+        traced_us = _microseconds(runner, problem.steps)
+        trace = read_trace(chosen.layout, runner.workspace(WORKSPACE + TRACE))
     rows, parts = of_phases(chosen, trace)
     taken = taken_of(opt, selection, work, opened.machine)
     return PhasesResult(
@@ -170,22 +167,12 @@ def with_stamps(work: Work, steps: int) -> tuple[Work, Choice]:
     return replace(work, train=train, quiet=train), chosen
 
 
-def _timed(runner: object, steps: int, chosen: Choice | None = None
-           ) -> tuple[float, Trace | None]:
-    """Microseconds a step, and what the last epoch stamped where a choice is traced."""
-    from rawnn.runners.gpu import GpuRunner
-
-    assert isinstance(runner, GpuRunner)
-    try:
-        for _ in range(WARMED + TIMED):
-            runner.epoch(measured=True)
-            runner.metrics()
-        us = float(np.median(runner.epoch_milliseconds()[-TIMED:])) * 1e3 / steps
-        if chosen is None:
-            return us, None
-        return us, read_trace(chosen.layout, runner.workspace(WORKSPACE + TRACE))
-    finally:
-        runner.close()
+def _microseconds(runner: GpuRunner, steps: int) -> float:
+    """Of a step, in the median of the timed epochs."""
+    for _ in range(WARMED + TIMED):
+        runner.epoch(measured=True)
+        runner.metrics()
+    return float(np.median(runner.epoch_milliseconds()[-TIMED:])) * 1e3 / steps
 
 
 def of_phases(chosen: Choice, trace: Trace) -> tuple[list[PhaseCycles], list[PhaseCycles]]:

@@ -16,9 +16,8 @@ from rawnn.bench.accuracy import Oracle
 from rawnn.bench.clocks import ClockSample, summarize
 from rawnn.bench.conditions import Conditions, merged
 from rawnn.bench.footprint import Footprint
-from rawnn.bench.measured import read_measured
+from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.statistics import Spread, mean_std, spread
-from rawnn.common.files import write_atomically
 from rawnn.run.config import Config
 from rawnn.run.machine import Opened
 from rawnn.run.result import Environment, Result, environment
@@ -162,7 +161,7 @@ def _difference(runs: Sequence[Run], oracle: Oracle | None) -> float | None:
                default=None)
 
 
-class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
+class LadderResult(Measured, frozen=True, kw_only=True):
     """A ladder. `config.opt` is what the baseline was run with, `config.seed` the first repeat's
     seed; `repeats` is how often each rung was to run."""
 
@@ -179,10 +178,6 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     oracle: Oracle | None
     rungs: list[Rung]
     interrupted: bool = False
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write the ladder atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
 LADDERS: Mapping[str, tuple[type[LadderResult], int]] = {"ladder": (LadderResult, SCHEMA_VERSION)}

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from rawnn.bench.measured import read_measured
+from rawnn.bench.columns import markdown_table
+from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.statistics import Spread, spread
-from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError
 from rawnn.network.workloads import workload
 from rawnn.ranks.launcher import run
@@ -50,7 +50,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class ScalingResult(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingResult(Measured, frozen=True, kw_only=True):
     """All points, and where they were measured; `devices` names every rank's GPU and host, as the
     run of most ranks had them."""
 
@@ -61,12 +61,8 @@ class ScalingResult(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     repeats: int
     points: list[Point]
-    devices: list[dict[str, str]] = []
+    devices: list[dict[str, str]] = msgspec.field(default_factory=list)
     interrupted: bool = False
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write the result atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def alone(self, point: Point) -> Point | None:
         """The point of one rank that another is compared with."""
@@ -103,9 +99,8 @@ class ScalingResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""
-        lines = ["| " + " | ".join(HEADINGS) + " |",
-                 "|---|---|---|" + "---:|" * (len(HEADINGS) - 4) + "---|"]
-        lines += ["| " + " | ".join(self.cells(p)) + " |" for p in self.points]
+        lines = markdown_table(HEADINGS, [self.cells(p) for p in self.points],
+                               (*HEADINGS[:3], HEADINGS[-1]))
         return "\n".join([*lines, "", f"{self.provenance()}.", ""])
 
 

@@ -54,7 +54,6 @@ class TorchVersion(str):
     __slots__ = ()
 
 
-
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     made = open_device("sim", lambda message: None)

@@ -25,11 +25,11 @@ from rawnn.bench.peers.contest import Rules, run_contests
 from rawnn.bench.peers.lanes import Lane, Lanes
 from rawnn.bench.peers.merging import merged_contests
 from rawnn.bench.peers.numpy_system import Loop
-from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, draws, smaller
+from rawnn.bench.peers.problem import DRAW_VERSION, RUN_STEPS, Problem, draw, draws, smaller
 from rawnn.bench.peers.process import SystemProcess, missing
 from rawnn.bench.peers.rawnn_system import Training, dataset
 from rawnn.bench.peers.records import Contest, ContestsResult, Entry, read_contests
-from rawnn.bench.peers.summary import by_draw, cells, markdown, network_line, summary
+from rawnn.bench.peers.summary import by_draw, cells, markdown, network_line, setups, summary
 from rawnn.bench.peers.worker import TRUTH, Made, Prepare, Program, first_losses, timed
 from rawnn.bench.peers.workload_table import table_rows
 from rawnn.bench.series import read_series
@@ -318,6 +318,19 @@ def test_a_network_for_which_a_peer_was_not_asked_is_none_of_the_class() -> None
     assert lines["fastest against fastest", "the best peer"].networks == 3
 
 
+def test_what_being_made_ready_took_is_said() -> None:
+    def contest(us: float, ready: float) -> Contest:
+        slow = Entry(system="jax", numbers="tf32", form="f", status="measured", us=[us],
+                     setup_s=ready)
+        other = msgspec.structs.replace(slow, numbers="bf16", us=[us + 1], setup_s=10.0)
+        ours = msgspec.structs.replace(slow, system="rawnn", us=[1.0], setup_s=0.5)
+        return Contest(problem=tiny(), entries=[ours, slow, other])
+
+    said = setups(result_of(contest(5.0, 2.0), contest(6.0, 3.0), contest(7.0, 9.0)))
+    assert "in the median: rawnn 0.5, jax 3.0 (all that were tried: rawnn 0.5, jax 13.0)" in said
+    assert "torch" not in said
+
+
 def test_parts_and_draws_become_one_file(tmp_path: Path) -> None:
     asked = drawn((3, 50), 2, "gpu")
     held = [msgspec.structs.replace(contest_of(rawnn_float32=[10.0], torch_float32=[us]), problem=p)
@@ -327,8 +340,7 @@ def test_parts_and_draws_become_one_file(tmp_path: Path) -> None:
     found = merged_contests([("a", parts[1]), ("b", parts[0])])
     assert [c.problem.seed for c in found.contests] == [3, 4, 50, 51]
     assert found.ended == ""
-    line = summary(found)[0]
-    assert [round(n.mean, 3) for n in by_draw(found, line)] == [1.0, 5.657]
+    assert [round(lines[0].mean, 3) for lines in by_draw(found)] == [1.0, 5.657]
     assert "(seeds 3-4, 50-51) by themselves: float32 against true float32 1.00, 5.66" \
         in markdown(found)
     files = [tmp_path / "a.json", tmp_path / "b.json"]
@@ -343,6 +355,9 @@ def test_parts_and_draws_become_one_file(tmp_path: Path) -> None:
     other = msgspec.structs.replace(parts[1], environment=dataclasses.replace(PLACE, commit="abd"))
     with pytest.raises(ConfigError, match="rawnn's commit is abc in the one, abd in the other"):
         merged_contests([("a", parts[0]), ("b", other)])
+    longer = msgspec.structs.replace(parts[1], run_steps=RUN_STEPS)
+    with pytest.raises(ConfigError, match="a run's steps are 128000 in the one, 1000000 in the"):
+        merged_contests([("a", parts[0]), ("b", longer)])
 
 
 def test_what_is_wrong_or_refused_counts_as_a_failure_and_never_as_a_time() -> None:
@@ -565,6 +580,13 @@ def test_the_headline_command(tmp_path: Path) -> None:
     again = invoke("random", "--peers", "--device", "host", "--peer", "numpy", "--resume",
                    str(kept))
     assert again.exit_code == 0, again.output
+    shorter = msgspec.structs.replace(read_contests(kept), run_steps=128_000)
+    assert shorter.run_steps != read_contests(kept).run_steps == RUN_STEPS
+    shorter.write_json(kept)
+    again = invoke("random", "--peers", "--device", "host", "--peer", "numpy", "--resume",
+                   str(kept))
+    assert again.exit_code != 0
+    assert "of runs of 128,000 steps" in str(again.exception or again.output)
 
 
 def test_workloads_beside_numpy(tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ from rawnn.network.layers import Network
 from rawnn.ptx import SOURCES
 from rawnn.ptx.own import OWN, owned, unregister, vocabulary
 from rawnn.runners.host import HostRunner
-from tests.engine import FULL, dataset_for, make_work, random_dataset, run_on, trained
+from tests.engine import (
+    FULL,
+    dataset_for,
+    make_work,
+    random_dataset,
+    run_on,
+    same_parameters,
+    trained,
+)
 
 MINE = """// Bias and ReLU, a thread an element.
 /* rawnn
@@ -77,8 +85,7 @@ def same(opt: str, own: str, data: Any = DATA, layers: tuple[int, ...] = LAYERS,
     found = on_sim(f"{opt},{own}", data, layers, **options)
     wanted = trained(HostRunner(make_work(opt, layers, data, **options)))
     np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, value in found.parameters.items():
-        np.testing.assert_array_equal(value, wanted.parameters[name])
+    same_parameters(wanted, found)
 
 
 @pytest.mark.parametrize("opt", [

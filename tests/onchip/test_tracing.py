@@ -133,7 +133,7 @@ def test_the_command_shows_and_keeps_the_phases(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--opt", "best,-persistent"], "what is traced is persistent"),
-    (["--layers", "24"], "give sizes"), (["--device", "host"], "on a GPU only"),
+    (["--layers", "24"], "give two sizes or more"), (["--device", "host"], "on a GPU only"),
 ])
 def test_what_cannot_be_traced_is_said(words: list[str], said: str) -> None:
     given = ["phases", "--layers", "24-16-4", "--batch", "8", "--steps", "4"]

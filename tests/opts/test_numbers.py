@@ -37,6 +37,7 @@ from tests.engine import (
     measuring_plan,
     random_dataset,
     run_on,
+    same_parameters,
     step_plan,
     trained,
 )
@@ -322,8 +323,7 @@ def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict[s
         simulation.assert_clean()
         wanted = trained(HostRunner(make_work(opt, layers, data, **work)))
         np.testing.assert_array_equal(found.loss, wanted.loss)
-        for name, array in wanted.parameters.items():
-            np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
+        same_parameters(found, wanted)
 
 
 @pytest.mark.parametrize("opt", EMULATED)

@@ -21,7 +21,15 @@ from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.step.recipe import Form, Recipe
-from tests.engine import CAPABLE, dataset_for, make_work, run_on, step_plan, trained
+from tests.engine import (
+    CAPABLE,
+    dataset_for,
+    make_work,
+    run_on,
+    same_parameters,
+    step_plan,
+    trained,
+)
 
 LAYERS = (29, 24, 7)
 WAYS = ("persistent", "persistent,graphs=epoch", "persistent,graphs=3", "persistent,graphs=while",
@@ -48,8 +56,7 @@ def test_it_trains_as_the_plain_plan(opt: str, options: dict[str, Any]) -> None:
     for found in (simulated, trained(HostRunner(work))):
         np.testing.assert_array_equal(found.loss, wanted.loss)
         np.testing.assert_array_equal(found.correct, wanted.correct)
-        for name, array in wanted.parameters.items():
-            np.testing.assert_array_equal(found.parameters[name], array)
+        same_parameters(found, wanted)
 
 
 def test_the_partial_batch_is_a_step_of_the_same_op() -> None:
@@ -75,8 +82,7 @@ def test_a_partial_batch_in_16_bits(numbers: str, shuffle: bool) -> None:
     finally:
         device.close()
     np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, array in wanted.parameters.items():
-        np.testing.assert_array_equal(found.parameters[name], array)
+    same_parameters(found, wanted)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**24])
@@ -112,8 +118,7 @@ def test_weights_rounded_by_chance_are_those_of_the_plain_plan(seed: int) -> Non
     finally:
         device.close()
     np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, array in wanted.parameters.items():
-        np.testing.assert_array_equal(found.parameters[name], array)
+    same_parameters(found, wanted)
 
 
 def test_bfloat16_copies_are_kept_for_evaluations() -> None:

@@ -9,7 +9,6 @@ import msgspec
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.records import Contest, ContestsResult
 from rawnn.errors import ConfigError
-from rawnn.run.result import Environment
 
 
 def merged_contests(found: Sequence[tuple[str, ContestsResult]]) -> ContestsResult:
@@ -18,11 +17,12 @@ def merged_contests(found: Sequence[tuple[str, ContestsResult]]) -> ContestsResu
     measured by other code, on another kind of GPU, with other libraries, by other rules; or where
     two files hold the same contest."""
     (name, first), *others = found
+    wanted = _alike(first)
     for other, result in others:
-        for what, a, b in zip(COMPARED, _alike(first), _alike(result), strict=True):
-            if a != b:
-                raise ConfigError(f"{name} and {other} do not belong together: {what} {a} in the "
-                                  f"one, {b} in the other")
+        for what, found_here in _alike(result).items():
+            if found_here != wanted[what]:
+                raise ConfigError(f"{name} and {other} do not belong together: {what} "
+                                  f"{wanted[what]} in the one, {found_here} in the other")
     asked: dict[str, Problem] = {}
     held: dict[str, Contest] = {}
     for file, result in found:
@@ -41,14 +41,17 @@ def merged_contests(found: Sequence[tuple[str, ContestsResult]]) -> ContestsResu
         ended=ended[0] if ended and len(held) < len(asked) else "")
 
 
-COMPARED = ("the kind is", "the draw's version is", "the turns are", "the systems are",
-            "rawnn's commit is", "the GPU is", "the libraries are")
-
-
-def _alike(result: ContestsResult) -> tuple[object, ...]:
-    """What must be the same, in the order of COMPARED."""
-    place: Environment = result.environment
+def _alike(result: ContestsResult) -> dict[str, str]:
+    """What must be the same, in words."""
+    place = result.environment
     gpu = place.gpu or {}
-    return (result.kind, result.draw_version, result.rounds, ", ".join(result.systems),
-            place.commit, f"{gpu.get('name', 'none')}, driver {gpu.get('driver', 'none')}",
-            ", ".join(f"{n} {v}" for n, v in sorted(place.libraries.items())))
+    return {
+        "the kind is": result.kind,
+        "the draw's version is": str(result.draw_version),
+        "a run's steps are": str(result.run_steps),
+        "the turns are": str(result.rounds),
+        "the systems are": ", ".join(result.systems),
+        "rawnn's commit is": place.commit,
+        "the GPU is": f"{gpu.get('name', 'none')}, driver {gpu.get('driver', 'none')}",
+        "the libraries are": ", ".join(f"{n} {v}" for n, v in sorted(place.libraries.items())),
+    }
