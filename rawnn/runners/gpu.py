@@ -321,8 +321,10 @@ class GpuRunner:
 
     def _pause(self) -> None:
         """Something else comes behind the epochs that the device was given: it sees their metrics
-        copied, and is in no epoch's time."""
-        self._metrics.fetch()
+        copied, which counts to the last, and is in no epoch's time."""
+        if self._metrics.unfetched:
+            with self._times.also():
+                self._metrics.fetch()
         self._times.pause()
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:

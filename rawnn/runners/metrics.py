@@ -31,10 +31,9 @@ class Metrics:
 
     def fetch(self) -> None:
         """Have them copied behind what the device was given."""
-        if self.unfetched:
-            for name, array in self._arrays.items():
-                self._device.to_host_later(array, self._addresses[name], name)
-            self.unfetched = False
+        for name, array in self._arrays.items():
+            self._device.to_host_later(array, self._addresses[name], name)
+        self.unfetched = False
 
     def fetch_step(self, index: int) -> None:
         """Copy those of one step, and wait for them."""

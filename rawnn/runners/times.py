@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rawnn.device.cuda.device import Device
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 class EpochTimes:
     """Epochs given one behind the other share the event between them, so that what the device does
     between two of them counts as well, and so does the time that it waits for the host. `pause`
-    says that something else comes between; the next epoch then has a start of its own."""
+    says that something else comes between; the next epoch then has a start of its own. What is done
+    within `also` counts to the epoch before, however much later it is."""
 
     def __init__(self, driver: Any, stream: Stream) -> None:
         self._driver, self._stream = driver, stream
         self._closing = ExitStack()
         self._free: list[Event] = []
         self._pairs: list[tuple[Event, Event]] = []
+        self._also: list[tuple[int, Event, Event]] = []  # the epochs, counted from 0
         self._last: Event | None = None
         self._milliseconds: list[float] = []
 
@@ -36,6 +39,14 @@ class EpochTimes:
 
     def pause(self) -> None:
         self._last = None
+
+    @contextmanager
+    def also(self) -> Iterator[None]:
+        start = self._recorded()
+        yield
+        epochs = len(self._milliseconds) + len(self._pairs)
+        self._also.append((epochs - 1, start, self._recorded()))
+        self.pause()
 
     def _recorded(self) -> Event:
         event = self._free.pop() if self._free else self._made()
@@ -52,8 +63,11 @@ class EpochTimes:
         self._stream.synchronize("epoch")
         self.pause()
         self._milliseconds += [end.milliseconds_since(start) for start, end in self._pairs]
-        self._free += {id(e): e for pair in self._pairs for e in pair}.values()
-        self._pairs = []
+        for epoch, start, end in self._also:
+            self._milliseconds[epoch] += end.milliseconds_since(start)
+        pairs = (*self._pairs, *(events for _, *events in self._also))
+        self._free += {id(event): event for pair in pairs for event in pair}.values()
+        self._pairs, self._also = [], []
         return list(self._milliseconds)
 
     def close(self) -> None:

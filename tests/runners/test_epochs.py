@@ -1,5 +1,5 @@
-"""What stands between two epochs: made ahead for the one that comes, by few calls of the driver, and
-the same whatever comes between them."""
+"""What stands between two epochs: made ahead for the one that comes, by few calls of the driver,
+and the same whatever comes between them."""
 
 from __future__ import annotations
 
@@ -146,12 +146,13 @@ def test_metrics_are_those_of_the_last_measured_epoch_whenever_they_are_asked_fo
 
 
 def test_times_of_epochs_leave_out_what_comes_between() -> None:
+    """All but copies of their metrics, between two events of their own."""
     simulation = Simulation()
     with running(work("preload,nosync", shuffle=True), simulation) as runner:
         def records() -> int:
             return simulation.faults.count("cuEventRecord")
 
-        for pause, events in ((None, 4), (runner.evaluate, 5), (runner.metrics, 5),
+        for pause, events in ((None, 4), (runner.evaluate, 9), (runner.metrics, 9),
                               (runner.parameters, 5), (runner.epoch_milliseconds, 5)):
             before = records()
             for count in range(3):
