@@ -122,7 +122,14 @@ def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> Plan:
         name = op.writes[0][0]
         return plan[name].nbytes >= FIRST_MB * 1_000_000, layer[name], plan[name].nbytes
 
-    return replace(plan, ops=(*rest[:behind], *sorted(moved, key=place), *rest[behind:]))
+    ordered, last = list[Op](), ""
+    for op in sorted(moved, key=place):
+        if place(op)[0]:  # one at a time, or an early one would take the place of the first
+            ordered.append(replace(op, attributes={**op.attributes, "behind": last}))
+            last = op.name
+        else:
+            ordered.append(op)
+    return replace(plan, ops=(*rest[:behind], *ordered, *rest[behind:]))
 
 
 def _reduction(plan: Plan, names: Sequence[str]) -> Op:
