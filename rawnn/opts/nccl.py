@@ -30,7 +30,7 @@ from rawnn.step.tensor import MULTIPLIED, PART, Role, Tensor
 
 BUCKET_MB = 25
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
-SMALL_MB = 1
+SMALL_MB = 1.0
 """Gradients below so many megabytes go with those of the first layer, which the next step needs
 first, and whose bucket is full with them."""
 FORM = "N|fp32|bf16|sharded|backward"
