@@ -201,15 +201,15 @@ def test_a_kernel_that_does_not_wait_gets_full_edges(mine: Path,
 def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--layers", "784-64-10", "--opt", f"best,bias_relu={mine}"]) == 0
     said = capsys.readouterr().out
-    assert "epilogue   taken, but bias_relu=mine computes relu1" in said
+    assert "epilogue     taken, but bias_relu=mine computes relu1" in said
     assert "best goes without persistent: bias_relu=" in said
     assert run(["plan", "--opt", f"best,bias_add={SOURCES / 'bias.cu'}"]) == 2
     rawnn.impl("bias_add", SOURCES / "bias.cu", "bias_add<{z}>", name="mine", grid=9, block=64)
     capsys.readouterr()
     assert run(["plan", "--layers", "784-10", "--opt", "none,preload,fuse,bias_add=mine"]) == 0
     said = capsys.readouterr().out
-    assert "epilogue   not taken: bias_add=mine computes fc1.bias_add; it would find" in said
-    assert "linear     not taken: bias_add=mine; it would find a place without" in said
+    assert "epilogue     not taken: bias_add=mine computes fc1.bias_add; it would find" in said
+    assert "linear       not taken: bias_add=mine; it would find a place without" in said
     assert run(["plan", "--opt", "persistent,bias_add=mine"]) == 2
     assert "kept out of the one kernel that persistent makes" in capsys.readouterr().err
 

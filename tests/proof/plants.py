@@ -549,6 +549,9 @@ PLANS: dict[str, tuple[Any, ...]] = {
     "graphs=step": ("streams,graphs=step", (8, 3)),
     "graphs=2": ("preload,streams,graphs=2", (8, 3)),
     "graphs=epoch": ("preload,streams,graphs=epoch", (8, 3)),
+    "graphs=epoch,shuffled": (
+        "preload,report,streams,graphs=epoch", (8, 3), "adam,shuffle"),
+    "pdl,shuffled": ("preload,arena,nosync,fuse,pdl,report", (8, 3), "adam,shuffle"),
     "graphs=while": ("preload,fuse,streams,graphs=while", (8, 4, 3)),
     "sr": ("preload,arena,nosync,sr", (8, 3)),
     "tiled,fuse": ("preload,arena,nosync,tiled,fuse", (8, 4, 3)),
