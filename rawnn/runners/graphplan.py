@@ -38,8 +38,8 @@ class GraphPlan:
 
 
 def alone(plan: Plan, policy: Policy) -> bool:
-    """Whether an epoch's graph would be one kernel. It is launched as it is, so that what follows on
-    the stream may begin early, as it cannot behind a graph: 5 us of an epoch on an H200."""
+    """Whether an epoch's graph would be one kernel. It is launched as it is, so that what follows
+    on the stream may begin early, as it cannot behind a graph: 5 us of an epoch on an H200."""
     return policy.graph == "epoch" and spans(plan)
 
 
