@@ -142,7 +142,7 @@ PACES: Mapping[tuple[int, int], Paces] = {
     (1, 128): Paces(nt=(1700.0,), nn=(2400.0,), tn=(2700.0,)),
 }
 """By products for one and by the rows of the operand from shared memory (H200), by whole steps.
-Alone products take less: by 12 to 29 % in float32, by 21 to 51 % in tf32. With paces fitted to that,
+Alone products take less: 12 to 29 % in float32, 21 to 51 % in tf32. With paces fitted to that,
 which give some products in tf32 to wgmma, steps of one network took 4 % less and those of another
 11 % more."""
 
