@@ -78,7 +78,8 @@ class _Kernel(StepWriter):
         w("};")
         head = len(w.lines)
         w(f"using Between = {functor(p.activation)};")
-        w(f"using Rule = {f'Unscaled<{p.rule}>' if p.scaled else p.rule};")
+        rule = f"OnChip<{p.rule}>::Rule"
+        w(f"using Rule = {f'Unscaled<{rule}>' if p.scaled else rule};")
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
@@ -167,7 +168,7 @@ class _Kernel(StepWriter):
             w("ptx::commit_copies();")
             w("ptx::wait_for_copies<0>();")
             w("__syncthreads();")
-        w(f"if (thread >= {self.free}) {{")
+        w(f"if (thread >= {self.free}) {{" if self.free else "{")
         self.fetch("0")
         w("}")
         w("ptx::commit_copies();")

@@ -155,11 +155,15 @@ __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, i
 template <int COUNT>
 __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
   Tally total = {0.0f, 0};
-#pragma unroll 4
-  for (int i = lane_index(); i < COUNT; i += 32) {
-    const Tally one = tallies[i];
-    total.loss += one.loss;
-    total.right += one.right;
+  constexpr int rounds = ceil_div(COUNT, 32);
+#pragma unroll smaller(rounds, 16)
+  for (int round = 0; round < rounds; ++round) {
+    const int i = round * 32 + lane_index();
+    if (COUNT % 32 == 0 || i < COUNT) {
+      const Tally one = tallies[i];
+      total.loss += one.loss;
+      total.right += one.right;
+    }
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {

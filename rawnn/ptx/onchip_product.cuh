@@ -130,6 +130,17 @@ struct Product {
     }
   }
 
+  // The same of tf32 numbers, of a sum that has just begun (BEGINS) or goes on.
+  template <bool BEGINS>
+  static __device__ __forceinline__ void add_to(float (&to)[4], const unsigned int (&x)[4],
+                                                const unsigned int (&y)[2]) {
+    if constexpr (BEGINS) {
+      ptx::multiply_from_zero(to, x, y[0], y[1]);
+    } else {
+      mma(to, x, y);
+    }
+  }
+
   // to += x y in float32: a tensor core cuts its sums off, and so drifts where it goes on with one
   // for many steps (up to nine times float32's error in tests/onchip/arithmetic.py's model of it);
   // here it adds up one step, and the sum of the steps is rounded.
@@ -146,8 +157,9 @@ struct Product {
     return ptx::pack_bf16(low, high);
   }
 
-  // One step of 8, in tf32 numbers. ODD steps of kTf32 go to another chain.
-  template <bool ODD>
+  // One step of 8, in tf32 numbers. ODD steps of kTf32 go to another chain. The chains that a step
+  // BEGINS need not be cleared.
+  template <bool ODD, bool BEGINS = false>
   __device__ __forceinline__ void add(const Step& step) {
     unsigned int high_a[MT][4], high_b[NT][2];
     if constexpr (SHAPE::kNumbers == kFloat32) {
@@ -167,12 +179,14 @@ struct Product {
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
 #pragma unroll
-        for (int j = 0; j < NT; ++j) mma(sum[second][i][j], low_a[i], high_b[j]);
+        for (int j = 0; j < NT; ++j) add_to<BEGINS>(sum[second][i][j], low_a[i], high_b[j]);
       }
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
 #pragma unroll
-        for (int j = 0; j < NT; ++j) mma(sum[third][i][j], high_a[i], low_b[j]);
+        for (int j = 0; j < NT; ++j) {
+          add_to<BEGINS && third != second>(sum[third][i][j], high_a[i], low_b[j]);
+        }
       }
     } else {
 #pragma unroll
@@ -191,10 +205,10 @@ struct Product {
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
-        if constexpr (SHAPE::kNumbers == kFloat32) {
+        if constexpr (SHAPE::kNumbers == kFloat32 && !(BEGINS && kChains > 1)) {
           add_rounded(sum[chain][i][j], high_a[i], high_b[j]);
         } else {
-          mma(sum[chain][i][j], high_a[i], high_b[j]);
+          add_to<BEGINS>(sum[chain][i][j], high_a[i], high_b[j]);
         }
       }
     }
@@ -289,7 +303,11 @@ struct Product {
 #pragma unroll
       for (int k = 0; k < K8; k += 2) {
         if (k + 1 < K8) load(k + 1, steps[1]);
-        add<false>(steps[0]);
+        if (k == 0) {
+          add<false, (kChains > 1)>(steps[0]);
+        } else {
+          add<false>(steps[0]);
+        }
         if (k + 2 < K8) load(k + 2, steps[0]);
         if (k + 1 < K8) add<true>(steps[1]);
       }
