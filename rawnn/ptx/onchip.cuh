@@ -8,3 +8,4 @@
 #include "onchip_loss.cuh"
 #include "onchip_product.cuh"
 #include "onchip_scale.cuh"
+#include "onchip_weights.cuh"
