@@ -81,7 +81,7 @@ class InputWriter(UpdateWriter):
     def make_rule(self, step: str, rate: str) -> None:
         """One thread makes the optimizer's rule of a step."""
         p = self.p
-        time = f"clock[1] + cursor_now + {step} + 1" if p.timed else "0"
+        time = f"steps_before + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
         scale = "scaling->scale, " if p.scaled else ""
         first = "part == 0 && " if self.d.turns > 1 else ""

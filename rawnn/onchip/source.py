@@ -115,6 +115,8 @@ class _Kernel(StepWriter):
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
         w("const int cursor_now = *cursor + offset;")
+        if p.timed:
+            w("const int steps_before = clock[1] + cursor_now;")
         if d.turns > 1:
             w(f"const int turns = span * {d.turns};")
             self.turns_of_steps()

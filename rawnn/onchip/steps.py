@@ -22,8 +22,8 @@ class StepWriter(InputWriter):
         d, p, w = self.d, self.p, self.w
         for layer, stream in enumerate(p.streams):
             n = layer + 1
-            w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
-              f"cursor_now + u, part{n}.out, part{n}.in}};")
+            w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, "
+              f"steps_before + u, part{n}.out, part{n}.in}};")
         if d.turns == 1:
             self.whole_turn()
             self.meet(self.while_meeting)
