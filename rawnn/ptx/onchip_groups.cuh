@@ -60,39 +60,20 @@ __device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, 
   for (int group = first; group < end; ++group) accumulate(sum, __ldcg(part + group * stride));
 }
 
-constexpr int kMostAhead = 7;
-
 // Every cluster updates everything: `parts` is this rank's first tile of cluster 0, whose tiles lie
 // `stride` float4 ahead of the next cluster's. place(tile) says where a tile's weights lie,
-// state(tile) where its state does, how(tile) how its weights are kept (onchip_update.cuh). Of few
-// clusters a warp asks for its next tile ahead of the update of one.
+// state(tile) where its state does, how(tile) how its weights are kept (onchip_update.cuh).
 template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typename Q,
           typename H = AllAsTheyAre>
 __device__ __forceinline__ void update_all(const float4* parts, long long stride, const RULE& rule,
                                            P place, Q state, H how = {}) {
-  constexpr int warps = SHAPE::kThreads / 32;
-  constexpr bool ahead = SHAPE::kGroups <= kMostAhead && TILES > warps;
   const int lane = lane_index();
-  [[maybe_unused]] float4 found[ahead ? SHAPE::kGroups : 1];
-  [[maybe_unused]] const auto ask = [&](int tile) {
-#pragma unroll
-    for (int group = 0; group < SHAPE::kGroups; ++group) {
-      found[group] = __ldcg(parts + tile * kTileQuads + lane + group * stride);
-    }
-  };
-  if constexpr (ahead) ask(warp_index());
 #pragma unroll 1
-  for (int tile = warp_index(); tile < TILES; tile += warps) {
+  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
     Kept<RULE, FAR> kept;
     kept.load(state(tile) + lane);
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if constexpr (ahead) {
-#pragma unroll
-      for (int group = 0; group < SHAPE::kGroups; ++group) accumulate(sum, found[group]);
-      if (tile + warps < TILES) ask(tile + warps);
-    } else {
-      sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
-    }
+    sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
     const Place at = place(tile);
     kept.update(rule, at.first, at.second, sum, how(tile));
     kept.store(state(tile) + lane);

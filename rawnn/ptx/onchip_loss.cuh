@@ -128,7 +128,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
 }
 
 // A mean over all elements: the first `count` of ROWS outputs of z, with targets [example][PITCH].
-// Each thread leaves a tally.
+// Each thread that has an element leaves a tally.
 template <typename SHAPE, typename LOSS, int ROWS, int PITCH, typename MADE = AsItIs>
 __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, int count,
                                                int present, float share, Tally* tallies,
@@ -148,7 +148,8 @@ __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, i
     }
     *at = slope;
   }
-  tallies[thread_index()] = tally;
+  constexpr int tallied = smaller(SHAPE::kThreads, ROWS * SHAPE::kColumns);
+  if (thread_index() < tallied) tallies[thread_index()] = tally;
 }
 
 // One warp adds up COUNT tallies, in the same order each time; the sum is valid in its first lane.

@@ -11,7 +11,8 @@
 // k beyond the operands must hold zeros in one of them and finite numbers in the other; rows and
 // columns beyond them may hold anything: finish leaves them out.
 // With SUMS further tasks add up the rows of b, on the tensor cores too.
-// Limit: dependent loads and splitting: some 84 cycles a step of a tile in float32 (H200).
+// Limit: in float32 a step of a tile takes a sub-core 40 cycles with four warps, of which 18 are its tensor
+// core's and 18 the splitting, and a warp alone 55 (H200).
 #pragma once
 #include "onchip_finish.cuh"
 #include "onchip_fragments.cuh"
