@@ -52,14 +52,15 @@ class InputWriter(UpdateWriter):
         w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
-        w(f"fetch_rows<Shape, {self.free}, {ordered}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, "
-          f"{self.count(0)}, {rows}, first_of({step}), {present}, {barrier});")
+        rows_by = f"fetch_rows<Shape, {self.free}, {ordered}"
+        w(f"{rows_by}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, {self.count(0)}, "
+          f" {rows}, first_of({step}), {present}, {barrier});")
         if p.labelled:
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
-            w(f"fetch_rows<Shape, {self.free}, {ordered}, {found.target_width}, {found.target_pitch}>("
+            w(f"{rows_by}, {found.target_width}, {found.target_pitch}>("
               f"{self.at('y')} + {buffer} * {d.columns * found.target_pitch}, targets, ldtargets, "
               f"{start}, {self.count(last)}, {rows}, first_of({step}), {present}, {barrier});")
 
@@ -153,8 +154,8 @@ class InputWriter(UpdateWriter):
         w("ptx::commit_copies();")
         if self.p.ordered:
             w(f"if ({t} + 2 < {self.turns}) {{")
-            w(f"fetch_order<Shape, {self.free}>(fetched + ({t} & 1) * {d.columns}, order, first_of({t} + 2), "
-              f"{self.present(f'{t} + 2')});")
+            w(f"fetch_order<Shape, {self.free}>(fetched + ({t} & 1) * {d.columns}, order, "
+              f"first_of({t} + 2), {self.present(f'{t} + 2')});")
             w("ptx::commit_copies();")
             w("}")
         w("}")

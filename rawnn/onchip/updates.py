@@ -60,8 +60,8 @@ class UpdateWriter(ExchangeWriter):
         w(f"if (thread == 0) __stcg(flags + group * {d.ranks}, seen ? 1.0f : 0.0f);")
 
     def meet(self, meanwhile: Callable[[bool], None]) -> None:
-        """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is done
-        while they wait for each other, for the last time or not."""
+        """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is
+        done while they wait for each other, for the last time or not."""
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
