@@ -1,5 +1,5 @@
-"""How tests are shared among processes, and a simulated GPU for a test, which must leave it clean,
-unless it provoked an error on it."""
+"""How tests are shared among processes, and the GPUs of tests: a simulated one, which a test must
+leave clean unless it provoked an error on it, and the machine's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation, meanings
+from rawnn.errors import DeviceError
+from rawnn.run.machine import open_gpu
 
 os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
@@ -44,6 +46,17 @@ def sim() -> Iterator[Simulation]:
 def device(sim: Simulation) -> Iterator[Device]:
     """The simulated GPU, opened, and closed behind the test."""
     opened = Device(sim.backend())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Device]:
+    """The first GPU, opened for a module and closed behind it; without one its tests skip."""
+    try:
+        opened = open_gpu(0, print)
+    except DeviceError as error:
+        pytest.skip(str(error))
     yield opened
     opened.close()
 

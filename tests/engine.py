@@ -140,7 +140,7 @@ def outcome(runner: Runner) -> SimpleNamespace:
             found = runner.metrics()
             losses.append(found[0].copy())
             correct.append(found[1].copy())
-    return SimpleNamespace(losses=losses, correct=correct, evaluation=runner.evaluate(),
+    return SimpleNamespace(loss=losses, correct=correct, evaluation=runner.evaluate(),
                            parameters=runner.parameters(), facts=runner.describe())
 
 
@@ -155,5 +155,21 @@ def check_against_host(opt: str, how: str, layers: tuple[int, ...], data: Datase
     simulation.assert_clean()
     wanted = trained(HostRunner(make_work(opt, layers, data, **options)))
     np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, value in found.parameters.items():
-        np.testing.assert_array_equal(value, wanted.parameters[name])
+    same_parameters(found, wanted)
+
+
+def same_run(found: Any, wanted: Any) -> None:
+    """Two runs came to the same numbers: parameters, metrics and evaluation, where an accuracy may
+    be NaN."""
+    same_parameters(found, wanted)
+    for name in ("loss", "correct"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+    np.testing.assert_array_equal(*([e.loss, e.accuracy] for e in (found.evaluation,
+                                                                   wanted.evaluation)))
+
+
+def same_parameters(found: Any, wanted: Any) -> None:
+    """The parameters of two runs, or of two results, are the same numbers."""
+    assert found.parameters.keys() == wanted.parameters.keys()
+    for name, value in wanted.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], value, err_msg=name)

@@ -17,6 +17,7 @@ from rawnn.run.checkpoint import find, listed, read
 from rawnn.run.config import Config
 from rawnn.run.result import Result
 from rawnn.run.training import Listener, Session, train
+from tests.engine import same_parameters
 from tests.test_training import DATA, Recorder
 
 OPTIONS: dict[str, Any] = {"layers": (12, 5, 4), "epochs": 6, "batch": 8, "device": "host",
@@ -25,11 +26,6 @@ OPTIONS: dict[str, Any] = {"layers": (12, 5, 4), "epochs": 6, "batch": 8, "devic
 
 def go(*listeners: Listener, data: Any = DATA, **changed: Any) -> Result:
     return train(data=data, listener=listeners, **{**OPTIONS, **changed})
-
-
-def same(a: Result, b: Result) -> None:
-    for name, array in a.parameters.items():
-        np.testing.assert_array_equal(array, b.parameters[name], err_msg=name)
 
 
 def epochs(directory: Path) -> list[int]:
@@ -54,7 +50,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(
     part = go(stopper, save=str(tmp_path), **changed)
     assert (part.stopped, len(part.epoch_ms)) == ("enough", 3)
     rest = go(resume=str(tmp_path), **changed)
-    same(rest, whole)
+    same_parameters(rest, whole)
     assert rest.resumed_epochs == 3
     assert [r.epoch for r in rest.history] == [4, 5, 6]
     assert [r.test_loss for r in rest.history] == [r.test_loss for r in whole.history[3:]]
@@ -63,7 +59,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(
 def test_a_run_as_graphs_resumes_too(tmp_path: Path) -> None:
     changed = {"device": "sim", "opt": "preload,bf16,graphs=epoch"}
     go(Stopper(3), save=str(tmp_path), **changed)
-    same(go(resume=str(tmp_path), **changed), go(**changed))
+    same_parameters(go(resume=str(tmp_path), **changed), go(**changed))
 
 
 class Stopper(Listener):
@@ -96,7 +92,7 @@ def test_resuming_takes_the_options_of_the_run_before(tmp_path: Path) -> None:
           save=str(tmp_path / "ck"))
     moved = (tmp_path / "ck").rename(tmp_path / "moved")
     rest = train(resume=str(moved), epochs=3)
-    same(rest, whole)
+    same_parameters(rest, whole)
     assert rest.config.save == str(moved)  # it goes on saving where the checkpoints are
     assert epochs(moved) == [1, 2, 3]
     assert find(moved, lambda message: None)[1].config["resume"] is None
@@ -117,7 +113,7 @@ def test_data_that_the_caller_brings_are_not_looked_for_by_name(tmp_path: Path) 
 def test_an_interrupted_run_is_kept_unless_an_epoch_was_broken_off(tmp_path: Path) -> None:
     go(Recorder(("epoch_done", 3)), save=str(tmp_path), save_every=10)
     assert epochs(tmp_path) == [3]
-    same(go(resume=str(tmp_path)), go())
+    same_parameters(go(resume=str(tmp_path)), go())
 
 
 def test_a_broken_off_epoch_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +211,7 @@ def test_early_stopping(losses: list[float], patience: int, delta: float, stops:
 def test_without_bringing_the_best_back() -> None:
     script = Script(EarlyStopping(1, restore_best=False), [1, 2, 3, 4, 5, 6])
     result = go(script)
-    same(result, go(epochs=2))
+    same_parameters(result, go(epochs=2))
 
 
 def test_early_stopping_from_the_options(tmp_path: Path) -> None:
@@ -228,8 +224,7 @@ def test_early_stopping_from_the_options(tmp_path: Path) -> None:
     assert result.test_loss == best.test_loss
     kept = read(tmp_path / BEST)
     assert kept.epoch == best.epoch
-    for name, array in kept.parameters.items():
-        np.testing.assert_array_equal(result.parameters[name], array)
+    same_parameters(result, kept)
     last = find(tmp_path, lambda message: None)[1]
     assert last.epoch == len(result.history)  # what training reached, not what was best
     assert last.facts["early_stopping"]["epoch"] == best.epoch
@@ -245,7 +240,7 @@ def test_early_stopping_goes_on_where_it_was(tmp_path: Path) -> None:
         go(Stopper(after), **changed, save=directory)
         rest = go(**changed, resume=directory, save=directory)
         assert rest.stopped == whole.stopped
-        same(rest, whole)
+        same_parameters(rest, whole)
 
 
 def test_best_parameters_that_are_lost_are_said_to_be(tmp_path: Path) -> None:
@@ -313,7 +308,7 @@ def test_config_and_arrays_go_together() -> None:
     x, y = DATA.train_images, DATA.train_labels
     a = train(config, data=(x, y), validation=0.25)
     b = train(config, data=from_arrays((x, y), 0.25))
-    same(a, b)
+    same_parameters(a, b)
     with pytest.raises(ConfigError, match="either a Config or its options"):
         train(config, epochs=3)
     with pytest.raises(ConfigError, match="either a Config or its options"):

@@ -29,7 +29,7 @@ from rawnn.ptx.updates import register_update
 from rawnn.runners.host import HostRunner
 from rawnn.runners.lowering import _with_declarations
 from rawnn.step.op import OPS, define
-from tests.engine import make_work, random_dataset, run_on, trained
+from tests.engine import make_work, random_dataset, run_on, same_parameters, trained
 from tests.ptx.twin.twin import Kernels, compiler
 
 LEAKY = """
@@ -123,8 +123,7 @@ def test_training_with_both_on_the_simulated_gpu_is_the_hosts(
     simulation.assert_clean()
     wanted = trained(HostRunner(work))
     np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, value in found.parameters.items():
-        np.testing.assert_array_equal(value, wanted.parameters[name])
+    same_parameters(wanted, found)
     assert found.loss[-1] < found.loss[0]
 
 

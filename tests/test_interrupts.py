@@ -23,7 +23,7 @@ from rawnn.run.result import Result
 from rawnn.run.training import train
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from tests.engine import random_dataset
+from tests.engine import random_dataset, same_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = random_dataset(features=12, classes=4, train=40, test=13)
@@ -36,9 +36,7 @@ def go(**changed: Any) -> Result:
 
 
 def same(one: Result, other: Result) -> None:
-    assert one.parameters.keys() == other.parameters.keys()
-    for name, array in one.parameters.items():
-        np.testing.assert_array_equal(array, other.parameters[name])
+    same_parameters(other, one)
     assert one.test_loss == other.test_loss
 
 

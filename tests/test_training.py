@@ -14,7 +14,7 @@ from rawnn.network.layers import Network
 from rawnn.run.config import Config
 from rawnn.run.result import Report, Result
 from rawnn.run.training import Listener, Session, train
-from tests.engine import random_dataset
+from tests.engine import random_dataset, same_parameters
 
 DATA = random_dataset(features=12, classes=4, train=40, test=13)
 
@@ -144,8 +144,7 @@ def test_ctrl_c_returns_what_was_reached(stop: tuple[str, int], reports: int, ep
     assert [r.epoch for r in result.history] == list(range(1, reports + 1))
     assert len(result.epoch_ms) == epochs
     trained = run(epochs=epochs, device=device)
-    for name, array in trained.parameters.items():
-        np.testing.assert_array_equal(result.parameters[name], array)
+    same_parameters(result, trained)
     assert result.test_accuracy == trained.test_accuracy  # measured at the end, report or none
     assert result.times.training > 0
 

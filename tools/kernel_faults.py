@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.ptx.twin import faults
+from tests.ptx.twin import attempts, faults
 from tests.ptx.twin.harmless import OUT_OF_REACH, why_harmless
 
 KEPT = Path(__file__).resolve().parent.parent / "results" / "kernel-faults.json"
@@ -47,7 +47,7 @@ def main() -> int:
     part, parts = asked.part
     todo = todo[part - 1 :: parts][: asked.sample]
     with ProcessPoolExecutor(asked.jobs) as pool:
-        for done in as_completed([pool.submit(faults.attempt, fault, _shown_by(known, fault))
+        for done in as_completed([pool.submit(attempts.attempt, fault, _shown_by(known, fault))
                                   for fault in todo]):
             found = done.result()
             if found.what == "unknown":

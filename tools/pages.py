@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,13 +22,21 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from rawnn.bench import ablation, curves  # noqa: E402
 from rawnn.bench.columns import markdown_table  # noqa: E402
-from rawnn.bench.figures import random_figure, standalone  # noqa: E402
+from rawnn.bench.figures import (  # noqa: E402
+    ablation_figure,
+    curves_figure,
+    random_figure,
+    sizes_figure,
+    standalone,
+    sweep_figure,
+)
 from rawnn.bench.floors import read_floors  # noqa: E402
 from rawnn.bench.launches import read_launches  # noqa: E402
 from rawnn.bench.peers import summary, workload_table  # noqa: E402
 from rawnn.bench.peers.problem import draws  # noqa: E402
-from rawnn.bench.peers.records import OURS, read_contests  # noqa: E402
+from rawnn.bench.peers.records import NUMBERS, OURS, read_contests  # noqa: E402
 from rawnn.bench.plot import plot_ladder, plot_scaling  # noqa: E402
 from rawnn.bench.records import read_ladder  # noqa: E402
 from rawnn.bench.scaling import read_scaling  # noqa: E402
@@ -68,7 +77,7 @@ def random_headline() -> str:
     left = len(found.asked) - len(found.contests)
     if left:
         table += ["", f"{left} more were drawn and not reached: {found.ended or 'left out'}."]
-    if each := summary.draws_line(found):
+    for each in filter(None, (summary.draws_line(found), summary.setups(found))):
         table += ["", f"{each[0].upper()}{each[1:]}."]
     count = len(draws(found.asked))
     several = f" in {count} draws" if count > 1 else ""
@@ -100,6 +109,30 @@ def random_whole() -> str:
 def peers_of_workloads() -> str:
     """Every program of the built-in workloads that were measured beside the peers."""
     return workload_table.markdown(read_contests(RESULTS / "peers-h200.json"))
+
+
+PEERS_HEADINGS = ("workload", "network", "numbers", "rawnn", "PyTorch", "JAX", "NumPy",
+                  "best peer over rawnn")
+
+
+def peers_headline() -> str:
+    """The built-in workloads beside the fastest form of each peer, a class of numbers a row."""
+    found = read_contests(RESULTS / "peers-h200.json")
+    rows = []
+    for contest in found.contests:
+        problem = contest.problem
+        sizes = "-".join(map(str, problem.layers))
+        for numbers in NUMBERS:
+            each = {s: contest.best((s,), (numbers,)) for s in (OURS, "torch", "jax", "numpy")}
+            ours = each[OURS]
+            theirs = [e.time for s, e in each.items() if e is not None and s != OURS]
+            rows.append([f"`{problem.name}`" if numbers == NUMBERS[0] else "",
+                         f"{sizes}, batch {problem.batch}" if numbers == NUMBERS[0] else "",
+                         numbers, *(f"{e.time:.1f}" if e else "" for e in each.values()),
+                         f"**{min(theirs) / ours.time:.2f} x**" if ours and theirs else ""])
+    lines = markdown_table(PEERS_HEADINGS, rows, PEERS_HEADINGS[:3])
+    return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; "
+                      f"{summary.provenance(found)}.", ""])
 
 
 def workloads(name: str) -> Callable[[], str]:
@@ -158,8 +191,16 @@ def once_measured(name: str, table: Callable[[Path], str]) -> Callable[[], str]:
     return made
 
 
+def pictured(path: Path, text: str) -> str:
+    """A block with the pictures of a results file above it."""
+    made = {"sweep": sweeps, "curves": loss_curves}[path.stem.partition("-")[0]]()
+    words = {name: name.partition("-")[2].replace("-", " ") for name in made}
+    return "\n".join([*(f"![{word}](../results/{name}.svg)" for name, word in words.items()), "",
+                      text])
+
+
 BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"random": random_headline, "ladder": ladder},
+    "README.md": {"random": random_headline, "peers": peers_headline, "ladder": ladder},
     "docs/peers.md": {"random": random_whole, "workloads": peers_of_workloads},
     "docs/workloads.md": {"h200": workloads("workloads-h200.json"),
                           "h100": workloads("workloads-h100.json")},
@@ -170,8 +211,12 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "floors", lambda path: read_floors(path).markdown())},
     "docs/lab.md": {"launches": once_measured(
         "launches", lambda path: read_launches(path).markdown())},
-    "docs/suites.md": {"sweep": once_measured(
-        "sweep", lambda path: workload_table.markdown(read_contests(path)))},
+    "docs/suites.md": {
+        "ablation": once_measured("ablation", lambda path: ablation.markdown(read_sets(path))),
+        "sweep": once_measured("sweep", lambda path: pictured(
+            path, workload_table.markdown(read_contests(path)))),
+        "curves": once_measured("curves", lambda path: pictured(
+            path, curves.markdown(curves.read_curves(path))))},
     "docs/testing.md": {"gpu": lambda: gpu_record.lists_table(gpu_record.read_record()),
                         "checked": lambda: gpu_record.checked_table(gpu_record.read_record())},
     "examples/lab/README.md": {topic: lab(topic) for topic in lab_series.SIZES},
@@ -190,16 +235,52 @@ def ladder_picture(path: Path) -> None:
     plot_ladder(read_ladder(RESULTS / "ladder-h200.json"), path)
 
 
-PICTURES: Mapping[str, Callable[[Path], None]] = {
-    "results/random-peers.svg": random_picture,
-    "results/ladder.svg": ladder_picture,
-}
-"""File -> what draws it."""
+def sweeps() -> dict[str, Callable[[], str]]:
+    """Time against width, and against batch."""
+    path = RESULTS / "sweep-h200.json"
+    names = {c.problem.name.split()[0] for c in read_contests(path).contests} if path.exists() \
+        else set[str]()
+    return {f"sweep-{name}": partial(lambda name: sweep_figure(name, [
+        c for c in read_contests(path).contests if c.problem.name.split()[0] == name]), name)
+        for name in sorted(names)}
 
 
-if (RESULTS / "scaling-h200.json").exists():
-    PICTURES = {**PICTURES, "results/scaling.svg": lambda path: plot_scaling(
-        read_scaling(RESULTS / "scaling-h200.json"), path)}
+def loss_curves() -> dict[str, Callable[[], str]]:
+    """The loss curves of each workload, and speed and loss over the size of the networks."""
+    path = RESULTS / "curves-h200.json"
+    if not path.exists():
+        return {}
+    found = curves.read_curves(path)
+    made: dict[str, Callable[[], str]] = {
+        f"curves-{name}": partial(curves_figure, name, found) for name in found.steps}
+    for which, name in ((True, "speed"), (False, "loss")):
+        made[f"curves-by-size-{name}"] = partial(sizes_figure, found, which)
+    return made
+
+
+def ablations() -> dict[str, Callable[[], str]]:
+    """What each toggle is worth alone and beside the others."""
+    path = RESULTS / "ablation-h200.json"
+    return {"ablation": lambda: ablation_figure(read_sets(path))} if path.exists() else {}
+
+
+def pictures() -> dict[str, Callable[[Path], None]]:
+    """File -> what draws it, for all that was measured."""
+    made: dict[str, Callable[[Path], None]] = {
+        "results/random-peers.svg": random_picture, "results/ladder.svg": ladder_picture}
+    if (RESULTS / "scaling-h200.json").exists():
+        made["results/scaling.svg"] = lambda path: plot_scaling(
+            read_scaling(RESULTS / "scaling-h200.json"), path)
+    for name, draw in {**sweeps(), **loss_curves(), **ablations()}.items():
+        made[f"results/{name}.svg"] = partial(_written, draw)
+    return made
+
+
+def _written(draw: Callable[[], str], path: Path) -> None:
+    path.write_text(standalone(draw()), encoding="utf-8")
+
+
+PICTURES = pictures()
 
 
 def filled(text: str, blocks: Mapping[str, str]) -> str:

@@ -20,6 +20,8 @@ from rawnn.step.recipe import Form
 
 EXAMPLES = 60_000
 """Of the training set of MNIST."""
+MEANING = ("Times are divided: above 1 the toggle makes it faster; an interaction above 1 means "
+           "that it is worth more beside the others.")
 HEADINGS = ("workload", "toggle", "alone", "in the fastest set", "interaction", "x floor")
 
 
@@ -63,6 +65,17 @@ def ablation_sets(toggles: Sequence[Ablated]) -> list[WorkloadSet]:
                               for opt in (t.base, t.full, t.plus, t.less)))
 
 
+def ablated_in(result: SetsResult) -> list[Ablated]:
+    """The toggles of a result: of each workload the first two sets are the base and the fastest,
+    and behind them come both of each toggle."""
+    opts: dict[str, list[str]] = {}
+    for m in result.measurements:
+        opts.setdefault(m.workload, []).append(m.opt)
+    return [Ablated(workload=name, toggle=opt.removeprefix(f"{base},"), base=base, full=full)
+            for name, (base, full, *others) in opts.items()
+            for opt in others if opt.startswith(f"{base},")]
+
+
 def rows(toggles: Sequence[Ablated], result: SetsResult) -> list[tuple[str, ...]]:
     """The texts under HEADINGS. `alone` is the base's time over that with the toggle, `in the
     fastest set` that without it over the fastest; the interaction is the second over the first:
@@ -84,7 +97,7 @@ def _factor(without: Measurement | None, with_: Measurement | None) -> tuple[flo
     """How many times faster the second is, and that in words."""
     for measured in (without, with_):
         if measured is None or measured.epoch_ms is None:
-            reason = measured.reason if measured else ""
+            reason = measured.reason.partition(":")[0] if measured else ""
             return None, f"cannot run: {reason}" if reason else "not measured"
     assert without is not None
     assert with_ is not None
@@ -96,8 +109,17 @@ def _factor(without: Measurement | None, with_: Measurement | None) -> tuple[flo
         "" if apart else ", in the noise")
 
 
-def markdown(toggles: Sequence[Ablated], result: SetsResult) -> str:
+def factors(toggle: Ablated, result: SetsResult) -> tuple[float | None, float | None]:
+    """How many times faster a toggle makes it alone, and in the fastest set; None where that could
+    not be measured."""
+    found = {(m.workload, m.opt): m for m in result.measurements}
+    return tuple(_factor(found.get((toggle.workload, without)), found.get(
+        (toggle.workload, with_)))[0] for without, with_ in (
+            (toggle.base, toggle.plus), (toggle.less, toggle.full)))  # type: ignore[return-value]
+
+
+def markdown(result: SetsResult) -> str:
     """The table in Markdown, with its provenance below."""
-    table = [[f"`{w}`", f"`{t}`", *cells] for w, t, *cells in rows(toggles, result)]
+    table = [[f"`{w}`", f"`{t}`", *cells] for w, t, *cells in rows(ablated_in(result), result)]
     lines = markdown_table(HEADINGS, table, ("workload", "toggle"))
     return "\n".join([*lines, "", f"{result.provenance()}.", ""])

@@ -4,13 +4,19 @@ Series are paired by suite and set. What a pair says is the ratio of its medians
 1 is slower. Interval and p-value come from a bootstrap of residuals: a handful of runs cannot say
 how noisy they are by themselves, so each pair's variance is drawn towards the usual one of all
 pairs (empirical Bayes as in Smyth 2004, with a fixed weight), and the shape of the noise is taken
-from all residuals together. P-values are adjusted for the number of pairs (Holm 1979). A difference
-counts if it is significant and at least as large as the smallest effect that counts.
+from all residuals together. Two runs of a command differ by more than the repetitions within one:
+other clocks, another place in memory, another GPU of the same kind. How much more is estimated from
+the pairs, of which four in five are taken not to have changed, for each suite by itself, and for
+sets that the host launches apart from those that it does not (a random effect as in DerSimonian and
+Laird 1986, fitted by a quantile as genomic control is, Devlin and Roeder 1999). P-values are
+adjusted for the number of pairs (Holm 1979). A difference counts if it is significant and at least
+as large as the smallest effect that counts.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -28,6 +34,12 @@ LEVEL = 0.05
 RESAMPLES = 20_000
 PRIOR = 4.0
 """Degrees of freedom that the usual variance of all pairs counts as."""
+ENOUGH = 10
+"""Pairs from which on it is known how much two runs of a command differ."""
+UNCHANGED = 0.8
+"""The share of the pairs that are taken not to have changed."""
+QUANTILE = 1.2816
+"""That quantile of the absolute value of a normal variable of unit variance."""
 SMALLEST_NOISE = 2e-4
 """Below this no clock tells two runs apart: CUDA events tick every 0.5 us."""
 
@@ -60,7 +72,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All pairs of two files. `overall` is the geometric mean of the ratios, with its interval
-    over the pairs, None without any."""
+    over the pairs, None without any. `between` is by how much (a standard deviation, as a share of
+    the time) sets differ between the files beyond what their repetitions explain, by a name for the
+    sets; those of which too few are paired to know are not in it."""
 
     a: str
     b: str
@@ -69,6 +83,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     pairs: list[Pair]
     overall: tuple[float, float, float] | None
+    between: dict[str, float] = {}
 
     @property
     def regressions(self) -> list[Pair]:
@@ -85,14 +100,17 @@ def compare(a: SeriesFile, b: SeriesFile, effect: float = EFFECT, level: float =
         raise ConfigError(f"{a.path} and {b.path} have no set in common: A has "
                           f"{_some(a.series)}, B has {_some(b.series)}")
     timed = [key for key in both if first[key].times and second[key].times]
-    judged = dict(zip(timed, _judged([(first[k].times, second[k].times) for k in timed], effect,
-                                     level, seed), strict=True))
+    found, between = _judged([(first[k].times, second[k].times) for k in timed],
+                             _alike(timed, [first[k].host or second[k].host for k in timed]),
+                             effect, level, seed)
+    judged = dict(zip(timed, found, strict=True))
     pairs = [judged_pair(first[key], second.get(key), judged.get(key)) for key in first]
     pairs += [Pair(suite=s.suite, set=s.set, verdict="new" if s.times else "not measured",
                    runs=(0, len(s.times)), reason=s.reason)
               for key, s in second.items() if key not in first]
     return Comparison(a=a.path, b=b.path, effect=effect, level=level, notes=_notes(a, b),
-                      pairs=pairs, overall=_overall([p.ratio for p in pairs if p.ratio], seed))
+                      pairs=pairs, overall=_overall([p.ratio for p in pairs if p.ratio], seed),
+                      between=between)
 
 
 def judged_pair(mine: Series, other: Series | None, figures: _Figures | None) -> Pair:
@@ -118,22 +136,40 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     p: float
 
 
-def _judged(pairs: Sequence[tuple[list[float], list[float]]], effect: float, level: float,
-            seed: int) -> list[_Figures]:
-    """Ratio, interval, adjusted p-value and verdict of each pair of series."""
+def _alike(keys: Sequence[tuple[str, str]], by_host: Sequence[bool]) -> list[str]:
+    """A name for each pair that those have in common whose noise is of one kind: of one suite where
+    there are enough, and launched by the host or not."""
+    words = ["graphs", "sets launched by the host"]
+    own = [f"{words[host]} of {suite}" for (suite, _), host in zip(keys, by_host, strict=True)]
+    many = Counter(own)
+    return [name if many[name] >= ENOUGH else words[host]
+            for name, host in zip(own, by_host, strict=True)]
+
+
+def _judged(pairs: Sequence[tuple[list[float], list[float]]], kinds: Sequence[str],
+            effect: float, level: float, seed: int) -> tuple[list[_Figures], dict[str, float]]:
+    """Ratio, interval, adjusted p-value and verdict of each pair of series, and by how much two
+    runs differ for each of the kinds of which there are enough."""
     if not pairs:
-        return []
+        return [], {}
     logs = [(np.log(a), np.log(b)) for a, b in pairs]
     scales = _scales(logs)
     pool = _residuals(logs, scales)
     generator = np.random.default_rng(seed)
     # The smallest p-value that resampling can find must be below the level after adjustment.
     count = max(RESAMPLES, math.ceil(4 * len(pairs) / level))
+    differences = np.array([float(np.median(b) - np.median(a)) for a, b in logs])
+    errors = np.array([scale * _spread_of_medians(pool, len(a), len(b))
+                       for (a, b), scale in zip(logs, scales, strict=True)])
+    places = {kind: np.array([k == kind for k in kinds]) for kind in dict.fromkeys(kinds)}
+    between = {kind: _between(differences[place], errors[place]) for kind, place in places.items()
+               if place.sum() >= ENOUGH}
     found = []
-    for (a, b), scale in zip(logs, scales, strict=True):
-        difference = float(np.median(b) - np.median(a))
+    for (a, b), scale, difference, kind in zip(logs, scales, differences.tolist(), kinds,
+                                               strict=True):
         noise = scale * (_medians(generator, pool, len(b), count)
                          - _medians(generator, pool, len(a), count))
+        noise += between.get(kind, 0.0) * generator.standard_normal(count)
         low, high = np.quantile(noise, [0.025, 0.975])
         beyond = int(np.count_nonzero(np.abs(noise) >= abs(difference)))
         found.append((difference, difference - high, difference - low,
@@ -141,7 +177,31 @@ def _judged(pairs: Sequence[tuple[list[float], list[float]]], effect: float, lev
     adjusted = holm([p for *_, p in found])
     return [_Figures(ratio=math.exp(d), low=math.exp(lo), high=math.exp(hi), p=p,
                      verdict=_verdict(d, p, effect, level))
-            for (d, lo, hi, _), p in zip(found, adjusted, strict=True)]
+            for (d, lo, hi, _), p in zip(found, adjusted, strict=True)], between
+
+
+def _between(differences: NDArray[np.float64], errors: NDArray[np.float64]) -> float:
+    """The standard deviation by which two runs differ beyond the errors of their medians: that with
+    which four in five of the differences from the middle one are within that quantile of a normal
+    distribution."""
+    apart = np.abs(differences - np.median(differences))
+
+    def excess(more: float) -> float:
+        return float(np.quantile(apart / np.hypot(errors, more), UNCHANGED)) - QUANTILE
+
+    low, high = 0.0, 2 * float(apart.max())
+    if high == 0 or excess(low) <= 0:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return high
+
+
+def _spread_of_medians(pool: NDArray[np.float64], a: int, b: int) -> float:
+    """The standard deviation of the difference of two medians, of noise of unit variance."""
+    generator = np.random.default_rng(2)
+    return float((_medians(generator, pool, b, 2000) - _medians(generator, pool, a, 2000)).std())
 
 
 def _verdict(difference: float, p: float, effect: float, level: float) -> Verdict:

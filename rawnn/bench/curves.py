@@ -5,11 +5,12 @@ and of networks of several sizes what each learns in as many steps, and how fast
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from rawnn.bench.columns import markdown_table
 from rawnn.bench.measured import Measured
 from rawnn.bench.peers.check import reference
 from rawnn.bench.peers.contest import TURN_S, Rules
@@ -58,6 +59,39 @@ class CurvesResult(Measured, frozen=True, kw_only=True):
     steps: dict[str, int]
     curves: list[Curve]
     problems: list[Problem] = msgspec.field(default_factory=list)
+
+
+HEADINGS = ("workload", "system", "numbers", "form", "first loss", "last loss", "tolerance used")
+
+
+def rows(result: CurvesResult) -> list[tuple[str, ...]]:
+    """The texts under HEADINGS, a curve a row; the last loss is the mean of the last LAST steps."""
+    def text(value: float | None) -> str:
+        return "not finite" if value is None else f"{value:.5f}"
+
+    return [(c.workload, c.system, c.numbers, c.form,
+             text(c.losses[0]) if c.losses else c.reason, text(c.last) if c.losses else "",
+             "" if c.error is None else f"{c.error:.0%}") for c in result.curves]
+
+
+def provenance(result: CurvesResult) -> str:
+    """Where and when it was measured, and on how many steps."""
+    env = result.environment
+    gpu = f"{env.gpu['name']}, driver {env.gpu['driver']}, CUDA {env.gpu['cuda']}" if env.gpu \
+        else f"host ({env.platform})"
+    steps = ", ".join(sorted({str(n) for n in result.steps.values()}, key=int))
+    versions = ", ".join(f"{name} {version}" for name, version in env.libraries.items())
+    return (f"{gpu}; {versions}; {steps} steps from the same weights on the same batches; "
+            f"{env.date}, commit {env.commit or 'unknown'}")
+
+
+def markdown(result: CurvesResult) -> str:
+    """The table in Markdown, with its provenance below."""
+    return "\n".join([*markdown_table(HEADINGS, rows(result), HEADINGS[:4]), "",
+                      f"{provenance(result)}.", ""])
+
+
+CURVES: Mapping[str, tuple[type[CurvesResult], int]] = {"curves": (CurvesResult, 1)}
 
 
 def read_curves(path: str | os.PathLike[str]) -> CurvesResult:

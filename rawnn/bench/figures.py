@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.bench.ablation import ablated_in, factors
 from rawnn.bench.curves import Curve, CurvesResult
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult
 from rawnn.bench.peers.summary import CLASSES, summary
 from rawnn.bench.plot import require_matplotlib
 from rawnn.bench.records import LadderResult
+from rawnn.bench.sets import SetsResult
 from rawnn.bench.table import milliseconds, rows, times_text
 
 INK = "#123456"
@@ -102,6 +104,39 @@ def ladder_figure(ladder: LadderResult) -> str:
     return _svg((8, 1.2 + 0.36 * len(measured)), draw, "The ladder of optimizations")
 
 
+def ablation_figure(result: SetsResult) -> str:
+    """What each toggle is worth alone and in the fastest set, as bars from 1 on."""
+    toggles = ablated_in(result)
+    several = len({t.workload for t in toggles}) > 1
+
+    def draw(axes: Any) -> None:
+        axes.axvline(1, color=INK, linewidth=1)
+        for way, (label, colour) in enumerate((("alone", COLOURS["numpy"]),
+                                               ("in the fastest set", COLOURS["jax"]))):
+            for place, toggle in enumerate(toggles):
+                factor = factors(toggle, result)[way]
+                if factor is None:
+                    continue
+                axes.barh(place - 0.2 + 0.4 * way, factor - 1, left=1, height=0.36, color=colour,
+                          label=label)
+                axes.annotate(f"{times_text(factor)} x", (max(1.0, factor),
+                                                          place - 0.2 + 0.4 * way),
+                              xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.set_xscale("log")
+        axes.set_xlim(right=2 * axes.get_xlim()[1])
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} x")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+        axes.set_yticks(range(len(toggles)), [
+            f"{t.workload} {t.toggle}" if several else t.toggle for t in toggles])
+        axes.invert_yaxis()
+        axes.set_xlabel("times faster with the toggle, log scale")
+        axes.grid(axis="x")
+        shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        axes.legend(shown.values(), shown.keys(), loc="lower right", fontsize=8)
+
+    return _svg((8, 1.2 + 0.42 * len(toggles)), draw, "What each toggle is worth")
+
+
 LIKE_WITH_LIKE = ("float32 against true float32", "tf32 against tf32", "bf16 against bf16")
 
 
@@ -160,9 +195,7 @@ def sweep_figure(name: str, contests: Sequence[Contest]) -> str:
                       markersize=4, linewidth=1.6, label=f"{system} {numbers}")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+        _plain_ticks(axes, lambda value, _: f"{value:g}")
         axes.set_xlabel("width of the hidden layers" if widths else "batch")
         axes.set_ylabel("microseconds a step")
         axes.grid()

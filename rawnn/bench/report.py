@@ -13,10 +13,17 @@ from pathlib import Path
 
 import msgspec
 
+from rawnn.bench.ablation import HEADINGS as ABLATION_HEADINGS
+from rawnn.bench.ablation import MEANING, ablated_in
+from rawnn.bench.ablation import rows as ablation_rows
 from rawnn.bench.columns import filled
 from rawnn.bench.conditions import Conditions
+from rawnn.bench.curves import HEADINGS as CURVES_HEADINGS
+from rawnn.bench.curves import provenance as curves_provenance
 from rawnn.bench.curves import read_curves
+from rawnn.bench.curves import rows as curves_rows
 from rawnn.bench.figures import (
+    ablation_figure,
     curves_figure,
     ladder_figure,
     random_figure,
@@ -159,6 +166,14 @@ def _sets(title: str, text: str) -> Callable[[str], Section]:
     return section
 
 
+def _ablation(file: str) -> Section:
+    found = msgspec.json.decode(Path(file).read_bytes(), type=SetsResult)
+    worth = Grid(*filled(ABLATION_HEADINGS, ablation_rows(ablated_in(found), found)), MEANING)
+    sets = _sets("Ablation", "What each toggle of the fastest set is worth: the fastest set less "
+                             "one toggle at a time, and the base with one at a time.")(file)
+    return replace(sets, figures=[ablation_figure(found)], tables=[worth, *sets.tables])
+
+
 def _random(file: str) -> Section:
     found = read_contests(file)
     return Section(
@@ -189,16 +204,15 @@ def _sweep(file: str) -> Section:
 
 def _curves(file: str) -> Section:
     found = read_curves(file)
-    env = found.environment
-    versions = ", ".join(f"{n} {v}" for n, v in env.libraries.items())
     return Section(
-        "curves", "Loss curves", f"{versions}; {env.date}, commit {env.commit or 'unknown'}",
+        "curves", "Loss curves", curves_provenance(found),
         "From the same weights on the same batches: curves that lie on top of each other did the "
         "same work. Where networks differ in size: what the fastest form of each system takes for "
         "one, and what it has learnt by the end of its curve.",
         [*(curves_figure(name, found) for name in found.steps),
          *(sizes_figure(found, which) for which in (True, False)
            if len({p.weights for p in found.problems}) > 1 and any(c.us for c in found.curves))],
+        [Grid(CURVES_HEADINGS, curves_rows(found))],
         remarks=[f"{c.workload}: {c.system} {c.numbers} {c.form}: {c.reason}"
                  for c in found.curves if c.reason])
 
@@ -238,8 +252,7 @@ SECTIONS: dict[str, Callable[[str], Section]] = {
     "random-peers": _random,
     "peers": _peers,
     "sweep": _sweep,
-    "ablation": _sets("Ablation", "The fastest set less one toggle at a time, and the base with "
-                                  "one at a time."),
+    "ablation": _ablation,
     "curves": _curves,
     "workloads": _sets("Workloads", ""),
     "toggles": _sets("Toggles", "Each toggle without it and with it."),

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.records import ContestsResult
 from rawnn.bench.records import LadderResult
 from rawnn.bench.statistics import Spread
@@ -23,12 +25,15 @@ from rawnn.run.result import Environment
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Repeated measurements of one set of one suite. `times` are in the file's own unit, one a run;
     lower is better. `summarised` says that the file kept only their median and spread, of which
-    `times` are made. `reason` says why there are none, or no more."""
+    `times` are made. `host` says that the host launches or computes each step, whose noise is of
+    another size than that of a graph on the device. `reason` says why there are none, or no
+    more."""
 
     suite: str
     set: str
     times: list[float]
     summarised: bool = False
+    host: bool = False
     reason: str = ""
 
 
@@ -52,7 +57,28 @@ class _Head(msgspec.Struct):
 
 
 def read_series(path: str | os.PathLike[str]) -> SeriesFile:
-    """The series of a results file. Raises ConfigError for anything that is none."""
+    """The series of a results file, or of all those in a directory that have times, as `bench all`
+    writes them. Raises ConfigError for anything that is none."""
+    return _directory(Path(path)) if Path(path).is_dir() else _file(path)
+
+
+def _directory(path: Path) -> SeriesFile:
+    """All files of a directory as one, whose suites are told apart by what the file holds."""
+    files = []
+    for file in sorted(path.glob("*.json")):
+        with suppress(ConfigError):
+            files.append(_file(file))
+    if not files:
+        raise ConfigError(f"{path} has no results file with times")
+    return SeriesFile(
+        path=os.fspath(path), kind="all", environment=files[0].environment,
+        dataset=", ".join(sorted({f.dataset for f in files})),
+        series=[msgspec.structs.replace(s, suite=s.suite if s.suite.startswith(f.kind) else
+                                        f"{f.kind} {s.suite}") for f in files for s in f.series])
+
+
+def _file(path: str | os.PathLike[str]) -> SeriesFile:
+    """The series of one file."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -78,7 +104,12 @@ def _ladder(content: bytes) -> tuple[Environment, str, list[Series]]:
     suite = f"ladder {'-'.join(map(str, config.layers))} batch {config.batch}"
     return found.environment, found.dataset, [
         Series(suite=suite, set=rung.name, times=[run.average_epoch_ms for run in rung.runs],
-               reason=rung.reason) for rung in found.rungs]
+               host=_by_host(rung.footprint), reason=rung.reason) for rung in found.rungs]
+
+
+def _by_host(print_: Footprint | None) -> bool:
+    """Whether each step of ours is launched by the host; not said of files without it."""
+    return print_ is not None and not print_.nodes
 
 
 class _Measurement(msgspec.Struct):
@@ -88,6 +119,7 @@ class _Measurement(msgspec.Struct):
     opt: str
     times_ms: list[float] = []
     epoch_ms: Spread | None = None
+    footprint: Footprint | None = None
     reason: str = ""
 
 
@@ -104,7 +136,8 @@ def _sets(content: bytes) -> tuple[Environment, str, list[Series]]:
         exact = m.times_ms or m.epoch_ms is None
         times = m.times_ms if exact or m.epoch_ms is None else restored(m.epoch_ms)
         made.append(Series(suite=m.workload, set=m.opt, times=times,
-                           summarised=not exact and len(times) > 3, reason=m.reason))
+                           summarised=not exact and len(times) > 3,
+                           host=_by_host(m.footprint), reason=m.reason))
     return found.environment, found.dataset, made
 
 
@@ -124,7 +157,7 @@ def _contests(content: bytes) -> tuple[Environment, str, list[Series]]:
     found = msgspec.json.decode(content, type=ContestsResult)
     made = [Series(suite=f"{c.problem.name} ({c.problem})",
                    set=" ".join(filter(None, (e.system, e.numbers, e.form))), times=e.us,
-                   reason=e.reason)
+                   host=e.clock == "wall" or _by_host(e.footprint), reason=e.reason)
             for c in found.contests for e in c.entries]
     return found.environment, f"draw {found.draw_version}", made
 

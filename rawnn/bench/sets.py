@@ -139,7 +139,7 @@ class SetsResult(Measured, frozen=True, kw_only=True):
 
 
 SETS: Mapping[str, tuple[type[SetsResult], int]] = dict.fromkeys(
-    ("workloads", "toggles"), (SetsResult, SCHEMA_VERSION))
+    ("workloads", "toggles", "ablation"), (SetsResult, SCHEMA_VERSION))
 
 
 def read_sets(path: str | os.PathLike[str]) -> SetsResult:
@@ -160,8 +160,9 @@ class Progress:
     result: SetsResult
 
 
-def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: int | None = None,
-             device: str = "auto", dataset: str = "mnist", *,
+def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3,
+             epochs: int | Mapping[str, int] | None = None, device: str = "auto",
+             dataset: str = "mnist", *,
              notify: Callable[[str], None] = lambda message: None,
              on_progress: Callable[[Progress], None] = lambda progress: None,
              opened: Opened | None = None,
@@ -169,9 +170,9 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
              budget: float = math.inf) -> SetsResult:
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
     opened device, interleaved: on `opened`, which is left open, if that is given. `epochs` are the
-    workload's own unless given; `stand_in` is explained at `load_dataset`. All sets are run once
-    more only where that is expected to end within `budget` seconds: `repeats` of the result then
-    says how often they were.
+    workload's own unless given: for all workloads, or by name, with `others` for those that are not
+    named. `stand_in` is explained at `load_dataset`. All sets are run once more only where that is
+    expected to end within `budget` seconds: `repeats` of the result then says how often they were.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -181,7 +182,7 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3, epochs: 
         raise ConfigError(f"repeats = {repeats} of {len(sets)} sets: there is nothing to measure")
     for _, opt in sets:
         check_words(opt.split(","), f"--opt {opt}")
-    series = [_Series(name, opt, _config(name, opt, epochs, device, dataset))
+    series = [_Series(name, opt, _config(name, opt, _epochs(epochs, name), device, dataset))
               for name, opt in sets]
     data = data or load_dataset(dataset, notify=notify, stand_in=stand_in)
     for each in series:
@@ -208,6 +209,13 @@ def _not_on_host(kind: Kind, opt: str) -> str:
     if kind == "toggles" and (emulated := [name for name in names if name in EMULATED]):
         return f"the host only emulates {', '.join(emulated)}: its time says nothing"
     return ""
+
+
+def _epochs(asked: int | Mapping[str, int] | None, name: str) -> int | None:
+    """The epochs that a workload is asked for, None for its own."""
+    if asked is None or isinstance(asked, int):
+        return asked
+    return asked.get(name, asked.get("others"))
 
 
 def _config(name: str, opt: str, epochs: int | None, device: str, dataset: str) -> Config:

@@ -33,10 +33,11 @@ class LadderSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class SetsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`bench workloads`: workloads by name, and the sets of toggles of each; `others` are those of
-    workloads that have none."""
+    workloads that have none. `epochs` likewise, where they are not the workload's own."""
 
     names: list[str]
     repeats: Count
+    epochs: dict[str, Count] = {}
     sets: dict[str, list[str]]
 
 
@@ -51,9 +52,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TogglesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench toggles`: by toggle, what shows its worth."""
+    """`bench toggles`: by toggle, what shows its worth; `epochs` as in SetsSuite."""
 
     repeats: Count
+    epochs: dict[str, Count] = {}
     compare: dict[str, list[Comparison]]
 
 
@@ -191,7 +193,10 @@ def _converted(values: dict[str, Any], path: str) -> Suites:
 def _checked(suites: Suites, path: str) -> Suites:
     """Raise ConfigError for workloads and toggles that there are not."""
     named = [("workloads", name) for name in suites.workloads.names]
-    named += [("workloads.sets", name) for name in suites.workloads.sets if name != "others"]
+    for where, table in (("workloads.sets", suites.workloads.sets),
+                         ("workloads.epochs", suites.workloads.epochs),
+                         ("toggles.epochs", suites.toggles.epochs)):
+        named += [(where, name) for name in table if name != "others"]
     named += [("ablation", suite.workload) for suite in suites.ablation]
     named += [("peers", name) for name in suites.peers.names]
     named += [("curves", name) for name in suites.curves.names]

@@ -18,10 +18,12 @@ from rawnn.bench.accuracy import (
     host_accuracy,
     keep_oracle,
 )
+from rawnn.bench.curves import CURVES, CurvesResult
 from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import Progress, check_rungs, run_ladder
 from rawnn.bench.launches import LAUNCHES, LaunchesResult
 from rawnn.bench.measured import read_measured
+from rawnn.bench.peers.records import CONTESTS, ContestsResult
 from rawnn.bench.phases import PHASES, PhasesResult
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult
@@ -33,13 +35,20 @@ from rawnn.cli.differences import compare
 from rawnn.cli.floors import floors, show_floors
 from rawnn.cli.launches import launches, show_launches
 from rawnn.cli.options import make_config
-from rawnn.cli.peers import Part, bench_option, merge, peers, random_contests
+from rawnn.cli.peers import (
+    Part,
+    bench_option,
+    merge,
+    peers,
+    random_contests,
+    show_contests,
+)
 from rawnn.cli.phases import phases, show_phases
 from rawnn.cli.report import everything, report
 from rawnn.cli.scaling import scaling, show_scaling
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
-from rawnn.cli.suites import ablation, curves, sweep
+from rawnn.cli.suites import ablation, curves, show_ablation, show_curves, sweep
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data import Dataset, load_dataset
 from rawnn.data.source import settled
@@ -242,11 +251,11 @@ bench.add_command(everything)
 @bench_option
 def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
          ) -> None:
-    """Print the table of what --json kept of a ladder, of workloads, toggles, floors, launches,
-    scaling or phases."""
+    """Print the table of what --json kept of any of the suites."""
     result: (LadderResult | SetsResult | FloorsResult | LaunchesResult | ScalingResult
-             | PhasesResult) = read_measured(
-        file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS, **PHASES})
+             | PhasesResult | ContestsResult | CurvesResult) = read_measured(
+        file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS, **PHASES, **CONTESTS,
+               **CURVES})
     if isinstance(result, LadderResult):
         _show(result)
         _export(result, markdown_file, plot_file)
@@ -264,6 +273,15 @@ def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file
         return
     if isinstance(result, PhasesResult):
         show_phases(result, markdown_file)
+        return
+    if isinstance(result, ContestsResult):
+        show_contests(result, markdown_file)
+        return
+    if isinstance(result, CurvesResult):
+        show_curves(result, markdown_file)
+        return
+    if result.kind == "ablation":
+        show_ablation(result, markdown_file)
         return
     show_sets(result, markdown_file, bench_file)
 

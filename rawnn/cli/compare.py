@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
 
 from rawnn.bench.duel import ROUNDS, Duel, duel
 from rawnn.bench.footprint import traffic, x_floor
@@ -20,6 +19,7 @@ from rawnn.cli.options import (
     toggle_names,
 )
 from rawnn.cli.screen import say, table_console
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output
 from rawnn.data.source import fitted
 from rawnn.run.machine import open_device
@@ -57,16 +57,11 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
 
 def show(found: Duel) -> None:
     console = table_console()
-    table = Table()
-    for heading in HEADINGS:
-        table.add_column(heading, no_wrap=True)
     first = found.sides[0].us.median
-    for side in found.sides:
-        us, print_ = side.us, side.footprint
-        table.add_row(
-            side.opt, f"{us.median:.2f}", f"{us.min:.2f}-{us.max:.2f}", f"{first / us.median:.2f}",
-            x_floor(us.median, print_), *traffic(print_), f"{side.loss:.5f}")
-    console.print(table)
+    print_table(HEADINGS, [
+        (side.opt, f"{side.us.median:.2f}", f"{side.us.min:.2f}-{side.us.max:.2f}",
+         f"{first / side.us.median:.2f}", x_floor(side.us.median, side.footprint),
+         *traffic(side.footprint), f"{side.loss:.5f}") for side in found.sides])
     for side in found.sides[1:]:
         console.print(found.verdict(side), markup=False)
     for side in found.sides:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rawnn.bench.costing import OWN, OpCost, least_time, op_costs, total
 from rawnn.bench.floors import FloorsResult, kept, missing, read_floors
-from rawnn.cli.peers import print_table
 from rawnn.cli.screen import sentences, table_console
+from rawnn.cli.tables import print_table
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
 

@@ -6,12 +6,12 @@ from collections import Counter
 
 import click
 import msgspec
-from rich.table import Table
 
 from rawnn.bench.compare import EFFECT, LEVEL, MEANING, Comparison, Pair
 from rawnn.bench.compare import compare as compared
 from rawnn.bench.series import read_series
-from rawnn.cli.screen import table_console
+from rawnn.cli.screen import sentences, table_console
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import RawnnError
 
@@ -19,8 +19,8 @@ HEADINGS = ("suite", "set", "B / A", "95 % interval", "p", "runs", "verdict")
 
 
 @click.command()
-@click.argument("a", metavar="A.json")
-@click.argument("b", metavar="B.json")
+@click.argument("a", metavar="A.json|DIRECTORY")
+@click.argument("b", metavar="B.json|DIRECTORY")
 @click.option("--effect", type=click.FloatRange(0, 1), default=EFFECT, show_default=True,
               help="The smallest difference that counts, as a share of the time.")
 @click.option("--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=LEVEL,
@@ -29,7 +29,8 @@ HEADINGS = ("suite", "set", "B / A", "95 % interval", "p", "runs", "verdict")
 @click.option("--json", "json_file", metavar="FILE", help="Keep the comparison as JSON.")
 def compare(a: str, b: str, effect: float, level: float, everything: bool,
             json_file: str | None) -> None:
-    """Compare two results files of `bench`, set by set: is B slower than A?
+    """Compare two results files of `bench`, set by set: is B slower than A? Or all files of two
+    directories, as `bench all` writes them.
 
     Exits with 1 if a set is significantly slower, by at least the smallest difference that counts,
     or could not be run any more.
@@ -48,12 +49,7 @@ def _show(found: Comparison, everything: bool) -> None:
     console = table_console()
     shown = [p for p in found.pairs if everything or p.verdict not in ("same", "not measured")]
     if shown:
-        table = Table(title=f"A = {found.a}, B = {found.b}", title_justify="left")
-        for heading in HEADINGS:
-            table.add_column(heading, no_wrap=True)
-        for pair in shown:
-            table.add_row(*cells(pair))
-        console.print(table)
+        print_table(HEADINGS, [cells(pair) for pair in shown], f"A = {found.a}, B = {found.b}")
     counts: Counter[str] = Counter(p.verdict for p in found.pairs)
     for verdict, meaning in MEANING.items():
         if counts[verdict]:
@@ -65,6 +61,12 @@ def _show(found: Comparison, everything: bool) -> None:
     console.print(f"the smallest difference that counts is {found.effect:.0%}; p-values are "
                   f"adjusted for {sum(p.p is not None for p in found.pairs)} sets (Holm)",
                   markup=False)
+    if found.between:
+        shares = sorted(found.between.items(), key=lambda pair: -pair[1])
+        sentences(console, [
+            "- beyond what repetitions explain the two differ, and intervals and p-values allow "
+            "for it (one standard deviation): "
+            + ", ".join(f"{what} {share:.1%}" for what, share in shares)])
     for note in found.notes:
         console.print(f"- {note}", markup=False)
 

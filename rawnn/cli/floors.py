@@ -9,8 +9,9 @@ import click
 from rawnn.bench.floors import HEADINGS, Floor, FloorsResult, keep
 from rawnn.bench.limits import default_effort, measure
 from rawnn.bench.suites import read_suites
-from rawnn.cli.peers import bench_option, print_table
+from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import ConfigError, RawnnError
 from rawnn.run.config import check_device

@@ -6,8 +6,9 @@ import click
 
 from rawnn.bench.launches import HEADINGS, MOST, LaunchesResult, measure
 from rawnn.bench.suites import read_suites
-from rawnn.cli.peers import bench_option, print_table
+from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import RawnnError
 from rawnn.run.config import check_device

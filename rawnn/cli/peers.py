@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from rawnn.bench.columns import filled
 from rawnn.bench.peers.arrange import (
     Arrangement,
     chosen,
@@ -34,7 +32,8 @@ from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import markdown as workload_markdown
 from rawnn.bench.peers.workload_table import remarks, table_rows
 from rawnn.bench.suites import read_suites
-from rawnn.cli.screen import say, table_console
+from rawnn.cli.screen import say
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import RawnnError
 from rawnn.run.config import check_device
@@ -78,7 +77,28 @@ def random_contests(count: int | None, seeds: tuple[int, ...], device: str, peer
     _say_draws(hold(arranged, budget, json_file, markdown_file), markdown_file)
 
 
+def show_contests(result: ContestsResult, markdown_file: str | None) -> None:
+    """Print what `random --peers`, `peers` or `sweep` measured, as it was printed then."""
+    (_show_draws if result.kind == "random-peers" else show_workloads)(result, markdown_file)
+    click.echo(provenance(result))
+
+
+def show_workloads(result: ContestsResult, markdown_file: str | None) -> None:
+    """The table of workloads or of a sweep, what is to be said of it, and both as Markdown."""
+    print_table(WORKLOAD_HEADINGS, table_rows(result))
+    for text in remarks(result):
+        click.echo(f"- {text}")
+    if markdown_file:
+        write_atomically(markdown_file, workload_markdown(result).encode())
+
+
 def _say_draws(result: ContestsResult, markdown_file: str | None) -> None:
+    """The summary of drawn networks, and whether they went well."""
+    _show_draws(result, markdown_file)
+    finish(result)
+
+
+def _show_draws(result: ContestsResult, markdown_file: str | None) -> None:
     """The summary of drawn networks, and their tables as Markdown."""
     if result.contests:
         print_table(HEADINGS, [cells(line) for line in summary(result)])
@@ -88,7 +108,6 @@ def _say_draws(result: ContestsResult, markdown_file: str | None) -> None:
         click.echo(setups(result))
     if markdown_file:
         write_atomically(markdown_file, markdown(result).encode())
-    finish(result)
 
 
 @click.command()
@@ -144,11 +163,7 @@ def peers(names: tuple[str, ...], peers: tuple[str, ...], bench_file: str | None
     rules = Rules(systems, device_of(device), workload_forms)
     arranged = Arrangement("peers", asked, rules, absent, earlier)
     result = hold(arranged, budget, json_file, markdown_file)
-    print_table(WORKLOAD_HEADINGS, table_rows(result))
-    for text in remarks(result):
-        click.echo(f"- {text}")
-    if markdown_file:
-        write_atomically(markdown_file, workload_markdown(result).encode())
+    show_workloads(result, markdown_file)
     finish(result)
 
 
@@ -180,17 +195,6 @@ def hold(arranged: Arrangement, budget: float | None, json_file: str | None,
     if json_file:
         result.write_json(json_file)
     return result
-
-
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on the screen, however wide."""
-    headings, rows = filled(headings, rows)
-    table = Table()
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    table_console().print(table)
 
 
 def finish(result: ContestsResult) -> None:

@@ -8,8 +8,8 @@ import click
 
 from rawnn.bench.peers.problem import LEARNING_RATES, STEPS, Loss, Problem, Rule
 from rawnn.bench.phases import HEADINGS, PhasesResult, measure
-from rawnn.cli.peers import print_table
 from rawnn.cli.screen import say
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.run.config import check_device, parse_layers
 from rawnn.run.machine import open_device

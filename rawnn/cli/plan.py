@@ -87,10 +87,11 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     click.echo()
     for name, outcomes in selection.outcomes(baseline).items():
         click.echo(f"parts of {name}")
+        width = max((len(outcome.part) for outcome in outcomes), default=0)
         for outcome in outcomes:
             taken = f"taken, but {outcome.but}" if outcome.but else "taken"
-            click.echo(f"  {outcome.part:<10} " + (f"not taken: {outcome.reason}" if outcome.reason
-                                                  else taken))
+            said = f"not taken: {outcome.reason}" if outcome.reason else taken
+            click.echo(f"  {outcome.part:<{width}} {said}")
         click.echo()
     click.echo(step)
     for op in step.find(kind="train_steps"):

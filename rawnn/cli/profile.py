@@ -12,8 +12,8 @@ from rawnn.bench.profiling import profile as profiled
 from rawnn.bench.traces import write_trace
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
-from rawnn.cli.peers import print_table
 from rawnn.cli.screen import say, sentences, table_console
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output
 from rawnn.data.source import fitted
 from rawnn.run.machine import open_device

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from rawnn.bench.scaling import HEADINGS, ScalingResult, alone, measure, points
-from rawnn.cli.peers import print_table
 from rawnn.cli.screen import Screen, say
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import RawnnError
 from rawnn.run.config import check_device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -36,7 +36,7 @@ _OPTIONS = [
     click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
                  help="Run all once more only where that is expected to end within this."),
     click.option("--epochs", type=click.IntRange(1),
-                 help="Passes over the data (the workload's own)."),
+                 help="Passes over the data (those of bench.toml, else the workload's own)."),
     click.option("--dataset", default="mnist", show_default=True, metavar="NAME",
                  help="mnist or synthetic."),
     click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run."),
@@ -62,11 +62,13 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
                    "workload's own, and best,sr where its weights are in 16 bits).")
 @_measuring
 def workloads(names: tuple[str, ...], opts: tuple[str, ...], markdown_file: str | None,
-              bench_file: str | None, repeats: int | None, **options: Any) -> None:
+              bench_file: str | None, repeats: int | None, epochs: int | None,
+              **options: Any) -> None:
     """Measure the built-in workloads: time a step, accuracy and device memory."""
     suite = read_suites(bench_file).workloads
     result = _measured("workloads", workload_sets(names or suite.names, opts, suite),
-                       markdown_file, repeats=repeats or suite.repeats, **options)
+                       markdown_file, repeats=repeats or suite.repeats,
+                       epochs=epochs or suite.epochs, **options)
     click.echo(result.provenance())
     _keep(result.markdown(), markdown_file)
     _finish(result)
@@ -76,7 +78,7 @@ def workloads(names: tuple[str, ...], opts: tuple[str, ...], markdown_file: str 
 @click.argument("names", nargs=-1, metavar="[TOGGLE]...")
 @_measuring
 def toggles(names: tuple[str, ...], markdown_file: str | None, bench_file: str | None,
-            repeats: int | None, **options: Any) -> None:
+            repeats: int | None, epochs: int | None, **options: Any) -> None:
     """Measure what each toggle is worth: the workloads that show it, without it and with it.
 
     All toggles are measured unless some are named.
@@ -84,7 +86,7 @@ def toggles(names: tuple[str, ...], markdown_file: str | None, bench_file: str |
     suite = read_suites(bench_file).toggles
     chosen = toggles_named(names, suite)
     result = _measured("toggles", comparison_sets(chosen, suite), markdown_file,
-                       repeats=repeats or suite.repeats, **options)
+                       repeats=repeats or suite.repeats, epochs=epochs or suite.epochs, **options)
     click.echo()
     _compare(result, chosen, markdown_file, suite)
     _finish(result)
@@ -172,8 +174,8 @@ class _Rows:
 
 
 def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None, *, repeats: int,
-              epochs: int | None, dataset: str, device: str, json_file: str | None,
-              budget: float | None) -> SetsResult:
+              epochs: int | Mapping[str, int], dataset: str, device: str,
+              json_file: str | None, budget: float | None) -> SetsResult:
     check_output("--json", json_file)
     check_output("--markdown", markdown_file)
     rows = _Rows(sets)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from rawnn.bench.ablation import HEADINGS as ABLATION_HEADINGS
-from rawnn.bench.ablation import ablated, ablation_sets, rows
+from rawnn.bench.ablation import MEANING, ablated, ablated_in, ablation_sets
 from rawnn.bench.ablation import markdown as ablation_markdown
-from rawnn.bench.curves import CurvesResult, run_curves
+from rawnn.bench.ablation import rows as ablation_rows
+from rawnn.bench.curves import HEADINGS, CurvesResult, provenance, rows, run_curves
+from rawnn.bench.curves import markdown as curves_markdown
 from rawnn.bench.peers.arrange import (
     Arrangement,
     chosen,
@@ -22,13 +23,11 @@ from rawnn.bench.peers.arrange import (
 from rawnn.bench.peers.contest import Rules
 from rawnn.bench.peers.records import read_contests
 from rawnn.bench.peers.summary import network_line
-from rawnn.bench.peers.workload_table import HEADINGS as SWEEP_HEADINGS
-from rawnn.bench.peers.workload_table import markdown as sweep_markdown
-from rawnn.bench.peers.workload_table import table_rows
 from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.bench.suites import read_suites
-from rawnn.cli.peers import bench_option, device_of, finish, hold, print_table
+from rawnn.cli.peers import bench_option, device_of, finish, hold, show_workloads
 from rawnn.cli.screen import say
+from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import ConfigError, RawnnError, unknown
 from rawnn.run.config import check_device
@@ -67,21 +66,28 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
         say(f"{progress.done} of {progress.total}: {progress.measurement.workload} "
             f"{progress.measurement.opt}")
 
-    epochs, runs = {s.epochs for s in suites}, {s.repeats for s in suites}
+    epochs = {s.workload: max(o.epochs for o in suites if o.workload == s.workload)
+              for s in suites}
+    runs = {s.repeats for s in suites}
     with opened:
         result: SetsResult = run_sets(
-            "ablation", ablation_sets(toggles), repeats or max(runs), max(epochs), device, dataset,
+            "ablation", ablation_sets(toggles), repeats or max(runs), epochs, device, dataset,
             notify=say, on_progress=heard, opened=opened, budget=budget or math.inf)
     if json_file:
         result.write_json(json_file)
-    print_table(ABLATION_HEADINGS, rows(toggles, result))
-    click.echo("Times are divided: above 1 the toggle makes it faster; an interaction above 1 "
-               "means that it is worth more beside the others.")
-    click.echo(result.provenance())
-    if markdown_file:
-        write_atomically(markdown_file, ablation_markdown(toggles, result).encode())
+    show_ablation(result, markdown_file)
     if result.interrupted:
         raise click.Abort
+
+
+def show_ablation(result: SetsResult, markdown_file: str | None) -> None:
+    """Print what each toggle is worth alone and beside the others."""
+    toggles = ablated_in(result)
+    print_table(ABLATION_HEADINGS, ablation_rows(toggles, result))
+    click.echo(MEANING)
+    click.echo(result.provenance())
+    if markdown_file:
+        write_atomically(markdown_file, ablation_markdown(result).encode())
 
 
 @click.command()
@@ -118,9 +124,7 @@ def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...]
     rules = Rules(systems, device_of(device), swept_forms(suites))
     result = hold(Arrangement("sweep", asked, rules, absent, earlier), budget, json_file,
                   markdown_file, network_line)
-    print_table(SWEEP_HEADINGS, table_rows(result))
-    if markdown_file:
-        write_atomically(markdown_file, sweep_markdown(result).encode())
+    show_workloads(result, markdown_file)
     finish(result)
 
 
@@ -135,14 +139,17 @@ def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...]
               show_default=True, help="The data set.")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
 @click.option("--json", "json_file", metavar="FILE", help="Keep all losses as JSON.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...],
-           steps: int | None, dataset: str, device: str, json_file: str | None) -> None:
+           steps: int | None, dataset: str, device: str, json_file: str | None,
+           markdown_file: str | None) -> None:
     """Draw the losses of ours and of the peers over the first steps, from the same weights on the
     same batches.
 
     Exits with 1 if a curve leaves the stated tolerance.
     """
     check_output("--json", json_file)
+    check_output("--markdown", markdown_file)
     suite = read_suites(bench_file).curves
     systems, absent = chosen(peers, suite.systems)
     for reason in absent.values():
@@ -152,18 +159,16 @@ def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...
     result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
     if json_file:
         result.write_json(json_file)
-    print_table(("workload", "system", "numbers", "form", "first loss", "last loss",
-                 "tolerance used"), _curve_rows(result))
+    show_curves(result, markdown_file)
     wrong = [c for c in result.curves if c.reason or (c.error is not None and c.error > 1)]
     if wrong:
         raise RawnnError(f"{len(wrong)} of {len(result.curves)} curves failed or are not those of "
                          f"the others")
 
 
-def _curve_rows(result: CurvesResult) -> Sequence[Sequence[str]]:
-    def text(value: float | None) -> str:
-        return "not finite" if value is None else f"{value:.5f}"
-
-    return [(c.workload, c.system, c.numbers, c.form,
-             text(c.losses[0]) if c.losses else c.reason, text(c.losses[-1]) if c.losses else "",
-             "" if c.error is None else f"{c.error:.0%}") for c in result.curves]
+def show_curves(result: CurvesResult, markdown_file: str | None) -> None:
+    """Print where each curve begins and ends, and both as Markdown."""
+    print_table(HEADINGS, rows(result))
+    click.echo(provenance(result))
+    if markdown_file:
+        write_atomically(markdown_file, curves_markdown(result).encode())

@@ -12,7 +12,7 @@ from rawnn.network.layers import Network
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
 from rawnn.onchip.cost import FITTED_AT
-from rawnn.onchip.problem import Unsupported, problem_of
+from rawnn.onchip.problem import Problem, Unsupported, problem_of
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.run.policy import Policy
 from rawnn.step.build import training_step
@@ -21,11 +21,17 @@ from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
 from rawnn.step.tensor import Role
 
-COMPILATION = 0.5e6
-"""Microseconds that a generated kernel delays a run where it is not cached, about: it compiles in
-two seconds, beside the other kernels and the loading of data. What it saves over the run must be
-more. The state of the cache does not count, so that a run is the same whether or not it was run
-before."""
+PRODUCT_COMPILED, STATE_COMPILED = 0.15e6, 0.07e6
+"""Microseconds that NVRTC takes for each matrix product of a step in a generated kernel, with all
+that belongs to it, and besides where the optimizer keeps state: fitted to networks of the draw in
+float32, tf32 and bf16 (NVRTC 12.9 and 13; half within 15 %, nine in ten within 40 %;
+docs/kernel-compilation.md). Nine tenths are optimisation of one function, by one thread."""
+LAUNCHES_COMPILED = 0.45e6
+"""What launches compile themselves before their first step, all kernels side by side: the slowest
+of a network takes 0.35 to 0.6 s."""
+LEAST_DELAY = 0.06e6
+"""By how much a first run came later where both should take as long: 36-76 at batch 3 was ready
+after 0.83 s with a generated kernel and 0.77 s without one (an H200 and 16 cores)."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +47,15 @@ class Launches:
     kept: float
 
 
-LAUNCHES = {"": Launches(1.50, 61.6e3, 67.3e6, 0.238e6),
-            "tf32": Launches(1.44, 82.3e3, 121e6, 0.289e6),
-            "bf16": Launches(1.40, 86.2e3, 662e6, 0.314e6)}
+LAUNCHES = {"": Launches(1.50, 81.9e3, 73.8e6, 0.200e6),
+            "tf32": Launches(1.49, 107e3, 92.8e6, 0.381e6),
+            "bf16": Launches(1.35, 104e3, 608e6, 0.258e6)}
 LAUNCHES |= dict.fromkeys(("fp16", "sr"), LAUNCHES["bf16"])
-"""By number format: least squares of relative errors over eleven networks on an H200 (one to six
-layers of 9 to 978 units, batches of 2 to 3000). Of 76 runs of a random draw made behind that, nine
-in ten are within 27 % of it, all within 0.69 and 1.31 times: tests/opts/test_earning.py. fp16 and
-sr took what bf16 did, or up to 9 % more, in nine of ten networks, and sr 1.8 times as long in
-one."""
+"""By number format: least squares of relative errors over the runs of a random draw that went
+launch by launch (one to six layers of 5 to 992 units, batches of 11 to 3811, an H200). Of these 76
+runs nine in ten are within 22 % of it, all within 0.73 and 1.32 times: tests/opts/test_earning.py.
+fp16 and sr took what bf16 did, or up to 9 % more, in nine of ten networks, and sr 1.8 times as long
+in one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
         return Verdict(False)
     plan = _step(network, recipe, form, numbers)
     try:
-        chosen = choose(problem_of(plan), chip_of(machine.target))
+        problem = problem_of(plan)
+        chosen = choose(problem, chip_of(machine.target))
     except Unsupported as reason:
         return Verdict(False, f"best leaves persistent out: the step {reason.reason}")
     if chosen.decomposition.turns > 1:
@@ -85,12 +92,29 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
         return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step {doubt}are "
                               f"expected of it, {launches:.0f} of launches")
     steps = recipe.updates(form.examples) * recipe.epochs
-    needed = COMPILATION / (launches - chosen.us)
+    later = delay(problem)
+    needed = later / (launches - chosen.us)
     if steps < needed:
         return Verdict(False, f"best leaves persistent out: {steps} steps are too few to earn its "
-                              f"compilation; from about {needed:.0f} on it takes it")
+                              f"compilation, which delays a first run by about {later / 1e6:.2g} s "
+                              f"more than launches' own; from about {needed:.0f} on it takes it")
     return Verdict(True, f"best takes persistent: {chosen.us:.1f} us a step are expected of it "
                          f"({chosen.decomposition}), {launches:.0f} of launches")
+
+
+def delay(problem: Problem) -> float:
+    """Microseconds by which the first step comes later with a generated kernel than launch by
+    launch, where neither is in the cache: what its compilation takes beyond that of the launches'
+    kernels. The state of the cache does not count, so that a run is the same whether or not it was
+    run before."""
+    each = PRODUCT_COMPILED + (STATE_COMPILED if problem.states else 0.0)
+    return max(LEAST_DELAY, products(problem) * each - LAUNCHES_COMPILED)
+
+
+def products(problem: Problem) -> int:
+    """Matrix products of a step: a layer's sums, weight gradient and, but for the first, input
+    gradient."""
+    return 3 * problem.depth - 1
 
 
 def _step(network: Network, recipe: Recipe, form: Form, numbers: str) -> Plan:

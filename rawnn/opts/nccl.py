@@ -9,7 +9,7 @@ the gradient's product step aside, for the gradient has to leave in between.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rawnn.errors import ConfigError
@@ -17,13 +17,23 @@ from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
-from rawnn.step.ops.collectives import TURN, all_gather, all_reduce, reduce_scatter
+from rawnn.step.ops.collectives import (
+    SCATTER,
+    TURN,
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+    wholes,
+)
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import MULTIPLIED, PART, Role, Tensor
 
 BUCKET_MB = 25
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
-FORM = "N|fp32|bf16|sharded"
+FIRST_MB = 1
+"""The same of the first bucket where gradients come as the next step needs them: it has the first
+layer, and of all layers what is smaller than this."""
+FORM = "N|fp32|bf16|sharded|forward"
 """One of these, or several with colons between them."""
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -31,20 +41,23 @@ TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 @dataclass(frozen=True)
 class Buckets:
     """`nbytes` of gradients make a bucket; `dtype` is what they are reduced in, "" where the
-    weights say it. Where it is `sharded` each rank updates its rows of each matrix."""
+    weights say it. Where it is `sharded` each rank updates its rows of each matrix; with `forward`
+    gradients come in the order in which the next step needs the weights."""
 
     nbytes: int
     dtype: str
     sharded: bool = False
+    forward: bool = False
 
 
 def parse(text: str) -> str:
     words = text.split(":")
-    kinds = ["sharded" if w == "sharded" else "type" if w in TYPES else "size"
+    kinds = [w if w in ("sharded", "forward") else "type" if w in TYPES else "size"
              if re.fullmatch(r"[1-9][0-9]{0,5}", w) else "" for w in words]
     if "" in kinds or len(set(kinds)) < len(kinds):
         raise ConfigError(f"nccl={text}: give megabytes of a bucket, what gradients are reduced "
-                          f"in (fp32 or bf16), sharded, or several of them, as in nccl=25:fp32")
+                          f"in (fp32 or bf16), sharded, forward, or several of them, as in "
+                          f"nccl=25:fp32")
     return text
 
 
@@ -53,7 +66,7 @@ def buckets(value: str | int | None) -> Buckets:
     words = str(value or "").split(":")
     size = next((int(word) for word in words if word.isdigit()), BUCKET_MB)
     dtype = next((TYPES[word] for word in words if word in TYPES), "")
-    return Buckets(size * 1_000_000, dtype, "sharded" in words)
+    return Buckets(size * 1_000_000, dtype, "sharded" in words, "forward" in words)
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
@@ -64,8 +77,11 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if not gradients:
         return plan, policy
     plan = plan.with_tensors(TURN, *gradients.values())
+    if wanted.forward:
+        plan = _as_needed(plan, gradients)
     ops: list[Op] = []
     waiting: list[str] = []
+    enough = min(wanted.nbytes, FIRST_MB * 1_000_000) if wanted.forward else wanted.nbytes
     left = dict.fromkeys(gradients)
     overflow = _last_overflow(plan)
     shards = Shards(plan) if wanted.sharded else None
@@ -74,13 +90,39 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
         for name in (name for name, _ in op.writes if name in left):
             del left[name]
             waiting.append(name)
-        if waiting and (not left or sum(plan[n].nbytes for n in waiting) >= wanted.nbytes):
+        if waiting and (not left or sum(plan[n].nbytes for n in waiting) >= enough):
             ops += shards.reductions(waiting) if shards else [_reduction(plan, waiting)]
-            waiting = []
+            waiting, enough = [], wanted.nbytes
         if op is overflow:  # a step counts on every rank, or on none
             ops.append(all_reduce("overflow.all_reduce", {"overflow": "overflow"}, 1.0, "max"))
     plan = replace(plan, ops=tuple(ops))
-    return shards.updated(plan) if shards else plan, policy
+    return shards.updated(plan, wanted.forward) if shards else plan, policy
+
+
+def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> Plan:
+    """The plan whose gradients of parameters are computed behind the rest of the backward pass, the
+    first layer's first: reductions then run beside the gradients of the layers above and the next
+    step's forward pass, which needs the last layer's weights last (Oh et al., Out-of-Order
+    BackProp, 2022). As it was where a gradient cannot be moved, or where no update may begin before
+    all gradients are known."""
+    updates = [op for op in plan.ops if steps_a_parameter(op)]
+    layer = {op.operands["dw"]: plan[op.operands["w"]].layer for op in updates}
+    moved = [op for op in plan.ops if op.writes and all(n in gradients for n, _ in op.writes)]
+    rest = [op for op in plan.ops if not any(op is each for each in moved)]
+    behind = next(i for i, op in enumerate(rest) if steps_a_parameter(op))
+    places = {id(op): i for i, op in enumerate(plan.ops)}
+    overwritten = any(places[id(other)] > places[id(op)] and not
+                      {n for n, _ in op.reads}.isdisjoint(n for n, _ in other.writes)
+                      for op in moved for other in rest[:behind])
+    if "overflow" in plan.tensors or overwritten or \
+            {n for op in moved for n, _ in op.writes} != gradients.keys():
+        return plan
+
+    def place(op: Op) -> tuple[bool, int, int]:
+        name = op.writes[0][0]
+        return plan[name].nbytes >= FIRST_MB * 1_000_000, layer[name], plan[name].nbytes
+
+    return replace(plan, ops=(*rest[:behind], *sorted(moved, key=place), *rest[behind:]))
 
 
 def _reduction(plan: Plan, names: Sequence[str]) -> Op:
@@ -116,27 +158,43 @@ class Shards:
         """Those of a bucket."""
         whole = [name for name in names if name not in self._shared]
         parts = [(name, name + PART) for name in names if name in self._shared]
-        return [*([reduce_scatter(f"{parts[-1][0]}.reduce_scatter", parts, self._plan.weight)]
-                  if parts else []), *([_reduction(self._plan, whole)] if whole else [])]
+        return [*([_reduction(self._plan, whole)] if whole else []),
+                *([reduce_scatter(f"{parts[-1][0]}.reduce_scatter", parts, self._plan.weight)]
+                  if parts else [])]
 
-    def updated(self, plan: Plan) -> Plan:
-        """The plan, in which the updates work on this rank's rows, and the parts are gathered."""
-        ops: list[Op] = []
+    def updated(self, plan: Plan, early: bool) -> Plan:
+        """The plan, in which the updates work on this rank's rows, and the parts are gathered. With
+        `early` this stands behind the scattered sums of each bucket, else where updates stood: the
+        next collective waits for it then."""
         views: dict[str, Tensor] = {}
+        made: dict[str, tuple[Op, str]] = {}
+        for op in plan.ops:
+            if steps_a_parameter(op) and op.operands["dw"] in self._shared:
+                mine = {role: self._view(name) for role, name in op.operands.items()
+                        if plan[name].shape == plan[op.operands["w"]].shape}
+                views |= {view.name: view for view in mine.values()}
+                # Every rank rounds its rows by numbers of its own.
+                stream = op.attributes["stream"] + (self._plan.rank << 16)
+                made[op.operands["dw"]] = replace(
+                    op, operands={**op.operands, **{r: v.name for r, v in mine.items()}},
+                    attributes={**op.attributes, "stream": stream},
+                ), op.operands.get("copy", op.operands["w"])
+        ops: list[Op] = []
         for op in plan.ops:
             if not steps_a_parameter(op) or op.operands["dw"] not in self._shared:
                 ops.append(op)
-                continue
-            mine = {role: self._view(name) for role, name in op.operands.items()
-                    if plan[name].shape == plan[op.operands["w"]].shape}
-            views |= {view.name: view for view in mine.values()}
-            # Every rank rounds its rows by numbers of its own.
-            stream = op.attributes["stream"] + (self._plan.rank << 16)
-            ops.append(replace(op, operands={**op.operands, **{r: v.name for r, v in mine.items()}},
-                               attributes={**op.attributes, "stream": stream}))
-            name = op.operands.get("copy", op.operands["w"])
-            ops.append(all_gather(f"{name}.all_gather", [(name, name + PART)]))
+                if early and op.kind == SCATTER:
+                    ops += self._stepped([made[op.operands[role]] for role in wholes(op)])
+            elif not early:
+                ops += self._stepped([made[op.operands["dw"]]])
         return replace(plan.with_tensors(*views.values()), ops=tuple(ops))
+
+    @staticmethod
+    def _stepped(made: Sequence[tuple[Op, str]]) -> list[Op]:
+        """Updates, and what gathers the weights that products read."""
+        gathered = all_gather(f"{made[-1][1]}.all_gather",
+                              [(name, name + PART) for _, name in made])
+        return [*(op for op, _ in made), gathered]
 
 
 def _gradients(plan: Plan, wanted: Buckets) -> dict[str, Tensor]:

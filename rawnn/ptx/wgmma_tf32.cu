@@ -7,9 +7,12 @@
 // wgmma takes one operand from registers, the other from shared memory, where tf32 must lie along
 // the inner dimension. So of nn, whose b does not, the transpose is computed: b comes from
 // registers. While the tensor cores work on a stage, the next stage's other operand is prepared:
-// rounded or split, and transposed where it is tn's. With tf32x3 the sums of two steps begin at
-// zero and are added to the others by the float units, as in mma.cu; every sum has one order. The
-// operand from registers has 128 rows of the tile, the other 64 or 128; a stage is 128 BYTES.
+// rounded or split, and transposed where it is tn's. Where it is not, a thread prepares what it has
+// copied itself, and a stage has one barrier: with that, and with copies asked for behind the fence,
+// products of tf32x3 take 3 to 10 % less alone, those of tf32 up to 30 % (an H200). With tf32x3 the
+// sums of two steps begin at zero and are added to the others by the float units, as in mma.cu; every
+// sum has one order. The operand from registers has 128 rows of the tile, the other 64 or 128; a
+// stage is 128 BYTES.
 //
 // Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; besides the stages two prepared
 // operands, of two parts each with tf32x3. A cluster's inbox lies among these.
@@ -28,10 +31,53 @@
 
 constexpr int kStageDepth = 32;  // floats
 
+// What a warp reads of the operand that comes from registers: the words of its 16 rows at a step. Of
+// a wide tile they come in pairs of neighbouring rows, an even and an odd one, which take the places
+// of the instruction's first and second eight.
+template <typename PANEL>
+struct Rows {
+  static constexpr bool kPaired = !PANEL::kDeep;
+  int base;
+
+  __device__ __forceinline__ Rows(int first, int lane) {
+    if constexpr (kPaired) {
+      const int place = first + lane / 4 * 2;
+      base = place / 32 * PANEL::kPanelBytes + PANEL::offset(lane % 4, place % 32 / 4) +
+             place % 4 * 4;
+    } else {
+      base = Fragments<PANEL, true>(first, 0, lane).base;
+    }
+  }
+
+  __device__ __forceinline__ void load(unsigned int (&words)[4], unsigned int tile,
+                                       int step) const {
+    if constexpr (kPaired) {
+      static_assert(PANEL::kChunks == 8, "four rows down keep the key");
+      const unsigned int from = tile + base + step * (8 * PANEL::kRowBytes);
+      unsigned int pair[2];
+      ptx::load_shared(pair, from);
+      words[0] = pair[0];
+      words[1] = pair[1];
+      ptx::load_shared(pair, from + 4 * PANEL::kRowBytes);
+      words[2] = pair[0];
+      words[3] = pair[1];
+    } else {
+      ptx::load_matrices<false>(words, tile + (base ^ (step * 32)));
+    }
+  }
+
+  // A lane's first row (half 0), or its second.
+  static __device__ __forceinline__ int row(int lane, int half) {
+    return kPaired ? lane / 4 * 2 + half : lane / 4 + 8 * half;
+  }
+};
+
 // Writes an operand's stage as wgmma takes it: along the inner dimension, in the 128-byte swizzle;
-// behind the rounded or high parts the low ones.
+// behind the rounded or high parts the low ones. Of a deep operand a thread takes what it has copied
+// itself, `own` bytes from the tile's start on, so that it need not wait for others.
 template <typename PANEL, typename READY, typename SUM, int THREADS>
-__device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, int thread) {
+__device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, int thread,
+                                        unsigned int own) {
   constexpr int kChunks = READY::kBytes / kChunkBytes;
   static_assert(kChunks % THREADS == 0, "as many chunks for every thread");
 #pragma unroll
@@ -40,7 +86,7 @@ __device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, in
     Factor<float, SUM> chunk;
     unsigned int to;
     if constexpr (PANEL::kDeep) {
-      to = index * kChunkBytes;
+      to = own + pass * (THREADS * kChunkBytes);
       ptx::load_shared(chunk.word, raw + to);
     } else {
       const int place = index % READY::kRows;
@@ -81,7 +127,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   static_assert(kRows == 128 && kThreads == 256, "two warpgroups of 64 rows");
   // Steps whose products add up before the float units take them: the fewer, the less is cut off.
   constexpr int kAtOnce = kThree ? 2 : 4;
-  static_assert(kStages >= 2, "stages ahead");
+  static_assert(kStages >= 3, "stages ahead");
 
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -95,7 +141,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
                                                      SWAPPED ? n : m, begin, k, thread);
   Loader<PanelR, kThreads, TILE::kAligned> load_right(right, ldright, SWAPPED ? m0 : n0,
                                                       SWAPPED ? m : n, begin, k, thread);
-  const Fragments<PanelL, true> fragments(warp * 16, 0, lane);
+  const Rows<PanelL> fragments(warp * 16, lane);
   const unsigned int shared = ptx::shared_address(dynamic_shared());
   const unsigned int prepared = shared + kStages * kTile;
 
@@ -117,8 +163,8 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   }
   epilogue.begin();
   wait_for_copies<kStages - 2>();
-  __syncthreads();
-  prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes, prepared, thread);
+  if constexpr (!DEEP_R) __syncthreads();
+  prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes, prepared, thread, load_right.to);
   ptx::fence_proxy_async();
   __syncthreads();
 
@@ -136,7 +182,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     for (int first = 0; first < 4; first += kAtOnce) {
       Factor<float, SUM> rows[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) fragments.load(rows[i].word, tile, 0, first + i);
+      for (int i = 0; i < kAtOnce; ++i) fragments.load(rows[i].word, tile, first + i);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (sums_bias) {
@@ -162,17 +208,19 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
       }
       ptx::commit_products();
       if (first + kAtOnce == 4 && stage + 1 < stages) {
+        wait_for_copies<kStages - 3>();
+        if constexpr (!DEEP_R) __syncthreads();  // the next stage is there
+        prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
+                                              prepared + (stage + 1) % 2 * kReady, thread,
+                                              load_right.to);
+        ptx::fence_proxy_async();
+        // Behind the fence, with as few copies under way there as can be.
         if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
           const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
           load_left.load(shared + ahead * kTile);
           load_right.load(shared + ahead * kTile + PanelL::kBytes);
         }
         commit_copies();
-        wait_for_copies<kStages - 2>();
-        __syncthreads();  // the next stage is there
-        prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
-                                              prepared + (stage + 1) % 2 * kReady, thread);
-        ptx::fence_proxy_async();
       }
       ptx::wait_for_products<0>();
       ptx::settle(sums);
@@ -188,11 +236,10 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   // All copies have come, and nobody reads them any more: the sums take their place.
   float* const parts = reinterpret_cast<float*>(dynamic_shared());
   constexpr int kPitch = Parts::kPitch;
-  const int g = lane / 4;
   const int q = lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = warp * 16 + g + 8 * half;
+    const int row = warp * 16 + Rows<PanelL>::row(lane, half);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int column = 8 * j + 2 * q;

@@ -4,7 +4,7 @@ Launchers start them and say which is which (place); they meet over TCP, compare
 learn of each other's end (team). Gradients do not go that way, but for runs on the host.
 """
 
-from rawnn.ranks.place import Place, place_of
+from rawnn.ranks.place import Place, place_in, place_of
 from rawnn.ranks.team import Team
 
-__all__ = ["Place", "Team", "place_of"]
+__all__ = ["Place", "Team", "place_in", "place_of"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ipaddress
 import socket
+import sys
 from contextlib import suppress
 from importlib import import_module
 from time import monotonic, sleep
+from typing import Any
 
 from rawnn.errors import RanksError
 from rawnn.ranks.place import Place
@@ -44,16 +47,33 @@ def _listening(address: str, port: int) -> socket.socket:
 
 def _told_by_mpi(place: Place) -> tuple[socket.socket | None, str, int]:
     """Rank 0 listens wherever there is a free port, and MPI carries that to the others."""
+    world = place.world or _of_all(place)
+    loopback = "127.0.0.1" if place.local_size == place.size else ""
+    listener = _listening(loopback, 0) if place.rank == 0 else None
+    mine = (loopback or socket.getfqdn(), listener.getsockname()[1]) if listener else None
+    address, port = world.bcast(mine, root=0)
+    return listener, address, port
+
+
+def _of_all(place: Place) -> Any:
+    """MPI's communicator of all processes."""
+    brought = "mpi4py.MPI" in sys.modules  # by the user's program, which has more to do with it
     try:
-        world = import_module("mpi4py.MPI").COMM_WORLD
+        mpi: Any = import_module("mpi4py.MPI")
     except ImportError as error:
         raise RanksError(f"mpirun started ranks on several hosts, and without mpi4py ({error}) "
                          f"they do not know where to meet: install mpi4py, or give the variables "
                          f"MASTER_ADDR and MASTER_PORT (mpirun -x)", place.rank == 0) from None
-    listener = _listening("", 0) if place.rank == 0 else None
-    mine = (socket.getfqdn(), listener.getsockname()[1]) if listener else None
-    address, port = world.bcast(mine, root=0)
-    return listener, address, port
+    if not brought:
+        atexit.register(_leave, mpi)
+    return mpi.COMM_WORLD
+
+
+def _leave(mpi: Any) -> None:
+    """mpi4py does it where Python takes itself apart, which the command line leaves out; mpirun
+    takes a process that ends without it for one that has failed."""
+    if not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _receive_all(door: socket.socket, place: Place,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rawnn.errors import ConfigError
 
@@ -13,12 +15,15 @@ OFF = "RAWNN_RANKS"
 SECONDS = "RAWNN_JOIN_SECONDS"
 FIRST_PORT, PORTS = 20000, 20000
 """Where a port is not given, it follows from what started the ranks."""
+STEP_PORTS = 1009
+"""Ports between two steps of a job of SLURM, which may run side by side as jobs may."""
 
 
 @dataclass(frozen=True)
 class Place:
     """Rank `rank` of `size`, number `local_rank` of `local_size` on this host, started by
-    `launcher`. They meet at `address`:`port` ("": MPI tells where) within `seconds`."""
+    `launcher`. They meet at `address`:`port` within `seconds`; "": `world`, a communicator of
+    mpi4py, tells where, that of all processes where none is given."""
 
     rank: int
     size: int
@@ -28,6 +33,7 @@ class Place:
     address: str = ""
     port: int = 0
     seconds: float = 10.0
+    world: Any = None
 
 
 VARIABLES = (
@@ -69,6 +75,21 @@ def place_of(environ: Mapping[str, str], parent: int = 0) -> Place | None:
     return None
 
 
+def place_in(communicator: Any, environ: Mapping[str, str]) -> Place | None:
+    """The place in a communicator of mpi4py, or one with its `Get_rank`, `Get_size`, `allgather`
+    and `bcast`, which all ranks call here; None where it has one rank. Raises ConfigError."""
+    if any(not hasattr(communicator, name) for name in ("Get_rank", "Get_size", "allgather",
+                                                        "bcast")):
+        raise ConfigError(f"communicator = {communicator!r}: give one of mpi4py")
+    rank, size = communicator.Get_rank(), communicator.Get_size()
+    if size == 1:
+        return None
+    hosts = communicator.allgather(socket.gethostname())
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return Place(rank, size, here.index(rank), len(here), "a communicator",
+                 seconds=_seconds(environ, 60.0), world=communicator)
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
@@ -92,9 +113,10 @@ def _meeting(environ: Mapping[str, str], launcher: str, one_host: bool,
         return environ["MASTER_ADDR"], port + ("TORCHELASTIC_RUN_ID" in environ)
     if launcher == "srun":
         nodes = environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", ""))
-        job = _number(environ, "SLURM_JOB_ID") if "SLURM_JOB_ID" in environ else 0
+        job, step = (_number(environ, name) if name in environ else 0
+                     for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         if nodes:
-            return first_node(nodes), FIRST_PORT + job % PORTS
+            return first_node(nodes), FIRST_PORT + (job + STEP_PORTS * step) % PORTS
     if launcher == "mpirun" and one_host:
         return "127.0.0.1", FIRST_PORT + parent % PORTS
     if launcher == "mpirun":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
@@ -11,8 +12,9 @@ from typing import Any
 import msgspec
 
 LENGTH = struct.Struct("<I")
-ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4}
-"""A host that is gone without a word is noticed after 8 s."""
+ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 8000}
+"""A host that is gone without a word is noticed after 8 s: one that is silent (in seconds), or does
+not confirm what was sent (in milliseconds, of which the other three take no notice)."""
 
 
 class Wire:
@@ -34,15 +36,16 @@ class Wire:
             self._socket.sendall(LENGTH.pack(len(data)) + data)
 
     def receive(self, seconds: float | None = None) -> Any:
-        """The next message, within so many seconds. Raises EOFError where the other end has closed
-        or sends what is no message, TimeoutError."""
+        """The next message, within so many seconds. Raises EOFError where the other end has closed,
+        is gone or sends what is no message, TimeoutError."""
         try:
             self._socket.settimeout(seconds)
             size, = LENGTH.unpack(self._exactly(LENGTH.size))
             return msgspec.msgpack.decode(self._exactly(size))
-        except TimeoutError:
-            raise
         except (OSError, msgspec.DecodeError) as error:
+            # A host that is gone is a TimeoutError, too, and the only one with a number.
+            if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:
+                raise
             raise EOFError from error
 
     def _exactly(self, count: int) -> bytes:

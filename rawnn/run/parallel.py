@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import rawnn
 from rawnn.data import Dataset
 from rawnn.errors import ConfigError
-from rawnn.ranks import Team, place_of
+from rawnn.ranks import Team, place_in, place_of
 from rawnn.run.config import Config
 from rawnn.runners.base import Work
 from rawnn.step.recipe import Recipe
@@ -34,10 +34,13 @@ PACKAGES = ("numpy", "ml_dtypes", "cuda-bindings", "nvmath-python", "nccl4py", "
             "nvidia-cudnn-cu13", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
 
 
-def join(config: Config, environ: Mapping[str, str] = os.environ) -> Team | None:
-    """The ranks that a launcher started beside this process, once all are there and run the same
-    code with the same options; None where it is alone. Raises ConfigError, RanksError."""
-    place = place_of(environ, os.getppid())
+def join(config: Config, environ: Mapping[str, str] = os.environ,
+         communicator: Any = None) -> Team | None:
+    """The ranks that a launcher started beside this process, or those of a `communicator` of
+    mpi4py, once all are there and run the same code with the same options; None where it is alone.
+    Raises ConfigError, RanksError."""
+    place = place_of(environ, os.getppid()) if communicator is None \
+        else place_in(communicator, environ)
     if place is None:
         return None
     return Team(place, facts(config), guard=True)

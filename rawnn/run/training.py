@@ -51,7 +51,7 @@ OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiv
 
 def train(config: Config | None = None, *, listener: Listener | Sequence[Listener] = (),
           data: Any = None, validation: Any = None, normalise: Any = None,
-          team: Team | None = None, **options: Any) -> Result:
+          team: Team | None = None, communicator: Any = None, **options: Any) -> Result:
     """Train the network of `config` (or of Config(**options)) and return what was found.
 
     `data` is a directory or file, as Config's, or a Dataset, or arrays (X, y) as `from_arrays`
@@ -66,7 +66,8 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     TrainingDiverged carries the reports reached so far as `history`.
 
     In a process that torchrun, mpirun, srun or `rawnn launch` started beside others, all of them
-    train one network together (docs/scaling.md); `team` are ranks that the caller has joined. Then
+    train one network together (docs/scaling.md), or those of a `communicator` of mpi4py where one
+    is given, each with a call of its own; `team` are ranks that the caller has joined. Then
     RanksError says which rank is lost or differs.
 
     In the main thread, Ctrl-C ends the run after the epoch in hand (a second one, or 20 s, at once,
@@ -84,7 +85,7 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
         config = Config(**continued({**options, **of_config}))
     dataset = given(data, config, validation, normalise) if arrays else None
     listeners = [listener] if isinstance(listener, Listener) else listener
-    team = team or parallel.join(config)
+    team = team or parallel.join(config, communicator=communicator)
     with Session(config, *listeners, data=dataset, team=team) as session:
         if session.device is None and config.device == "auto":
             warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,

@@ -14,7 +14,7 @@ from rawnn.graphs import ExecutableGraph, Graph
 from rawnn.runners.graphplan import GraphPlan
 from rawnn.runners.lowering import Addresses, HostArrays, Lowering
 from rawnn.runners.programmatic import programmatic_edges
-from rawnn.step.joining import GATHERED
+from rawnn.step.joining import DEFERRED
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -32,21 +32,21 @@ class StreamProgram:
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses,
                  host: HostArrays) -> None:
-        self._commands = [c for op in plan.ops if op.kind not in GATHERED
+        self._commands = [c for op in plan.ops if op.kind not in DEFERRED
                           for c in lowering.commands(op, plan, addresses, host)]
 
-        def gather(steps: int) -> list[Command]:
-            return [c for op in plan.ops if op.kind in GATHERED
-                    for c in lowering.commands(GATHERED[op.kind](op, steps), plan, addresses, host)]
+        def deferred(steps: int) -> list[Command]:
+            return [c for op in plan.ops if op.kind in DEFERRED
+                    for c in lowering.commands(DEFERRED[op.kind](op, steps), plan, addresses, host)]
 
-        self._gather = gather
-        self._gathers: dict[int, list[Command]] = {}
+        self._make_deferred = deferred
+        self._deferred: dict[int, list[Command]] = {}
 
     def step(self, index: int) -> None:
         """One step, with all that it reports."""
         for command in self._commands:
             command.run(index)
-        for command in self._gathering(1):
+        for command in self._deferred_of(1):
             command.run(index)
 
     def run(self, steps: int) -> None:
@@ -54,17 +54,17 @@ class StreamProgram:
         for index in range(steps):
             for command in self._commands:
                 command.run(index)
-        for command in self._gathering(steps) if steps else ():
+        for command in self._deferred_of(steps) if steps else ():
             command.run(0)
 
-    def _gathering(self, steps: int) -> list[Command]:
+    def _deferred_of(self, steps: int) -> list[Command]:
         """The commands that do for so many steps what need not be done step by step."""
-        if steps not in self._gathers:
-            self._gathers[steps] = self._gather(steps)
-        return self._gathers[steps]
+        if steps not in self._deferred:
+            self._deferred[steps] = self._make_deferred(steps)
+        return self._deferred[steps]
 
     def close(self) -> None:
-        self._commands, self._gathers = [], {}
+        self._commands, self._deferred = [], {}
 
 
 class WholeProgram(StreamProgram):

@@ -23,7 +23,7 @@ ENDS: dict[str, Callable[[Op, Plan, int], Op]] = {KIND: ending}
 """Kinds of ops that do a whole step -> the op that also does that of another plan, on the partial
 batch behind so many whole ones."""
 
-GATHERED: dict[str, Callable[[Op, int], Op]] = {metrics.KIND: spanning}
+DEFERRED: dict[str, Callable[[Op, int], Op]] = {metrics.KIND: spanning}
 """Kinds of ops that need not be done step by step -> the op that does it for so many from it on."""
 
 Join = Callable[[Op, Op], Op]

@@ -11,7 +11,7 @@ from rawnn.common.words import counted
 from rawnn.device.target import HOST, Target
 from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.step.joining import GATHERED, SPANS, joined, spans
+from rawnn.step.joining import DEFERRED, SPANS, joined, spans
 from rawnn.step.op import OPS, Access, Op
 from rawnn.step.tensor import Role, Tensor
 
@@ -148,7 +148,8 @@ class Plan:
         Batch tensors alternate between two buffers, so that the gather of one step may run beside
         the step before it, and what the first op makes of them does, so that it need not wait for
         the updates that read it. Ops of neighbouring steps that one launch can do are joined; an
-        op that is the whole step does all of them; what is gathered is done once, in the last step.
+        op that is the whole step does all of them; what may be deferred is done in the last step,
+        once.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
@@ -162,10 +163,10 @@ class Plan:
                 second[name] = name + "'"
                 tensors[name + "'"] = replace(self[name], name=name + "'")
         ops = joined([
-            GATHERED[op.kind](op, steps) if op.kind in GATHERED
+            DEFERRED[op.kind](op, steps) if op.kind in DEFERRED
             else op.at_step(s, second if s % 2 else {})
             for s in range(steps) for op in self.ops
-            if op.kind not in GATHERED or s == steps - 1
+            if op.kind not in DEFERRED or s == steps - 1
         ])
         return replace(self, tensors=tensors, ops=ops, steps=steps)
 

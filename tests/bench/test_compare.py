@@ -67,8 +67,8 @@ def test_a_slowdown_of_5_percent_in_one_of_forty_sets_is_found_and_nothing_else(
 
 def test_noise_alone_raises_hardly_any_alarm() -> None:
     alarms = sum(bool(compare(noisy(i, noise=0.02), noisy(i + 1000, noise=0.02)).regressions)
-                 for i in range(100))
-    assert alarms <= 8  # the level is 5 %, and only differences of 3 % count
+                 for i in range(50))
+    assert alarms <= 5  # the level is 5 %, and only differences of 3 % count
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
@@ -85,6 +85,55 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 def test_a_difference_that_noise_explains_is_no_regression() -> None:
     a, b = [10.0, 11.0, 9.0], [10.6, 9.5, 11.2]
     assert verdicts(compare(file({"x": a}), file({"x": b}))) == {"x": "noise"}
+
+
+def two_runs(seed: int) -> SeriesFile:
+    """Graphs that differ by 0.6 % between two runs and by 0.2 % within, and, every third, sets that
+    the host launches: 5 and 2 %. Most were run once."""
+    generator = np.random.default_rng(seed)
+    made = []
+    for i in range(150):
+        between, within = (0.05, 0.02) if i % 3 == 0 else (0.006, 0.002)
+        shift = between / math.sqrt(2) * generator.standard_normal()
+        noise = within * generator.standard_normal(1 if i % 5 else 4)
+        made.append(Series(suite="linear", set=str(i), host=i % 3 == 0,
+                           times=list(100 * np.exp(shift + noise))))
+    return msgspec.structs.replace(file({}), series=made)
+
+
+def test_what_two_runs_differ_by_beyond_their_repetitions_is_no_regression() -> None:
+    alarms = 0
+    for seed in range(5):
+        a, b = two_runs(2 * seed), two_runs(2 * seed + 1)
+        found = compare(a, b)
+        alarms += bool(found.regressions)
+        assert found.between["graphs of linear"] == pytest.approx(0.006, rel=0.4)
+        assert found.between["sets launched by the host of linear"] == pytest.approx(0.05, rel=0.4)
+        assert "7" in [p.set for p in compare(a, slowed(b, "7", 1.05)).regressions]
+    assert alarms <= 1
+
+
+def test_two_speeds_of_one_suite_are_no_regression() -> None:
+    """A third of the small graphs run 15 % slower in one of the files, and others as fast."""
+    a, b = two_runs(0), two_runs(1)
+    small = [Series(suite="small", set=str(i), times=[100.0 * (1.15 if i % 3 == 1 else 1.0)])
+             for i in range(30)]
+    swapped = [msgspec.structs.replace(s, times=[100.0 * (1.15 if i % 3 == 2 else 1.0)])
+               for i, s in enumerate(small)]
+    found = compare(msgspec.structs.replace(a, series=[*a.series, *small]),
+                    msgspec.structs.replace(b, series=[*b.series, *swapped]))
+    assert not [p for p in found.regressions if p.suite == "small"]
+    assert found.between["graphs of small"] > 0.05
+
+
+def test_what_all_sets_have_in_common_stays() -> None:
+    found = compare(two_runs(0), msgspec.structs.replace(two_runs(1), series=[
+        msgspec.structs.replace(s, times=[1.05 * t for t in s.times])
+        for s in two_runs(1).series]))
+    slow = [p for p in found.regressions if int(p.set) % 3]
+    assert len(slow) > 80
+    assert found.overall is not None
+    assert found.overall[0] == pytest.approx(1.05, abs=0.02)
 
 
 def test_the_smallest_effect_that_counts_is_asked_for() -> None:
@@ -202,6 +251,23 @@ def sets_file(path: Path, factor: float) -> str:
     SetsResult(kind="workloads", repeats=3, environment=PLACE, dataset="mnist", synthetic=False,
                timer=GPU_TIMER, measurements=made).write_json(path)
     return str(path)
+
+
+def test_two_directories_are_compared_as_one(tmp_path: Path) -> None:
+    for name, factor in (("a", 1.0), ("b", 1.05)):
+        (tmp_path / name).mkdir()
+        ladder_file(tmp_path / name / "ladder.json", 1.0)
+        sets_file(tmp_path / name / "workloads.json", factor)
+        (tmp_path / name / "notes.json").write_text("{}")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    found = CliRunner().invoke(bench, ["compare", a, b, "--all"])
+    assert found.exit_code == 1
+    assert "workloads linear" in found.output
+    assert "ladder 784-10" in found.output
+    assert CliRunner().invoke(bench, ["compare", a, a]).exit_code == 0
+    (tmp_path / "empty").mkdir()
+    none = CliRunner().invoke(bench, ["compare", a, str(tmp_path / "empty")])
+    assert "has no results file with times" in str(none.exception)
 
 
 @pytest.mark.parametrize("make", [ladder_file, sets_file])

@@ -43,7 +43,7 @@ def test_a_specification_follows_from_its_seed() -> None:
 
 
 def test_specifications_keep_to_their_limits_and_vary() -> None:
-    specs = [draw(n, Limits(), CAPABLE) for n in range(400)]
+    specs = [draw(n, Limits(), CAPABLE) for n in range(200)]
     for spec in specs:
         layers = spec.network.layers
         weights = sum(a * b for a, b in pairwise(layers))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rawnn.bench.ablation import Ablated, ablated, ablation_sets, markdown, rows
+from rawnn.bench.ablation import Ablated, ablated, ablated_in, ablation_sets, markdown, rows
 from rawnn.bench.curves import read_curves
 from rawnn.bench.ladder import BASE, DEFAULT_RUNGS, check_rungs
 from rawnn.bench.peers.arrange import swept
@@ -101,13 +101,14 @@ def test_the_interaction_is_the_worth_in_the_set_over_that_alone() -> None:
     result = SetsResult(
         kind="ablation", repeats=2, environment=PLACE, dataset="mnist", synthetic=False,
         timer=GPU_TIMER, measurements=[
-            measured("preload", 8.0, 8.1), measured("preload,fuse", 4.0, 4.1),
-            measured("best", 1.0, 1.01), measured("best,-fuse", 3.0, 3.1),
+            measured("preload", 8.0, 8.1), measured("best", 1.0, 1.01),
+            measured("preload,fuse", 4.0, 4.1), measured("best,-fuse", 3.0, 3.1),
             measured("preload,pdl", reason="pdl needs graphs"), measured("best,-pdl", 1.0, 1.02)])
+    assert ablated_in(result) == [toggle, other]
     fuse, pdl = rows([toggle, other], result)
     assert fuse == ("linear", "fuse", "1.99 x", "3.03 x", "1.53", "")
     assert pdl == ("linear", "pdl", "cannot run: pdl needs graphs", "1.00 x, in the noise", "", "")
-    assert "| `linear` | `fuse` | 1.99 x |" in markdown([toggle], result)
+    assert "| `linear` | `fuse` | 1.99 x |" in markdown(result)
 
 
 def test_an_ablation_without_a_gpu_is_refused() -> None:

@@ -77,12 +77,13 @@ def test_commands_list_only_what_they_use(rawnn: Rawnn, command: str, absent: tu
 
 
 def test_the_page_of_options_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page()
+    text = page()
+    assert PAGE.read_text(encoding="utf-8") == text
     for name, command in ALL.items():
-        assert f"\n## `{name}`\n" in page()
+        assert f"\n## `{name}`\n" in text
         for option in command.params:
             if isinstance(option, click.Option):
-                assert any(f"`{word}" in page() or f" {word}" in page() for word in option.opts)
+                assert any(f"`{word}" in text or f" {word}" in text for word in option.opts)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

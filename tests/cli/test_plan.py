@@ -94,10 +94,10 @@ def test_programmatic_edges_are_marked(rawnn: Rawnn) -> None:
 def test_the_parts_of_a_toggle_say_what_became_of_them(rawnn: Rawnn) -> None:
     text = rawnn("plan", "--opt", "best,bf16,fuse=-narrow", "--layers", "784,256,10").out
     assert "parts of fuse" in text
-    assert "  loss       taken" in text
-    assert "  narrow     not taken: narrow is left out by fuse=-narrow" in text
-    assert "  head       taken" in text
-    assert "  linear     not taken: the step is not that of one layer" in text
+    for part, said in (("loss", "taken"), ("head", "taken"),
+                       ("narrow", "not taken: narrow is left out by fuse=-narrow"),
+                       ("linear", "not taken: the step is not that of one layer")):
+        assert f"  {part:<12} {said}" in text  # as wide as loss_product
 
 
 def test_a_plan_is_for_a_gpu_that_can_be_named(rawnn: Rawnn) -> None:
@@ -105,7 +105,7 @@ def test_a_plan_is_for_a_gpu_that_can_be_named(rawnn: Rawnn) -> None:
     assert "for:     H200, compute capability 9.0, 132 multiprocessors" in rawnn(*arguments).out
     older = rawnn(*arguments, "--gpu", "a100").out
     assert "for:     A100, compute capability 8.0, 108 multiprocessors" in older
-    assert "head       not taken: needs clusters, which A100 has not" in older
+    assert "head         not taken: needs clusters, which A100 has not" in older
     refused = rawnn("plan", "--gpu", "T4", "--opt", "bf16,mma")
     assert refused.status == 2
     assert "from compute capability 8.0 on" in refused.err

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rawnn.device.compiling.signature import parse_kernels
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
 from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.sim import Fault, Race, Simulation, register
+from rawnn.device.sim import Fault, Race, Simulation
 from rawnn.graphs import Graph
-from tests.sim.work import read, vector
+from tests.sim.work import plus_one, read, register_plus_one, vector
 
 WAIT, TRIGGER = "pdl_wait();", "pdl_trigger();"
 KERNELS = {"plain": "", "waiting": WAIT, "both": WAIT + TRIGGER, "early": TRIGGER + WAIT}
-SOURCE = "\n".join(
-    f'extern "C" __global__ void {name}(const float* x, float* y, int n) '
-    f"{{ {first} for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = x[i] + 1; }}"
-    for name, first in KERNELS.items()
-)
+SOURCE = plus_one(KERNELS)
 SEEDS = range(6)
 
 
 @pytest.fixture(autouse=True)
 def _references(own_meanings: None) -> None:
-    def add_one(t: SimpleNamespace, scalars: object) -> None:
-        np.add(t.x, 1, out=t.y)
-
-    for name in KERNELS:
-        register(name, add_one, {"x": ("n",), "y": ("n",)}, reads=("x",), writes=("y",))
+    register_plus_one(KERNELS)
 
 
 def opened(seed: int = 0, defined: bool = True, **properties: Any) -> Device:

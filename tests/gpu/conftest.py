@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
+import rawnn
 from rawnn.device.cuda.device import Device
 from rawnn.errors import DeviceError
 from rawnn.opts.registry import Machine
-from rawnn.run.machine import machine_of, open_gpu
+from rawnn.run.machine import machine_of
 
 
 @pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    """The first GPU, opened for a module and closed behind it; without one its tests skip."""
-    try:
-        opened = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
+def device(gpu: Device) -> Device:
+    """In place of the simulated one."""
+    return gpu
 
 
 @pytest.fixture(scope="module")
 def machine(device: Device) -> Machine:
     """What toggles know of it."""
     return machine_of(device)
+
+
+@pytest.fixture
+def default_gpu() -> None:
+    """For tests that leave it to rawnn which device it opens."""
+    try:
+        rawnn.empty(1)
+    except DeviceError as error:
+        pytest.skip(str(error))

@@ -4,39 +4,18 @@ each set of toggles and writes what came out."""
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import rawnn
 from rawnn.errors import RawnnError
 from tests.engine import random_dataset
+from tests.ranks.fault import Fault
 
 LAYERS, BATCH, EPOCHS = (784, 256, 128, 10), 256, 3
 RANK = int(os.environ.get("RANK", "0"))
-
-
-class Fault(rawnn.Listener):
-    def __init__(self, fault: str) -> None:
-        self._fault = fault
-
-    def started(self, session: Any) -> None:
-        self._session = session
-
-    def epoch_done(self, epoch: int) -> None:
-        if RANK != 1 or epoch != 2:
-            return
-        if self._fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self._fault == "raises":
-            raise RawnnError("the disk is full")
-        if self._fault == "nan":
-            state = self._session.runner.state()
-            state["fc1.weight"][...] = np.nan
-            self._session.runner.load(state)
 
 
 def main() -> int:
@@ -48,7 +27,7 @@ def main() -> int:
             result = rawnn.train(
                 data=rawnn.Dataset(**vars(data)), layers=LAYERS, batch=BATCH, lr=0.05,
                 epochs=epochs, shuffle=True, partial=True, device="gpu", opt=opt,
-                listener=Fault(fault))
+                listener=Fault(fault, RANK))
         except RawnnError as error:
             if error.speaks:
                 print(f"rawnn: error: {error}", file=sys.stderr)

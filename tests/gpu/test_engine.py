@@ -9,7 +9,16 @@ from rawnn.device.cuda.device import Device
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from tests.engine import GRAPHS, LADDER, make_work, random_dataset, run_on, trained
+from tests.engine import (
+    GRAPHS,
+    LADDER,
+    make_work,
+    random_dataset,
+    run_on,
+    same_parameters,
+    same_run,
+    trained,
+)
 from tests.tolerances import RUN
 
 pytestmark = pytest.mark.gpu
@@ -41,11 +50,7 @@ def test_graphs_equal_the_stream_bit_for_bit(
     base = "preload,arena,nosync" + extra
     stream = run_on(device, make_work(base, layers, data, machine=machine))
     graph = run_on(device, make_work(f"{base},graphs={mode}", layers, data, machine=machine))
-    for name, array in stream.parameters.items():
-        np.testing.assert_array_equal(graph.parameters[name], array)
-    np.testing.assert_array_equal(graph.loss, stream.loss)
-    np.testing.assert_array_equal(graph.correct, stream.correct)
-    assert graph.evaluation == stream.evaluation
+    same_run(graph, stream)
 
 
 @pytest.mark.parametrize("mode", ["step", "epoch"])
@@ -53,8 +58,7 @@ def test_graphs_take_batches_from_the_host(device: Device, machine: Machine, mod
     data = random_dataset()
     stream = run_on(device, make_work("arena,nosync", (29, 7), data, machine=machine))
     graph = run_on(device, make_work(f"graphs={mode}", (29, 7), data, machine=machine))
-    for name, array in stream.parameters.items():
-        np.testing.assert_array_equal(graph.parameters[name], array)
+    same_parameters(graph, stream)
 
 
 @pytest.mark.parametrize("opt", ["none", "preload,fuse", "seed", "best"])

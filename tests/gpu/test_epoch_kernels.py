@@ -8,21 +8,12 @@ import pytest
 
 import rawnn
 from rawnn.common import random
-from rawnn.errors import DeviceError
 from rawnn.network.schedules import functor, parse
 from rawnn.ptx import SOURCES
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("default_gpu")]
 
 EPS = float(np.finfo(np.float32).eps)
-
-
-@pytest.fixture(autouse=True)
-def _needs_gpu() -> None:
-    try:
-        rawnn.empty(1)
-    except DeviceError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("count", [1, 5, 60_000, 65_537, 1_000_003])

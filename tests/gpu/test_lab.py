@@ -8,7 +8,7 @@ import pytest
 import rawnn
 from rawnn.errors import CompileError, ConfigError, DeviceError
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("default_gpu")]
 
 SCALE = """
 template <typename T>
@@ -17,14 +17,6 @@ __global__ void scale(T* x, float factor, int n) {
     if (i < n) x[i] = x[i] * factor;
 }
 """
-
-
-@pytest.fixture(autouse=True)
-def _needs_gpu() -> None:
-    try:
-        rawnn.empty(1)
-    except DeviceError as error:
-        pytest.skip(str(error))
 
 
 def test_a_kernel_from_source_text() -> None:

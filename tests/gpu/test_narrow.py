@@ -11,7 +11,7 @@ import pytest
 from rawnn.device.cuda.device import Device
 from rawnn.opts.registry import Machine
 from rawnn.runners.host import HostRunner
-from tests.engine import make_work, random_dataset, run_on, trained
+from tests.engine import make_work, random_dataset, run_on, same_run, trained
 
 pytestmark = pytest.mark.gpu
 
@@ -72,11 +72,7 @@ def test_every_way_of_running_gives_the_same_bits(
         pytest.skip("pdl needs compute capability 9.0")
     stream = run_on(device, work(OPT, layers, batch, machine))
     found = run_on(device, work(f"{OPT},{how}", layers, batch, machine))
-    np.testing.assert_array_equal(found.loss, stream.loss)
-    np.testing.assert_array_equal(found.correct, stream.correct)
-    for name, value in stream.parameters.items():
-        np.testing.assert_array_equal(found.parameters[name], value)
-    assert found.evaluation == stream.evaluation
+    same_run(found, stream)
 
 
 def test_a_network_that_no_kernel_is_for_runs_beside_it(device: Device, machine: Machine) -> None:

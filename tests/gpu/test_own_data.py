@@ -15,7 +15,7 @@ from rawnn.run.checkpoint import listed
 from rawnn.run.config import Config
 from rawnn.run.machine import Opened
 from rawnn.run.training import Listener, Session, train
-from tests.engine import random_dataset
+from tests.engine import random_dataset, same_parameters
 
 pytestmark = pytest.mark.gpu
 
@@ -45,8 +45,7 @@ def test_tensors_are_trained_on_where_they_are(opened: Opened, dtype: str) -> No
     copied = from_arrays((np.asarray(DATA.train_images, dtype),
                           np.asarray(DATA.train_labels, np.int32)), test)
     wanted = train(config, data=copied)
-    for name, array in wanted.parameters.items():
-        np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
+    same_parameters(found, wanted)
 
 
 @pytest.mark.parametrize("changed", [
@@ -62,8 +61,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path, changed: d
         path.unlink()
     rest = train(**options, resume=str(tmp_path))
     assert rest.resumed_epochs == 2
-    for name, array in whole.parameters.items():
-        np.testing.assert_array_equal(rest.parameters[name], array, err_msg=name)
+    same_parameters(rest, whole)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])

@@ -10,7 +10,7 @@ from rawnn.device.cuda.device import Device
 from rawnn.network.layers import Network
 from rawnn.run.config import Config
 from rawnn.run.machine import Opened, machine_of
-from rawnn.step.joining import GATHERED
+from rawnn.step.joining import DEFERRED
 from tests.engine import dataset_for
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +44,7 @@ def test_cupti_sees_every_op_of_every_step(device: Device, opt: str) -> None:
     named = {op.name: op for op in result.ops if op.kind != BESIDE}
     assert result.steps == EXAMPLES // BATCH
     seen = {name: op.us.n for name, op in named.items()
-            if op.kind.partition("/")[0] not in GATHERED}  # which run once a graph
+            if op.kind.partition("/")[0] not in DEFERRED}  # which run once a graph
     assert min(seen.values()) >= result.steps - 1, seen
     by_events = {op.name for op in taken_apart(device, opt, "events").ops}
     assert named.keys() == by_events

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rawnn.device.compiling.signature import parse_kernels
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
 from rawnn.device.cuda.launch import Arguments
-from rawnn.device.sim import Race, Simulation, register
+from rawnn.device.sim import Race, Simulation
 from rawnn.graphs import Graph
-from tests.sim.work import read, vector
+from tests.sim.work import plus_one, read, register_plus_one, vector
 
 SEEDS = range(6)
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 TRIGGER = "cudaTriggerProgrammaticLaunchCompletion();"
 KERNELS = {"plain": "", "waiting": WAIT, "triggering": TRIGGER, "both": TRIGGER + WAIT}
-SOURCE = "\n".join(
-    f'extern "C" __global__ void {name}(const float* x, float* y, int n) '
-    f"{{ {first} for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = x[i] + 1; }}"
-    for name, first in KERNELS.items()
-)
+SOURCE = plus_one(KERNELS)
 
 
 @pytest.fixture(autouse=True)
 def _references(own_meanings: None) -> None:
-    def add_one(t: SimpleNamespace, scalars: object) -> None:
-        np.add(t.x, 1, out=t.y)
-
-    for name in KERNELS:
-        register(name, add_one, {"x": ("n",), "y": ("n",)}, reads=("x",), writes=("y",))
+    register_plus_one(KERNELS)
 
 
 class Line:

@@ -21,7 +21,15 @@ from rawnn.network.layers import Network
 from rawnn.ptx import SOURCES
 from rawnn.ptx.own import OWN, owned, unregister, vocabulary
 from rawnn.runners.host import HostRunner
-from tests.engine import FULL, dataset_for, make_work, random_dataset, run_on, trained
+from tests.engine import (
+    FULL,
+    dataset_for,
+    make_work,
+    random_dataset,
+    run_on,
+    same_parameters,
+    trained,
+)
 
 MINE = """// Bias and ReLU, a thread an element.
 /* rawnn
@@ -77,8 +85,7 @@ def same(opt: str, own: str, data: Any = DATA, layers: tuple[int, ...] = LAYERS,
     found = on_sim(f"{opt},{own}", data, layers, **options)
     wanted = trained(HostRunner(make_work(opt, layers, data, **options)))
     np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, value in found.parameters.items():
-        np.testing.assert_array_equal(value, wanted.parameters[name])
+    same_parameters(wanted, found)
 
 
 @pytest.mark.parametrize("opt", [
@@ -194,15 +201,15 @@ def test_a_kernel_that_does_not_wait_gets_full_edges(mine: Path,
 def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--layers", "784-64-10", "--opt", f"best,bias_relu={mine}"]) == 0
     said = capsys.readouterr().out
-    assert "epilogue   taken, but bias_relu=mine computes relu1" in said
+    assert "epilogue     taken, but bias_relu=mine computes relu1" in said
     assert "best goes without persistent: bias_relu=" in said
     assert run(["plan", "--opt", f"best,bias_add={SOURCES / 'bias.cu'}"]) == 2
     rawnn.impl("bias_add", SOURCES / "bias.cu", "bias_add<{z}>", name="mine", grid=9, block=64)
     capsys.readouterr()
     assert run(["plan", "--layers", "784-10", "--opt", "none,preload,fuse,bias_add=mine"]) == 0
     said = capsys.readouterr().out
-    assert "epilogue   not taken: bias_add=mine computes fc1.bias_add; it would find" in said
-    assert "linear     not taken: bias_add=mine; it would find a place without" in said
+    assert "epilogue     not taken: bias_add=mine computes fc1.bias_add; it would find" in said
+    assert "linear       not taken: bias_add=mine; it would find a place without" in said
     assert run(["plan", "--opt", "persistent,bias_add=mine"]) == 2
     assert "kept out of the one kernel that persistent makes" in capsys.readouterr().err
 

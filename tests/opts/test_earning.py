@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from rawnn.bench.peers.problem import RUN_STEPS, STEPS
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
 from rawnn.onchip.problem import problem_of
+from rawnn.onchip.source import source
 from rawnn.opts import earning
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
@@ -23,7 +25,8 @@ KEPT = Path(__file__).resolve().parents[2] / "results" / "random-peers-h200.json
 NUMBERS = {"float32": "", "tf32": "tf32", "bf16": "bf16"}
 
 
-def setting(problem: dict[str, Any], epochs: int = 2000) -> tuple[Network, Recipe, Form]:
+def setting(problem: dict[str, Any],
+            epochs: int = RUN_STEPS // STEPS) -> tuple[Network, Recipe, Form]:
     network = Network(tuple(problem["layers"]), bias=problem["bias"], loss=problem["loss"],
                       activation=problem["activation"])
     recipe = Recipe(problem["batch"], Optimizer(problem["optimizer"], problem["lr"]),
@@ -49,12 +52,12 @@ def step(problem: dict[str, Any], numbers: str) -> Plan:
 
 
 def test_launches_take_about_what_is_expected_of_them() -> None:
-    """Of networks drawn when what is expected was settled: the fastest took 0.69 of it."""
+    """Of the networks that what is expected was fitted to: the fastest took 0.73 of it."""
     ratios = [us / earning.launched(step(problem, numbers), numbers)
               for problem, numbers, launches, us in runs() if launches > 1]
     assert len(ratios) >= 60
-    assert all(1 / 1.5 < ratio < 1.4 for ratio in ratios), sorted(ratios)
-    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.27
+    assert all(1 / 1.4 < ratio < 1.35 for ratio in ratios), sorted(ratios)
+    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.22
 
 
 def test_persistent_takes_about_what_is_expected_of_it() -> None:
@@ -80,8 +83,9 @@ SMALL_BATCH = asked((560, 448, 32, 26), 16, "cross_entropy", "sgd")
     (asked((575, 78, 336), 475, "cross_entropy", "adam"), "")])
 def test_networks_that_are_faster_on_the_chip_are_not_left_out(
         problem: dict[str, Any], numbers: str) -> None:
-    """Launches took up to twice the time of the kernel: 18.1 us where it took 7.1 in tf32."""
-    verdict = earning.judge(*setting(problem), numbers, CAPABLE)
+    """Launches took up to twice the time of the kernel: 18.1 us where it took 7.1 in tf32. The run
+    is long, so that the 2 us of the last one earn its compilation."""
+    verdict = earning.judge(*setting(problem, epochs=5000), numbers, CAPABLE)
     assert verdict.taken, verdict.why
 
 
@@ -89,3 +93,35 @@ def test_a_short_run_leaves_it_out() -> None:
     verdict = earning.judge(*setting(SMALL_BATCH, epochs=3), "", CAPABLE)
     assert not verdict.taken
     assert "192 steps are too few to earn its compilation" in verdict.why
+    assert "by about 0.75 s more than launches' own" in verdict.why
+
+
+@pytest.mark.parametrize("layers", [(40, 10), (40, 64, 10), (40, 32, 32, 24, 10)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_compilation_is_judged_by_the_products_that_the_kernel_has(
+        layers: tuple[int, ...], optimizer: str) -> None:
+    problem = problem_of(step(asked(layers, 32, "cross_entropy", optimizer), ""))
+    text = source(choose(problem, chip_of(CAPABLE.target)).layout, "kernel")
+    assert text.count("Product<Shape") == earning.products(problem)
+    assert earning.delay(problem) >= earning.LEAST_DELAY
+    deeper = problem_of(step(asked((*layers, 10), 32, "cross_entropy", optimizer), ""))
+    assert earning.delay(deeper) > earning.delay(problem)
+
+
+def test_state_that_an_optimizer_keeps_is_compiled_too() -> None:
+    plain, kept = (problem_of(step(asked((40, 64, 32, 10), 32, "mse", o), ""))
+                   for o in ("sgd", "adam"))
+    assert earning.delay(kept) > earning.delay(plain)
+
+
+@pytest.mark.parametrize(("problem", "steps"), [
+    (asked((154, 67), 21, "cross_entropy", "sgd"), 64_000),
+    (asked((352, 32), 16, "mse", "sgd"), 64_000),
+    (asked((32, 32, 448), 224, "bce", "sgd"), 128_000),
+    (asked((176, 80, 560), 48, "mse", "adam"), 256_000)])
+def test_small_networks_earn_it_soon(problem: dict[str, Any], steps: int) -> None:
+    """Launches take 5 to 14 us a step there, the kernel a half or less: runs of 128,000 steps left
+    it out as long as every compilation counted half a second."""
+    for numbers in NUMBERS.values():
+        verdict = earning.judge(*setting(problem, epochs=steps // STEPS), numbers, CAPABLE)
+        assert verdict.taken, verdict.why

@@ -32,24 +32,13 @@ from tests.engine import (
     step_plan,
     trained,
 )
+from tests.opts import variants
+from tests.opts.variants import kinds
 
 LAYERS = (29, 264, 35, 7)  # too wide to be one of `fuse`'s narrow networks
 DATA = random_dataset(29, 7, 40, 8)
 NUMBERS = ("bf16", "sr")
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "no biases": {"network_options": {"bias": False}},
-    "tanh": {"network_options": {"activation": "tanh"}},
-    "gelu": {"network_options": {"activation": "gelu"}},
-    "shuffled": {"shuffle": True},
-    "scheduled": {"schedule": "cosine"},
-    "decay": {"optimizer": Optimizer(lr=0.1, given={"decay": 0.1})},
-    "a rest": {"partial": True, "batch": 12},
-}
-
-
-def kinds(plan: Plan) -> list[str]:
-    return [op.kind for op in plan.ops]
+OPTIONS = {**variants.OPTIONS, "gelu": {"network_options": {"activation": "gelu"}}}
 
 
 def rewritten(layers: tuple[int, ...], batch: int = 8, opt: str = "preload,sr,mma,fuse",

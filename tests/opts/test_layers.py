@@ -16,7 +16,7 @@ from rawnn.opts import select
 from rawnn.runners.host import HostRunner
 from rawnn.step.dependencies import dependencies
 from rawnn.step.plan import Plan
-from tests.engine import CAPABLE, dataset_for, make_work, step_plan, trained
+from tests.engine import CAPABLE, dataset_for, make_work, same_parameters, step_plan, trained
 
 LAYERS = (29, 24, 17, 12, 7)
 STREAMED = "preload,mma=wgmma,fuse"
@@ -100,8 +100,7 @@ def test_the_rewrite_changes_nothing_that_is_computed(number: str, options: dict
     assert not apart.train.find(kind="layer_backward")
     found, wanted = trained(HostRunner(work)), trained(HostRunner(apart))
     np.testing.assert_array_equal(found.loss, wanted.loss)
-    for name, value in wanted.parameters.items():
-        np.testing.assert_array_equal(found.parameters[name], value)
+    same_parameters(found, wanted)
 
 
 def test_steps_of_a_graph_wait_for_the_weights_they_read() -> None:

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Race, Simulation
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.ptx import narrow
-from rawnn.runners import graphplan
 from rawnn.runners.host import HostRunner
 from rawnn.step.dependencies import dependencies
 from rawnn.step.plan import Plan
@@ -23,28 +20,16 @@ from tests.engine import (
     check_against_host,
     make_work,
     random_dataset,
-    run_on,
     step_plan,
     trained,
 )
+from tests.opts.variants import OPTIONS, kinds
+from tests.sim.races import each_missing_edge_is_a_race
 
 LAYERS = (29, 24, 16, 7)
 DATA = random_dataset(29, 7, 40, 8)
 OPT = "preload,bf16,mma,fuse"
 THREE = ["narrow_input", "narrow_inner", "narrow_update"]
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "no biases": {"network_options": {"bias": False}},
-    "tanh": {"network_options": {"activation": "tanh"}},
-    "shuffled": {"shuffle": True},
-    "scheduled": {"schedule": "cosine"},
-    "decay": {"optimizer": Optimizer(lr=0.1, given={"decay": 0.1})},
-    "a rest": {"partial": True, "batch": 12},
-}
-
-
-def kinds(plan: Plan) -> list[str]:
-    return [op.kind for op in plan.ops]
 
 
 def rewritten(layers: tuple[int, ...], batch: int = 8, opt: str = OPT, **options: Any) -> Plan:
@@ -86,15 +71,7 @@ def test_steps_are_joined_into_two_launches_each() -> None:
 
 def test_a_missing_edge_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     opt = f"{OPT},graphs=epoch,streams"
-    edges = dependencies(make_work(opt, LAYERS, DATA).train.unrolled(5).ops)
-    for edge in [(b, after) for after, found in enumerate(edges) for b in found]:
-        monkeypatch.setattr(graphplan, "dependencies", lambda ops, edge=edge: [
-            tuple(i for i in found if (i, index) != edge)
-            for index, found in enumerate(dependencies(ops))
-        ])
-        device = Device(Simulation().backend())
-        with pytest.raises(Race, match="nothing orders the two"):
-            run_on(device, make_work(opt, LAYERS, DATA), epochs=1)
+    assert each_missing_edge_is_a_race(monkeypatch, opt, LAYERS, DATA, 5) > 5
 
 
 @pytest.mark.parametrize(("layers", "options"), [

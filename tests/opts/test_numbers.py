@@ -19,7 +19,7 @@ from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
 from rawnn.network.layers import INITIALISERS, Network
 from rawnn.network.optimizers import RULES, Optimizer, Rule
-from rawnn.opts import batch, select
+from rawnn.opts import select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
@@ -28,7 +28,6 @@ from rawnn.step import around
 from rawnn.step.op import OPS, define
 from rawnn.step.ops.common import flag_overflow
 from rawnn.step.plan import Plan
-from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
 from tests.engine import (
     CAPABLE,
@@ -37,6 +36,7 @@ from tests.engine import (
     measuring_plan,
     random_dataset,
     run_on,
+    same_parameters,
     step_plan,
     trained,
 )
@@ -322,8 +322,7 @@ def test_the_simulated_gpu_stores_what_the_host_stores(opt: str, options: dict[s
         simulation.assert_clean()
         wanted = trained(HostRunner(make_work(opt, layers, data, **work)))
         np.testing.assert_array_equal(found.loss, wanted.loss)
-        for name, array in wanted.parameters.items():
-            np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
+        same_parameters(found, wanted)
 
 
 @pytest.mark.parametrize("opt", EMULATED)
@@ -377,31 +376,3 @@ def test_fewer_bits_learn_as_much(opt: str, layers: tuple[int, ...]) -> None:
     spread = np.ptp(plain, axis=0) + np.array([0.01, 0.02])
     assert (np.abs(low.mean(axis=0) - plain.mean(axis=0)) < spread).all(), found
     assert low[:, 0].min() > 0.5
-
-
-# -- batch -----------------------------------------------------------------------------------------
-
-
-def test_another_batch_is_another_recipe() -> None:
-    recipe, words = batch.chosen(512, Recipe(128), 60_000, 0, lambda r: 0)
-    assert recipe == Recipe(512)
-    assert words.startswith("batch 512 makes 117 steps an epoch in place of 468")
-    with pytest.raises(ConfigError, match="larger than the training set"):
-        batch.chosen(60_001, Recipe(128), 60_000, 0, lambda r: 0)
-
-
-def test_the_largest_batch_is_found_by_bisection() -> None:
-    asked = []
-
-    def needed(recipe: Recipe) -> int:
-        asked.append(recipe.batch)
-        return 1000 + 10 * recipe.batch
-
-    recipe, _ = batch.chosen("max", Recipe(128), 60_000, 100_000, needed)
-    assert recipe.batch == (batch.SHARE * 100_000 - 1000) // 10
-    assert len(asked) < 20
-    assert batch.chosen("max", Recipe(8), 50, 100_000, needed)[0].batch == 50
-    with pytest.raises(ConfigError, match="not even one example"):
-        batch.chosen("max", Recipe(8), 50, 500, needed)
-    with pytest.raises(ConfigError, match="on the host: give batch=N"):
-        batch.chosen("max", Recipe(8), 50, 0, needed)

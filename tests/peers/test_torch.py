@@ -9,19 +9,15 @@ far below the spread between two seeds (0.05 for mlp4). Runs where torch is inst
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
 import pytest
 
 from rawnn.data import load_dataset
-from rawnn.device.cuda.device import Device
-from rawnn.errors import DeviceError
 from rawnn.network.workloads import workload
 from rawnn.opts import select
 from rawnn.run.config import Config
-from rawnn.run.machine import open_gpu
 from rawnn.runners.base import Work, prepare
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
@@ -31,16 +27,6 @@ torch = pytest.importorskip("torch", reason="compares with PyTorch, which is not
 
 STEPS = 1000
 EARLY = 50
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Device]:
-    try:
-        opened = open_gpu(0, print)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
 
 
 def work_of(name: str, opt: str) -> Work:

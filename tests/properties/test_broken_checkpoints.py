@@ -15,6 +15,7 @@ from rawnn.data.tables import load_table
 from rawnn.errors import CheckpointError, ConfigError, DataError
 from rawnn.network.layers import Network
 from rawnn.run import checkpoint
+from tests.engine import same_parameters
 from tests.properties.mutation import Rewritten, mutants
 
 NETWORK = Network((5, 4, 3))
@@ -42,8 +43,7 @@ def test_checkpoints(tmp_path: Path) -> None:
                 else:
                     read += 1
                     assert found.epoch == 7
-                    for name, array in made.parameters.items():
-                        np.testing.assert_array_equal(found.parameters[name], array)
+                    same_parameters(found, made)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()

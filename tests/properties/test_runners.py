@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rawnn.opts import TOGGLES
 from rawnn.runners.graphplan import graph_plans
+from tests.engine import same_run
 from tests.properties.profile import examples
 from tests.properties.runs import MODES, Case, cases, on_host, simulated, toggles
 from tests.step.oracle import reduced_edges
@@ -29,7 +30,7 @@ def test_the_stream_agrees_with_the_host(case: Case, toggles: str) -> None:
     for name, array in wanted.parameters.items():
         np.testing.assert_allclose(found.parameters[name], array, rtol=TOLERANCE, atol=TOLERANCE,
                                    err_msg=name)
-    np.testing.assert_allclose(found.losses, wanted.losses, rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=TOLERANCE, atol=TOLERANCE)
     np.testing.assert_allclose(found.evaluation.loss, wanted.evaluation.loss, rtol=TOLERANCE,
                                atol=TOLERANCE)
 
@@ -45,11 +46,7 @@ def test_graphs_agree_with_the_stream_bit_for_bit(case: Case, toggles: str, mode
         return
     stream = simulated(case, f"{toggles},arena,nosync")
     assert stream is not None
-    for name, array in stream.parameters.items():
-        np.testing.assert_array_equal(graph.parameters[name], array, err_msg=name)
-    np.testing.assert_array_equal(graph.losses, stream.losses)
-    np.testing.assert_array_equal(graph.correct, stream.correct)
-    assert graph.evaluation == stream.evaluation
+    same_run(graph, stream)
 
 
 @examples(25)

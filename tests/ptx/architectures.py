@@ -30,6 +30,12 @@ def supported(arch: str) -> None:
         pytest.skip(f"this NVRTC does not know {arch}")
 
 
+def every_other(name: str, instances: Sequence[str]) -> tuple[str, ...]:
+    """Half of a source's instances, the other half for another name, all with RAWNN_FULL=1: the
+    table of kernels says what each spills, and its own check compiles all."""
+    return tuple(instances) if FULL else tuple(instances[zlib.crc32(name.encode()) % 2::2])
+
+
 def some(name: str, architectures: Sequence[str]) -> list[str]:
     """Two of the architectures that something called `name` can be compiled for, all with
     RAWNN_FULL=1: by CUDA 13 other ones than by CUDA 12. Of a kernel source that changed,

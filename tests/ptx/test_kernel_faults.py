@@ -12,7 +12,7 @@ import pytest
 from rawnn.onchip.layout import ALL, SHARE
 from tests.onchip.problems import FULL
 from tests.onchip.test_twin import Launch
-from tests.ptx.twin import faults
+from tests.ptx.twin import attempts, faults
 from tests.ptx.twin.harmless import HARMLESS, OUT_OF_REACH, why_harmless
 from tests.ptx.twin.twin import compiler
 
@@ -32,7 +32,7 @@ SEED = 20
 def test_what_survived_once_is_caught(name: str) -> None:
     file, kind, which = KNOWN[name]
     fault = [f for f in faults.faults_of(file) if f.kind == kind][which]
-    found = faults.attempt(fault)
+    found = attempts.attempt(fault)
     assert found.what == "caught", (fault.name, found.how)
 
 
@@ -43,7 +43,7 @@ def test_a_fault_drawn_at_random_is_caught(turn: int) -> None:
     walked = json.loads(KEPT.read_text())["faults"]
     fault = faults.sample(DRAWN, SEED, [f for f in faults.every()
                                         if f.name in walked and f.name not in OUT_OF_REACH])[turn]
-    found = faults.attempt(fault)
+    found = attempts.attempt(fault)
     assert found.what in ("caught", "invalid") or why_harmless(fault), (fault.name, found.how)
 
 
@@ -54,7 +54,7 @@ def test_a_fault_in_a_whole_step_is_caught(kind: str) -> None:
     among = [fault for fault in faults.every() if fault.kind == kind and not why_harmless(fault)
              and (fault.file in faults.written_files() or fault.file.startswith("onchip"))]
     fault = faults.sample(1, SEED, among)[0]
-    found = faults.attempt(fault)
+    found = attempts.attempt(fault)
     assert found.what in ("caught", "invalid"), (fault.name, found.how)
 
 

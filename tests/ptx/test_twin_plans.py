@@ -12,6 +12,7 @@ import pytest
 from rawnn.ptx import SOURCES
 from rawnn.ptx.floors import PROBES
 from rawnn.step.tensor import Role
+from tests.engine import FULL
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.plans import (
     Case,
@@ -37,7 +38,9 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 def test_ops_do_what_their_references_do(name: str) -> None:
     plan = plan_of(name)
     twins = build([plan])
-    for run, overflow, spoil in runs(CASES[name], plan):
+    orders = runs(CASES[name], plan)
+    # Races are found in any order, by what happened before what.
+    for run, overflow, spoil in orders if FULL else orders[1:]:
         launched = check(twins, Memory(plan, 5, overflow, spoil), run)
         assert launched == sum(map(has_kernel, plan.ops))
 

@@ -6,49 +6,14 @@ It is started as a rank, by the launcher's variables.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import time
-from typing import Any
-
-import numpy as np
 
 import rawnn
 from rawnn.errors import RawnnError
 from tests.engine import random_dataset
+from tests.ranks.fault import BAD, Fault
 
 RANK = int(os.environ["RANK"])
-BAD = 1
-
-
-class Fault(rawnn.Listener):
-    def __init__(self, fault: str) -> None:
-        self._fault = fault
-
-    def started(self, session: Any) -> None:
-        self._session = session
-
-    def epoch_done(self, epoch: int) -> None:
-        if epoch < 3:
-            time.sleep(0.25)  # so that rank 0 hears of every epoch
-        if RANK != BAD or epoch != 2:
-            return
-        if self._fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self._fault == "raises":
-            raise RawnnError("the disk is full")
-        if self._fault == "bug":
-            raise ZeroDivisionError("a mistake")
-        if self._fault == "leaves":
-            os._exit(0)
-        if self._fault == "nan":
-            state = self._session.runner.state()
-            state["fc1.bias"][...] = np.nan
-            self._session.runner.load(state)
-        if self._fault == "stops":
-            self._session.stop("it is enough")
-        if self._fault == "asked":
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> int:
@@ -59,7 +24,7 @@ def main() -> int:
     try:
         result = rawnn.train(
             data=rawnn.Dataset(**vars(data)), layers=(29, 7), batch=6, lr=lr, epochs=5,
-            device="host", listener=Fault(fault), **options)
+            device="host", listener=Fault(fault, RANK), **options)
     except RawnnError as error:
         if error.speaks:
             print(f"rawnn: error: {error}", file=sys.stderr)

@@ -154,6 +154,38 @@ def test_sharded_in_several_buckets(more: str) -> None:
         np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
 
 
+FORWARD = ("preload,graphs=epoch,streams,fuse,bf16,mma", *[
+    "preload,graphs=3,streams,fuse,mma", "preload,arena,nosync,fuse,tiled", "pool",
+    "preload,cublas,fuse,graphs=epoch,streams"][:4 * FULL])
+
+
+@pytest.mark.parametrize("more", FORWARD)
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+def test_gradients_come_as_the_next_step_needs_them(more: str, sharded: bool) -> None:
+    """The same numbers in another order: whose turn it is changes no sum."""
+    layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=45, test=4)
+    options = {"shuffle": True, "partial": True}
+    word = "sharded:1" if sharded else "1"
+    found = on_simulated(f"{more},nccl=forward:{word}", layers, data, BATCH, 2, **options)
+    plan = found[0].work.train
+    reduced = [n for op in plan.ops if op.impl == "nccl" and op.kind != "all_gather"
+               for n, _ in op.writes if n.startswith("dw")]
+    assert list(dict.fromkeys(reduced)) == ["dw1", "dw3", "dw2"]  # the small ones ahead
+    first = min(i for i, op in enumerate(plan.ops) for n, _ in op.writes if n.startswith("dw"))
+    assert all(i < first for i, op in enumerate(plan.ops) if "input_grad" in op.name)
+    whole = on_simulated(f"{more},nccl={word}", layers, data, BATCH, 2, **options)[0]
+    for name, array in whole.state.items():
+        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("opt", ["fp16", *["none"][:FULL]])
+def test_gradients_keep_their_order_where_updates_wait_for_all(opt: str) -> None:
+    text = f"preload,graphs=epoch,mma,fuse,{opt}"
+    plans = [work_of(f"{text},{word}", LAYERS, DATA, BATCH, 2, 0).train
+             for word in ("nccl", "nccl=forward")]
+    assert ([op.name for op in plans[0].ops] == [op.name for op in plans[1].ops]) == (opt == "fp16")
+
+
 def test_what_sharded_ranks_left_others_go_on_with() -> None:
     opt, options = "preload,graphs=epoch,fuse", {
         "shuffle": True, "partial": True, "optimizer": Optimizer("adam", 1e-2)}

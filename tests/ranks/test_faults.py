@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
 from rawnn.errors import RanksError
 from rawnn.ranks import Place, Team
+from rawnn.ranks.wire import Wire
 from rawnn.run.checkpoint import listed
 from tests.engine import FULL
 from tests.ranks.runs import free_port, teams
@@ -32,6 +35,29 @@ def started(ranks: int, *words: str, **environ: str) -> tuple[int, str, list[str
     assert monotonic() - begun < SECONDS + 10  # starting three processes takes its time
     return done.returncode, done.stdout, [line for line in done.stderr.splitlines()
                                           if line.startswith("rawnn: ")]
+
+
+class Silent:
+    """A connection that ends in an error."""
+
+    def __init__(self, error: OSError) -> None:
+        self._error = error
+
+    def recv(self, count: int) -> bytes:
+        raise self._error
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+def test_a_host_that_is_gone_is_no_message_that_is_late() -> None:
+    """Both are a TimeoutError; seen with two network namespaces and a link taken down."""
+    late, gone = (Wire(Silent(error)) for error in (  # type: ignore[arg-type]
+        TimeoutError("timed out"), TimeoutError(errno.ETIMEDOUT, "Connection timed out")))
+    with pytest.raises(TimeoutError):
+        late.receive(0.1)
+    with pytest.raises(EOFError):
+        gone.receive()
 
 
 @pytest.mark.parametrize(("fault", "status", "said"), [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from pathlib import Path
+from threading import Barrier
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,8 @@ from rawnn.errors import ConfigError, RanksError
 from rawnn.ranks import Place, place_of
 from rawnn.ranks.meeting import meet
 from rawnn.ranks.place import first_node
+from rawnn.run.config import Config
+from rawnn.run.parallel import join
 from tests.together import all_fine, together
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
@@ -34,6 +39,7 @@ MPICH = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
     ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"},
      Place(1, 2, 1, 1, "mpirun", "a", 5, 60.0)),
     (SLURM, Place(5, 8, 1, 4, "srun", "gpu03", 31234, 60.0)),
+    ({**SLURM, "SLURM_STEP_ID": "2"}, Place(5, 8, 1, 4, "srun", "gpu03", 33252, 60.0)),
     (MPICH, Place(0, 4, 0, 2, "mpirun", "", 0, 60.0)),
     ({**TORCHRUN, "RAWNN_JOIN_SECONDS": "2.5"},
      Place(3, 8, 1, 2, "torchrun", "head", 29500, 2.5)),
@@ -92,6 +98,70 @@ def test_mpi_carries_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     found = all_fine(together(3, act))
     assert found[0] == ([1, 2], {1: "rank 1", 2: "rank 2"})
     assert found[1] == found[2] == ([0], {})
+
+
+class Communicator:
+    """A stand-in for mpi4py's, of threads."""
+
+    def __init__(self, size: int) -> None:
+        self._box: list[Any] = [None] * size
+        self._barrier = Barrier(size)
+
+    def of(self, rank: int) -> Any:
+        def allgather(value: Any) -> list[Any]:
+            self._box[rank] = value
+            self._barrier.wait(10)
+            found = list(self._box)
+            self._barrier.wait(10)
+            return found
+
+        return SimpleNamespace(Get_rank=lambda: rank, Get_size=lambda: len(self._box),
+                               allgather=allgather,
+                               bcast=lambda value, root: allgather(value)[root])
+
+
+def test_a_communicator_of_the_users_joins_its_ranks() -> None:
+    """Whatever a launcher's variables say."""
+    world, config = Communicator(3), Config(device="host")
+
+    def act(rank: int) -> Any:
+        team = join(config, TORCHRUN, world.of(rank))
+        assert team is not None
+        try:
+            return team.place.local_rank, team.place.local_size, team.gather("ranks", team.rank)
+        finally:
+            team.close()
+
+    assert all_fine(together(3, act)) == [(rank, 3, [0, 1, 2]) for rank in range(3)]
+    assert join(config, TORCHRUN, Communicator(1).of(0)) is None
+    with pytest.raises(ConfigError, match="give one of mpi4py"):
+        join(config, {}, 5)
+
+
+@pytest.mark.parametrize("brought", [False, True])
+def test_mpi_is_left_by_who_began_it(brought: bool, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpirun takes a process that ends without MPI_Finalize for one that has failed."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(
+        "left = []\nIs_finalized = lambda: bool(left)\nFinalize = lambda: left.append(1)\n"
+        "class COMM_WORLD:\n    bcast = staticmethod(lambda value, root: value)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("mpi4py", "mpi4py.MPI"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that it goes behind the test
+        del sys.modules[name]
+    if brought:
+        import_module("mpi4py.MPI")
+    asked: list[Any] = []
+    monkeypatch.setattr("atexit.register", lambda *call: asked.append(call))
+    with pytest.raises(RanksError, match="rank 1 of 2 did not come"):
+        meet(Place(0, 2, 0, 1, "mpirun", "", 0, 0.05), "")
+    for act, *given in asked:
+        act(*given)
+        act(*given)
+    mpi: Any = sys.modules["mpi4py.MPI"]
+    assert mpi.left == ([] if brought else [1])
 
 
 def test_without_mpi4py_ranks_of_several_hosts_say_what_to_do(

@@ -18,7 +18,7 @@ from rawnn.network.optimizers import Optimizer
 from rawnn.runners.base import Work
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
-from tests.engine import GRAPHS, dataset_for, make_work, outcome
+from tests.engine import GRAPHS, dataset_for, make_work, outcome, same_run
 from tests.tolerances import RUN
 
 LAYERS, BATCH, EXAMPLES = (13, 9, 6, 5), 6, 28
@@ -60,8 +60,8 @@ def simulated(opt: str, loss: str, options: dict[str, Any], seed: int = 0) -> Si
 def test_the_gpu_agrees_with_the_host(loss: str, opt: str, options: dict[str, Any]) -> None:
     found, wanted = simulated(opt, loss, options), on_host(loss, options)
     steps = EXAMPLES // BATCH + bool(options.get("partial"))
-    assert [len(part) for part in found.losses] == [steps, steps]
-    np.testing.assert_allclose(found.losses, wanted.losses, rtol=RUN, atol=RUN)
+    assert [len(part) for part in found.loss] == [steps, steps]
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=RUN, atol=RUN)
     np.testing.assert_array_equal(found.correct, wanted.correct)
     for name, array in wanted.parameters.items():
         np.testing.assert_allclose(found.parameters[name], array, rtol=0, atol=RUN, err_msg=name)
@@ -76,22 +76,12 @@ def test_the_gpu_agrees_with_the_host(loss: str, opt: str, options: dict[str, An
 def test_graphs_equal_the_stream_bit_for_bit(loss: str, mode: str, base: str) -> None:
     options = {"shuffle": True, "partial": True, "schedule": "warmup:1,cosine",
                "optimizer": Optimizer("adam", 0.05)}
-    same(simulated(f"{base},graphs={mode}", loss, options), simulated(base, loss, options))
+    same_run(simulated(f"{base},graphs={mode}", loss, options), simulated(base, loss, options))
 
 
 @pytest.mark.parametrize("mode", ["step", "epoch"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_graphs_of_uploaded_batches_equal_the_stream_bit_for_bit(loss: str, mode: str) -> None:
     options = {"shuffle": True, "partial": True}
-    same(simulated(f"graphs={mode},fuse", loss, options),
-         simulated("arena,nosync,fuse", loss, options))
-
-
-def same(found: SimpleNamespace, wanted: SimpleNamespace) -> None:
-    np.testing.assert_array_equal(found.losses, wanted.losses)
-    np.testing.assert_array_equal(found.correct, wanted.correct)
-    for name, array in wanted.parameters.items():
-        np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
-    np.testing.assert_array_equal(  # an accuracy may be NaN
-        [found.evaluation.loss, found.evaluation.accuracy],
-        [wanted.evaluation.loss, wanted.evaluation.accuracy])
+    same_run(simulated(f"graphs={mode},fuse", loss, options),
+             simulated("arena,nosync,fuse", loss, options))

@@ -16,7 +16,16 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
 from rawnn.runners.host import HostRunner
-from tests.engine import GRAPHS, LADDER, make_work, random_dataset, run_on, trained
+from tests.engine import (
+    GRAPHS,
+    LADDER,
+    make_work,
+    random_dataset,
+    run_on,
+    same_parameters,
+    same_run,
+    trained,
+)
 
 
 @pytest.fixture(params=[0, 1])
@@ -56,19 +65,14 @@ def test_graphs_equal_the_stream_bit_for_bit(
     layers = (29, 18, 7)
     stream = run_on(device, make_work(base, layers, data))
     graph = run_on(device, make_work(f"{base},graphs={mode}", layers, data))
-    for name, array in stream.parameters.items():
-        np.testing.assert_array_equal(graph.parameters[name], array)
-    np.testing.assert_array_equal(graph.loss, stream.loss)
-    np.testing.assert_array_equal(graph.correct, stream.correct)
-    assert graph.evaluation == stream.evaluation
+    same_run(graph, stream)
 
 
 @pytest.mark.parametrize("mode", ["step", "epoch"])
 def test_graphs_take_batches_from_the_host(device: Device, data: Dataset, mode: str) -> None:
     stream = run_on(device, make_work("arena,nosync", (29, 7), data))
     graph = run_on(device, make_work(f"graphs={mode}", (29, 7), data))
-    for name, array in stream.parameters.items():
-        np.testing.assert_array_equal(graph.parameters[name], array)
+    same_parameters(graph, stream)
 
 
 @pytest.mark.parametrize("mode", ["while", "3"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Race, Simulation
-from rawnn.runners import graphplan
+from rawnn.device.sim import Simulation
 from rawnn.runners.host import HostRunner
 from tests.engine import make_work, random_dataset, run_on, trained
+from tests.sim.races import each_missing_edge_is_a_race
 
 LAYERS = (29, 16, 7)
 DATA = random_dataset(29, 7, 32, 8)
@@ -31,15 +31,4 @@ def test_every_order_of_unordered_work_gives_the_hosts_result(opt: str, seed: in
 def test_each_edge_of_the_epochs_graph_is_needed_and_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    derive = graphplan.dependencies
-    edges = derive(make_work(GRAPH, LAYERS, DATA).train.unrolled(4).ops)
-    every = [(before, after) for after, found in enumerate(edges) for before in found]
-    assert len(every) > 25
-    for edge in every:
-        monkeypatch.setattr(graphplan, "dependencies", lambda ops, edge=edge: [
-            tuple(i for i in found if (i, index) != edge)
-            for index, found in enumerate(derive(ops))
-        ])
-        device = Device(Simulation().backend())
-        with pytest.raises(Race, match="nothing orders the two"):
-            run_on(device, make_work(GRAPH, LAYERS, DATA), epochs=1)
+    assert each_missing_edge_is_a_race(monkeypatch, GRAPH, LAYERS, DATA, 4) > 25

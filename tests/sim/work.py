@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy as np
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.launch import Arguments, KernelLaunch
 from rawnn.device.cuda.stream import Stream
+from rawnn.device.sim import register
 
 
 def vector(device: Device, values: Any = None, count: int = 8) -> int:
@@ -23,6 +26,24 @@ def read(device: Device, address: int, count: int = 8) -> np.ndarray:
     out = np.empty(count, np.float32)
     device.to_host(out, address, "a vector")
     return out
+
+
+def plus_one(kernels: Mapping[str, str]) -> str:
+    """CUDA C of kernels y = x + 1: their names, and what each does ahead of that."""
+    return "\n".join(
+        f'extern "C" __global__ void {name}(const float* x, float* y, int n) '
+        f"{{ {first} for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = x[i] + 1; }}"
+        for name, first in kernels.items())
+
+
+def register_plus_one(names: Iterable[str]) -> None:
+    """Tell the simulation what these kernels compute."""
+
+    def add_one(t: SimpleNamespace, scalars: object) -> None:
+        np.add(t.x, 1, out=t.y)
+
+    for name in names:
+        register(name, add_one, {"x": ("n",), "y": ("n",)}, reads=("x",), writes=("y",))
 
 
 def relu(device: Device, z: int, a: int, count: int = 8, stream: Stream | None = None,

@@ -14,18 +14,9 @@ from rawnn.common.dtypes import rounded
 from rawnn.network.losses import LOSSES
 from rawnn.step import OPS
 from tests.step.calculus import DIFFERENCE, numeric
+from tests.step.references import normal, run
 
 ROWS, COLS = 5, 4
-
-
-def run(kind: str, attributes: dict[str, Any] | None = None, **operands: Any) -> SimpleNamespace:
-    t = SimpleNamespace(**operands)
-    OPS[kind].reference(t, attributes or {})
-    return t
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 def answers(name: str) -> np.ndarray:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +11,7 @@ import pytest
 from rawnn.network.activations import ACTIVATIONS
 from rawnn.step import OPS
 from tests.step.calculus import DIFFERENCE, numeric
-
-
-def run(kind: str, attributes: dict[str, Any] | None = None, **operands: Any) -> SimpleNamespace:
-    t = SimpleNamespace(**operands)
-    OPS[kind].reference(t, attributes or {})
-    return t
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape)
+from tests.step.references import normal, run
 
 
 def test_softmax_backward_is_the_gradient_of_the_mean_loss_in_the_logits() -> None:

@@ -8,7 +8,7 @@ from time import monotonic
 
 from rawnn.bench.conditions import Watch
 from rawnn.bench.peers.contest import Rules, run_contests
-from rawnn.bench.peers.problem import DRAW_VERSION, Problem, draw, draws, smaller
+from rawnn.bench.peers.problem import DRAW_VERSION, RUN_STEPS, Problem, draw, draws, smaller
 from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
@@ -148,6 +148,9 @@ class Arrangement:
         ones."""
         before, now = earlier.environment.gpu, self._environment.gpu
         same = (before or {}).get("name") == (now or {}).get("name")
+        if earlier.run_steps != RUN_STEPS:
+            raise ConfigError(f"the file to be resumed is of runs of {earlier.run_steps:,} steps, "
+                              f"by which `best` decides, and these are of {RUN_STEPS:,}")
         if (earlier.kind, earlier.draw_version) != (self.kind, DRAW_VERSION) or not same or \
                 earlier.systems != list(self.rules.systems):
             raise ConfigError(
@@ -166,7 +169,8 @@ class Arrangement:
     def result(self) -> ContestsResult:
         """What was found so far."""
         return ContestsResult(
-            kind=self.kind, draw_version=DRAW_VERSION, asked=self.asked, rounds=self.rules.rounds,
+            kind=self.kind, draw_version=DRAW_VERSION, run_steps=RUN_STEPS, asked=self.asked,
+            rounds=self.rules.rounds,
             systems=list(self.rules.systems), left_out=self.left_out,
             environment=self._environment, timer=TIMER, contests=list(self.contests),
             ended=self.ended)

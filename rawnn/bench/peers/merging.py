@@ -48,6 +48,7 @@ def _alike(result: ContestsResult) -> dict[str, str]:
     return {
         "the kind is": result.kind,
         "the draw's version is": str(result.draw_version),
+        "a run's steps are": str(result.run_steps),
         "the turns are": str(result.rounds),
         "the systems are": ", ".join(result.systems),
         "rawnn's commit is": place.commit,

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.bench.peers.check import WINDOW
 from rawnn.bench.peers.problem import Problem
-from rawnn.bench.peers.worker import Offer
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Offer
 
-LIMIT_S = 2.0
+LIMIT_S = 0.5
 """A block is broken off after so long; the time of an epoch then follows from the steps done."""
+LEAST = 2
+"""Steps of a block at least; WINDOW of those whose losses are compared."""
 
 
 def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
@@ -36,6 +39,7 @@ class Loop:
         self._order = problem.order(0)
         self._done = 0
         self._losses: list[float] = []
+        self._blocks = 0
 
     def reorder(self, order: NDArray[np.int32]) -> None:
         self._order = order
@@ -45,13 +49,15 @@ class Loop:
 
     def block(self, epochs: int) -> float:
         begun, batch, steps = perf_counter(), self._problem.batch, 0
+        least = LEAST if self._blocks >= CHECKED_EPOCHS else WINDOW
+        self._blocks += 1
         for _ in range(epochs):
             self._losses = []
             for step in range(self._problem.steps):
                 rows = self._order[step * batch:(step + 1) * batch]
                 self._losses.append(self._step(self._x[rows], self._y[rows]))
                 steps += 1
-                if perf_counter() - begun > LIMIT_S:
+                if steps >= least and perf_counter() - begun > LIMIT_S:
                     return (perf_counter() - begun) * 1e3 / steps * self._problem.steps
         return (perf_counter() - begun) * 1e3 / epochs
 

@@ -24,9 +24,11 @@ DRAW_VERSION = 1
 """Of `draw`: another version draws other networks from the same seeds, which cannot be compared."""
 STEPS = 64
 """Steps of a drawn network's epoch."""
-RUN_STEPS = 128_000
-"""Steps of the run that ours is asked for, by which `best` judges what a compilation is worth: a
-time a step is a figure for long runs. What compiling takes is a figure of its own."""
+RUN_STEPS = 1_000_000
+"""Steps of the run that ours is asked for, by which `best` judges what a compilation is worth. A
+time a step leaves everybody's making-ready out, so that the run is one for which that does not
+decide: 2 to 30 seconds, as against up to a few that a generated kernel compiles. What being made
+ready took is a figure of its own, system by system (`setup_s`)."""
 
 DEPTHS = (1, 6)
 WIDTHS = (16, 1024)

@@ -6,9 +6,10 @@ docs/peers.md explains every key.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -89,12 +90,14 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
 
 class ContestsResult(Measured, frozen=True, kw_only=True):
     """All contests so far. `asked` are the problems that were asked for, `left_out` the systems
-    that are not there and why; `ended` says what ended it early, if anything did."""
+    that are not there and why; `run_steps` are the steps of the run that ours was asked for,
+    128,000 in files that do not say; `ended` says what ended it early, if anything did."""
 
     INDENT = 1
     kind: Kind
     schema_version: int = SCHEMA_VERSION
     draw_version: int
+    run_steps: int = 128_000
     asked: list[Problem]
     rounds: int
     systems: list[str]
@@ -109,6 +112,10 @@ class ContestsResult(Measured, frozen=True, kw_only=True):
         """The problems that have no contest yet."""
         done = {c.problem.name for c in self.contests}
         return [p for p in self.asked if p.name not in done]
+
+
+CONTESTS: Mapping[str, tuple[type[ContestsResult], int]] = dict.fromkeys(
+    get_args(Kind), (ContestsResult, SCHEMA_VERSION))
 
 
 def read_contests(path: str | os.PathLike[str]) -> ContestsResult:

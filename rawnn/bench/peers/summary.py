@@ -85,39 +85,43 @@ def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str,
                 faster=sum(r > 1 for r, _ in ratios), failures=failures, missing=missing)
 
 
-def by_draw(result: ContestsResult, line: Line) -> list[Line]:
-    """A line of the summary for each draw, in their order; empty where there is one draw only."""
+def by_draw(result: ContestsResult) -> list[list[Line]]:
+    """The summary of each draw, in their order."""
     of = [{p.name for p in draw} for draw in draws(result.asked)]
-    if len(of) < 2:
-        return []
-    parts = [msgspec.structs.replace(
-        result, contests=[c for c in result.contests if c.problem.name in names]) for names in of]
-    return [found for part in parts for found in summary(part)
-            if (found.name, found.against) == (line.name, line.against)]
+    return [summary(msgspec.structs.replace(
+        result, contests=[c for c in result.contests if c.problem.name in names])) for names in of]
 
 
 def draws_line(result: ContestsResult) -> str:
     """The draws, and each one's geometric mean in the classes: whether another would say the same.
     Empty where there is one only."""
-    lines = summary(result)
-    parts = [f"{line.name} {', '.join(f'{found.mean:.2f}' for found in each)}" for line in lines
-             if line.against == lines[0].against and (each := by_draw(result, line))]
-    firsts = [f"{draw[0].seed}-{draw[-1].seed}" for draw in draws(result.asked)]
-    return f"geometric means of the draws (seeds {', '.join(firsts)}) by themselves: " \
-           f"{'; '.join(parts)}" if parts else ""
+    seeds = [f"{draw[0].seed}-{draw[-1].seed}" for draw in draws(result.asked)]
+    if len(seeds) < 2:
+        return ""
+    means: dict[str, list[str]] = {}
+    for lines in by_draw(result):
+        for line in lines:
+            if line.against == lines[0].against:
+                means.setdefault(line.name, []).append(f"{line.mean:.2f}")
+    parts = "; ".join(f"{name} {', '.join(each)}" for name, each in means.items())
+    return f"geometric means of the draws (seeds {', '.join(seeds)}) by themselves: {parts}" \
+        if parts else ""
 
 
 def setups(result: ContestsResult) -> str:
-    """What making a network's programs ready took each system, on average, in a sentence: the
-    compilation that no time a step covers."""
-    parts = []
+    """What making a network's programs ready took each system, in a sentence: the compilation that
+    no time a step covers. Medians over the networks, of the program that was fastest in the end and
+    of all that were tried."""
+    fastest, every = [], []
     for system in result.systems:
+        best = [e.setup_s for c in result.contests if (e := c.best((system,), NUMBERS))]
         sums = [sum(e.setup_s for e in mine) for c in result.contests
                 if (mine := [e for e in c.entries if e.system == system])]
-        if sums:
-            parts.append(f"{system} {sum(sums) / len(sums):.1f}")
-    return (f"seconds until all of a network's programs were ready, on average, several at a time "
-            f"on all cores: {', '.join(parts)}")
+        fastest += [f"{system} {median(best):.1f}"] if best else []
+        every += [f"{system} {median(sums):.1f}"] if sums else []
+    return (f"seconds until a network's fastest program was ready, several at a time on all cores, "
+            f"in the median: {', '.join(fastest) or 'none was right'} (all that were tried: "
+            f"{', '.join(every)})")
 
 
 HEADINGS = ("class", "against", "geometric mean", "95 % interval", "median", "worst", "faster in",
@@ -215,7 +219,8 @@ def provenance(result: ContestsResult) -> str:
         if env.gpu else f"host ({env.platform})"
     versions = ", ".join(f"{name} {version}" for name, version in env.libraries.items())
     draw = f"draw {result.draw_version}, " if result.kind == "random-peers" else ""
+    runs = f"`best` for runs of {result.run_steps:,} steps, "
     ended = f"; ended early: {result.ended}" if result.ended else ""
-    return (f"{machine}; {versions}; {draw}{len(result.contests)} of {len(result.asked)} contests, "
-            f"medians of samples in {result.rounds} turns each; {env.date}, commit "
+    return (f"{machine}; {versions}; {draw}{runs}{len(result.contests)} of {len(result.asked)} "
+            f"contests, medians of samples in {result.rounds} turns each; {env.date}, commit "
             f"{env.commit or 'unknown'}{ended}")

@@ -1,27 +1,11 @@
-// Copies that come later: by threads (cp.async), by the copy engine, by other blocks (st.async); the
-// barriers in shared memory that count them, and each other's shared memory.
+// Copies that come later: by threads (cp.async), by the copy engine, by other blocks (st.async).
 #include "runtime.h"
 
 namespace twin {
 
 namespace {
 
-Who own() { return who_of(self->block->number, self->number); }
 Who own_copies() { return own() + machine.threads; }
-
-void advance(Barrier& barrier) {
-  if (barrier.left != 0 || barrier.bytes != 0) return;
-  barrier.known = join(barrier.known, barrier.gather.vector());
-  barrier.proxied = join(barrier.proxied, barrier.gather.proxied);
-  barrier.published = join(barrier.published, barrier.gather.published);
-  ++barrier.phase;
-  // The bytes that came in this phase are known to whoever waits for its end.
-  barrier.known = with(barrier.known, machine.blocks, barrier.who, barrier.phase);
-  barrier.gather = Gather{};
-  barrier.left = barrier.arrivals;
-  for (Thread* thread : barrier.waiting) wake(*thread);
-  barrier.waiting.clear();
-}
 
 void fly(Flight&& flight) { machine.flights.push_back(std::move(flight)); }
 
@@ -206,70 +190,7 @@ void wait_for_stores(int pending, bool read_only) {
   self->known = with(self->known, machine.blocks, self->reading, up_to);
 }
 
-// Atomic operations are relaxed: they order nothing but with fences.
-std::uint32_t atomic(void* address, int kind, std::uint32_t value, std::uint32_t compare) {
-  TWIN_HERE;
-  // Who has seen what this thread's last fence released has seen the operation as well.
-  const std::uint32_t fenced = known_clock(self->released, own());
-  const std::uint32_t clock = fenced != 0 ? fenced : self->clock;
-  const Block& block = *self->block;
-  const auto* const pointer = static_cast<const unsigned char*>(address);
-  if (pointer >= block.dynamic.begin && pointer < block.dynamic.begin + block.dynamic.bytes) {
-    touch_shared(static_cast<unsigned int>(pointer - block.dynamic_memory), 4, kWrite | kAtomic,
-                 own(), clock);
-  } else {
-    touch_global(address, 4, kWrite | kAtomic, own(), clock);
-  }
-  const Vector*& place = machine.atomics[address];
-  self->pending = join(self->pending, place);
-  place = join(place, self->released);
-  std::uint32_t before;
-  std::memcpy(&before, address, 4);
-  std::uint32_t after = value;
-  if (kind == 1) after = before + value;
-  if (kind == 2) {
-    after = __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, before) +
-                                                  __builtin_bit_cast(float, value));
-  }
-  if (kind == 3) after = before == compare ? value : before;
-  std::memcpy(address, &after, 4);
-  return before;
-}
-
-void check_counting() {
-  for (std::size_t i = 0; i < machine.counting.size();) {
-    const auto& [thread, what] = machine.counting[i];
-    if (static_cast<int>(*what.first - what.second) >= 0) {
-      wake(*thread);
-      machine.counting[i] = machine.counting.back();
-      machine.counting.pop_back();
-    } else {
-      ++i;
-    }
-  }
-}
-
 namespace {
-
-void arrive_at(unsigned int address, bool remote) {
-  Barrier& barrier = barrier_at(address, remote, false);
-  if (barrier.left == 0) fail("more arrivals than a barrier was told of, at %p", self->here);
-  barrier.gather.add(*self);
-  --barrier.left;
-  advance(barrier);
-}
-
-void wait_at(unsigned int address, int parity) {
-  Barrier& barrier = barrier_at(address, false, false);
-  while ((barrier.phase & 1u) == static_cast<unsigned>(parity & 1)) {
-    barrier.waiting.push_back(self);
-    pause("a barrier in shared memory");
-  }
-  self->known = join(self->known, barrier.known);
-  self->proxied = join(self->proxied, barrier.proxied);
-  self->published = join(self->published, barrier.published);
-  self->seen = join(self->seen, barrier.seen);
-}
 
 // What a copy needs of the thread that asks for it: the barrier, whose phase it belongs to.
 std::pair<Who, std::uint32_t> asked(unsigned int barrier) {
@@ -309,101 +230,13 @@ void send_bytes(unsigned int to, const void* value, unsigned int bytes, unsigned
 
 }  // namespace twin
 
-using twin::self;
-
-extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned int value) {
-  *reinterpret_cast<unsigned int*>(handle) = value;
-}
-
-void __threadfence() {
-  TWIN_HERE;
-  self->known = twin::join(self->known, self->pending);
-  self->pending = nullptr;
-  self->released = twin::everything(*self);
-}
-
 namespace ptx {
 
 using namespace twin;
 
-unsigned int shared_address(const void* pointer) {
-  TWIN_HERE;
-  const auto* const bytes = static_cast<const unsigned char*>(pointer);
-  Block& block = *self->block;
-  if (bytes >= machine.fixed && bytes < machine.fixed + machine.fixed_bytes) {
-    return kFixedAddress + static_cast<unsigned int>(bytes - machine.fixed);
-  }
-  const unsigned char* const begin = block.dynamic_memory;
-  if (bytes < block.dynamic.begin || bytes > block.dynamic.begin + block.dynamic.bytes) {
-    fail("shared_address() of something else, by %s at %p", describe(own()).c_str(), self->here);
-  }
-  return static_cast<unsigned int>(bytes - begin);
-}
-
 void commit_copies() {
   TWIN_HERE;
   ++self->copy_group;
-}
-
-void init_barrier(unsigned int address, int arrivals) {
-  TWIN_HERE;
-  if (address % 8 != 0) fail("a barrier at a misaligned address, at %p", self->here);
-  touch_shared(address, 8, kWrite, own(), self->clock);
-  Barrier& barrier = self->block->barriers[local(address)];
-  barrier = Barrier{};
-  barrier.arrivals = barrier.left = arrivals;
-  barrier.init_by = own();
-  barrier.init_at = self->clock;
-  barrier.who = hand_out(*self->block);
-}
-
-void publish_barriers() {
-  TWIN_HERE;
-  const Vector* const all = everything(*self);
-  self->publishing = join(self->publishing, all);
-  self->published = join(self->published, all);
-}
-
-void arrive(unsigned int barrier) {
-  TWIN_HERE;
-  arrive_at(barrier, false);
-}
-
-void arrive_remote(unsigned int barrier) {
-  TWIN_HERE;
-  arrive_at(barrier, true);
-}
-
-void arrive_remote_having_read(unsigned int barrier) {
-  TWIN_HERE;
-  arrive_at(barrier, true);
-}
-
-void expect(unsigned int address, int bytes) {
-  TWIN_HERE;
-  barrier_at(address, false, false).bytes += bytes;
-}
-
-void arrive_expecting(unsigned int address, int bytes) {
-  TWIN_HERE;
-  barrier_at(address, false, false).bytes += bytes;
-  arrive_at(address, false);
-}
-
-bool has_ended(unsigned int address, int parity) {
-  TWIN_HERE;
-  wait_at(address, parity);  // it may take as long as it likes
-  return true;
-}
-
-void wait_for(unsigned int address, int parity) {
-  TWIN_HERE;
-  wait_at(address, parity);
-}
-
-void wait_for_remote(unsigned int address, int parity) {
-  TWIN_HERE;
-  wait_at(address, parity);
 }
 
 void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrier) {
@@ -503,45 +336,6 @@ void commit_stores() {
   ++self->store_group;
 }
 
-unsigned int in_block(unsigned int address, unsigned int rank) {
-  TWIN_HERE;
-  if (address >> 24 != 0 || rank >= self->block->cluster->blocks.size()) {
-    fail("in_block(%#x, %u) in a cluster of %zu, at %p", address, rank,
-         self->block->cluster->blocks.size(), self->here);
-  }
-  return address | (rank + 1) << 24;
-}
-
-template <typename V>
-static V load_from(unsigned int from) {
-  touch_shared(from, sizeof(V), kRead, own(), self->clock);
-  V value;
-  std::memcpy(&value, shared_pointer(block_of(from), from, sizeof value), sizeof value);
-  return value;
-}
-
-template <typename V>
-static void store_to(unsigned int to, V value) {
-  touch_shared(to, sizeof(V), kWrite, own(), self->clock);
-  std::memcpy(shared_pointer(block_of(to), to, sizeof value), &value, sizeof value);
-}
-
-float load_remote(unsigned int from) {
-  TWIN_HERE;
-  return load_from<float>(from);
-}
-float4 load_remote4(unsigned int from) {
-  TWIN_HERE;
-  return load_from<float4>(from);
-}
-void store_remote(unsigned int to, float value) {
-  TWIN_HERE;
-  store_to(to, value);
-}
-void store_remote4(unsigned int to, float4 value) {
-  TWIN_HERE;
-  store_to(to, value);
-}
 void send(unsigned int to, float value, unsigned int barrier) {
   TWIN_HERE;
   send_bytes(to, &value, 4, barrier);
@@ -551,86 +345,4 @@ void send4(unsigned int to, float4 value, unsigned int barrier) {
   send_bytes(to, &value, 16, barrier);
 }
 
-void add_release(unsigned int* counter, unsigned int value) {
-  TWIN_HERE;
-  touch_global(counter, 4, kWrite | kAtomic, own(), self->clock);
-  const Vector*& place = machine.atomics[counter];
-  place = join(place, everything(*self));
-  *counter += value;
-  check_counting();
-}
-
-void store_release(unsigned int* to, unsigned int value) {
-  TWIN_HERE;
-  touch_global(to, 4, kWrite | kAtomic, own(), self->clock);
-  const Vector*& place = machine.atomics[to];
-  place = join(place, everything(*self));
-  *to = value;
-  check_counting();
-}
-
-unsigned int load_acquire(const unsigned int* counter) {
-  TWIN_HERE;
-  touch_global(counter, 4, kAtomic, own(), self->clock);
-  self->known = join(self->known, machine.atomics[counter]);
-  return *counter;
-}
-
-void wait_for_count(const unsigned int* counter, unsigned int target, int) {
-  TWIN_HERE;
-  touch_global(counter, 4, kAtomic, own(), self->clock);
-  while (static_cast<int>(*counter - target) < 0) {
-    machine.counting.push_back({self, {counter, target}});
-    pause("a counter of the grid");
-  }
-  self->known = join(self->known, machine.atomics[counter]);
-}
-
-// Each reading is the next number, so that all are in the order in which they were read.
-unsigned long long cycles() {
-  static unsigned long long readings = 0;
-  return ++readings;
-}
-
-void fence_proxy_async() {
-  TWIN_HERE;
-  self->proxied = join(self->proxied, everything(*self));
-}
-
-void wait_for_kernels() {
-  TWIN_HERE;
-  self->kernels_waited = true;
-}
-void launch_dependents() {}
-
 }  // namespace ptx
-
-namespace twin {
-
-void load_shared(unsigned int* words, int count, unsigned int from) {
-  TWIN_HERE;
-  const unsigned int bytes = 4u * static_cast<unsigned int>(count);
-  touch_shared(from, bytes, kRead, own(), self->clock);
-  std::memcpy(words, shared_pointer(block_of(from), from, bytes), bytes);
-}
-
-void store_shared(unsigned int to, const unsigned int* words, int count) {
-  TWIN_HERE;
-  const unsigned int bytes = 4u * static_cast<unsigned int>(count);
-  touch_shared(to, bytes, kWrite, own(), self->clock);
-  std::memcpy(shared_pointer(block_of(to), to, bytes), words, bytes);
-}
-
-// Aligned as asked and no better: a kernel that needs more finds out here.
-unsigned char* dynamic_shared(int alignment) {
-  if (machine.dynamic_offset == 0) {
-    machine.dynamic_offset =
-        kDynamicAddress + 1024u + (alignment < 1024 ? static_cast<unsigned int>(alignment) : 0u);
-    for (auto& block : machine.live) {
-      block->dynamic.begin = block->dynamic_memory + machine.dynamic_offset;
-    }
-  }
-  return self->block->dynamic.begin;
-}
-
-}  // namespace twin

@@ -266,6 +266,8 @@ constexpr unsigned int kDynamicAddress = 0x400;
 inline void mark(const void* address) { self->here = address; }
 #define TWIN_HERE twin::mark(__builtin_return_address(0))
 
+inline Who own() { return who_of(self->block->number, self->number); }
+
 // Blocks the thread that runs until someone makes it ready again.
 void pause(const char* what);
 void wake(Thread& thread);
@@ -278,6 +280,9 @@ void land_any();
 void end_thread(Thread& thread);
 void end_block(Block& block);
 void check_counting();
+void release_block(Block& block);      // from its barrier
+void release_cluster(Cluster& cluster);  // likewise
+void advance(Barrier& barrier);          // to its next phase, if this one is over
 
 bool knows(const Thread& thread, Who who, std::uint32_t clock);
 bool saw_executed(const Thread& thread, Who who, std::uint32_t clock);

@@ -1,4 +1,4 @@
-// Threads as fibers, blocks and clusters of them, and the barriers at which they wait.
+// Threads as fibers, and blocks and clusters of them.
 //
 // One fiber runs until it waits. Which one goes on, and when bytes on their way come, follows from the
 // seed: 0 runs threads in order and 1 in reverse, with everything that is asynchronous as late as
@@ -359,54 +359,6 @@ const char* launch(const Launch& how, Thunk thunk, void* kernel, void** argument
   return result.empty() ? nullptr : result.c_str();
 }
 
-namespace {
-
-void release_block(Block& block) {
-  const Vector* const known = block.gather.vector();
-  for (Thread& thread : block.threads) {
-    if (thread.done) continue;
-    learn(thread, known, block.gather);
-    wake(thread);
-  }
-  block.gather = Gather{};
-  block.at_barrier = 0;
-  block.barrier_result = block.barrier_or;
-  block.barrier_or = false;
-  ++block.barrier_phase;
-}
-
-void release_cluster(Cluster& cluster) {
-  cluster.known = join(cluster.known, cluster.gather.vector());
-  cluster.proxied = join(cluster.proxied, cluster.gather.proxied);
-  cluster.published = join(cluster.published, cluster.gather.published);
-  cluster.gather = Gather{};
-  cluster.arrived = 0;
-  ++cluster.phase;
-  for (Thread* thread : cluster.waiting) wake(*thread);
-  cluster.waiting.clear();
-}
-
-}  // namespace
-
-void sync_block() {
-  TWIN_HERE;
-  Block& block = *self->block;
-  block.gather.add(*self);
-  if (++block.at_barrier == block.running) {
-    release_block(block);
-    return;
-  }
-  const std::uint32_t phase = block.barrier_phase;
-  while (block.barrier_phase == phase) pause("__syncthreads()");
-}
-
-bool sync_block_or(bool predicate) {
-  TWIN_HERE;
-  self->block->barrier_or = self->block->barrier_or || predicate;
-  sync_block();
-  return self->block->barrier_result;
-}
-
 void end_thread(Thread& thread) {
   if (!thread.stores.empty()) {
     fail("%s ends while its bulk stores are under way, at %p",
@@ -423,55 +375,6 @@ void end_thread(Thread& thread) {
 }
 
 }  // namespace twin
-
-namespace ptx {
-
-using twin::self;
-
-unsigned int cluster_rank() { return self->block->rank; }
-unsigned int cluster_size() {
-  return static_cast<unsigned int>(self->block->cluster->blocks.size());
-}
-
-static void arrive_at_cluster(bool relaxed) {
-  twin::Cluster& cluster = *self->block->cluster;
-  if (self->cluster_arrived) twin::fail("a second arrival at the cluster's barrier at %p", self->here);
-  self->cluster_arrived = true;
-  self->waits_for = nullptr;
-  if (relaxed) {
-    cluster.gather.published = twin::join(cluster.gather.published, self->publishing);
-  } else {
-    cluster.gather.add(*self);
-  }
-  if (++cluster.arrived == cluster.expected) twin::release_cluster(cluster);
-}
-void arrive_at_cluster() {
-  TWIN_HERE;
-  arrive_at_cluster(false);
-}
-void arrive_at_cluster_relaxed() {
-  TWIN_HERE;
-  arrive_at_cluster(true);
-}
-void wait_for_cluster() {
-  TWIN_HERE;
-  twin::Cluster& cluster = *self->block->cluster;
-  if (!self->cluster_arrived) {
-    twin::fail("a wait at the cluster's barrier without an arrival, at %p", self->here);
-  }
-  const std::uint32_t phase = self->cluster_phase;
-  while (cluster.phase == phase) {
-    cluster.waiting.push_back(self);
-    twin::pause("the cluster's barrier");
-  }
-  self->cluster_phase = cluster.phase;
-  self->cluster_arrived = false;
-  self->known = twin::join(self->known, cluster.known);
-  self->proxied = twin::join(self->proxied, cluster.proxied);
-  self->published = twin::join(self->published, cluster.published);
-}
-
-}  // namespace ptx
 
 namespace twin {
 

@@ -28,7 +28,8 @@ from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse
 from rawnn.ptx import SOURCES
 
 HERE = Path(__file__).resolve().parent
-LIBRARY = ("shadow", "scheduler", "warps", "copies", "warpgroups", "numbers", "undefined")
+LIBRARY = ("shadow", "scheduler", "barriers", "memory", "warps", "copies", "warpgroups", "numbers",
+           "undefined")
 DTYPES: dict[str, Any] = {
     "float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
     "float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,

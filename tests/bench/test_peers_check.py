@@ -1,0 +1,127 @@
+"""What two right systems may differ by: ours beside NumPy, PyTorch and JAX, and what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.bench.peers.check import Reference, reference
+from rawnn.bench.peers.numpy_system import Loop
+from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.process import SystemProcess, missing
+from rawnn.bench.peers.rawnn_system import Training, dataset
+from rawnn.bench.peers.worker import TRUTH, Prepare, Program, first_losses
+from rawnn.run.machine import open_device
+from tests.bench.contests import made_of, tiny
+
+
+def share(losses: Any, right: Any, numbers: str) -> float:
+    """Of the tolerance, where nobody knows what float32 costs."""
+    return Reference(np.asarray(right), np.zeros(len(right))).share(list(losses), numbers)
+
+
+def losses_of(program: Program, problem: Problem) -> np.ndarray:
+    return np.asarray(first_losses(program, problem))
+
+
+def ours(problem: Problem) -> np.ndarray:
+    opened = open_device("host", lambda message: None)
+    return losses_of(Training(problem.config("best", "host"), dataset(problem), opened), problem)
+
+
+PROBLEMS = [tiny(loss=loss, optimizer=optimizer, lr=lr, layers=layers) for loss, layers in
+            (("cross_entropy", (12, 17, 5)), ("mse", (12, 5)), ("bce", (12, 9, 8, 5)))
+            for optimizer, lr in (("sgd", 0.05), ("adam", 1e-3))]
+
+
+@pytest.mark.parametrize("problem", [*PROBLEMS, tiny(bias=False), tiny(shuffle=False)], ids=str)
+def test_numpy_and_rawnn_see_the_same_losses(problem: Problem) -> None:
+    mine, theirs = ours(problem), losses_of(Loop(problem), problem)
+    assert len(mine) == 64
+    assert share(list(mine), theirs, "float32") < 0.05
+
+
+@pytest.mark.parametrize("system", ["torch", "jax"])
+def test_a_peer_sees_the_same_losses(system: str) -> None:
+    if missing(system):
+        pytest.skip(missing(system))
+    for problem in PROBLEMS:
+        process = SystemProcess(system)
+        try:
+            programs = process.prepare(Prepare(problem, "host", [], 60), 60)
+            assert [m.reason for m in programs] == [""] * len(programs), process.lost
+            for made in programs:
+                if made.numbers == TRUTH:
+                    continue
+                assert share(made.losses, ours(problem), made.numbers) < 0.1
+        finally:
+            process.close()
+
+
+def test_a_coarse_class_may_go_astray_where_training_amplifies_rounding() -> None:
+    right = np.linspace(2.0, 1.0, 64)  # moves by 1
+    calm, chaotic = (Reference(right, np.full(4, cost)) for cost in (1e-9, 1e-4))
+    for astray, of_calm, of_chaotic in ((0.05, True, False), (0.5, True, True)):
+        losses = list(right + astray * np.linspace(0, 1, 64))
+        assert (calm.share(losses, "tf32") > 1, chaotic.share(losses, "tf32") > 1) == (
+            of_calm, of_chaotic)
+        assert chaotic.share(losses, "float32") > 1
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.0525}, {"lr": 0.0}, {"optimizer": "adam"},
+                                    {"seed": 4}, {"shuffle": False}, {"loss": "bce"}], ids=str)
+def test_other_work_is_found_to_be_wrong(change: dict[str, Any]) -> None:
+    values = {"loss": "mse", **change}
+    wrong = losses_of(Loop(tiny(**values)), tiny(**values))
+    right = losses_of(Loop(tiny(loss="mse")), tiny(loss="mse"))
+    assert share(list(wrong), right, "float32") > 1
+
+
+def test_losses_that_are_not_finite_are_wrong() -> None:
+    right = losses_of(Loop(tiny()), tiny())
+    assert share([*right[:5], None, *right[6:]], right, "bf16") == float("inf")
+    assert share([], right, "bf16") == float("inf")
+
+
+def test_the_reference_is_not_moved_by_one_system_that_is_wrong() -> None:
+    right = np.linspace(2, 1, 64)
+    found = reference([("a", made_of(right)), ("b", made_of(right * 3)), ("c", made_of(right)),
+                       ("c", made_of(right * 9, "bf16"))])
+    assert found is not None
+    assert np.array_equal(found.losses, right)
+    assert reference([("a", made_of(right)), ("a", made_of(right))]) is None
+    assert reference([("a", made_of(right)), ("b", made_of([], reason="no memory"))]) is None
+
+
+def test_a_loop_that_was_broken_off_is_compared_as_far_as_it_got() -> None:
+    right = np.linspace(2, 1, 64)
+    found = reference([("a", made_of(right)), ("b", made_of(right[:20] * 2))])
+    assert found is not None
+    assert np.array_equal(found.losses, right)
+    assert found.share(list(right[:20]), "float32") == 0
+    assert found.share(list(right[:20] * 1.1), "float32") > 1
+
+
+def test_what_float32_costs_a_run_is_allowed_and_one_that_is_wrong_does_not_widen_it() -> None:
+    truth = np.linspace(2, 1, 64)
+    away = np.linspace(0, 0.02, 64)  # 2 % of the movement: more than float32's fixed share
+    strict = [("torch", made_of(truth, "float64")), ("a", made_of(truth)), ("b", made_of(truth)),
+              ("c", made_of(truth + away))]
+    found = reference(strict)
+    assert found is not None
+    assert found.share(list(truth + away), "float32") > 1
+    two = reference([strict[0], ("a", made_of(truth)), ("b", made_of(truth * 2))])
+    assert two is not None
+    assert two.share(list(truth * 2), "float32") > 1
+    assert two.share(list(truth), "float32") == 0
+    two = reference([strict[0], ("a", made_of(truth + away)), ("b", made_of(truth - away / 3))])
+    assert two is not None
+    assert two.share(list(truth + away), "float32") < 1
+    chaotic = [strict[0], ("a", made_of(truth - away)), ("b", made_of(truth + away / 2)),
+               ("c", made_of(truth * 2))]
+    found = reference(chaotic)
+    assert found is not None
+    assert found.share(list(truth + away), "float32") < 1
+    assert found.share(list(truth * 2), "float32") > 1

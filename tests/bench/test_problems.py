@@ -1,0 +1,90 @@
+"""Networks that every system is given alike: drawn from seeds, the same arrays each time."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.bench.peers.arrange import drawn, drawn_forms, of_workloads
+from rawnn.bench.peers.problem import DRAW_VERSION, draw, draws
+from rawnn.bench.peers.process import missing
+from rawnn.errors import ConfigError
+from tests.bench.contests import tiny
+
+
+def test_a_version_of_the_draw_never_draws_other_networks() -> None:
+    text = "\n".join(f"{p} lr {p.lr} steps {p.steps}" for p in map(draw, range(200)))
+    assert (DRAW_VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "97b13949476667fc")
+
+
+def test_the_draw_covers_what_it_says() -> None:
+    problems = [draw(seed) for seed in range(1000)]
+    depths = {len(p.layers) - 1 for p in problems}
+    widths = [n for p in problems for n in p.layers[:-1]]
+    assert depths == {1, 2, 3, 4, 5, 6}
+    assert min(widths) == 16
+    assert 1000 < max(widths) <= 1024
+    assert np.median(widths) == pytest.approx(128, rel=0.15)  # log-uniform: the geometric middle
+    assert min(p.batch for p in problems) == 1
+    assert max(p.batch for p in problems) > 3500
+    assert {(p.loss, p.optimizer) for p in problems} == {
+        (a, b) for a in ("cross_entropy", "mse", "bce") for b in ("sgd", "adam")}
+    assert all(p.shuffle and p.steps == 64 for p in problems)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse", "bce"])
+def test_a_problems_arrays_are_the_same_each_time(loss: Any) -> None:
+    problem = tiny(loss=loss)
+    x, y = problem.arrays()
+    again = problem.arrays()
+    assert np.array_equal(x, again[0])
+    assert np.array_equal(y, again[1])
+    assert (x.shape, x.dtype) == ((192, 12), np.float32)
+    assert y.shape == ((192,) if loss == "cross_entropy" else (192, 5))
+    assert sorted(problem.order(1)) == list(range(192))
+    assert not np.array_equal(problem.order(0), problem.order(1))
+
+
+def test_what_is_slow_to_make_is_made_for_five_networks_of_each_draw() -> None:
+    asked = drawn((10, 110), 30, "gpu")
+    forms = drawn_forms(asked)
+    wanted = [first + n for first in (10, 110) for n in (0, 6, 12, 18, 24)]
+    assert [p.seed for p in asked if "graph, compiled" in forms(p, "torch")] == wanted
+    assert [p.seed for p in asked if forms(p, "jax") != ["tf32", "bf16"]] == wanted
+    assert not any(forms(p, "jax") for p in asked if p.seed in wanted)
+
+
+@pytest.mark.parametrize(("forms", "wanted"), [
+    ([], 6), (["tf32", "bf16"], 4), (["scan"], 3), (["tf32", "scan"], 1)])
+def test_forms_of_jax_are_chosen_by_numbers_and_by_unrolling(forms: list[str],
+                                                             wanted: int) -> None:
+    if missing("jax"):
+        pytest.skip(missing("jax"))
+    import jax
+
+    from rawnn.bench.peers import jax_system
+
+    host = jax.devices("cpu")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jax, "devices", lambda kind: host)
+        assert len(list(jax_system.offers(tiny(), "gpu", forms))) == wanted
+
+
+def test_draws_that_touch_are_refused() -> None:
+    assert [len(d) for d in draws(drawn((40, 7), 30, "gpu"))] == [30, 30]
+    with pytest.raises(ConfigError, match="seeds 7 and 37 on are not apart: take seeds 31 or more"):
+        drawn((37, 7), 30, "gpu")
+
+
+def test_operations_of_a_step() -> None:
+    assert tiny(layers=(2, 3, 5), batch=7).flops == 2 * 7 * (3 * (6 + 15) - 6)
+
+
+def test_workloads_become_problems() -> None:
+    linear, mlp4 = of_workloads(["linear", "mlp4"], "mnist", 256)
+    assert (linear.layers, linear.bias, linear.shuffle, linear.steps) == ((784, 10), True, False,
+                                                                          256)
+    assert (mlp4.bias, mlp4.shuffle, mlp4.batch) == (False, True, 64)

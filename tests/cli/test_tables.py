@@ -1,0 +1,36 @@
+"""Tables fit the terminal, and nothing of them is cut off."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rawnn.cli.tables import print_table
+
+HEADINGS = ("suite", "set", "us/step", "95 % interval", "verdict")
+ROWS = [("ladder 784-10 batch 128", "preload,arena,nosync,graphs=epoch", "12.50", "0.99-1.01",
+         "same"),
+        ("", "best", "4.21", "1.02-1.07", "lost: out of memory on this machine")]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_table_fits_the_terminal_and_says_all(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(HEADINGS, ROWS, "A beside B")
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    said = Counter("".join(cell for row in (HEADINGS, *ROWS) for cell in row).replace(" ", ""))
+    assert said <= Counter(text)  # cells may be folded, but no letter is missing
+    assert "4.21" in text
+    assert "1.02-1.07" in text
+
+
+def test_a_pipe_has_all_the_room(capsys: pytest.CaptureFixture[str],
+                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table(HEADINGS, ROWS)
+    assert "preload,arena,nosync,graphs=epoch" in capsys.readouterr().out
