@@ -100,8 +100,8 @@ class Variant:
         yield selection.apply(evaluate)[0]
         yield around.start(train, network, 0)
         yield around.refresh(train)
-        yield around.begin(train, recipe, examples)
-        yield around.end(train, steps)
+        begin, end = around.begin(train, recipe, examples), around.end(train, steps)
+        yield from (begin, end, around.between(begin, end))
 
     @cached_property
     def _baseline(self) -> tuple[Network, Recipe, int, Plan, Plan, Plan]:

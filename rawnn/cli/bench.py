@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -22,13 +23,13 @@ from rawnn.bench.curves import CURVES, CurvesResult
 from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import Progress, check_rungs, run_ladder
 from rawnn.bench.launches import LAUNCHES, LaunchesResult
-from rawnn.bench.measured import read_measured
+from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.peers.records import CONTESTS, ContestsResult
 from rawnn.bench.phases import PHASES, PhasesResult
 from rawnn.bench.plot import plot_ladder, require_matplotlib
 from rawnn.bench.records import LADDERS, LadderResult
 from rawnn.bench.scaling import SCALINGS, ScalingResult
-from rawnn.bench.sets import SETS, SetsResult
+from rawnn.bench.sets import SETS
 from rawnn.bench.suites import read_suites
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
 from rawnn.cli.differences import compare
@@ -244,6 +245,12 @@ bench.add_command(report)
 bench.add_command(everything)
 
 
+SHOWN: Mapping[type[Measured], Callable[[Any, str | None], None]] = {
+    FloorsResult: show_floors, LaunchesResult: show_launches, ScalingResult: show_scaling,
+    PhasesResult: show_phases, ContestsResult: show_contests, CurvesResult: show_curves}
+"""What prints a result that says all by itself, and writes it as Markdown."""
+
+
 @bench.command()
 @click.argument("file", metavar="FILE.json")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
@@ -252,8 +259,7 @@ bench.add_command(everything)
 def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
          ) -> None:
     """Print the table of what --json kept of any of the suites."""
-    result: (LadderResult | SetsResult | FloorsResult | LaunchesResult | ScalingResult
-             | PhasesResult | ContestsResult | CurvesResult) = read_measured(
+    result: Any = read_measured(
         file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS, **PHASES, **CONTESTS,
                **CURVES})
     if isinstance(result, LadderResult):
@@ -262,28 +268,12 @@ def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file
         return
     if plot_file:
         raise ConfigError(f"--plot draws a ladder, and {file} holds {result.kind}")
-    if isinstance(result, FloorsResult):
-        show_floors(result, markdown_file)
-        return
-    if isinstance(result, LaunchesResult):
-        show_launches(result, markdown_file)
-        return
-    if isinstance(result, ScalingResult):
-        show_scaling(result, markdown_file)
-        return
-    if isinstance(result, PhasesResult):
-        show_phases(result, markdown_file)
-        return
-    if isinstance(result, ContestsResult):
-        show_contests(result, markdown_file)
-        return
-    if isinstance(result, CurvesResult):
-        show_curves(result, markdown_file)
-        return
-    if result.kind == "ablation":
+    if type(result) in SHOWN:
+        SHOWN[type(result)](result, markdown_file)
+    elif result.kind == "ablation":
         show_ablation(result, markdown_file)
-        return
-    show_sets(result, markdown_file, bench_file)
+    else:
+        show_sets(result, markdown_file, bench_file)
 
 
 def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:

@@ -17,7 +17,8 @@ from rawnn.errors import ConfigError
 from rawnn.onchip.report import describe
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.runners.graphplan import GraphPlan, graph_plans
+from rawnn.runners.graphplan import GraphPlan, epoch_graphs
+from rawnn.step import around
 from rawnn.step.build import training_step
 from rawnn.step.dependencies import reason
 from rawnn.step.op import Op
@@ -74,7 +75,10 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
                        recipe=recipe, form=form)
     baseline = training_step(network, recipe, form)
     step, policy = selection.apply(baseline)
-    graphs = graph_plans(step, policy, steps) if policy.graph else [GraphPlan(step, steps)]
+    graphs = epoch_graphs(
+        step, policy, steps, around.begin(step, recipe, examples),
+        around.end(step, max(recipe.updates(examples), 1)), bool(recipe.rest(examples))) \
+        if policy.graph else [GraphPlan(step, steps)]
     if dot:
         click.echo(_dot(graphs))
         return

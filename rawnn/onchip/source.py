@@ -114,6 +114,10 @@ class _Kernel(StepWriter):
         w("const int rank = rank_of_block<Shape>();")
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
+        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads}) "
+          "shared[i] = 0.0f;")
+        w("pdl_wait();")
+        w("pdl_trigger();")
         w("const int cursor_now = *cursor + offset;")
         if p.timed:
             w("const int steps_before = clock[1] + cursor_now;")
@@ -134,8 +138,6 @@ class _Kernel(StepWriter):
         if d.turns == 1:
             w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
               f"step) * {p.stride} + group * {d.share}; }};")
-        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads}) "
-          "shared[i] = 0.0f;")
         w("__syncthreads();")
         for layer in range(p.depth):
             self.load_layer(layer)

@@ -30,10 +30,10 @@ from rawnn.step.tensor import MULTIPLIED, PART, Role, Tensor
 
 BUCKET_MB = 25
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
-FIRST_MB = 1
-"""The same of the first bucket where gradients come as the next step needs them: it has the first
-layer, and of all layers what is smaller than this."""
-FORM = "N|fp32|bf16|sharded|forward"
+SMALL_MB = 1.0
+"""Gradients below so many megabytes go with those of the first layer, which the next step needs
+first, and whose bucket is full with them."""
+FORM = "N|fp32|bf16|sharded|backward"
 """One of these, or several with colons between them."""
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -41,22 +41,22 @@ TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 @dataclass(frozen=True)
 class Buckets:
     """`nbytes` of gradients make a bucket; `dtype` is what they are reduced in, "" where the
-    weights say it. Where it is `sharded` each rank updates its rows of each matrix; with `forward`
-    gradients come in the order in which the next step needs the weights."""
+    weights say it. Where it is `sharded` each rank updates its rows of each matrix. Gradients come
+    in the order in which the next step needs the weights, or in that of the `backward` pass."""
 
     nbytes: int
     dtype: str
     sharded: bool = False
-    forward: bool = False
+    backward: bool = False
 
 
 def parse(text: str) -> str:
     words = text.split(":")
-    kinds = [w if w in ("sharded", "forward") else "type" if w in TYPES else "size"
+    kinds = [w if w in ("sharded", "backward") else "type" if w in TYPES else "size"
              if re.fullmatch(r"[1-9][0-9]{0,5}", w) else "" for w in words]
     if "" in kinds or len(set(kinds)) < len(kinds):
         raise ConfigError(f"nccl={text}: give megabytes of a bucket, what gradients are reduced "
-                          f"in (fp32 or bf16), sharded, forward, or several of them, as in "
+                          f"in (fp32 or bf16), sharded, backward, or several of them, as in "
                           f"nccl=25:fp32")
     return text
 
@@ -66,7 +66,7 @@ def buckets(value: str | int | None) -> Buckets:
     words = str(value or "").split(":")
     size = next((int(word) for word in words if word.isdigit()), BUCKET_MB)
     dtype = next((TYPES[word] for word in words if word in TYPES), "")
-    return Buckets(size * 1_000_000, dtype, "sharded" in words, "forward" in words)
+    return Buckets(size * 1_000_000, dtype, "sharded" in words, "backward" in words)
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
@@ -77,11 +77,9 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if not gradients:
         return plan, policy
     plan = plan.with_tensors(TURN, *gradients.values())
-    if wanted.forward:
-        plan = _as_needed(plan, gradients)
+    plan, ahead = (plan, set[str]()) if wanted.backward else _as_needed(plan, gradients)
     ops: list[Op] = []
     waiting: list[str] = []
-    enough = min(wanted.nbytes, FIRST_MB * 1_000_000) if wanted.forward else wanted.nbytes
     left = dict.fromkeys(gradients)
     overflow = _last_overflow(plan)
     shards = Shards(plan) if wanted.sharded else None
@@ -90,21 +88,22 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
         for name in (name for name, _ in op.writes if name in left):
             del left[name]
             waiting.append(name)
-        if waiting and (not left or sum(plan[n].nbytes for n in waiting) >= enough):
+        if waiting and (not left or set(waiting) == ahead
+                        or sum(plan[n].nbytes for n in waiting) >= wanted.nbytes):
             ops += shards.reductions(waiting) if shards else [_reduction(plan, waiting)]
-            waiting, enough = [], wanted.nbytes
+            waiting = []
         if op is overflow:  # a step counts on every rank, or on none
             ops.append(all_reduce("overflow.all_reduce", {"overflow": "overflow"}, 1.0, "max"))
     plan = replace(plan, ops=tuple(ops))
-    return shards.updated(plan, wanted.forward) if shards else plan, policy
+    return shards.updated(plan, bool(ahead)) if shards else plan, policy
 
 
-def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> Plan:
+def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
     """The plan whose gradients of parameters are computed behind the rest of the backward pass, the
     first layer's first: reductions then run beside the gradients of the layers above and the next
     step's forward pass, which needs the last layer's weights last (Oh et al., Out-of-Order
-    BackProp, 2022). As it was where a gradient cannot be moved, or where no update may begin before
-    all gradients are known."""
+    BackProp, 2022); and which gradients come first. As it was where a gradient cannot be moved, or
+    where no update may begin before all gradients are known."""
     updates = [op for op in plan.ops if steps_a_parameter(op)]
     layer = {op.operands["dw"]: plan[op.operands["w"]].layer for op in updates}
     moved = [op for op in plan.ops if op.writes and all(n in gradients for n, _ in op.writes)]
@@ -116,13 +115,16 @@ def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> Plan:
                       for op in moved for other in rest[:behind])
     if "overflow" in plan.tensors or overwritten or \
             {n for op in moved for n, _ in op.writes} != gradients.keys():
-        return plan
-
-    def place(op: Op) -> tuple[bool, int, int]:
-        name = op.writes[0][0]
-        return plan[name].nbytes >= FIRST_MB * 1_000_000, layer[name], plan[name].nbytes
-
-    return replace(plan, ops=(*rest[:behind], *sorted(moved, key=place), *rest[behind:]))
+        return plan, set()
+    large = {n for n in gradients if plan[n].nbytes >= SMALL_MB * 1_000_000}
+    late = {n for n in large if layer[n] > min(layer.values())}
+    moved.sort(key=lambda op: (op.writes[0][0] in late, layer[op.writes[0][0]]))
+    last = ""
+    for i, op in enumerate(moved):
+        if op.writes[0][0] in large:  # one at a time, or one takes the place of those ahead
+            turn = {"behind": last} if last else {}
+            moved[i], last = replace(op, attributes={**op.attributes, **turn}), op.name
+    return replace(plan, ops=(*rest[:behind], *moved, *rest[behind:])), gradients.keys() - late
 
 
 def _reduction(plan: Plan, names: Sequence[str]) -> Op:
@@ -234,10 +236,10 @@ def needs(machine: Machine) -> str | None:
 register(Toggle(
     "nccl",
     claim="every rank trains on its part of each batch; gradients are summed over all GPUs inside "
-          "the step, in buckets of N MB that overlap with the backward pass; sharded, each rank "
-          "updates its rows of each matrix",
-    source="Li et al., PyTorch Distributed, 2020; Rajbhandari et al., ZeRO, 2020; NCCL "
-           "through NVIDIA's nccl4py",
+          "the step, in buckets of N MB that overlap with the backward pass and the next forward "
+          "pass; sharded, each rank updates its rows of each matrix",
+    source="Li et al., PyTorch Distributed, 2020; Oh et al., Out-of-Order BackProp, 2022; "
+           "Rajbhandari et al., ZeRO, 2020; NCCL through NVIDIA's nccl4py",
     group="scale", apply=apply, needs=needs, needs_text="nccl4py, NCCL", host=True,
     parameter=Parameter(FORM, parse, ""), conflicts=("persistent", "tune"),
 ))

@@ -3,13 +3,14 @@
 //
 //   advance: cursor += steps, the index in the epoch of the step that comes next (int32[1])
 //   tick:    clock += {1, steps}, the epochs and the steps done since training began (int32[2]);
-//            from 3 * 2^29 steps on the count goes back by 2^29: an epoch more never overflows it, and
-//            it stays so large that nobody's first steps come again (rawnn/step/ops/epoch.py)
+//            clock.cuh says what becomes of very many
 //
 // advance is used by every way of running that keeps the data set on the device, tick at the end of
-// an epoch where anything reads the clock (shuffle, schedule, Adam, stochastic rounding).
+// an epoch where anything reads the clock (schedule, Adam, stochastic rounding) and no order is made
+// anew; where one is, turn.cu does both.
 // Launch: one thread.
 // Limit: the launch.
+#include "clock.cuh"
 #include "pdl.cuh"
 
 extern "C" __global__ void advance(int* cursor, int steps) {
@@ -21,10 +22,5 @@ extern "C" __global__ void advance(int* cursor, int steps) {
 extern "C" __global__ void tick(int* clock, int steps) {
   pdl_wait();
   pdl_trigger();
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    constexpr unsigned int turn = 1u << 29;
-    const unsigned int done = static_cast<unsigned int>(clock[1]) + static_cast<unsigned int>(steps);
-    clock[0] += 1;
-    clock[1] = static_cast<int>(done < 3 * turn ? done : 2 * turn + done % turn);
-  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) tick_clock(clock, steps);
 }

@@ -54,6 +54,10 @@ FAMILY.register("shuffle", "naive", KernelImpl(
     "shuffle.cu", "shuffle", plain, no_sizes,
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "order": ("count",)}))
+FAMILY.register("turn", "naive", KernelImpl(
+    "turn.cu", "turn", plain, no_sizes,
+    lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
+    {"clock": ("2",), "order": ("count",)}))
 FAMILY.register("schedule", "naive", KernelImpl(
     "schedule.cu", "schedule", lambda op, plan: [schedule_functor(op.attributes["kind"])], no_sizes,
     lambda s: ((ceil(s["steps"], 256), 1, 1), (256, 1, 1)),

@@ -9,3 +9,4 @@
 #include "onchip_product.cuh"
 #include "onchip_scale.cuh"
 #include "onchip_weights.cuh"
+#include "pdl.cuh"

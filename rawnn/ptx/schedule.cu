@@ -8,6 +8,7 @@
 // `period` steps behind the warm-up). rawnn/network/schedules has the same functions in NumPy.
 // Launch: one dimension, any size (grid-stride over the steps), once an epoch; 256 threads a block.
 // Limit: the launch.
+#include "pdl.cuh"
 
 // Its own loop of products, not powf: the host multiplies the same numbers in the same order.
 struct StepDecay {
@@ -40,6 +41,8 @@ struct Cosine {
 template <typename RULE>
 __global__ void schedule(const int* __restrict__ clock, float* __restrict__ rates, float lr,
                          float value, int period, int warmup, int steps) {
+  pdl_wait();
+  pdl_trigger();
   const int first = clock[1];
   const int stride = static_cast<int>(gridDim.x * blockDim.x);
   for (int s = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); s < steps; s += stride) {

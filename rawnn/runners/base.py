@@ -53,9 +53,10 @@ class Work:
     `train` measures loss and accuracy; `quiet` is the same step without the ops that only
     measure, for epochs that are not reported. `rest` is the step on the partial batch that ends an
     epoch, where it is kept. `start` draws the parameters, `refresh` makes their copies, `begin` and
-    `end` stand around every epoch. `evaluate` covers the test set in whole batches and, if it is no
-    multiple of them, one smaller batch for the rest. `steps` are whole batches in an epoch,
-    `updates` count the partial one as well.
+    `end` stand around every epoch; `between` is the end of one and the beginning of the next, for a
+    runner that gives epochs one behind the other. `evaluate` covers the test set in whole batches
+    and, if it is no multiple of them, one smaller batch for the rest. `steps` are whole batches in
+    an epoch, `updates` count the partial one as well.
     """
 
     network: Network
@@ -69,6 +70,7 @@ class Work:
     refresh: Plan
     begin: Plan
     end: Plan
+    between: Plan
     evaluate: tuple[Part, ...]
     steps: int
     updates: int
@@ -133,7 +135,7 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
             around.start(train, network, recipe.seed), around.refresh(train),
             around.begin(train, recipe, form.examples), around.end(train, updates)))
     return Work(network, data, recipe, policy, train, quiet, rest, start, refresh, begin, end,
-                evaluate, steps, updates)
+                around.between(begin, end), evaluate, steps, updates)
 
 
 class Runner(Protocol):

@@ -16,13 +16,13 @@ from rawnn.device.cuda.allocators import Allocator, Pool, StreamOrdered
 from rawnn.device.cuda.device import Device, padded
 from rawnn.device.cuda.launch import Command
 from rawnn.device.cuda.pinned import PinnedMemory
-from rawnn.device.cuda.stream import Event
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Parameters
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
 from rawnn.runners.feed import HostOrder, contents, resident
-from rawnn.runners.graphplan import graph_plans
+from rawnn.runners.graphplan import alone, epoch_graphs, graph_plans, holds_between
 from rawnn.runners.lowering import Lowering
+from rawnn.runners.metrics import Metrics
 from rawnn.runners.overlap import OverlappedProgram, fetching, turns
 from rawnn.runners.programs import (
     GraphProgram,
@@ -32,6 +32,7 @@ from rawnn.runners.programs import (
     WholeProgram,
     make_program,
 )
+from rawnn.runners.times import EpochTimes, microseconds
 from rawnn.step.build import used_tensors
 from rawnn.step.joining import spans
 from rawnn.step.op import Op
@@ -57,8 +58,8 @@ class GpuRunner:
             work = tuned(device, work)
         self._device, self._work, self._team = device, work, team
         self._closing = ExitStack()
-        self._events: list[tuple[Event, Event]] = []
-        self._milliseconds: list[float] = []
+        self._times = EpochTimes(device.driver, device.stream)
+        self._closing.callback(self._times.close)
         try:
             self._build()
         except BaseException:
@@ -79,9 +80,12 @@ class GpuRunner:
         self._allocator = self._make_allocator()
         self._pinned = PinnedMemory(device.driver)
         self._closing.callback(self._pinned.close)
-        graphs = [graph_plans(p, work.policy, work.steps) for p in (work.train, work.quiet)] \
-            if work.policy.graph else []
-        around = [work.start, work.refresh, work.begin, work.end]
+        graphs = [] if not work.policy.graph or alone(work.train, work.policy) else \
+            [epoch_graphs(p, work.policy, work.steps, work.begin, work.end, work.rest is not None)
+             for p in (work.train, work.quiet)]
+        between = replace(work.between, ops=()) if holds_between(
+            work.train, work.policy, work.end, work.rest is not None) else work.between
+        around = [work.start, work.refresh, work.begin, between]
         steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
         if work.policy.streams and not graphs:
             steps += [turns(p)[1] for p in (work.train, work.quiet)]
@@ -95,8 +99,9 @@ class GpuRunner:
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
         self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
-        self._fetched = self._metric_arrays()
+        self._metrics = Metrics(device, self._pinned, self._tensors, self._addresses, work.updates)
         self._epochs = 0
+        self._begun = False  # whether what the next epoch begins with is made
         if graphs:
             self._train = self._graph(graphs[0], "measured epoch")
             self._quiet = self._train if work.quiet is work.train \
@@ -104,8 +109,9 @@ class GpuRunner:
         else:
             self._train = self._steps(work.train)
             self._quiet = self._train if work.quiet is work.train else self._steps(work.quiet)
+        self._moves = isinstance(self._train, GraphProgram) and self._train.moves
         self._rest = self._stream(work.rest) if work.rest is not None else None
-        start, self._refresh, self._begin, self._end = map(self._stream, around)
+        start, self._refresh, self._begin, self._between = map(self._stream, around)
         self._tests: list[tuple[Part, Program, dict[str, int]]] = [
             self._test(part, plan) for part, plan in zip(work.evaluate, tests, strict=True)
         ]
@@ -123,6 +129,7 @@ class GpuRunner:
     def trial(self, plan: Plan, steps: int) -> Program:
         """A program of `steps` steps of another plan of the same tensors, for the caller to time
         and to close. It trains this runner's parameters on."""
+        self._pause()
         policy = self._work.policy
         if not policy.graph:
             self._lowering.compile([plan])
@@ -138,6 +145,7 @@ class GpuRunner:
         if self._allocator is not None:
             raise ConfigError("ops can be run one by one only where every tensor has its place: "
                               "add arena to the toggles")
+        self._pause()
         self._lowering.compile([plan])
         self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
         self._begin.run(1)
@@ -153,26 +161,12 @@ class GpuRunner:
             op for op in work.train.ops if (op.impl == "nccl") is shared))
             for shared in (False, True))
         try:
-            return (self._timed(self.trial(inside, steps), steps),
-                    self._timed(make_program(self._lowering, together, self._addresses, self._host,
-                                             self._allocator), steps))
+            return (microseconds(self._device, self.trial(inside, steps), steps),
+                    microseconds(self._device, make_program(
+                        self._lowering, together, self._addresses, self._host, self._allocator),
+                        steps))
         finally:
             self.load(before)
-
-    def _timed(self, program: Program, steps: int) -> float:
-        """Microseconds a step by the device's clock; closes the program."""
-        stream = self._device.stream
-        with ExitStack() as closing:
-            closing.callback(program.close)
-            start, end = (Event(self._device.driver) for _ in range(2))
-            closing.callback(start.close)
-            closing.callback(end.close)
-            program.run(steps)  # which warms up
-            start.record(stream)
-            program.run(steps)
-            end.record(stream)
-            stream.synchronize("timing steps")
-            return end.milliseconds_since(start) * 1e3 / steps
 
     def _make_allocator(self) -> Allocator | None:
         """What gives temporaries memory at each use; None where they are placed once."""
@@ -276,6 +270,7 @@ class GpuRunner:
     def _read(self, name: str) -> NDArray[Any]:
         tensor = self._tensors[name]
         array = np.zeros(tensor.padded_shape, numpy_dtype(tensor.dtype))
+        self._times.pause()
         self._device.to_host(array, self._addresses[name], name)
         return array[tuple(slice(n) for n in tensor.shape)].copy()
 
@@ -286,60 +281,59 @@ class GpuRunner:
 
     # -- running ----------------------------------------------------------------------------------
     def epoch(self, measured: bool) -> None:
-        stream, log = self._device.stream, self._device.memory.log
-        start, end = self._event(), self._event()
+        """What it begins with is made behind the epoch before: the device goes from one to the
+        next by as few launches as can be. Its metrics stay on the device until they are asked
+        for."""
+        log = self._device.memory.log
+        if not measured and self._metrics.unfetched:
+            self._pause()
         if log is not None:
             log.begin_epoch(self._epochs + 1)
-        start.record(stream)
+        self._times.begin()
         program = self._train if measured else self._quiet
         if self._order:
-            stream.synchronize("the copies of the last epoch")
+            self._device.stream.synchronize("the copies of the last epoch")
             self._order.shuffle(self._epochs)
-        self._begin.run(1)
+        if not self._begun:
+            self._begin.run(1)
+        self._begun = False
         if self._work.policy.sync == "step" and measured:
             self._epoch_with_waits(program)
         else:
             program.run(self._work.steps)
             if self._rest:
-                self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
+                if self._moves:
+                    self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
                 self._rest.step(self._work.steps)
-            if measured:
-                for name, array in self._fetched.items():
-                    self._device.to_host_later(array, self._addresses[name], name)
-        self._end.run(1)
+            self._metrics.unfetched = measured
         self._epochs += 1
+        self._between.step(self._epochs)
+        self._begun = True
         if log is not None:
             log.begin_epoch(0)
-        end.record(stream)
-        self._events.append((start, end))
-
-    def _event(self) -> Event:
-        event = Event(self._device.driver)
-        self._closing.callback(event.close)
-        return event
+        self._times.end()
 
     def _epoch_with_waits(self, program: Any) -> None:
         """The baseline's epoch: loss and accuracy are copied and waited for after every step."""
         for index in range(self._work.updates):
             (self._rest if self._rest and index == self._work.steps else program).step(index)
-            for name, array in self._fetched.items():
-                self._device.to_host(array[index : index + 1], self._addresses[name] + 4 * index,
-                                     f"{name} of step {index}")
+            self._metrics.fetch_step(index)
 
-    def _metric_arrays(self) -> dict[str, NDArray[Any]]:
-        """A place on the host for each metric of the plan. It is page-locked: from pageable memory
-        the host would wait for the epoch before it could launch the next."""
-        return {name: self._pinned.empty((self._work.updates,),
-                                         numpy_dtype(self._tensors[name].dtype), name)
-                for name in ("loss", "correct") if name in self._addresses}
+    def _pause(self) -> None:
+        """Something else comes behind the epochs that the device was given: it sees their metrics
+        copied, which counts to the last, and is in no epoch's time."""
+        if self._metrics.unfetched:
+            with self._times.also():
+                self._metrics.fetch()
+        self._times.pause()
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        self._pause()
         self._device.stream.synchronize("epoch")
-        loss = self._fetched["loss"].copy()
-        return loss, self._fetched["correct"].copy() if "correct" in self._fetched \
-            else np.zeros(len(loss), np.int32)
+        return self._metrics.read()
 
     def evaluate(self) -> Evaluation:
+        self._pause()
         measured = []
         for part, program, addresses in self._tests:
             program.run(part.steps)
@@ -359,6 +353,7 @@ class GpuRunner:
         return {name: self._read(name) for name in self._work.state if name in self._addresses}
 
     def load(self, state: State) -> None:
+        self._pause()
         for name, value in state.items():
             if value.shape != self._tensors[name].shape:
                 raise ConfigError(
@@ -366,14 +361,16 @@ class GpuRunner:
             self._write(name, value)
         if "clock" in state:
             self._epochs = int(state["clock"][0])
+        self._begun = False
         self._refresh.run(1)
         self._device.stream.synchronize("loading")
 
+    def time_each_epoch(self) -> None:
+        """From now on no epoch shares its time with those that follow it without a pause."""
+        self._times.together = 1
+
     def epoch_milliseconds(self) -> list[float]:
-        self._device.stream.synchronize("epoch")
-        self._milliseconds += [end.milliseconds_since(start) for start, end in self._events]
-        self._events = []
-        return list(self._milliseconds)
+        return self._times.milliseconds()
 
     def peak_memory(self) -> int:
         return self._device.memory.peak
@@ -395,6 +392,8 @@ class GpuRunner:
             facts["memory"] = {**asdict(statistics), "fragmentation": statistics.fragmentation}
         if isinstance(self._train, GraphProgram):
             facts["graph_nodes"], facts["graph_edges"] = self._train.nodes, self._train.edges
+        elif self._work.policy.graph:
+            facts["graph_nodes"], facts["graph_edges"] = 1, 0
         return facts
 
     def close(self) -> None:

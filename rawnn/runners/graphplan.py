@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rawnn.run.policy import Policy
+from rawnn.step.around import behind
 from rawnn.step.dependencies import dependencies
+from rawnn.step.joining import spans
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan, advance
 
@@ -35,6 +37,12 @@ class GraphPlan:
         return dependencies(self.plan.ops)
 
 
+def alone(plan: Plan, policy: Policy) -> bool:
+    """Whether an epoch's graph would be one kernel. It is launched as it is, so that what follows
+    on the stream may begin early, as it cannot behind a graph: 5 us of an epoch on an H200."""
+    return policy.graph == "epoch" and spans(plan)
+
+
 def graph_plans(plan: Plan, policy: Policy, steps: int) -> list[GraphPlan]:
     """The graphs of an epoch of `steps` steps, in the order in which they are launched."""
     chain = not policy.streams
@@ -53,3 +61,22 @@ def graph_plans(plan: Plan, policy: Policy, steps: int) -> list[GraphPlan]:
     if steps % size:
         graphs.append(GraphPlan(inside.unrolled(steps % size).advancing(), 1, chain=chain))
     return graphs
+
+
+def holds_between(plan: Plan, policy: Policy, end: Plan, partial: bool) -> bool:
+    """Whether the graph of an epoch has in it what stands between two epochs: it holds all steps,
+    no `partial` batch behind it, and nothing that ranks do together ends an epoch."""
+    return policy.graph == "epoch" and not alone(plan, policy) and not partial \
+        and all(op.impl != "nccl" for op in end.ops)
+
+
+def epoch_graphs(plan: Plan, policy: Policy, steps: int, begin: Plan, end: Plan,
+                 partial: bool) -> list[GraphPlan]:
+    """The graphs of an epoch as a run has them; `begin` and `end` stand around every epoch."""
+    graphs = graph_plans(plan, policy, steps)
+    if not holds_between(plan, policy, end, partial):
+        return graphs
+    whole, = graphs
+    tensors = {**begin.tensors, **end.tensors, **whole.plan.tensors}
+    ops = (*whole.plan.ops, *behind(begin, end))
+    return [replace(whole, plan=replace(whole.plan, tensors=tensors, ops=ops))]

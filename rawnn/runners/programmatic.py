@@ -29,10 +29,11 @@ def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
         if proof is None or not proof.waits:
             found.append(())
             continue
-        early = _early(op, proof)
+        early, turn = _early(op, proof), op.attributes.get("behind")
         found.append(tuple(
             index for index in before
-            if _may_be_overtaken(ops[index], proofs[index], bool(found[index]), early)
+            if ops[index].own_name != turn
+            and _may_be_overtaken(ops[index], proofs[index], bool(found[index]), early)
         ))
     return found
 

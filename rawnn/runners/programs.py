@@ -128,7 +128,8 @@ class AllocatingProgram(StreamProgram):
 
 
 class GraphProgram:
-    """An epoch as launches of executable graphs, with the cursor in device memory."""
+    """An epoch as launches of executable graphs, with the cursor in device memory. `moves` says
+    that they move it: then it is set back ahead of them, and otherwise stands at the first step."""
 
     def __init__(self, lowering: Lowering, graphs: list[GraphPlan], addresses: Addresses,
                  host: HostArrays, label: str) -> None:
@@ -136,6 +137,8 @@ class GraphProgram:
         self._cursor = addresses["cursor"]
         self._closing = ExitStack()
         self._launches: list[tuple[ExecutableGraph, list[Command], int]] = []
+        self.moves = any(name == "cursor" for part in graphs for op in part.plan.ops
+                         for name, _ in op.writes)
         self.nodes = self.edges = 0
         try:
             for part in graphs:
@@ -167,7 +170,8 @@ class GraphProgram:
 
     def run(self, steps: int) -> None:
         device, stream = self._device, self._device.stream
-        device.fill(self._cursor, 0, 4, "cursor")
+        if self.moves:
+            device.fill(self._cursor, 0, 4, "cursor")
         for executable, ahead, launches in self._launches:
             for step in range(launches):
                 for command in ahead:  # only where one graph is launched for every step

@@ -6,6 +6,7 @@ They follow from the rewritten training plan: a tensor that some op of it reads 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rawnn.errors import ConfigError
@@ -44,7 +45,7 @@ def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
     def make(t: Tensor) -> Op:
         if t.name == "order":
             return Op("shuffle", "shuffle", {"clock": "clock", "order": "order"},
-                      {"seed": recipe.seed, "count": examples})
+                      {"seed": recipe.seed, "count": examples, "ahead": 0})
         steps = recipe.updates(examples) * recipe.epochs
         if steps > MOST_STEPS:
             raise ConfigError(f"schedule = '{recipe.schedule}': a run of {steps:,} steps is too "
@@ -71,6 +72,29 @@ def end(train: Plan, steps: int) -> Plan:
         ops.append(all_gather("parts.all_gather", parts))
     return Plan("end", {**train.tensors, "clock": CLOCK} if ops else {}, tuple(ops), train.batch,
                 target=train.target).check()
+
+
+def between(begin: Plan, end: Plan) -> Plan:
+    """What stands between two epochs that follow each other: the end of one and the beginning of
+    the other. Where the clock goes on and an order is made, one op does both; it is told the epoch
+    that comes as its step."""
+    ops = [*end.ops[:1], *begin.ops, *end.ops[1:]]
+    kinds = [op.kind for op in ops[:2]]
+    if kinds == ["tick", "shuffle"]:
+        tick, shuffle = ops[:2]
+        ops[:2] = [Op("turn", "turn", shuffle.operands,
+                      {"seed": shuffle.attributes["seed"], "count": shuffle.attributes["count"],
+                       **tick.attributes, "offset": 0})]
+    return replace(begin, name="between", tensors={**begin.tensors, **end.tensors},
+                   ops=tuple(ops)).check()
+
+
+def behind(begin: Plan, end: Plan) -> tuple[Op, ...]:
+    """The same as ops of an epoch's graph. An order is made ahead of the clock, so that it waits
+    until the last batch is gathered, and not for the end of the last step."""
+    ahead = [replace(op, attributes={**op.attributes, "ahead": 1})
+             for op in begin.find(kind="shuffle")]
+    return (*ahead, *end.ops, *(op for op in begin.ops if op.kind != "shuffle"))
 
 
 def _made(name: str, train: Plan, role: Role, make: Callable[[Tensor], Op]) -> Plan:

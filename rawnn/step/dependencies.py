@@ -12,7 +12,9 @@ from rawnn.step.op import Access, Op
 
 
 def dependencies(ops: Sequence[Op]) -> list[tuple[int, ...]]:
-    """For each op the indices of the ops that it must directly wait for, in ascending order.
+    """For each op the indices of the ops that it must directly wait for, in ascending order: those
+    of which it needs what they read or write, and the last ahead of it of the name `behind` which
+    its attributes say, whose turn it is.
 
     The ancestors of an op are a number, below which all ops are, and the others as a bit mask from
     there on in Python's integers: a step overwrites what the one before has read, so that masks
@@ -22,8 +24,10 @@ def dependencies(ops: Sequence[Op]) -> list[tuple[int, ...]]:
     readers: dict[str, dict[int | None, list[int]]] = {}  # readers since that write
     ancestors: list[tuple[int, int]] = []  # with the op itself
     edges: list[tuple[int, ...]] = []
+    named: dict[str, int] = {}
     for index, op in enumerate(ops):
-        before: set[int] = set()
+        before: set[int] = {named[n] for n in (op.attributes.get("behind"),) if n in named}
+        named[op.own_name] = index
         for access in op.reads:
             before |= _writers(writers, access)
         for access in op.writes:
@@ -78,12 +82,14 @@ def _readers(readers: dict[str, dict[int | None, list[int]]], access: Access) ->
 
 
 def reason(before: Op, after: Op) -> str:
-    """Why `after` must wait for `before`: "wrote a1; read x", the tensors that they have in common;
-    "" where nothing is."""
+    """Why `after` must wait for `before`: "wrote a1; read x", the tensors that they have in common,
+    or "has its turn first"; "" where nothing is."""
     wrote = _shared(before.writes, (*after.reads, *after.writes))
     read = [name for name in _shared(before.reads, after.writes) if name not in wrote]
-    return "; ".join(f"{what} {', '.join(names)}" for what, names in (("wrote", wrote),
-                                                                     ("read", read)) if names)
+    found = "; ".join(f"{what} {', '.join(names)}" for what, names in (("wrote", wrote),
+                                                                      ("read", read)) if names)
+    return found or ("has its turn first" if after.attributes.get("behind") == before.own_name
+                     else "")
 
 
 def _shared(these: Sequence[Access], those: Sequence[Access]) -> list[str]:

@@ -172,6 +172,7 @@ class Search:
         """Microseconds of a step in each of several epochs, behind one to warm up."""
         runner = GpuRunner(self._device, work)
         try:
+            runner.time_each_epoch()
             runner.epoch(True)
             first = runner.epoch_milliseconds()[-1]
             fastest = min((m.us for m in self.fastest()), default=0.0)

@@ -244,7 +244,7 @@ def test_each_suite_has_its_share_of_the_time_and_what_was_left(
     for name, takes in (("ladder", 30.0), ("workloads", 300.0), ("curves", 1.0)):
         monkeypatch.setitem(bench.commands, name, command(name, takes))
     run_all(tmp_path, "--budget", "360")  # half of the packaged one, and half of each share
-    assert given == [("ladder", 22.5), ("workloads", 50.0), ("curves", 25.0)]
+    assert given == [("ladder", 17.5), ("workloads", 42.5), ("curves", 25.0)]
 
 
 def test_an_unknown_suite_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_the_packaged_suites_mean_something() -> None:
         workload(name)
     for suite in suites.ablation:
         assert ablated(suite, CAPABLE)
-    assert sum(len(swept(s)) for s in suites.sweep) == 14
+    assert sum(len(swept(s)) for s in suites.sweep) == 12
     assert set(suites.all.suites) == {*SUITES} - {"random"}
 
 

@@ -49,6 +49,15 @@ def launch(device: Device, name: str, x: int, y: int, grid: int = 1,
                         name, (grid, 1, 1), (32, 1, 1), arguments, **attributes)
 
 
+def graph_runs(device: Device, graph: Graph) -> None:
+    """Once, and is closed."""
+    executable = graph.instantiate("a graph")
+    executable.launch(device.stream)
+    device.stream.synchronize()
+    executable.close()
+    graph.close()
+
+
 # -- shared memory and clusters -------------------------------------------------------------------
 def test_more_shared_memory_than_the_default_is_asked_for_once() -> None:
     device = opened()
@@ -70,11 +79,8 @@ def test_clusters_on_a_stream_and_in_a_graph(blocks: int) -> None:
     launch(device, "plain", x, y, grid=2 * blocks, cluster=(blocks, 1, 1)).run(0)
     graph = Graph(device.driver, device.context)
     launch(device, "plain", y, z, grid=blocks, cluster=(blocks, 1, 1)).add_to(graph, [], 0)
-    executable = graph.instantiate("clusters")
-    executable.launch(device.stream)
+    graph_runs(device, graph)
     assert (read(device, z) == 3).all()
-    executable.close()
-    graph.close()
     device.close()
     device.driver.simulation.assert_clean()
 
@@ -104,11 +110,8 @@ def test_a_cooperative_launch_on_a_stream_and_in_a_graph() -> None:
     node, = device.driver._graph(graph.handle).nodes
     assert node.cooperative
     assert node.cluster == (4, 1, 1)
-    executable = graph.instantiate("cooperative")
-    executable.launch(device.stream)
+    graph_runs(device, graph)
     assert (read(device, z) == 3).all()
-    executable.close()
-    graph.close()
     device.close()
     device.driver.simulation.assert_clean()
 
@@ -245,11 +248,8 @@ def test_captured_launches_are_joined_by_programmatic_edges(seed: int) -> None:
     graph.capture((), device.stream, enqueue, "two kernels")
     nodes = device.driver._graph(graph.handle).nodes
     assert [(n.dependencies, n.programmatic) for n in nodes] == [((), ()), ((), (0,))]
-    executable = graph.instantiate("two kernels")
-    executable.launch(device.stream)
+    graph_runs(device, graph)
     assert (read(device, z) == 3).all()
-    executable.close()
-    graph.close()
     device.close()
     device.driver.simulation.assert_clean()
 
@@ -262,11 +262,8 @@ def test_a_launch_joins_a_graph_by_both_kinds_of_edges() -> None:
     first = launch(device, "both", x, y).add_to(graph, [clear], 0)
     launch(device, "waiting", y, z).add_to(graph, [clear], 0, programmatic_after=first)
     assert graph.size() == (3, 3)
-    executable = graph.instantiate("mixed")
-    executable.launch(device.stream)
+    graph_runs(device, graph)
     assert (read(device, z) == 2).all()
-    executable.close()
-    graph.close()
     device.close()
     device.driver.simulation.assert_clean()
 

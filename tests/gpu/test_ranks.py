@@ -28,8 +28,8 @@ LAUNCH = "import sys; from rawnn.ranks.launcher import run; from rawnn.cli.scree
 FAST = "preload,arena,nosync,fuse,mma,streams,pdl,graphs"
 OPTS = ("none,preload,arena,nosync", "none,preload,arena,nosync,fuse", f"none,{FAST}=epoch",
         f"none,{FAST}=3,nccl=1", "none,preload,cublas,fuse,graphs=epoch,streams",
-        f"none,{FAST}=epoch,nccl=sharded", "none,arena,nosync,streams,pinned",
-        "none,preload,graphs=step", "best")
+        f"none,{FAST}=epoch,nccl=sharded", f"none,{FAST}=epoch,nccl=1:backward",
+        "none,arena,nosync,streams,pinned", "none,preload,graphs=step", "best")
 LOW = (f"none,{FAST}=epoch,bf16", f"none,{FAST}=epoch,bf16,nccl=sharded",
        f"none,{FAST}=epoch,bf16,nccl=fp32",
        f"none,{FAST}=epoch,sr", f"none,{FAST}=epoch,fp16")

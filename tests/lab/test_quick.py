@@ -243,3 +243,20 @@ def test_where_threads_do_not_take_turns_all_goes_the_careful_way(
     for _ in range(2):
         launch(y, y, 1.0, 4)
     assert type(launch) is Launcher
+
+
+def test_what_has_launched_can_do_all_that_a_launcher_can(
+    device: Device, arrays: Any, seen: list[bytes]
+) -> None:
+    kernel = rawnn.Kernel(SOURCE, "many", device=device)
+    before = kernel[2, 32]
+    before(*arrays, *REST)
+    after = kernel[2, 32]
+    after(*arrays, *REST)
+    kernel[(2,), (32,)](*arrays, *REST)
+    before(*arrays, *REST)
+    assert seen[0] == seen[1] == seen[2] == seen[3]
+    assert after.using(shared=64) is before.using(shared=64)
+    after.bind(*arrays, *REST)()
+    assert seen[4] == seen[0]
+    assert kernel[2, 32] is after

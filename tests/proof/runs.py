@@ -50,15 +50,16 @@ def data(features: int) -> Dataset:
 
 @functools.cache
 def planted_work(opt: str, layers: tuple[int, ...], option: str = "") -> Work:
-    """Four steps of 4 examples, two batches of the test set; `option` is "momentum", or a flag of
-    the recipe. The seed is one with which some answers are right in every step: a count of zero is
-    also what an unwritten one holds. Eight features leave no padding, in which one column too many
-    would be multiplied by zero."""
+    """Four steps of 4 examples, two batches of the test set; `option` is "momentum", a flag of the
+    recipe, or "adam" with one behind a comma. The seed is one with which some answers are right in
+    every step: a count of zero is also what an unwritten one holds. Eight features leave no
+    padding, in which one column too many would be multiplied by zero."""
     options: dict[str, Any] = {}
     if option == "momentum":
         options = {"optimizer": Optimizer("sgd", 0.1, {"momentum": 0.9})}
     elif option:
-        options = {option: True}
+        name, _, flag = option.rpartition(",")
+        options = {flag: True, **({"optimizer": Optimizer(name, 0.01)} if name else {})}
     return make_work(opt, layers, random_dataset(layers[0], 3, 16, 16, seed=SEED), batch=4,
                      **options)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rawnn.opts import TOGGLES
-from rawnn.runners.graphplan import graph_plans
+from rawnn.runners.graphplan import epoch_graphs
 from tests.engine import same_run
 from tests.properties.profile import examples
 from tests.properties.runs import MODES, Case, cases, on_host, simulated, toggles
@@ -58,7 +58,8 @@ def test_the_driver_is_given_exactly_the_edges_that_reads_and_writes_require(
 ) -> None:
     opt = f"{toggles},preload,streams,{mode}"
     work = case.work(opt)
-    parts = graph_plans(work.train, work.policy, work.steps)
+    parts = epoch_graphs(work.train, work.policy, work.steps, work.begin, work.end,
+                         work.rest is not None)
     edges = [reduced_edges(part.plan.ops) for part in parts]
     found = simulated(case, opt)
     assert found is not None

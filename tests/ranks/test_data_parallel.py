@@ -19,6 +19,7 @@ from rawnn.opts import select
 from rawnn.ranks import Team
 from rawnn.run.parallel import outlook
 from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.graphplan import graph_plans
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
 from tests.engine import CAPABLE, FULL, make_work, random_dataset, run_on
@@ -166,14 +167,15 @@ def test_gradients_come_as_the_next_step_needs_them(more: str, sharded: bool) ->
     layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=45, test=4)
     options = {"shuffle": True, "partial": True}
     word = "sharded:1" if sharded else "1"
-    found = on_simulated(f"{more},nccl=forward:{word}", layers, data, BATCH, 2, **options)
+    found = on_simulated(f"{more},nccl={word}", layers, data, BATCH, 2, **options)
     plan = found[0].work.train
     reduced = [n for op in plan.ops if op.impl == "nccl" and op.kind != "all_gather"
                for n, _ in op.writes if n.startswith("dw")]
     assert list(dict.fromkeys(reduced)) == ["dw1", "dw3", "dw2"]  # the small ones ahead
+    assert len(plan.find(kind="reduce_scatter" if sharded else "all_reduce")) == 2
     first = min(i for i, op in enumerate(plan.ops) for n, _ in op.writes if n.startswith("dw"))
     assert all(i < first for i, op in enumerate(plan.ops) if "input_grad" in op.name)
-    whole = on_simulated(f"{more},nccl={word}", layers, data, BATCH, 2, **options)[0]
+    whole = on_simulated(f"{more},nccl={word}:backward", layers, data, BATCH, 2, **options)[0]
     for name, array in whole.state.items():
         np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
 
@@ -182,7 +184,7 @@ def test_gradients_come_as_the_next_step_needs_them(more: str, sharded: bool) ->
 def test_gradients_keep_their_order_where_updates_wait_for_all(opt: str) -> None:
     text = f"preload,graphs=epoch,mma,fuse,{opt}"
     plans = [work_of(f"{text},{word}", LAYERS, DATA, BATCH, 2, 0).train
-             for word in ("nccl", "nccl=forward")]
+             for word in ("nccl=backward", "nccl")]
     assert ([op.name for op in plans[0].ops] == [op.name for op in plans[1].ops]) == (opt == "fp16")
 
 
@@ -240,21 +242,24 @@ def test_the_sum_is_within_what_rounding_allows() -> None:
 
 def test_buckets_follow_the_backward_pass_and_are_filled() -> None:
     data = random_dataset(train=16, test=9)
-    wide = work_of("preload,nccl=1", (29, 600, 600, 7), data, 8, 2, 0).train
+    wide = work_of("preload,nccl=1:backward", (29, 600, 600, 7), data, 8, 2, 0).train
     reductions = wide.find(kind="all_reduce")
     assert [list(op.operands.values()) for op in reductions] == [
         ["dw3", "db3", "dw2", "nccl.turn"], ["db2", "dw1", "db1", "nccl.turn"]]
     places = {op.name: i for i, op in enumerate(wide.ops)}
     assert places[reductions[0].name] < places["fc1.weight_grad"]
-    assert len(work_of("preload,nccl", (29, 600, 600, 7), data, 8, 2, 0)
-               .train.find(kind="all_reduce")) == 1
+    wide = work_of("preload,nccl=1", (29, 600, 600, 700, 7), data, 8, 2, 0).train
+    assert [list(op.operands.values()) for op in wide.find(kind="all_reduce")] == [
+        ["dw1", "db1", "db2", "db3", "dw4", "db4", "nccl.turn"], ["dw2", "nccl.turn"],
+        ["dw3", "nccl.turn"]]
+    for layers, wanted in (((29, 600, 600, 7), 2), ((29, 60, 60, 7), 1)):
+        assert len(work_of("preload,nccl", layers, data, 8, 2, 0)
+                   .train.find(kind="all_reduce")) == wanted
 
 
 def test_a_reduction_has_a_branch_of_its_own_beside_the_backward_pass() -> None:
-    from rawnn.runners.graphplan import graph_plans
-
     data = random_dataset(train=16, test=9)
-    work = work_of("preload,graphs=epoch,streams,nccl=1", (29, 600, 600, 7), data, 8, 2, 0)
+    work = work_of("preload,graphs=epoch,streams,nccl=1:backward", (29, 600, 600, 7), data, 8, 2, 0)
     graph, = graph_plans(work.train, work.policy, 1)
     ops, edges = graph.plan.ops, graph.edges()
     first = next(i for i, op in enumerate(ops) if op.kind == "all_reduce")
@@ -267,6 +272,33 @@ def test_a_reduction_has_a_branch_of_its_own_beside_the_backward_pass() -> None:
     assert below not in ancestors(first)
     second = next(i for i, op in enumerate(ops) if op.kind == "all_reduce" and i > first)
     assert first in ancestors(second)
+
+
+def test_the_last_reduction_is_beside_the_next_forward_pass() -> None:
+    data = random_dataset(train=16, test=9)
+    work = work_of("preload,graphs=epoch,streams,nccl=1,fuse,mma,pdl", (29, 600, 600, 700, 7), data,
+                   8, 2, 0)
+    graph, = graph_plans(work.train, work.policy, 2)
+    ops, edges = graph.plan.ops, graph.edges()
+    places = {op.name: i for i, op in enumerate(ops)}
+
+    def ancestors(name: str) -> set[str]:
+        found, left = set[int](), [places[name]]
+        while left:
+            if (index := left.pop()) not in found:
+                found.add(index)
+                left += edges[index]
+        return {ops[i].name for i in found}
+
+    assert "db4.all_reduce@0" in ancestors("fc1.forward@1")  # that of the first layer
+    assert "dw2.all_reduce@0" not in ancestors("fc1.forward@1")
+    assert "dw2.all_reduce@0" in ancestors("fc2.forward@1")
+    assert "dw3.all_reduce@0" not in ancestors("fc2.forward@1")
+    assert "dw3.all_reduce@0" in ancestors("fc3.forward@1")
+    assert "fc2.weight_grad@0" in ancestors("fc3.weight_grad@0")  # whose turn is first
+    reads, writes = ({n for n, _ in a} for a in (ops[places["fc3.weight_grad@0"]].reads,
+                                                 ops[places["fc2.weight_grad@0"]].writes))
+    assert reads.isdisjoint(writes)
 
 
 def test_every_example_is_seen_once_an_epoch() -> None:

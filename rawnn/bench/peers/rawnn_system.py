@@ -45,9 +45,9 @@ def dataset(problem: Problem) -> Dataset:
 
 
 class Training:
-    """A run of the engine; every epoch is measured, as without the toggle `report`, and its losses
-    are copied to the host behind it. Epochs follow each other without a wait, as the peers' do. It
-    shuffles by itself."""
+    """A run of the engine; every epoch is measured, as without the toggle `report`, and the losses
+    of a block's last one are copied to the host, within its time. Epochs follow each other without
+    a wait, as the peers' do. It shuffles by itself."""
 
     def __init__(self, config: Config, data: Dataset, opened: Opened) -> None:
         self.session = Session(config, Listener(), data=data, opened=opened)

@@ -47,13 +47,7 @@ class Nvrtc:
         return result
 
     def nvrtcGetProgramLog(self, program: Any) -> tuple[Any, str]:
-        code, size = self._rtc.nvrtcGetProgramLogSize(program)
-        if code:
-            return code, ""
-        # A bytearray, never `b" " * size`: with size 1 (an empty log) that is the interpreter's
-        # own shared b" ", and NVRTC's NUL would be written into it.
-        log = bytearray(size)
-        (code,) = self._rtc.nvrtcGetProgramLog(program, log)
+        code, log = self._output(program, "ProgramLog")
         return code, log.rstrip(b"\0").decode(errors="replace")
 
     def nvrtcGetLoweredName(self, program: Any, expression: str) -> tuple[Any, str]:
@@ -61,20 +55,21 @@ class Nvrtc:
         return code, name.decode() if not code else ""
 
     def nvrtcGetCUBIN(self, program: Any) -> tuple[Any, bytes]:
-        code, size = self._rtc.nvrtcGetCUBINSize(program)
-        if code:
-            return code, b""
-        cubin = bytearray(size)
-        (code,) = self._rtc.nvrtcGetCUBIN(program, cubin)
-        return code, bytes(cubin)
+        return self._output(program, "CUBIN")
 
     def nvrtcGetPTX(self, program: Any) -> tuple[Any, bytes]:
-        code, size = self._rtc.nvrtcGetPTXSize(program)
+        return self._output(program, "PTX")
+
+    def _output(self, program: Any, what: str) -> tuple[Any, bytes]:
+        """What a program has made, by the two calls that tell its size and give it."""
+        code, size = getattr(self._rtc, f"nvrtcGet{what}Size")(program)
         if code:
             return code, b""
-        ptx = bytearray(size)
-        (code,) = self._rtc.nvrtcGetPTX(program, ptx)
-        return code, bytes(ptx)
+        # A bytearray, never `b" " * size`: with size 1 (an empty log) that is the interpreter's
+        # own shared b" ", and NVRTC's NUL would be written into it.
+        made = bytearray(size)
+        (code,) = getattr(self._rtc, f"nvrtcGet{what}")(program, made)
+        return code, bytes(made)
 
     def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]:
         result: tuple[Any, ...] = self._rtc.nvrtcDestroyProgram(program)

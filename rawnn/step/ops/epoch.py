@@ -36,8 +36,8 @@ def cast(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("shuffle", reads=("clock",), writes=("order",))
 def shuffle(t: SimpleNamespace, a: Attributes) -> None:
-    """order = a permutation of the examples, keyed by the seed and the epoch."""
-    t.order[...] = random.permutation(a["seed"], int(t.clock[0]), len(t.order))
+    """order = a permutation of the examples, keyed by the seed and the epoch, `ahead` from now."""
+    t.order[...] = random.permutation(a["seed"], int(t.clock[0]) + int(a["ahead"]), len(t.order))
 
 
 @define("schedule", reads=("clock",), writes=("rates",))
@@ -55,6 +55,13 @@ def tick(t: SimpleNamespace, a: Attributes) -> None:
     """clock += (1, steps): one more epoch is done; the steps as count_after has them."""
     t.clock[0] += 1
     t.clock[1] = count_after(int(t.clock[1]) + int(a["steps"]))
+
+
+@define("turn", reads=("clock",), writes=("clock", "order"))
+def turn(t: SimpleNamespace, a: Attributes) -> None:
+    """tick, and the order of the epoch that comes, whose number is given as `offset`."""
+    tick(t, a)
+    t.order[...] = random.permutation(a["seed"], int(a["offset"]), len(t.order))
 
 
 @define("advance", reads=("cursor",), writes=("cursor",))

@@ -29,8 +29,8 @@ GATHERS = (
 )
 INITIALISED = ("float", "float16", "bfloat16")
 FILES = (
-    "epoch_probe", "gather", "cursor", "while", "shuffle", "schedule", "initialise", "loss_scale",
-    "linear",
+    "epoch_probe", "gather", "cursor", "while", "shuffle", "turn", "schedule", "initialise",
+    "loss_scale", "linear",
 )  # fmt: skip
 EXPRESSIONS = (
     *(f"gather<{','.join(types)}>" for types in GATHERS),
@@ -38,6 +38,7 @@ EXPRESSIONS = (
     "tick",
     "advance_while",
     "shuffle",
+    "turn",
     *(f"schedule<{functor(kind)}>" for kind in RULES),
     *(f"initialise<{t}>" for t in INITIALISED),
     "adjust_scale",
@@ -248,9 +249,16 @@ def check_shuffle(emulator: Emulator, rng: np.random.Generator) -> None:
     counts = (1, 2, 5, 64, 65) if emulator.quick else (1, 2, 3, 5, 16, 17, 65, 1000, 4097)
     for count, seed, epoch in itertools.product(counts, (3, 1 << 40 | 7), (0, 9)):
         clock, order = np.array([epoch, 77], np.int32), np.full(count + 1, UNTOUCHED, np.int32)
-        emulator.call("shuffle", (3,), (32,), clock=clock, order=order, seed=seed, count=count)
+        for ahead in (0, 1):
+            emulator.call("shuffle", (3,), (32,), clock=clock, order=order, seed=seed, count=count,
+                          ahead=ahead)  # fmt: skip
+            assert np.array_equal(order[:count], random.permutation(seed, epoch + ahead, count))
+        order[...] = UNTOUCHED
+        emulator.call("turn", (3,), (32,), clock=clock, order=order, seed=seed, count=count,
+                      steps=468, offset=epoch)  # fmt: skip
         assert np.array_equal(order[:count], random.permutation(seed, epoch, count))
         assert order[count] == UNTOUCHED
+        assert clock.tolist() == [epoch + 1, 545]
 
 
 def check_schedule(emulator: Emulator, rng: np.random.Generator) -> None:
