@@ -304,3 +304,9 @@ def test_binary_cross_entropy_compares_with_numbers_from_0_to_1() -> None:
     assert train(data=(x, (signs + 1) / 2), layers=(3, 1), **options).test_loss > 0
     pixels = (x > 0).astype(np.uint8) * 255
     assert train(data=pixels, layers=(3, 3), **options).test_loss > 0
+
+
+def test_outputs_that_no_class_needs_are_said() -> None:
+    x = np.random.default_rng(0).random((40, 3), dtype=np.float32)
+    with pytest.warns(RuntimeWarning, match="the network has 3 more outputs than arrays has"):
+        train(data=(x, (x[:, 0] > 0.5).astype(int)), layers=(3, 5), device="host", epochs=1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from rawnn.bench import ablation, curves  # noqa: E402
 from rawnn.bench.columns import markdown_table  # noqa: E402
+from rawnn.bench.compare import Comparison, Pair  # noqa: E402
 from rawnn.bench.figures import (  # noqa: E402
     ablation_figure,
     curves_figure,
@@ -191,6 +193,41 @@ def once_measured(name: str, table: Callable[[Path], str]) -> Callable[[], str]:
     return made
 
 
+def two_runs() -> str:
+    """What `bench compare` says of two runs of `bench all` of one commit, and of one in which a
+    slowdown was planted."""
+    same, planted = (RESULTS / f"compare{which}-h200.json" for which in ("", "-planted"))
+    if not same.exists():
+        return "Not measured yet.\n"
+    found = msgspec.json.decode(same.read_bytes(), type=Comparison)
+    counts = Counter(pair.verdict for pair in found.pairs)
+    said = ", ".join(f"{n} `{verdict}`" for verdict, n in counts.most_common())
+    lines = ["Two runs of `bench all` of one commit, at once on two GPUs of one host (the first is "
+             f"what `results/` has of the suites): {said}."]
+    if found.overall:
+        lines += ["All sets together: B / A = {:.3f} ({:.3f}-{:.3f}).".format(*found.overall)]
+    if found.between:
+        low, high = min(found.between.values()), max(found.between.values())
+        lines += [f"Beyond what repetitions explain the two differ by {low:.1%} to {high:.1%}, by "
+                  f"kind of sets."]
+    lines += ["", *_pairs([p for p in found.pairs if p.verdict in ("slower", "faster", "lost")])]
+    if planted.exists():
+        other = msgspec.json.decode(planted.read_bytes(), type=Comparison)
+        lines += ["The first, compared with a run in which the GPU spins for 5 % of each epoch of "
+                  "one set:", "", *_pairs([p for p in other.pairs if p.ratio])]
+    return "\n".join(lines)
+
+
+def _pairs(pairs: Sequence[Pair]) -> list[str]:
+    """A table of pairs, and an empty line; nothing for none."""
+    if not pairs:
+        return []
+    cells = [[p.suite, f"`{p.set}`", f"{p.ratio:.3f}" if p.ratio else "",
+              f"{p.low:.3f}-{p.high:.3f}" if p.low and p.high else "", p.verdict] for p in pairs]
+    heads = ("suite", "set", "B / A", "95 % interval", "verdict")
+    return [*markdown_table(heads, cells, (heads[0], heads[1], heads[-1])), ""]
+
+
 def pictured(path: Path, text: str) -> str:
     """A block with the pictures of a results file above it."""
     made = {"sweep": sweeps, "curves": loss_curves}[path.stem.partition("-")[0]]()
@@ -207,6 +244,7 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/toggles/persistent.md": {"float32": float32_error},
     "docs/scaling.md": {"scaling": once_measured(
         "scaling", lambda path: read_scaling(path).markdown())},
+    "docs/measuring.md": {"compare": two_runs},
     "docs/floors.md": {"floors": once_measured(
         "floors", lambda path: read_floors(path).markdown())},
     "docs/lab.md": {"launches": once_measured(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from threading import get_ident
 from types import MethodType
@@ -16,8 +15,8 @@ from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse
 from rawnn.device.compiling.structs import included, layout_of
 from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.launch import Arguments, Dim, KernelLaunch, Value
-from rawnn.errors import ConfigError, DeviceError
+from rawnn.device.cuda.launch import Arguments, KernelLaunch, Value
+from rawnn.errors import ConfigError
 from rawnn.lab.arguments import (
     Convert,
     Elements,
@@ -29,6 +28,7 @@ from rawnn.lab.arguments import (
 )
 from rawnn.lab.arrays import default_device
 from rawnn.lab.exchange import Handle, order, stream_of
+from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
 from rawnn.lab.quick import quick_launch, threads_take_turns
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
@@ -37,7 +37,6 @@ from rawnn.ptx import SOURCES
 if TYPE_CHECKING:
     from rawnn.graphs import Graph
 
-Extent = int | tuple[int, ...]
 RECORDING: list[Any] = []
 """Graphs that are being written (rawnn.lab.graph): launches of their threads become nodes."""
 _KEPT = 64
@@ -173,8 +172,8 @@ class Kernel:
         if not isinstance(geometry, tuple) or len(geometry) not in (2, 3):
             raise ConfigError("write kernel[grid, block] or kernel[grid, block, shared_bytes]")
         shared = geometry[2] if len(geometry) == 3 else 0
-        made = self._launcher(Launch(_dim(geometry[0], "grid"), _dim(geometry[1], "block"),
-                                     _bytes(shared)))
+        made = self._launcher(Launch(extents(geometry[0], "grid"), extents(geometry[1], "block"),
+                                     shared_bytes(shared)))
         found: Launcher = made.quick or made
         self._launchers[(*map(_key, geometry),)] = found
         return found
@@ -211,45 +210,6 @@ class Kernel:
               self._expression)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched: blocks, threads of a block, bytes of dynamic shared memory, blocks
-    of a cluster; `stream` None for rawnn's own."""
-
-    grid: Dim
-    block: Dim
-    shared: int = 0
-    cluster: Dim | None = None
-    cooperative: bool = False
-    programmatic: bool = False
-    stream: Handle | None = None
-
-    def check(self, function: Function, device: Device) -> None:
-        """Raises DeviceError, with the cure, for what this kernel and GPU cannot run."""
-        threads, driver = prod(self.block), device.driver
-        result = driver.cuFuncGetAttribute("MAX_THREADS_PER_BLOCK", function.handle)
-        most = check(driver, "cuFuncGetAttribute", result, function.expression)
-        if threads > most:
-            raise DeviceError(f"{function.expression}: a block {self.block} has {threads:,} "
-                              f"threads, and it can have at most {most:,} (its registers and "
-                              f"__launch_bounds__ decide): take smaller blocks and more of them")
-        room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        if self.shared > room:
-            raise DeviceError(f"{function.expression}: {self.shared:,} bytes of shared memory, and "
-                              f"a block has at most {room:,} here: take smaller tiles")
-        if self.cluster and any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
-            raise ConfigError(f"{function.expression}: the grid {self.grid} is no multiple of the "
-                              f"cluster {self.cluster}: round the grid up to one")
-        if self.cluster and device.capability < (9, 0):
-            raise DeviceError(f"{function.expression}: clusters need compute capability 9.0, and "
-                              f"{device.info.name} has {'.'.join(map(str, device.capability))}")
-        if self.programmatic and not function.proof.waits:
-            raise ConfigError(f"{function.expression} cannot be launched programmatically: "
-                              f"{function.proof.reason}; call cudaGridDependencySynchronize() "
-                              f"(#include <cuda_device_runtime_api.h>) in it before it reads what "
-                              f"the kernel before it writes")
-
-
 class Launcher:
     """A kernel with its geometry; call it with the arguments in the kernel's order."""
 
@@ -272,8 +232,8 @@ class Launcher:
         now = self._launch
         return self._kernel._launcher(replace(
             now,
-            shared=now.shared if shared is None else _bytes(shared),
-            cluster=now.cluster if cluster is None else _dim(cluster, "cluster"),
+            shared=now.shared if shared is None else shared_bytes(shared),
+            cluster=now.cluster if cluster is None else extents(cluster, "cluster"),
             cooperative=now.cooperative if cooperative is None else cooperative,
             programmatic=now.programmatic if programmatic is None else programmatic,
             stream=now.stream if stream is None else stream_of(stream)))
@@ -385,20 +345,5 @@ class Bound:
         return None
 
 
-def _dim(extent: Extent, what: str) -> Dim:
-    values = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
-    if not 1 <= len(values) <= 3 or any(not isinstance(v, int) or v < 1 for v in values):
-        raise ConfigError(f"{what} = {extent!r}: give one to three whole numbers of at least 1, "
-                          f"such as (n + 255) // 256 blocks of 256 threads for n elements")
-    x, y, z = (*values, 1, 1)[:3]
-    return x, y, z
-
-
 def _key(extent: Extent) -> Any:
     return tuple(extent) if isinstance(extent, list) else extent
-
-
-def _bytes(shared: Any) -> int:
-    if not isinstance(shared, int) or shared < 0:
-        raise ConfigError(f"shared memory is a number of bytes, not {shared!r}")
-    return shared

@@ -141,7 +141,10 @@ PACES: Mapping[tuple[int, int], Paces] = {
     (1, 64): Paces(nt=(1100.0, 1700.0), nn=(1750.0, 2500.0), tn=(2300.0, 3200.0)),
     (1, 128): Paces(nt=(1700.0,), nn=(2400.0,), tn=(2700.0,)),
 }
-"""By products for one and by the rows of the operand from shared memory (H200)."""
+"""By products for one and by the rows of the operand from shared memory (H200), by whole steps.
+Alone products take less: 12 to 29 % in float32, 21 to 51 % in tf32. With paces fitted to that,
+which give some products in tf32 to wgmma, steps of one network took 4 % less and those of another
+11 % more."""
 
 
 def cycles_wgmma_tf32(p: Product, tile: Tile, target: Target) -> float:

@@ -90,6 +90,8 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
         if session.device is None and config.device == "auto":
             warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,
                           stacklevel=2)
+        if session.spare:
+            warnings.warn(session.spare, RuntimeWarning, stacklevel=2)
         result = session.run()
     if session.signal not in (0, signal.SIGINT):
         with suppress(OSError):
@@ -178,11 +180,12 @@ class Session:
         config = self.config
         if said:
             notify(said)
-        spare = config.layers[-1] - self.data.outputs
+        self.spare, spare = "", config.layers[-1] - self.data.outputs
         if spare > 0:
-            notify(f"the network has {spare} more output{'s' if spare > 1 else ''} than "
-                   f"{self.data.name} has classes ({self.data.outputs}): nothing is learned there "
-                   f"but to stay low")
+            self.spare = (f"the network has {spare} more output{'s' if spare > 1 else ''} than "
+                          f"{self.data.name} has classes ({self.data.outputs}): nothing is learned "
+                          f"there but to stay low")
+            notify(self.spare)
         if self.team is not None:
             self.team.compare("the data", parallel.data_facts(self.data))
         self._data_ms = (perf_counter() - started) * 1e3

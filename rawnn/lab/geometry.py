@@ -1,0 +1,71 @@
+"""How a kernel is launched: blocks, threads, shared memory, clusters; and what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from rawnn.device.cuda.device import Device, Function
+from rawnn.device.cuda.errors import check
+from rawnn.device.cuda.launch import Dim
+from rawnn.errors import ConfigError, DeviceError
+from rawnn.lab.exchange import Handle
+
+Extent = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched: blocks, threads of a block, bytes of dynamic shared memory, blocks
+    of a cluster; `stream` None for rawnn's own."""
+
+    grid: Dim
+    block: Dim
+    shared: int = 0
+    cluster: Dim | None = None
+    cooperative: bool = False
+    programmatic: bool = False
+    stream: Handle | None = None
+
+    def check(self, function: Function, device: Device) -> None:
+        """Raises DeviceError, with the cure, for what this kernel and GPU cannot run."""
+        threads, driver = prod(self.block), device.driver
+        result = driver.cuFuncGetAttribute("MAX_THREADS_PER_BLOCK", function.handle)
+        most = check(driver, "cuFuncGetAttribute", result, function.expression)
+        if threads > most:
+            raise DeviceError(f"{function.expression}: a block {self.block} has {threads:,} "
+                              f"threads, and it can have at most {most:,} (its registers and "
+                              f"__launch_bounds__ decide): take smaller blocks and more of them")
+        room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        if self.shared > room:
+            raise DeviceError(f"{function.expression}: {self.shared:,} bytes of shared memory, and "
+                              f"a block has at most {room:,} here: take smaller tiles")
+        if self.cluster and any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
+            raise ConfigError(f"{function.expression}: the grid {self.grid} is no multiple of the "
+                              f"cluster {self.cluster}: round the grid up to one")
+        if self.cluster and device.capability < (9, 0):
+            raise DeviceError(f"{function.expression}: clusters need compute capability 9.0, and "
+                              f"{device.info.name} has {'.'.join(map(str, device.capability))}")
+        if self.programmatic and not function.proof.waits:
+            raise ConfigError(f"{function.expression} cannot be launched programmatically: "
+                              f"{function.proof.reason}; call cudaGridDependencySynchronize() "
+                              f"(#include <cuda_device_runtime_api.h>) in it before it reads what "
+                              f"the kernel before it writes")
+
+
+def extents(extent: Extent, what: str) -> Dim:
+    """A grid, block or cluster in three dimensions. Raises ConfigError."""
+    values = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
+    if not 1 <= len(values) <= 3 or any(not isinstance(v, int) or v < 1 for v in values):
+        raise ConfigError(f"{what} = {extent!r}: give one to three whole numbers of at least 1, "
+                          f"such as (n + 255) // 256 blocks of 256 threads for n elements")
+    x, y, z = (*values, 1, 1)[:3]
+    return x, y, z
+
+
+def shared_bytes(shared: Any) -> int:
+    """Raises ConfigError for what is no number of bytes."""
+    if not isinstance(shared, int) or shared < 0:
+        raise ConfigError(f"shared memory is a number of bytes, not {shared!r}")
+    return shared
