@@ -25,9 +25,9 @@ from rawnn.run.training import Session
 from rawnn.runners.base import Work
 from rawnn.tuning import table
 from rawnn.tuning.choices import applied, choices_of, key_of, variants
-from tests.engine import CAPABLE, LADDER, random_dataset
+from tests.engine import CAPABLE, LADDER, random_dataset, same_parameters
 from tests.onchip.problems import HOPPER, VARIETY, problem
-from tests.test_callbacks import OPTIONS, Stopper, go, same
+from tests.test_callbacks import OPTIONS, Stopper, go
 from tests.test_training import Recorder
 
 EARNING_EPOCHS = 5
@@ -74,7 +74,7 @@ def test_a_resumed_run_takes_what_it_took_before(
     anew = go(device=device, epochs=4)
     recorder = Recorder()
     rest = go(recorder, device=device, epochs=4, resume=str(tmp_path / "a"))
-    same(rest, whole)
+    same_parameters(rest, whole)
     assert rest.resumed_epochs == 2
     assert heard(recorder, "it takes what the run before took, as ")
     assert rest.toggles.keys() == part.toggles.keys()
@@ -94,7 +94,7 @@ def test_what_is_kept_is_kept_on(tmp_path: Path, few_are_enough: None) -> None:
     go(device="sim", epochs=3, resume=str(tmp_path), save=str(tmp_path))
     assert kept(tmp_path).epoch == 3
     assert kept(tmp_path).taken == first
-    same(go(device="sim", epochs=4, resume=str(tmp_path)), go(Stopper(4), device="sim"))
+    same_parameters(go(device="sim", epochs=4, resume=str(tmp_path)), go(Stopper(4), device="sim"))
 
 
 def test_other_toggles_win(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_older_checkpoint_decides_anew(tmp_path: Path) -> None:
     write(path, replace(found, taken={}))
     assert read(path).taken == {}
     recorder = Recorder()
-    same(go(recorder, device="sim", resume=str(tmp_path)), go(device="sim"))
+    same_parameters(go(recorder, device="sim", resume=str(tmp_path)), go(device="sim"))
     assert not heard(recorder, "the run before took")
 
 
@@ -154,7 +154,7 @@ def test_the_largest_batch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     whole = go(**options)
     assert "batch=10" in kept(tmp_path).taken["toggles"]
     monkeypatch.setattr(batch, "_largest", lambda fits, examples: 20)
-    same(go(resume=str(tmp_path), **options), whole)
+    same_parameters(go(resume=str(tmp_path), **options), whole)
     assert part.toggles["batch"] == "max"
 
 

@@ -70,6 +70,7 @@ class Costs:
     summed_bytes: float = 42.0
     shared_bytes: float = 21.0
     step: float = 1130.0
+    while_meeting: float = 480.0
     far_tile: float = 50.0
     turn: float = 1.3
     decision: float = 900.0
@@ -216,7 +217,8 @@ def most_bytes(d: Decomposition) -> int:
 def fixed_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     """What does not depend on the types: input, loss, the meeting of clusters, begin and end."""
     p = d.problem
-    found = [Phase("begin and end", costs.step)]
+    hidden = costs.while_meeting if d.groups > 1 and d.turns == 1 else 0.0
+    found = [Phase("begin and end", costs.step - hidden)]
     if p.converted:
         quads = d.columns * ceil(ceil(p.layers[0], 4), d.ranks if d.types[0] != FULL else 1)
         found.append(Phase("input", costs.convert

@@ -3,12 +3,16 @@ made the numbers that the first layer reads."""
 
 from __future__ import annotations
 
-from rawnn.onchip.decompose import SLICED
+from rawnn.onchip.decompose import BY_OUTPUTS, EVERYWHERE, GATHERED, SLICED, WARP
+from rawnn.onchip.layout import tallies
 from rawnn.onchip.updates import UpdateWriter
 from rawnn.onchip.writer import literal
 
 BETWEEN = "begin and end"
 """The phase of what a step does between the others."""
+
+MOST_ROWS = 4
+"""Examples that a warp asks for beside a product without being later than that."""
 
 
 class InputWriter(UpdateWriter):
@@ -26,7 +30,7 @@ class InputWriter(UpdateWriter):
 
     # -- input -----------------------------------------------------------------------------------
     def fetch(self, step: str) -> None:
-        """Ask for all that step `step` needs."""
+        """Ask for all that step `step` needs, but for the commit."""
         d, p, w, found = self.d, self.p, self.w, self.layout
         ordered = "true" if p.ordered else "false"
         buffer = f"(({step}) & 1)"
@@ -48,17 +52,17 @@ class InputWriter(UpdateWriter):
         w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
-        w(f"fetch_rows<Shape, {ordered}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, "
-          f"{self.count(0)}, {rows}, first_of({step}), {present}, {barrier});")
+        rows_by = f"fetch_rows<Shape, {self.free}, {ordered}"
+        w(f"{rows_by}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, {self.count(0)}, "
+          f" {rows}, first_of({step}), {present}, {barrier});")
         if p.labelled:
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
-            w(f"fetch_rows<Shape, {ordered}, {found.target_width}, {found.target_pitch}>("
+            w(f"{rows_by}, {found.target_width}, {found.target_pitch}>("
               f"{self.at('y')} + {buffer} * {d.columns * found.target_pitch}, targets, ldtargets, "
               f"{start}, {self.count(last)}, {rows}, first_of({step}), {present}, {barrier});")
-        w("ptx::commit_copies();")
 
     def present(self, step: str) -> str:
         """Examples of this cluster in a step."""
@@ -78,7 +82,7 @@ class InputWriter(UpdateWriter):
     def make_rule(self, step: str, rate: str) -> None:
         """One thread makes the optimizer's rule of a step."""
         p = self.p
-        time = f"clock[1] + cursor_now + {step} + 1" if p.timed else "0"
+        time = f"steps_before + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
         scale = "scaling->scale, " if p.scaled else ""
         first = "part == 0 && " if self.d.turns > 1 else ""
@@ -90,24 +94,68 @@ class InputWriter(UpdateWriter):
         self.w(f"if constexpr (kBulk) ptx::wait_for(barriers + 8 * (({step}) & 1), "
                f"({step}) >> 1 & 1);")
 
-    def fetch_once(self) -> None:
-        """Once a turn, while others are waited for: asking for the next turn takes some 500 cycles
-        (H200)."""
-        if self.fetched:
+    @property
+    def free(self) -> int:
+        """The first of the threads that ask for the next turn, which takes some 500 cycles (H200):
+        all do where blocks wait for each other, but for the warp that polls where clusters meet;
+        where nobody waits, those that the first product leaves without a task."""
+        if self.meets_ahead:
+            return WARP
+        if self.waits_for_others:
+            return 0
+        idle = self.d.warps - self.layout.layers[0].forward.tasks
+        return self.d.threads - WARP * idle if idle * MOST_ROWS >= self.d.columns else 0
+
+    def waits(self, layer: int) -> bool:
+        """Whether the layer's forward product is followed by a wait for other blocks."""
+        kind = self.d.kinds[layer]
+        return kind != EVERYWHERE and (kind != BY_OUTPUTS or self.d.types[layer + 1] == GATHERED)
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether a forward product is."""
+        return any(map(self.waits, range(self.p.depth)))
+
+    def fetch_once(self, *, meeting: bool = False) -> None:
+        """Once a turn, where it costs least: while clusters meet (`meeting`), or else other blocks
+        are waited for."""
+        if self.fetched or meeting != self.meets_ahead:
             return
         self.fetched = True
         self.fetch_ahead()
         self.stamp(BETWEEN, "fetch")
 
+    def while_meeting(self, last: bool) -> None:
+        """While clusters wait for each other, for the `last` time in a step or not."""
+        self.fetch_once(meeting=True)
+        if last and self.meets_ahead:
+            self.tally()
+
+    def tally(self) -> None:
+        """The last warp adds up what the examples or threads left of the loss."""
+        d, w = self.d, self.w
+        repeated = d.types[-1] != SLICED
+        place = "group" if repeated else "blockIdx.x"
+        w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
+        w(f"const Tally total = add_tallies<{tallies(d)}>(tallies);")
+        w("if (lane_index() == 0) {")
+        w(f"reinterpret_cast<float2*>(tally)[{self.turn} * {self.layout.parts}ll + {place}] = "
+          "make_float2(total.loss, __int_as_float(total.right));")
+        w("}")
+        w("}")
+        self.stamp(BETWEEN, "tally")
+
     def fetch_ahead(self) -> None:
         w, d = self.w, self.d
         t = self.turn
-        w(f"if ({t} + 1 < {self.turns}) {{")
+        loads = f" && thread >= {self.free}" if self.free else ""
+        w(f"if ({t} + 1 < {self.turns}{loads}) {{")
         self.fetch(f"{t} + 1")
+        w("ptx::commit_copies();")
         if self.p.ordered:
             w(f"if ({t} + 2 < {self.turns}) {{")
-            w(f"fetch_order<Shape>(fetched + ({t} & 1) * {d.columns}, order, first_of({t} + 2), "
-              f"{self.present(f'{t} + 2')});")
+            w(f"fetch_order<Shape, {self.free}>(fetched + ({t} & 1) * {d.columns}, order, "
+              f"first_of({t} + 2), {self.present(f'{t} + 2')});")
             w("ptx::commit_copies();")
             w("}")
         w("}")

@@ -158,8 +158,10 @@ class Layout:
 
 
 def tallies(d: Decomposition) -> int:
-    """Tallies of a step: of an example, or of a thread where the loss is a mean over elements."""
-    return d.columns if d.problem.labelled else d.threads
+    """Tallies of a step: of an example, or where the loss is a mean over elements, of a thread that
+    has some."""
+    p = d.problem
+    return d.columns if p.labelled else min(d.threads, d.outs(p.depth - 1) * d.columns)
 
 
 def flags(d: Decomposition) -> int:

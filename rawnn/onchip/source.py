@@ -78,7 +78,8 @@ class _Kernel(StepWriter):
         w("};")
         head = len(w.lines)
         w(f"using Between = {functor(p.activation)};")
-        w(f"using Rule = {f'Unscaled<{p.rule}>' if p.scaled else p.rule};")
+        rule = f"OnChip<{p.rule}>::Rule"
+        w(f"using Rule = {f'Unscaled<{rule}>' if p.scaled else rule};")
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
@@ -118,6 +119,8 @@ class _Kernel(StepWriter):
         w("pdl_wait();")
         w("pdl_trigger();")
         w("const int cursor_now = *cursor + offset;")
+        if p.timed:
+            w("const int steps_before = clock[1] + cursor_now;")
         if d.turns > 1:
             w(f"const int turns = span * {d.turns};")
             self.turns_of_steps()
@@ -160,16 +163,19 @@ class _Kernel(StepWriter):
             w("float rate = 0.0f;")
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
-            w("NextLabels<Shape> labels_ahead;")
+            w(f"NextLabels<Shape, {self.free}> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-            w(f"fetch_order<Shape>(fetched, order, first_of(0), {self.present('0')});")
-            w(f"if ({self.turns} > 1) fetch_order<Shape>(fetched + {d.columns}, order, "
+            w(f"fetch_order<Shape, 0>(fetched, order, first_of(0), {self.present('0')});")
+            w(f"if ({self.turns} > 1) fetch_order<Shape, 0>(fetched + {d.columns}, order, "
               f"first_of(1), {self.present('1')});")
             w("ptx::commit_copies();")
             w("ptx::wait_for_copies<0>();")
             w("__syncthreads();")
+        w(f"if (thread >= {self.free}) {{" if self.free else "{")
         self.fetch("0")
+        w("}")
+        w("ptx::commit_copies();")
         if p.scheduled:
             w(f"if (thread == {d.threads - 1}) rate = {self.rate('0')};")
         self.wait_for_input("0")

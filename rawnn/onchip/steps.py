@@ -11,7 +11,6 @@ from rawnn.onchip.decompose import (
 )
 from rawnn.onchip.exchanges import Exchange, share_of
 from rawnn.onchip.inputs import BETWEEN, InputWriter
-from rawnn.onchip.layout import tallies
 from rawnn.onchip.tiles import softmax_floats, softmax_warps
 from rawnn.onchip.writer import literal
 
@@ -23,11 +22,11 @@ class StepWriter(InputWriter):
         d, p, w = self.d, self.p, self.w
         for layer, stream in enumerate(p.streams):
             n = layer + 1
-            w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, clock[1] + "
-              f"cursor_now + u, part{n}.out, part{n}.in}};")
+            w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, "
+              f"steps_before + u, part{n}.out, part{n}.in}};")
         if d.turns == 1:
             self.whole_turn()
-            self.meet()
+            self.meet(self.while_meeting)
             if p.scaled:
                 w(f"if (thread == 0) scaling->adjust(left_out, {p.growth}, (u + 1) & 1);")
             self.next_turn()
@@ -41,7 +40,7 @@ class StepWriter(InputWriter):
         self.stamp(BETWEEN, "next input")
         self.in_turn = False
         w("}")
-        self.meet()
+        self.meet(self.while_meeting)
         w("__syncthreads();")
         self.stamp(BETWEEN, "next step")
 
@@ -109,11 +108,6 @@ class StepWriter(InputWriter):
           f"{finish if sent else f'by_pairs({finish})'});")
         self.stamp(f"{kind} {n}", "parts")
 
-    def waits(self, layer: int) -> bool:
-        """Whether the layer's forward product is followed by a wait for other blocks."""
-        kind = self.d.kinds[layer]
-        return kind != EVERYWHERE and (kind != BY_OUTPUTS or self.d.types[layer + 1] == GATHERED)
-
     @staticmethod
     def body(limit: str, text: str) -> str:
         """A lambda over pairs of a row `m` (below the limit) and the examples e, e + 1."""
@@ -167,8 +161,10 @@ class StepWriter(InputWriter):
             else self.a(above)
         count = self.count(above)
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
+            if not layer and not self.waits_for_others and self.free:
+                self.fetch_once()  # by the warps that the product leaves without a task
             self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
-            if not any(map(self.waits, range(p.depth))):
+            if not self.waits_for_others:
                 self.fetch_once()
         elif kind == BY_OUTPUTS:
             idle, sent = d.idle(above), n * d.sent
@@ -273,16 +269,8 @@ class StepWriter(InputWriter):
               f"tallies{made});")
         w("__syncthreads();")
         self.stamp("softmax" if p.labelled else "loss")
-        repeated = d.types[-1] != SLICED
-        place = "group" if repeated else "blockIdx.x"
-        w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
-        w(f"const Tally total = add_tallies<{tallies(d)}>(tallies);")
-        w("if (lane_index() == 0) {")
-        w(f"reinterpret_cast<float2*>(tally)[{self.turn} * {self.layout.parts}ll + {place}] = "
-          "make_float2(total.loss, __int_as_float(total.right));")
-        w("}")
-        w("}")
-        self.stamp(BETWEEN, "tally")
+        if not self.meets_ahead:
+            self.tally()
 
     def slope(self, boundary: int, row: str, saved_row: str) -> str:
         """Text that stores a gradient of the boundary's pre-activations."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rawnn.onchip.decompose import ceil
 from rawnn.onchip.exchanges import ExchangeWriter
 from rawnn.onchip.layout import ALL, TILE
@@ -57,8 +59,9 @@ class UpdateWriter(ExchangeWriter):
         w(f"float* const flags = overflows + (u & 1) * {d.blocks} + rank;")
         w(f"if (thread == 0) __stcg(flags + group * {d.ranks}, seen ? 1.0f : 0.0f);")
 
-    def meet(self) -> None:
-        """Clusters that share the batch add up their gradients."""
+    def meet(self, meanwhile: Callable[[bool], None]) -> None:
+        """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is
+        done while they wait for each other, for the last time or not."""
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
@@ -93,7 +96,9 @@ class UpdateWriter(ExchangeWriter):
         stride = f"{d.ranks * many * quads}ll"
         unless = "if (!left_out) " if self.p.scaled else ""
         if found.sync == ALL:
-            w(f"ptx::grid_barrier(met, (u + 1u) * {d.groups}u, 1);")
+            w("ptx::arrive_at_grid(met);")
+            meanwhile(True)
+            w(f"ptx::wait_for_grid(met, (u + 1u) * {d.groups}u, 1);")
             self.stamp("all clusters sum", "wait")
             self.hear_clusters()
             w(f"{unless}update_all<Shape, Rule, {far}, {many}>("
@@ -102,7 +107,9 @@ class UpdateWriter(ExchangeWriter):
               f"{how});")
             self.stamp("all clusters sum")
         else:
-            w(f"ptx::grid_barrier(met, (2u * u + 1u) * {d.groups}u, 1);")
+            w("ptx::arrive_at_grid(met);")
+            meanwhile(False)
+            w(f"ptx::wait_for_grid(met, (2u * u + 1u) * {d.groups}u, 1);")
             self.stamp("clusters sum and share", "wait")
             w("float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * "
               f"{many * quads};")
@@ -112,7 +119,9 @@ class UpdateWriter(ExchangeWriter):
               f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
               f"state{how});")
             self.stamp("clusters sum and share")
-            w(f"ptx::grid_barrier(met, (2u * u + 2u) * {d.groups}u, 2);")
+            w("ptx::arrive_at_grid(met);")
+            meanwhile(True)
+            w(f"ptx::wait_for_grid(met, (2u * u + 2u) * {d.groups}u, 2);")
             self.stamp("clusters sum and share", "second wait")
             w(f"{unless}copy_fresh<Shape, {many}>(new_weights, place);")
             self.stamp("clusters sum and share", "copy")

@@ -54,6 +54,11 @@ class KernelWriter:
         self.in_turn = False
         self.fetched = False
 
+    @property
+    def meets_ahead(self) -> bool:
+        """Whether what a step does besides its phases is done while clusters meet: in each step."""
+        return bool(self.layout.sync) and self.d.turns == 1
+
     def stamp(self, phase: str, part: str = "work") -> None:
         """Behind a part of a phase, in a kernel that is traced."""
         if not self.layout.traced:

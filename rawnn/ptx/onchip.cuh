@@ -8,4 +8,5 @@
 #include "onchip_loss.cuh"
 #include "onchip_product.cuh"
 #include "onchip_scale.cuh"
+#include "onchip_weights.cuh"
 #include "pdl.cuh"

@@ -13,12 +13,13 @@ __device__ __forceinline__ long long example_of(const int* fetched, long long fi
   return first + row;
 }
 
-// Asks for `count` numbers of `order` from `first` on.
-template <typename SHAPE>
+// Asks for `count` numbers of `order` from `first` on. As in what follows, the threads from FREE on do
+// it, which alone call it; those below work on something else.
+template <typename SHAPE, int FREE>
 __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ order,
                                             long long first, int count) {
 #pragma unroll 1
-  for (int i = thread_index(); i < count; i += SHAPE::kThreads) {
+  for (int i = thread_index() - FREE; i < count; i += SHAPE::kThreads - FREE) {
     ptx::copy_async<4>(ptx::shared_address(to + i), order + first + i);
   }
 }
@@ -49,7 +50,7 @@ __device__ __forceinline__ int engine_bytes(int width) {
 // column `from` on; PITCH elements lie between rows of `to`. What is no whole chunk is filled up
 // with zeros. With the copy engine, `barrier`, which expects them, says when whole chunks are there;
 // for the rest there is wait_for_copies.
-template <typename SHAPE, bool ORDERED, int WIDTH, int PITCH, typename T>
+template <typename SHAPE, int FREE, bool ORDERED, int WIDTH, int PITCH, typename T>
 __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, int ld, int from,
                                            int width, const int* fetched, long long first, int rows,
                                            unsigned int barrier) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
     if (lane > 1) return;
     const int whole = width / each * each;
 #pragma unroll 1
-    for (int row = thread_index() / 32; row < rows; row += SHAPE::kThreads / 32) {
+    for (int row = (thread_index() - FREE) / 32; row < rows; row += (SHAPE::kThreads - FREE) / 32) {
       const T* const source = matrix + example_of<ORDERED>(fetched, first, row) * ld + from;
       const unsigned int there = ptx::shared_address(to + row * PITCH);
       if (lane == 0) {
@@ -73,7 +74,7 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
     }
   } else {
 #pragma unroll 1
-    for (int i = thread_index(); i < rows * chunks; i += SHAPE::kThreads) {
+    for (int i = thread_index() - FREE; i < rows * chunks; i += SHAPE::kThreads - FREE) {
       const int row = i / chunks;
       const int column = i % chunks * each;
       if (column < width) {
@@ -129,9 +130,10 @@ __device__ __forceinline__ void convert_rows(float* x, const T* raw, float scale
 }
 
 // The labels of the next step, kept in registers until this step's have been used.
-template <typename SHAPE>
+template <typename SHAPE, int FREE>
 struct NextLabels {
-  static constexpr int kEach = ceil_div(SHAPE::kColumns, SHAPE::kThreads);
+  static constexpr int kLoaders = SHAPE::kThreads - FREE;
+  static constexpr int kEach = ceil_div(SHAPE::kColumns, kLoaders);
   int value[kEach];
 
   template <bool ORDERED, typename T>
@@ -139,16 +141,17 @@ struct NextLabels {
                                         long long first, int rows) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = i * SHAPE::kThreads + thread_index();
+      const int row = i * kLoaders + thread_index() - FREE;
       value[i] = row < rows ? static_cast<int>(labels[example_of<ORDERED>(fetched, first, row)])
                             : -1;
     }
   }
+  // All threads may call it.
   __device__ __forceinline__ void store(int* to) const {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = i * SHAPE::kThreads + thread_index();
-      if (row < SHAPE::kColumns) to[row] = value[i];
+      const int row = i * kLoaders + thread_index() - FREE;
+      if (thread_index() >= FREE && row < SHAPE::kColumns) to[row] = value[i];
     }
   }
 };

@@ -128,7 +128,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
 }
 
 // A mean over all elements: the first `count` of ROWS outputs of z, with targets [example][PITCH].
-// Each thread leaves a tally.
+// Each thread that has an element leaves a tally.
 template <typename SHAPE, typename LOSS, int ROWS, int PITCH, typename MADE = AsItIs>
 __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, int count,
                                                int present, float share, Tally* tallies,
@@ -148,18 +148,23 @@ __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, i
     }
     *at = slope;
   }
-  tallies[thread_index()] = tally;
+  constexpr int tallied = smaller(SHAPE::kThreads, ROWS * SHAPE::kColumns);
+  if (thread_index() < tallied) tallies[thread_index()] = tally;
 }
 
 // One warp adds up COUNT tallies, in the same order each time; the sum is valid in its first lane.
 template <int COUNT>
 __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
   Tally total = {0.0f, 0};
-#pragma unroll 4
-  for (int i = lane_index(); i < COUNT; i += 32) {
-    const Tally one = tallies[i];
-    total.loss += one.loss;
-    total.right += one.right;
+  constexpr int rounds = ceil_div(COUNT, 32);
+#pragma unroll smaller(rounds, 16)
+  for (int round = 0; round < rounds; ++round) {
+    const int i = round * 32 + lane_index();
+    if (COUNT % 32 == 0 || i < COUNT) {
+      const Tally one = tallies[i];
+      total.loss += one.loss;
+      total.right += one.right;
+    }
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {

@@ -30,7 +30,14 @@ struct Momentum {
   }
 };
 
-struct Adam {
+// A root and a quotient, as precise as the compiler's options have them.
+struct AsCompiled {
+  static __device__ __forceinline__ float root(float x) { return sqrtf(x); }
+  static __device__ __forceinline__ float quotient(float a, float b) { return a / b; }
+};
+
+template <typename MATH>
+struct AdamBy {
   static constexpr int kStates = 2;
   float rate, decay, complement1, complement2, pace, spread, eps;
   bool decoupled;
@@ -39,7 +46,7 @@ struct Adam {
   static __device__ __forceinline__ float bias_correction(float complement, int t) {
     return -expm1f(static_cast<float>(t) * log1pf(-complement));
   }
-  __device__ __forceinline__ Adam(float rate, int t, float decay, double beta1, double beta2,
+  __device__ __forceinline__ AdamBy(float rate, int t, float decay, double beta1, double beta2,
                                   float eps, bool decoupled)
       : rate(rate),
         decay(decay),
@@ -58,6 +65,7 @@ struct Adam {
     }
     state[0] += complement1 * (g - state[0]);
     state[1] += complement2 * (g * g - state[1]);
-    return w - pace * state[0] / (sqrtf(state[1]) * spread + eps);
+    return w - MATH::quotient(pace * state[0], MATH::root(state[1]) * spread + eps);
   }
 };
+using Adam = AdamBy<AsCompiled>;

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from rawnn.bench.plot import plot_scaling
@@ -130,3 +131,15 @@ def test_what_ddp_is_not_measured_with_is_refused(tmp_path: Path,
     monkeypatch.setattr(sys.modules["torch"], "distributed", None, raising=False)
     monkeypatch.setattr(sys, "argv", ["ranked", "torch", str(request)])
     assert ranked.main() == 2  # DDP is measured with plain SGD only
+
+
+def test_losses_are_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of ours and two of PyTorch's, from the same parameters on the same batches."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = {"layers": (784, 32, 10), "batch": 512, "epochs": 2, "seed": 3, "shuffle": True,
+               "device": "host", "dataset": "synthetic"}
+    ours, theirs = (once(system, options, 2, print) for system in ("rawnn", "torch"))
+    assert isinstance(ours, Answer)
+    assert isinstance(theirs, Answer), theirs
+    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-4)

@@ -17,7 +17,7 @@ from tests.ranks.fault import Fault
 
 LAYERS, BATCH, EPOCHS = (784, 256, 128, 10), 256, 3
 RANK = int(os.environ.get("RANK", "0"))
-nccl.SMALL_MB = 0.05  # so that these layers are computed and reduced in turn as wide ones are
+nccl.SMALL_MB, nccl.BUCKET_MB = 0.05, 0.2  # so that these layers take turns as wide ones do
 
 
 def main() -> int:

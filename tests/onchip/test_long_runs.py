@@ -38,7 +38,7 @@ def test_clusters_meet_where_their_counters_wrap_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     """The same kernel, whose counters begin shortly ahead of 2^32 and not at 0."""
     launch = Launch(name, ranks, groups, types)
-    text, changed = re.subn(r"(ptx::grid_barrier\(met, )", rf"\g<1>{2**32 - AHEAD}u + ",
+    text, changed = re.subn(r"(ptx::wait_for_grid\(met, )", rf"\g<1>{2**32 - AHEAD}u + ",
                             launch.impl.text)
     assert changed >= 1
     launch.impl = replace(launch.impl, text=text)

@@ -183,8 +183,9 @@ def test_gradients_come_as_the_next_step_needs_them(more: str, sharded: bool) ->
 @pytest.mark.parametrize("opt", ["fp16", *["none"][:FULL]])
 def test_gradients_keep_their_order_where_updates_wait_for_all(opt: str) -> None:
     text = f"preload,graphs=epoch,mma,fuse,{opt}"
-    plans = [work_of(f"{text},{word}", LAYERS, DATA, BATCH, 2, 0).train
-             for word in ("nccl=backward", "nccl")]
+    data = random_dataset(29, 7, train=16, test=4)
+    plans = [work_of(f"{text},{word}", (29, 600, 600, 7), data, BATCH, 2, 0).train
+             for word in ("nccl=1:backward", "nccl=1")]
     assert ([op.name for op in plans[0].ops] == [op.name for op in plans[1].ops]) == (opt == "fp16")
 
 
@@ -252,8 +253,8 @@ def test_buckets_follow_the_backward_pass_and_are_filled() -> None:
     assert [list(op.operands.values()) for op in wide.find(kind="all_reduce")] == [
         ["dw1", "db1", "db2", "db3", "dw4", "db4", "nccl.turn"], ["dw2", "nccl.turn"],
         ["dw3", "nccl.turn"]]
-    for layers, wanted in (((29, 600, 600, 7), 2), ((29, 60, 60, 7), 1)):
-        assert len(work_of("preload,nccl", layers, data, 8, 2, 0)
+    for word, wanted in (("nccl", 1), ("nccl=1", 2)):  # what does not fill a bucket goes at once
+        assert len(work_of(f"preload,{word}", (29, 600, 600, 7), data, 8, 2, 0)
                    .train.find(kind="all_reduce")) == wanted
 
 

@@ -1,5 +1,6 @@
 """PyTorch's DistributedDataParallel on the same work: forward, backward, bucketed reduction and
-fused update, bfloat16 by autocast, each step one CUDA graph where capturing it works.
+fused update, bfloat16 by autocast, each step one CUDA graph where capturing it works. It begins
+with the same parameters and sees the same batches, so that losses can be compared.
 
 `measure` runs in a process that a launcher started as a rank; torch must be installed.
 """
@@ -74,7 +75,8 @@ def _trained(torch: Any, config: Config, rank: int, size: int, place: Any,
     words = {word.partition("=")[0] for word in config.opt.split(",")}
     low = bool(words & {"bf16", "sr"})
     rows = torch.zeros(mine, dtype=torch.int64, device=place)
-    loss = torch.zeros((), device=place)
+    total = torch.zeros((), device=place)
+    start = list(config.network().initial(config.seed).values())  # as ours begins
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
@@ -83,15 +85,20 @@ def _trained(torch: Any, config: Config, rank: int, size: int, place: Any,
         found = torch.nn.functional.cross_entropy(z.float(), labels.index_select(0, rows))
         found.backward()
         optimizer.step()
-        loss.copy_(found.detach())
+        total.add_(found.detach())
 
     note, replay = "eager: the host has no graphs", step
     if gpu:
         note, replay = _captured(torch, step, side)
-    times = []
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), start, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+    times, losses = [], []
     for epoch in range(config.epochs):
-        order = torch.from_numpy(permutation(config.seed, epoch, len(images)).astype(np.int64))
-        order = order.to(place)
+        seen = permutation(config.seed, epoch, len(images)) if config.shuffle \
+            else np.arange(len(images))
+        order = torch.from_numpy(seen.astype(np.int64)).to(place)
+        total.zero_()
         if gpu:
             torch.cuda.synchronize()
         begun = perf_counter()
@@ -102,10 +109,12 @@ def _trained(torch: Any, config: Config, rank: int, size: int, place: Any,
         if gpu:
             torch.cuda.synchronize()
         times.append((perf_counter() - begun) * 1e6 / steps)
+        torch.distributed.all_reduce(total)
+        losses.append(float(total) / steps / size)
     if rank:
         return None
-    return Answer(times[int(len(times) * WARM):], libraries={"torch": str(torch.__version__)},
-                  note=note)
+    return Answer(times[int(len(times) * WARM):], losses,
+                  libraries={"torch": str(torch.__version__)}, note=note)
 
 
 def _captured(torch: Any, step: Any, side: Any) -> tuple[str, Any]:

@@ -107,6 +107,14 @@ __device__ __forceinline__ float approximate_sqrt(float value) {
   return result;
 }
 
+// div.approx.ftz.f32: within two units in the last place where |b| is in 2^-126 .. 2^126, beyond that
+// 0; subnormals are 0.
+__device__ __forceinline__ float approximate_quotient(float a, float b) {
+  float result;
+  asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 // All ones in each half where the half of `a`, a bfloat16 or float16, is greater than that of `b`,
 // else zeros; a NaN is not greater (set.gt.u32).
 __device__ __forceinline__ unsigned int greater_bf16(unsigned int a, unsigned int b) {

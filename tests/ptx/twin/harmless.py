@@ -33,10 +33,10 @@ HARMLESS: dict[str, str] = {
         "a warp without examples keeps nothing of the logits that it reads",
     "onchip_trace.cuh: barrier: __syncwarp(); [4]":
         "the clock of the lane that comes first is as good, and no other stores",
-    "onchip_product.cuh: zero fill: for (int j = 0; j < NT; ++j) step.b[j][0] = step.b[j][1] = "
+    "onchip_fragments.cuh: zero fill: for (int j = 0; j < NT; ++j) step.b[j][0] = step.b[j][1] = "
     "0.0f; [60]":
         "the other factor of the step that is filled up is zero",
-    "onchip_product.cuh: zero fill: for (int q = 0; q < 4; ++q) step.a[i][q] = 0.0f; [46]":
+    "onchip_fragments.cuh: zero fill: for (int q = 0; q < 4; ++q) step.a[i][q] = 0.0f; [46]":
         "the other factor of the step that is filled up is zero",
     **dict.fromkeys(
         (f"train_steps {name}: barrier: cluster_arrive<Shape>(); [2]"
@@ -146,7 +146,7 @@ HARMLESS: dict[str, str] = {
         "the weights of columns that do not exist count as zeros, or are not stored",
     "onchip_input.cuh: zero fill: x[i] = 0.0f; [8]":
         "the gradients of examples that do not exist are zeros",
-    "onchip_product.cuh: pair: return ptx::pack_bf16(low, high); [25]":
+    "onchip_fragments.cuh: pair: return ptx::pack_bf16(low, high); [25]":
         "both factors of a product swap the same pairs along the inner dimension",
     "pointwise.cuh: zero fill: values[i] = i < count ? LOSS::gradient(values[i], targets[i]) * "
     "share : 0.0f; [75]":

@@ -79,6 +79,12 @@ inline void split_tf32(float value, unsigned int& high, unsigned int& low) {
 inline float approximate_sqrt(float value) {
   return std::fabs(value) < 1.17549435e-38f ? 0.0f * value : sqrtf(value);
 }
+inline float approximate_quotient(float a, float b) {
+  const auto flushed = [](float x) { return std::fabs(x) < 1.17549435e-38f ? 0.0f * x : x; };
+  return std::fabs(b) > 8.50705917e37f && std::fabs(a) <= 3.40282347e38f
+             ? std::copysign(0.0f, a) * std::copysign(1.0f, b)
+             : flushed(flushed(a) / flushed(b));
+}
 inline unsigned int greater(Number format, unsigned int a, unsigned int b) {
   unsigned int result = 0;
   for (int shift = 0; shift < 32; shift += 16) {

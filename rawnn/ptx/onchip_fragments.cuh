@@ -1,0 +1,245 @@
+// A task of a product (onchip_product.cuh) along k: fragments of its operands from shared memory, made the
+// numbers that tensor cores take, and the sums of its tiles, of which there are several chains, so that
+// products do not wait for one another.
+#pragma once
+#include "onchip_device.cuh"
+
+// MT x NT tiles of 16 x 8, K8 eights of k at most in one piece.
+template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int MT, int NT, int LDA, int LDB>
+struct Fragments {
+  static constexpr bool kHalves = SHAPE::kNumbers == kBfloat16 || SHAPE::kNumbers == kFloat16;
+  static constexpr bool kPaired = DEEP_A || DEEP_B;  // a lane takes k = 2t, 2t + 1, not t, t + 4
+  static constexpr int kTiles = MT * NT;
+  // Sums that do not wait for one another.
+  static constexpr int kChains = SHAPE::kNumbers == kFloat32 ? (kTiles <= 2 ? 3 : kTiles <= 4 ? 2 : 1)
+                                 : SHAPE::kNumbers == kTf32 && kTiles <= 2 ? 2 : 1;
+
+  struct Step {
+    float a[MT][4];
+    float b[NT][2];
+  };
+
+  const float* a[MT];
+  const float* b[NT];
+  float sum[kChains][MT][NT][4];
+
+  __device__ __forceinline__ void load(int k, Step& to) const {
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      if constexpr (DEEP_A) {
+        const float2 upper = *reinterpret_cast<const float2*>(a[i] + k * 8);
+        const float2 lower = *reinterpret_cast<const float2*>(a[i] + 8 * LDA + k * 8);
+        to.a[i][0] = upper.x, to.a[i][2] = upper.y, to.a[i][1] = lower.x, to.a[i][3] = lower.y;
+      } else {
+        const float* p = a[i] + k * 8 * LDA;
+        constexpr int next = (kPaired ? 1 : 4) * LDA;
+        to.a[i][0] = p[0], to.a[i][1] = p[8], to.a[i][2] = p[next], to.a[i][3] = p[next + 8];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      if constexpr (DEEP_B) {
+        const float2 both = *reinterpret_cast<const float2*>(b[j] + k * 8);
+        to.b[j][0] = both.x, to.b[j][1] = both.y;
+      } else {
+        const float* p = b[j] + k * 8 * LDB;
+        to.b[j][0] = p[0], to.b[j][1] = p[(kPaired ? 1 : 4) * LDB];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void mma(float (&to)[4], const unsigned int (&x)[4],
+                                             const unsigned int (&y)[2]) {
+    if constexpr (SHAPE::kNumbers == kBfloat16) {
+      ptx::multiply<bfloat16>(to, x, y[0], y[1]);
+    } else if constexpr (SHAPE::kNumbers == kFloat16) {
+      ptx::multiply<float16>(to, x, y[0], y[1]);
+    } else {
+      ptx::multiply<float>(to, x, y[0], y[1]);
+    }
+  }
+
+  // The same of tf32 numbers, of a sum that has just begun (BEGINS) or goes on.
+  template <bool BEGINS>
+  static __device__ __forceinline__ void add_to(float (&to)[4], const unsigned int (&x)[4],
+                                                const unsigned int (&y)[2]) {
+    if constexpr (BEGINS) {
+      ptx::multiply_from_zero(to, x, y[0], y[1]);
+    } else {
+      mma(to, x, y);
+    }
+  }
+
+  // to += x y in float32: a tensor core cuts its sums off, and so drifts where it goes on with one
+  // for many steps (up to nine times float32's error in tests/onchip/arithmetic.py's model of it);
+  // here it adds up one step, and the sum of the steps is rounded.
+  static __device__ __forceinline__ void add_rounded(float (&to)[4], const unsigned int (&x)[4],
+                                                     const unsigned int (&y)[2]) {
+    float fresh[4];
+    ptx::multiply_from_zero(fresh, x, y[0], y[1]);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) to[q] += fresh[q];
+  }
+
+  static __device__ __forceinline__ unsigned int pack(float low, float high) {
+    if constexpr (SHAPE::kNumbers == kFloat16) return ptx::pack_f16(low, high);
+    return ptx::pack_bf16(low, high);
+  }
+
+  // One step of 8, in tf32 numbers. ODD steps of kTf32 go to another chain. The chains that a step
+  // BEGINS need not be cleared.
+  template <bool ODD, bool BEGINS = false>
+  __device__ __forceinline__ void add(const Step& step) {
+    unsigned int high_a[MT][4], high_b[NT][2];
+    if constexpr (SHAPE::kNumbers == kFloat32) {
+      unsigned int low_a[MT][4], low_b[NT][2];
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) ptx::split_tf32(step.a[i][q], high_a[i][q], low_a[i][q]);
+      }
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+#pragma unroll
+        for (int q = 0; q < 2; ++q) ptx::split_tf32(step.b[j][q], high_b[j][q], low_b[j][q]);
+      }
+      constexpr int second = kChains > 1 ? 1 : 0;
+      constexpr int third = kChains > 2 ? 2 : second;
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) add_to<BEGINS>(sum[second][i][j], low_a[i], high_b[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+          add_to<BEGINS && third != second>(sum[third][i][j], high_a[i], low_b[j]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) high_a[i][q] = ptx::near_tf32(step.a[i][q]);
+      }
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+#pragma unroll
+        for (int q = 0; q < 2; ++q) high_b[j][q] = ptx::near_tf32(step.b[j][q]);
+      }
+    }
+    constexpr int chain = SHAPE::kNumbers == kTf32 && ODD && kChains > 1 ? 1 : 0;
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        if constexpr (SHAPE::kNumbers == kFloat32 && !(BEGINS && kChains > 1)) {
+          add_rounded(sum[chain][i][j], high_a[i], high_b[j]);
+        } else {
+          add_to<BEGINS>(sum[chain][i][j], high_a[i], high_b[j]);
+        }
+      }
+    }
+  }
+
+  // Two steps of 8 in one of 16: the order of k is free as long as a and b agree.
+  __device__ __forceinline__ void add_both(const Step& first, const Step& second) {
+    unsigned int pa[MT][4], pb[NT][2];
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      pa[i][0] = pack(first.a[i][0], first.a[i][2]);
+      pa[i][1] = pack(first.a[i][1], first.a[i][3]);
+      pa[i][2] = pack(second.a[i][0], second.a[i][2]);
+      pa[i][3] = pack(second.a[i][1], second.a[i][3]);
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      pb[j][0] = pack(first.b[j][0], first.b[j][1]);
+      pb[j][1] = pack(second.b[j][0], second.b[j][1]);
+    }
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) mma(sum[0][i][j], pa[i], pb[j]);
+    }
+  }
+
+  static __device__ __forceinline__ void clear(Step& step) {
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) step.a[i][q] = 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) step.b[j][0] = step.b[j][1] = 0.0f;
+  }
+
+  static __device__ __forceinline__ void clear(float (&values)[4]) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) values[q] = 0.0f;
+  }
+
+  // The steps from `k` to `end`; loads run ahead of the products.
+  __device__ __forceinline__ void add_steps(int k, int end) {
+    if constexpr (kHalves) {
+      Step first, second, third, fourth;
+#pragma unroll 1
+      for (; k + 3 < end; k += 4) {
+        load(k, first), load(k + 1, second), load(k + 2, third), load(k + 3, fourth);
+        add_both(first, second), add_both(third, fourth);
+      }
+      if (k + 1 < end) {
+        load(k, first), load(k + 1, second);
+        add_both(first, second);
+        k += 2;
+      }
+      if (k < end) {
+        load(k, first), clear(second);
+        add_both(first, second);
+      }
+    } else if (k < end) {
+      Step first, second;
+      load(k, first);
+#pragma unroll 1
+      for (; k + 2 < end; k += 2) {
+        load(k + 1, second);
+        add<false>(first);
+        load(k + 2, first);
+        add<true>(second);
+      }
+      if (k + 1 < end) {
+        load(k + 1, second);
+        add<false>(first);
+        add<true>(second);
+      } else {
+        add<false>(first);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_all() {
+    if constexpr (kHalves) {
+      Step steps[K8 + 1];
+#pragma unroll
+      for (int k = 0; k < K8; ++k) load(k, steps[k]);
+      clear(steps[K8]);
+#pragma unroll
+      for (int k = 0; k < K8; k += 2) add_both(steps[k], steps[k + 1]);
+    } else {
+      Step steps[2];
+      load(0, steps[0]);
+#pragma unroll
+      for (int k = 0; k < K8; k += 2) {
+        if (k + 1 < K8) load(k + 1, steps[1]);
+        if (k == 0) {
+          add<false, (kChains > 1)>(steps[0]);
+        } else {
+          add<false>(steps[0]);
+        }
+        if (k + 2 < K8) load(k + 2, steps[0]);
+        if (k + 1 < K8) add<true>(steps[1]);
+      }
+    }
+  }
+};
