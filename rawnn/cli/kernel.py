@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from rawnn.cli import compiler
 from rawnn.cli.attempt import try_
-from rawnn.cli.screen import table_console
+from rawnn.cli.tables import print_table
 from rawnn.cli.trials import check, sweep, time
 from rawnn.errors import ConfigError, DeviceError
 
@@ -70,19 +69,17 @@ def compile_(file: Path, names: tuple[str, ...], arch: str | None, defines: tupl
 
     source, arch = _source(file, defines, include, options, arch)
     found = resources(source, instances(source, names), arch, block)
-    table = Table(title=f"{file} for {arch}")
     headings = ["kernel", "registers", "shared B", "stack B", "spill stores B", "spill loads B"]
-    for heading in headings + (["blocks/SM", "occupancy", "limited by"] if block else []):
-        words = heading in ("kernel", "limited by")
-        table.add_column(heading, justify="left" if words else "right")
+    headings += ["blocks/SM", "occupancy", "limited by"] if block else []
+    rows = []
     for each in found:
         fits = each.occupancy
         cells: list[object] = [each.usage.registers, each.usage.shared, each.usage.stack,
                                *each.spilled]
         if block:
             cells += [fits.blocks, f"{fits.fraction:.0%}", fits.limit] if fits else ["", "", ""]
-        table.add_row(each.expression, *map(str, cells))
-    table_console().print(table)
+        rows.append((each.expression, *map(str, cells)))
+    print_table(headings, rows, f"{file} for {arch}")
 
 
 @kernel.command()
