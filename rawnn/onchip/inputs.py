@@ -54,7 +54,7 @@ class InputWriter(UpdateWriter):
         w("__syncwarp();")
         rows_by = f"fetch_rows<Shape, {self.free}, {ordered}"
         w(f"{rows_by}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, {self.count(0)}, "
-          f" {rows}, first_of({step}), {present}, {barrier});")
+          f"{rows}, first_of({step}), {present}, {barrier});")
         if p.labelled:
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
