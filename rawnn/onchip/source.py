@@ -109,7 +109,6 @@ class _Kernel(StepWriter):
         d, p, w = self.d, self.p, self.w
         if self.layout.traced:
             w("const Stamps stamps = {trace};")
-        self.stamp_launch(0)
         w("float* const shared = ptx::dynamic_shared<float>();")
         w("const int rank = rank_of_block<Shape>();")
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
@@ -118,6 +117,7 @@ class _Kernel(StepWriter):
           "shared[i] = 0.0f;")
         w("pdl_wait();")
         w("pdl_trigger();")
+        self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
         w("const int cursor_now = *cursor + offset;")
         if p.timed:
             w("const int steps_before = clock[1] + cursor_now;")

@@ -125,9 +125,10 @@ class Launch:
 
     def on_twin(self, folder: Path, run: int,
                 sources: Path = SOURCES) -> dict[str, np.ndarray]:
-        """What the kernel leaves, without padding."""
+        """What the kernel leaves, without padding. What is ahead of it has not ended yet."""
         (folder / self.impl.source).write_text(self.impl.text)
-        self.twin = twin = Kernels((self.impl.source,), (self.impl.name,), sources=sources,
+        self.twin = twin = Kernels((self.impl.source,), (self.impl.name,),
+                                   defines=("RAWNN_PDL",), sources=sources,
                                    folders=(folder,)).build()
         laid = {role: padded(array.copy(), self.plan[self.op.operands[role]].padded_shape,
                              self.plan[self.op.operands[role]].dtype)
@@ -136,8 +137,8 @@ class Launch:
         scalars = self.impl.scalars(self.op, self.plan)
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
-                  cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative, run=run,
-                  offset=1, span=STEPS, **self._numbers(), **laid)
+                  cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative,
+                  early=(), run=run, offset=1, span=STEPS, **self._numbers(), **laid)
         return {role: array[tuple(slice(n) for n in self.plan[self.op.operands[role]].shape)]
                 for role, array in laid.items()}
 
