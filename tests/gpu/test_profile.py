@@ -16,6 +16,7 @@ from tests.engine import dataset_for
 pytestmark = pytest.mark.gpu
 
 LAYERS, BATCH, EXAMPLES = (64, 256, 10), 32, 1024
+LIBRARIES = ("cublas", "cudnn")
 DATA = dataset_for(Network(LAYERS), EXAMPLES, 64)
 
 
@@ -43,8 +44,11 @@ def test_cupti_sees_every_op_of_every_step(device: Device, opt: str) -> None:
     result = taken_apart(device, opt, "cupti")
     named = {op.name: op for op in result.ops if op.kind != BESIDE}
     assert result.steps == EXAMPLES // BATCH
+    # Deferred ops run once a graph; on branches of a graph kernels of a library are guessed.
+    guessed = LIBRARIES if "streams" in result.toggles else ()
     seen = {name: op.us.n for name, op in named.items()
-            if op.kind.partition("/")[0] not in DEFERRED}  # which run once a graph
+            if op.kind.partition("/")[0] not in DEFERRED
+            and op.kind.partition("/")[2] not in guessed}
     assert min(seen.values()) >= result.steps - 1, seen
     by_events = {op.name for op in taken_apart(device, opt, "events").ops}
     assert named.keys() == by_events
