@@ -103,14 +103,13 @@ def test_a_picture_shows_what_the_results_say(picture: str, tmp_path: Path) -> N
         assert kept.read_bytes() == drawn.read_bytes(), "run python tools/pages.py"
 
 
-def test_the_headline_says_what_each_of_several_draws_gave() -> None:
-    found = read_contests(tools.pages.RESULTS / "random-peers-h200.json")
-    assert len(draws(found.asked)) > 1
-    for text in (tools.pages.random_headline(), tools.pages.random_whole()):
-        assert "eometric means of the draws (seeds " in text
-        assert "fastest against fastest " in text
-    assert f"{len(found.contests)} networks drawn at random in {len(draws(found.asked))} draws" in \
+def test_the_headline_says_how_many_draws_there_were_and_what_each_gave() -> None:
+    found, text = read_contests(tools.pages.RESULTS / "random-peers-h200.json"), \
         tools.pages.random_headline()
+    several = len(draws(found.asked)) > 1
+    count = f" in {len(draws(found.asked))} draws" if several else ", that nobody"
+    assert f"{len(found.contests)} networks drawn at random{count}" in text
+    assert ("eometric means of the draws (seeds " in text) == several
 
 
 def test_a_toggle_that_nobody_has_measured_says_so() -> None:

@@ -50,6 +50,8 @@ def test_cupti_sees_every_op_of_every_step(device: Device, opt: str) -> None:
             if op.kind.partition("/")[0] not in DEFERRED
             and op.kind.partition("/")[2] not in guessed}
     assert min(seen.values()) >= result.steps - 1, seen
-    by_events = {op.name for op in taken_apart(device, opt, "events").ops}
-    assert named.keys() == by_events
+    by_events = {op.name: op for op in taken_apart(device, opt, "events").ops}
+    assert named.keys() <= by_events.keys()
+    missing = by_events.keys() - named.keys()
+    assert all(by_events[name].kind.partition("/")[2] in guessed for name in missing), missing
     assert result.ops_us < 2 * result.step_us.median + 50
