@@ -8,6 +8,7 @@ the twin checks is listed in docs/testing.md.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -97,12 +98,12 @@ def _library() -> Path:
         _, errors = process.communicate()
         if process.returncode:
             raise RuntimeError(f"{path.name}:\n{errors[-6000:]}")
-        made.rename(path)
+        _keep(made, path)
     path = _folder() / f"libtwin-{_digest(*objects)}.so"
     if not path.exists():
         made = path.with_suffix(f".{os.getpid()}.so")
         _run([compiler() or "g++", "-shared", *map(str, objects), "-o", str(made)])
-        made.rename(path)
+        _keep(made, path)
     return path
 
 
@@ -158,7 +159,7 @@ class Kernels:
                 # Without -fsanitize=thread, whose run-time library would be linked.
                 _run([*command, "-shared", "-Wl,-Bsymbolic", str(made), str(_library()),
                       "-o", str(made.with_suffix(".so"))])
-                made.with_suffix(".so").rename(path)
+                _keep(made.with_suffix(".so"), path)
         return Twin(self, path)
 
 
@@ -280,6 +281,14 @@ def _buffer(array: np.ndarray) -> tuple[int, int]:
 
 def _pitch(array: np.ndarray) -> int:
     return array.strides[0] // array.itemsize if array.ndim > 1 else array.shape[-1]
+
+
+def _keep(made: Path, path: Path) -> None:
+    """Give what was made its name, unless another process did so first: a library that is in use
+    must not be replaced, or its addresses are no longer found by its name."""
+    with contextlib.suppress(FileExistsError):
+        path.hardlink_to(made)
+    made.unlink()
 
 
 def _base(path: Path) -> int:
