@@ -113,9 +113,12 @@ def factors(toggle: Ablated, result: SetsResult) -> tuple[float | None, float | 
     """How many times faster a toggle makes it alone, and in the fastest set; None where that could
     not be measured."""
     found = {(m.workload, m.opt): m for m in result.measurements}
-    return tuple(_factor(found.get((toggle.workload, without)), found.get(
-        (toggle.workload, with_)))[0] for without, with_ in (
-            (toggle.base, toggle.plus), (toggle.less, toggle.full)))  # type: ignore[return-value]
+
+    def faster(without: str, with_: str) -> float | None:
+        return _factor(found.get((toggle.workload, without)),
+                       found.get((toggle.workload, with_)))[0]
+
+    return faster(toggle.base, toggle.plus), faster(toggle.less, toggle.full)
 
 
 def markdown(result: SetsResult) -> str:
