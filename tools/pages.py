@@ -200,12 +200,10 @@ def two_runs() -> str:
     if not same.exists():
         return "Not measured yet.\n"
     found = msgspec.json.decode(same.read_bytes(), type=Comparison)
-    counts = Counter(pair.verdict for pair in found.pairs)
-    said = ", ".join(f"{n} `{verdict}`" for verdict, n in counts.most_common())
     lines = ["Two runs of `bench all` of one commit, at once on two GPUs of one host (the first is "
-             f"what `results/` has of the suites): {said}."]
-    if found.overall:
-        lines += ["All sets together: B / A = {:.3f} ({:.3f}-{:.3f}).".format(*found.overall)]
+             f"what `results/` has of the suites). Ours: {_counted(found.ours)}"
+             f"{_mean(found.overall)}.",
+             f"The peers': {_counted(found.peers)}{_mean(found.overall_peers)}."]
     if found.between:
         low, high = min(found.between.values()), max(found.between.values())
         lines += [f"Beyond what repetitions explain the two differ by {low:.1%} to {high:.1%}, by "
@@ -216,6 +214,15 @@ def two_runs() -> str:
         lines += ["The first, compared with a run in which the GPU spins for 5 % of each epoch of "
                   "one set:", "", *_pairs([p for p in other.pairs if p.ratio])]
     return "\n".join(lines)
+
+
+def _counted(pairs: Sequence[Pair]) -> str:
+    return ", ".join(f"{n} `{verdict}`" for verdict, n in
+                     Counter(pair.verdict for pair in pairs).most_common()) or "none"
+
+
+def _mean(overall: tuple[float, float, float] | None) -> str:
+    return "; all together B / A = {:.3f} ({:.3f}-{:.3f})".format(*overall) if overall else ""
 
 
 def _pairs(pairs: Sequence[Pair]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -24,15 +25,18 @@ from rawnn.bench.records import place_of, timer_of, toggle_words
 from rawnn.bench.rounds import Rounds
 from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
 from rawnn.data import Dataset, load_dataset
-from rawnn.data.source import check_fit
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.data.source import check_fit, settled
+from rawnn.errors import CompileError, ConfigError, RawnnError
 from rawnn.network.workloads import workload
 from rawnn.opts import TOGGLES
 from rawnn.opts.numbers import NUMBERS
 from rawnn.run.config import Config
+from rawnn.run.decided import Decider
 from rawnn.run.machine import Opened, open_device
 from rawnn.run.result import Environment, Result
 from rawnn.run.training import Listener, Session
+from rawnn.runners.ahead import compile_ahead
+from rawnn.runners.base import Work
 
 HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "x floor", *WHY, "test accuracy",
             "device memory")
@@ -268,6 +272,7 @@ class _Sets:
     def run(self, on_progress: Callable[[Progress], None]) -> SetsResult:
         total, done = self._repeats * len(self._series), 0
         try:
+            self._compile()
             for repeat in self._rounds:
                 for series in self._series:
                     self._once_more(series, repeat)
@@ -282,6 +287,20 @@ class _Sets:
         except KeyboardInterrupt:
             self._interrupted = True
         return self.result()
+
+    def _compile(self) -> None:
+        """Compile what all sets need at once, on all cores. What is wrong with a set is said when
+        its turn comes."""
+        if self._opened.device is None:
+            return
+        works = list[Work]()
+        for series in self._series:
+            with suppress(RawnnError):
+                config, _ = settled(series.config, self._data)
+                works.append(Decider(config, self._data, self._opened, None,
+                                     lambda message: None).decided(None)[1])
+        with suppress(CompileError):
+            compile_ahead(self._opened.device, works)
 
     def _once_more(self, series: _Series, repeat: int) -> None:
         """Run a set once more, unless it could not run before."""

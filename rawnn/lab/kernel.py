@@ -144,13 +144,11 @@ class Kernel:
 
     def _load(self, programmatic: bool) -> Function:
         made, device = self._source, self.device
-        text = made.text
         if device.backend.name == "sim":
             made.compile_for_real(self._expression, device)
-            text = made.declarations  # all that the simulation reads
-        device.load(text, made.name, self._signatures, (self._expression,),
-                    programmatic=programmatic, options=made.flags, include=made.include,
-                    arch=made.arch, preamble=made.preamble)
+            made = made.simulated()
+        device.load(made, made.name, self._signatures, (self._expression,),
+                    programmatic=programmatic)
         return device.function(made.name, self._expression, programmatic)
 
     @property

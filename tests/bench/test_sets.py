@@ -95,7 +95,7 @@ def test_a_budget_ends_between_rounds_and_every_set_is_run_once(
     clock = iter(range(0, 1000, 10))  # a round takes ten seconds
     monkeypatch.setattr(rounds, "monotonic", lambda: next(clock))
     heard: list[Progress] = []
-    result = run_sets("workloads", TWO, 5, 1, "host", data=DATA, budget=35,
+    result = run_sets("workloads", TWO, 5, 1, "host", data=DATA, budget=45,
                       on_progress=heard.append)
     assert result.repeats == 2
     assert not result.interrupted

@@ -126,7 +126,7 @@ class Launch:
     def on_twin(self, folder: Path, run: int,
                 sources: Path = SOURCES) -> dict[str, np.ndarray]:
         """What the kernel leaves, without padding. What is ahead of it has not ended yet."""
-        (folder / self.impl.source).write_text(self.impl.text)
+        (folder / self.impl.source).write_text(self.impl.code.text)
         self.twin = twin = Kernels((self.impl.source,), (self.impl.name,),
                                    defines=("RAWNN_PDL",), sources=sources,
                                    folders=(folder,)).build()
