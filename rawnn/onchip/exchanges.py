@@ -119,20 +119,20 @@ class ExchangeWriter(KernelWriter):
                 w(f"Mailboxes<Shape, {found.exchange}> mail = {{{self.at('exchange')}, "
                   f"barriers + 16, rank, 0}};")
         elif d.mail_floats:
-            w("unsigned int turns = generations[blockIdx.x];")
+            w("unsigned int exchanged = generations[blockIdx.x];")
             w(f"const FarMail<Shape, {d.mail_floats}ll> mail = {{"
-              f"parcels + group * {2 * d.mail_floats}ll, rank, turns}};")
+              f"parcels + group * {2 * d.mail_floats}ll, rank, exchanged}};")
 
     def end_exchanges(self) -> None:
         """Behind those of a turn, and ahead of a barrier of the block."""
         if self.d.mail_floats:
             assert self.posted == self.d.mail_floats, "every message has places of its own"
-            self.w("++turns;")
+            self.w("++exchanged;")
 
     def keep_generation(self) -> None:
         """Behind the steps: the next launch goes on from here."""
         if self.d.mail_floats:
-            self.w("if (thread == 0) generations[blockIdx.x] = turns;")
+            self.w("if (thread == 0) generations[blockIdx.x] = exchanged;")
 
     def tell_overflow(self) -> None:
         """The blocks of a group tell each other whether they saw a gradient that cannot be

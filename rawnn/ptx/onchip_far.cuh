@@ -20,12 +20,12 @@ template <typename SHAPE, long long FLOATS>
 struct FarMail {
   float* boxes;
   int rank;
-  unsigned int& turns;
+  unsigned int& exchanged;
 
   __device__ __forceinline__ float4* at(int place) const {
-    return reinterpret_cast<float4*>(boxes + (turns & 1) * FLOATS + place);
+    return reinterpret_cast<float4*>(boxes + (exchanged & 1) * FLOATS + place);
   }
-  __device__ __forceinline__ unsigned int mark() const { return ~turns >> 1 & 1; }
+  __device__ __forceinline__ unsigned int mark() const { return ~exchanged >> 1 & 1; }
   // Four neighbouring floats.
   __device__ __forceinline__ void send(int place, float4 v) const {
     tell(at(place), v, mark());
