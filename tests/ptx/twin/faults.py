@@ -64,6 +64,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
                  r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;", ";"),
     ("generation", r"\+\+(?:exchanges|exchanged);", ";"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
+    ("mark", r"(?<!void )\btell\([^;]*\);", ";"),
+    ("mark", r"ptx::has_mark\([^;{]*, mark\)", "true"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
