@@ -7,14 +7,11 @@ kernel that takes it by value cannot be launched.
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rawnn.device.compiling.c_types import FORMATS, canonical, type_words
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 _SIZES = {code: struct.calcsize(f"={code}") for code in "?bBhHiIfdqQ"}
 _STRUCT = re.compile(r"\bstruct\s+(\w+)\s*\{([^{}]*)\}\s*;")
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*$")
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _DECLARATOR = re.compile(r"(\*?)\s*(\w+)\s*((?:\[\s*\w+\s*\]\s*)*)")
 _FIRST = re.compile(rf"((?:[\w\s]|::)+?(?=[\s*]))\s*({_DECLARATOR.pattern})")
 _CONSTANT = r"\bconstexpr\s+(?:unsigned\s+)?int\s+{}\s*=\s*(\d+)\s*;"
@@ -150,40 +146,6 @@ def read_struct(name: str, texts: Sequence[str]) -> Struct | None:
             if found[1] == name and not _TEMPLATE.search(text[: found.start()]):
                 return _laid_out(name, found[2], texts)
     return None
-
-
-def included(text: str, folders: Sequence[Path]) -> list[str]:
-    """`text`, and those of the headers that it includes in quotes, and these in turn, where one of
-    `folders` has them."""
-    texts, seen = [text], set[str]()
-    places = [os.fspath(folder) for folder in folders]
-    for each in texts:  # which grows
-        for name in _names(each):
-            if name not in seen and (header := _header(name, places)) is not None:
-                texts.append(header)
-            seen.add(name)
-    return texts
-
-
-@lru_cache(512)
-def _names(text: str) -> tuple[str, ...]:
-    """Of the headers that a text includes."""
-    return tuple(_INCLUDE.findall(text))
-
-
-def _header(name: str, folders: Sequence[str]) -> str | None:
-    """The text of the first that there is."""
-    for folder in folders:
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            kept = os.stat(path)
-            return _read(path, kept.st_mtime_ns, kept.st_size)
-    return None
-
-
-@lru_cache(512)  # for every kernel of a product the same forty, which took 3 ms to read
-def _read(path: str, changed: int, size: int) -> str:
-    return Path(path).read_text(errors="replace")
 
 
 def _laid_out(name: str, body: str, texts: Sequence[str]) -> Struct:
