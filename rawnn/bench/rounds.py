@@ -25,3 +25,7 @@ class Rounds:
                 return
             last = now
             yield number
+
+    def room(self, seconds: float) -> bool:
+        """Whether so many seconds are left of the budget."""
+        return monotonic() - self._begun + seconds <= self._budget
