@@ -211,7 +211,11 @@ class StepWriter(InputWriter):
         self.fetch_once()
         self.gradients(meanwhile)
         w("{")
-        box = parts.awaited(phase)
+        box = parts.received()
+        if not d.far:  # ahead of what the next message expects
+            w(f"const float* const parts = {box};")
+            self.stamp(phase, "wait")
+            box = "parts"
         sums = self.exchange(n, True)
         sums.expect(n * nbytes)
         send = sums.send_to_all(f"(rank * {size} + m) * {d.sent} + e")

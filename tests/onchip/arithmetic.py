@@ -87,11 +87,11 @@ def row_sums(b: Array, nearest: bool = False) -> Array:
     return sums[0] + sums[1]
 
 
-def markable(values: Array) -> Array:
-    """Without the lowest bit, in which a mark travels: between two neighbours the odd one of those
-    that are left (onchip_marks.cuh)."""
+def markable(values: Array, marked: Array) -> Array:
+    """float32 of which those that are `marked` give up their last bit, as in onchip_marks.cuh."""
     bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits | (bits & 1) << 1) & ~np.uint32(1)).view(np.float32)
+    odd = (bits | (bits & np.uint32(1)) << np.uint32(1)) & np.uint32(0xFFFFFFFE)
+    return np.where(marked, odd, bits).view(np.float32)
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,8 @@ class Arithmetic:
         without its lowest bit."""
         if not self.d.far:
             return values
-        found = values.copy()
-        for share in self.shares(values.shape[1]):
-            for first in range(share.start, share.stop, self.d.turn_share):
-                marked = slice(first + 3, min(first + self.d.turn_share, share.stop), 4)
-                found[:, marked] = markable(found[:, marked])
-        return found
+        of_batch = np.arange(values.shape[1]) % self.d.share
+        return markable(values, of_batch % self.d.turn_share % 4 == 3)
 
     def forward(self, layer: int, x: Array, w: Array) -> Array:
         """[batch, outputs]; layers count from 0."""
@@ -152,8 +148,8 @@ class Arithmetic:
 
     def _shared(self, a: Array, b: Array, tiles: Tiling, cut: int, type_: str) -> Array:
         """Partial sums of blocks that have `cut` of the inner dimension each, in their order, for a
-        boundary of a type; through L2 threads add up every n-th part each, and then one of them what
-        they have."""
+        boundary of a type; through L2 threads add up every n-th of them each, and then one thread
+        what they have."""
         parts = [product(a[:, k : k + cut], b[k : k + cut], tiles.down * tiles.across,
                          tiles.split, self.nearest) for k in range(0, a.shape[1], cut)]
         if not self.d.far or cut >= a.shape[1]:
