@@ -47,4 +47,5 @@ def some(name: str, architectures: Sequence[str], how_many: int = 2) -> list[str
     except PackageNotFoundError:
         major = 12
     first, count = zlib.crc32(name.encode()) + major, len(architectures)
-    return list(dict.fromkeys(architectures[(first + at) % count] for at in (0, count // 2)))[:how_many]
+    found = dict.fromkeys(architectures[(first + at) % count] for at in (0, count // 2))
+    return list(found)[:how_many]
