@@ -13,7 +13,13 @@ from rawnn.bench.columns import WHY, markdown_table
 from rawnn.bench.conditions import joules, slowed
 from rawnn.bench.footprint import NO_FLOORS, traffic, x_floor
 from rawnn.bench.records import LadderResult, Rung
-from rawnn.bench.statistics import Spread, interquartile_range, ratio_interval, runs_text, with_deviation
+from rawnn.bench.statistics import (
+    Spread,
+    interquartile_range,
+    ratio_interval,
+    runs_text,
+    with_deviation,
+)
 from rawnn.common.words import counted
 
 HEADINGS = ("rung", "epoch (ms)", "min-max", "IQR", "total (ms)", "x before", "95 %",
