@@ -48,7 +48,7 @@ def ops(text: str, network: Network = DEEP, evaluate: bool = False) -> list[str]
     ("streams", Policy(streams=True)), ("pdl", Policy(pdl=True)), ("nosync", Policy(sync="report")),
     ("report=7", Policy(report=7)),
     ("graphs", Policy("report", 1, "arena", graph="step", graph_steps=1)),
-    ("preload,graphs", Policy("report", 1, "arena", graph="unroll", graph_steps=4)),
+    ("preload,graphs", Policy("report", 1, "arena", graph="unroll", graph_steps=16)),
     ("preload,graphs=5", Policy("report", 1, "arena", graph="unroll", graph_steps=5)),
     ("graphs=epoch", Policy("report", 1, "arena", graph="epoch")),
     ("preload,graphs=while,report=3", Policy("report", 3, "arena", graph="while")),
