@@ -65,16 +65,6 @@ __device__ __forceinline__ bool any_rank(const float* flags) {
   return sum != 0.0f;
 }
 
-// The same where flags come through the L2 cache; for all threads of the block together.
-template <typename SHAPE>
-__device__ __forceinline__ bool any_far_rank(const float* flags) {
-  bool any = false;
-  for (int rank = thread_index(); rank < SHAPE::kRanks; rank += SHAPE::kThreads) {
-    any = any || __ldcg(flags + rank) != 0.0f;
-  }
-  return __syncthreads_or(any ? 1 : 0) != 0;
-}
-
 // Whether any cluster did: `flags` are those of this rank of the clusters, kRanks apart. For all
 // threads of the block together.
 template <typename SHAPE>
