@@ -70,16 +70,16 @@ class Costs:
     meeting: float = 3730.0
     summed_bytes: float = 42.0
     shared_bytes: float = 21.0
-    step: float = 1130.0
+    step: float = 1000.0
     while_meeting: float = 480.0
     far_tile: float = 50.0
     turn: float = 1.3
     decision: float = 900.0
     decision_between: float = 1500.0
     draws: float = 300.0
-    launch: float = 12000.0
+    launch: float = 8000.0
     launch_bytes: float = 4.0
-    clock: float = 1950.0
+    clock: float = 1900.0
 
     def __hash__(self) -> int:  # of what is looked up for each layer of each candidate
         return hash((self.clock, self.exchange))
