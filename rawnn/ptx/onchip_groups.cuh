@@ -25,10 +25,12 @@ constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of the wai
 // those with an even number: body(place among the layer's biases, quad).
 template <typename F>
 __device__ __forceinline__ void by_quads(int nt, float first, float second, F body) {
-  const float third = __shfl_xor_sync(0xfu, first, 1);
-  const float fourth = __shfl_xor_sync(0xfu, second, 1);
-  const int t = lane_index() % 4;
-  if (t % 2 == 0) body(nt * 2 + t / 2, make_float4(first, second, third, fourth));
+  const float third = __shfl_xor_sync(kFullWarp, first, 1);
+  const float fourth = __shfl_xor_sync(kFullWarp, second, 1);
+  const int lane = lane_index();
+  if (lane < 4 && lane % 2 == 0) {
+    body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
+  }
 }
 
 // Finish of a weight gradient's product: this cluster's part, for the others to see.

@@ -81,7 +81,7 @@ void store_late(void* to, const void* value, std::size_t bytes, int kind) {
 
 void load_late(void* value, const void* from, std::size_t bytes) {
   must_be_aligned(from, bytes);
-  touch_global(from, bytes, kAtomic, own(), self->clock);
+  touch_global(from, bytes, kLook, own(), self->clock);
   land_own(from);
   std::memcpy(value, from, bytes);
   self->looked.push_back(from);

@@ -169,6 +169,7 @@ struct Access {
   std::uint8_t kind;
 };
 enum Kind : std::uint8_t { kRead = 0, kWrite = 1, kAtomic = 2, kProxy = 4, kMarked = 8 };
+constexpr int kLook = kAtomic | kMarked;  // which may find anything
 
 constexpr std::uint32_t kUnread = ~0u;
 
