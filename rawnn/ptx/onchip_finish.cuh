@@ -4,8 +4,7 @@
 #include "onchip_device.cuh"
 
 // What is done with the tiles of a product: `early(mt, nt)` is called ahead of the product, for
-// loads that are to come in beside it, store() behind it, sums() by all lanes for the sums of eight
-// columns, of which the lanes 0 to 3 have two each.
+// loads that are to come in beside it, store() behind it, sums() for two columns' sums.
 template <typename F>
 struct Finish {
   struct Early {};

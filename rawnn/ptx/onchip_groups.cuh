@@ -25,12 +25,11 @@ constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of the wai
 // those with an even number: body(place among the layer's biases, quad).
 template <typename F>
 __device__ __forceinline__ void by_quads(int nt, float first, float second, F body) {
-  const float third = __shfl_xor_sync(kFullWarp, first, 1);
-  const float fourth = __shfl_xor_sync(kFullWarp, second, 1);
+  constexpr unsigned int four = 0xfu;
+  const float third = __shfl_xor_sync(four, first, 1);
+  const float fourth = __shfl_xor_sync(four, second, 1);
   const int lane = lane_index();
-  if (lane < 4 && lane % 2 == 0) {
-    body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
-  }
+  if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
 }
 
 // Finish of a weight gradient's product: this cluster's part, for the others to see.

@@ -67,10 +67,12 @@ struct Product : Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB> {
         }
       }
     }
+    if (g == 0) {
 #pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      if (across + j < N8) {
-        finish.sums(across + j, high_sum[j][0] + low_sum[j][0], high_sum[j][1] + low_sum[j][1]);
+      for (int j = 0; j < NT; ++j) {
+        if (across + j < N8) {
+          finish.sums(across + j, high_sum[j][0] + low_sum[j][0], high_sum[j][1] + low_sum[j][1]);
+        }
       }
     }
   }

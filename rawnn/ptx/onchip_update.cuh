@@ -109,8 +109,7 @@ struct UpdateTiles {
     kept.store(state);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    if (lane_index() >= 4) return;
-    const int place = nt * 8 + lane_index() * 2;
+    const int place = nt * 8 + lane_index() % 4 * 2;
     const float gradient[2] = {first, second};
     float* const state = reinterpret_cast<float*>(state_of(TILES + place / kTileFloats)) +
                          place % kTileFloats;
