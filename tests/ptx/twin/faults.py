@@ -61,8 +61,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("generation", r"(ptx::(?:grid_barrier|wait_for_grid)\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
     ("exchange", r"mail\.(?:expect|send|sent|send_to_all|send_one_to_all)\([^;]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
-                 r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;", ";"),
-    ("exchange", r"ptx::store_release\([^;]*\);|(?<!void )await\(\);", ";"),
+                 r"|ptx::send4\([^;]*\);|hear_shares<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
+    ("exchange", r"ptx::store_re(?:lease|laxed)\([^;]*\);|(?<!void )await\(\);", ";"),
     ("generation", r"\+\+exchanges;", ";"),
     ("generation", r"exchanges \+ 1u", "exchanges"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
@@ -70,6 +70,12 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
     ("store", r"__stcg\([^;]*\);", ";"),
+    ("mark", r"(unsigned int mark = )[^;]*;", r"\g<1>1u;"),
+    ("mark", r"ptx::has_mark\(place\(i\), v\[i\], mark\)", "true"),
+    ("mark", r"(?<!float4 )\b(?:without_mark|markable)\(", "("),
+    ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
+    ("mark", r"(?<=next\[\d\]) - w\[\d\]", ""),
+    ("generation", r"meetings_before \+ (?:span|u)\b", "meetings_before"),
     ("reset", r"(?:\*ticket|counters\[i\]) = 0u;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
     ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
