@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
@@ -65,9 +66,9 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     launch = Launch(name, ranks, groups, types)
     text, changed = re.subn(r"(Mailboxes<[^;]*, rank, )0}", rf"\g<1>{2**32 - 4}u}}",
-                            launch.impl.text)
+                            launch.impl.code.text)
     assert changed == 1
-    launch.impl = replace(launch.impl, text=text)
+    launch.impl = replace(launch.impl, code=CudaText(text))
     check(launch, tmp_path, 1)
 
 

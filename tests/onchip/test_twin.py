@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.device.cuda.device import padded
 from rawnn.device.target import known
@@ -127,7 +128,7 @@ class Launch:
     def on_twin(self, folder: Path, run: int,
                 sources: Path = SOURCES) -> dict[str, np.ndarray]:
         """What the kernel leaves, without padding. What is ahead of it has not ended yet."""
-        (folder / self.impl.source).write_text(self.impl.text)
+        (folder / self.impl.source).write_text(self.impl.code.text)
         self.twin = twin = Kernels((self.impl.source,), (self.impl.name,),
                                    defines=("RAWNN_PDL",), sources=sources,
                                    folders=(folder,)).build()
@@ -187,13 +188,13 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
 def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
     """The last cluster has the same weights as the first, which stores them, to the last bit."""
     found = []
-    text, last = launch.impl.text, launch.decomposition.groups - 1
+    text, last = launch.impl.code.text, launch.decomposition.groups - 1
     for group in (0, last):
         changed, count = re.subn(r"if \(group == 0", f"if (group == {group}", text)
         assert count
-        launch.impl = replace(launch.impl, text=changed)
+        launch.impl = replace(launch.impl, code=CudaText(changed))
         found.append(launch.on_twin(folder, run, sources))
-    launch.impl = replace(launch.impl, text=text)
+    launch.impl = replace(launch.impl, code=CudaText(text))
     for role in found[0]:
         if role[0] in "wb" and role[1:].isdigit():
             first, other = (each[role].view(np.uint8) for each in found)

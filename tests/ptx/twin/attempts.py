@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.onchip.layout import SHARE
 from rawnn.ptx import SOURCES
 from tests.onchip.test_twin import DECAY, Launch, check_alike, check_by_chance
@@ -233,7 +234,7 @@ def _probe_written(sources: Path, changed: str) -> None:
     if changed == "onchip_marks.cuh":
         check_marks(sources)
     launches = [(how, Launch(*how)) for how in WRITTEN]
-    launches.sort(key=lambda pair: named.search(pair[1].impl.text) is None)
+    launches.sort(key=lambda pair: named.search(pair[1].impl.code.text) is None)
     for number, (how, launch) in enumerate(launches):
         _check_written(how, launch, number, sources)
 
@@ -256,7 +257,7 @@ def _attempt_written(fault: Fault) -> None:
     for run in (0, 1):
         how = written_files()[fault.file]
         launch = Launch(*how)
-        launch.impl = replace(launch.impl, text=fault.planted(launch.impl.text))
+        launch.impl = replace(launch.impl, code=CudaText(fault.planted(launch.impl.code.text)))
         _check_written(how, launch, run)
 
 

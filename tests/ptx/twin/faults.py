@@ -160,7 +160,7 @@ def written_files() -> dict[str, tuple[Any, ...]]:
 def text_of(file: str) -> str:
     """The text of a source, or of a kernel of WRITTEN."""
     if file in written_files():
-        return Launch(*written_files()[file]).impl.text
+        return Launch(*written_files()[file]).impl.code.text
     return (SOURCES / file).read_text()
 
 
