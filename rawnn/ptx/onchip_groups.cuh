@@ -88,18 +88,18 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
   sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
 }
 
-// Adds up a lane's part of a tile over the clusters from `first` to `end`, once they have come; nothing
-// where the lane has none.
-template <typename SHAPE>
-__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, long long stride,
-                                           unsigned int mark, int first, int end) {
-  constexpr int once = smaller(8, SHAPE::kGroups);
+// Adds up a lane's part of a tile over the clusters from `first` to `end`, MOST of them at most, once
+// they have come; nothing where the lane has none.
+template <int MOST>
+__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, bool there,
+                                           long long stride, unsigned int mark, int first,
+                                           int end) {
+  constexpr int once = ceil_div(MOST, ceil_div(MOST, 8));
 #pragma unroll 1
   for (int group = first; group < end; group += once) {
     float4 v[once];
-    hear(v, [=](int i) {
-      return part != nullptr && group + i < end ? part + (group + i) * stride : nullptr;
-    }, mark, kGradients);
+    hear(v, [=](int i) { return part + (group + i) * stride; },
+         [=](int i) { return there && group + i < end; }, mark, kGradients);
 #pragma unroll
     for (int i = 0; i < once; ++i) {
       if (group + i < end) accumulate(sum, v[i]);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
     kept.load(state(tile) + lane);
     const Place at = place(tile);
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    sum_groups<SHAPE>(sum, at.there ? parts + tile * kTileQuads + lane : nullptr, stride, mark, 0,
+    sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
                       SHAPE::kGroups);
     if (counts) {
       kept.update(rule, at.first, at.second, sum, how(tile));
@@ -172,8 +172,8 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       if (tile < TILES) {
         const int first = item % SHARES * each;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_groups<SHAPE>(sum, place(tile).there ? parts + tile * kTileQuads + lane : nullptr,
-                          stride, mark, first, min(SHAPE::kGroups, first + each));
+        sum_groups<each>(sum, parts + tile * kTileQuads + lane, place(tile).there, stride, mark,
+                          first, min(SHAPE::kGroups, first + each));
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
       }
@@ -189,8 +189,8 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       const Place at = place(tile);
       float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       if constexpr (SHARES == 1) {
-        sum_groups<SHAPE>(sum, at.there ? parts + tile * kTileQuads + lane : nullptr, stride, mark,
-                          0, SHAPE::kGroups);
+        sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
+                          SHAPE::kGroups);
       } else {
 #pragma unroll
         for (int share = 0; share < SHARES; ++share) {
@@ -220,26 +220,20 @@ template <typename SHAPE, int TILES, typename P, typename H = AllAsTheyAre>
 __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int mark, bool counts,
                                             int group, P place, H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int others = SHAPE::kGroups - 1;
-  constexpr int all = ceil_div(TILES, SHAPE::kGroups) * others;
-  constexpr int many = smaller(8, ceil_div(all, warps));
+  constexpr int each = ceil_div(TILES, warps);
+  constexpr int many = ceil_div(each, ceil_div(each, 8));  // neighbouring tiles, of few clusters each
   const int lane = lane_index();
 #pragma unroll 1
-  for (int first = warp_index(); first < all; first += many * warps) {
+  for (int first = warp_index() * many; first < TILES; first += many * warps) {
+    const float4* const from = fresh + first * kTileQuads + lane;
     float4 told[many];
-    int tiles[many];
+    const auto of_others = [=](int i) {
+      return first + i < TILES && (first + i) % SHAPE::kGroups != group;
+    };
+    hear(told, [=](int i) { return from + i * kTileQuads; }, of_others, mark, kChanges);
 #pragma unroll
     for (int i = 0; i < many; ++i) {
-      const int item = first + i * warps;
-      const int other = item % others;
-      tiles[i] = item / others * SHAPE::kGroups + other + (other >= group ? 1 : 0);
-    }
-    hear(told, [&](int i) {
-      return tiles[i] < TILES ? fresh + tiles[i] * kTileQuads + lane : nullptr;
-    }, mark, kChanges);
-#pragma unroll
-    for (int i = 0; i < many; ++i) {
-      if (counts && tiles[i] < TILES) take_in(place(tiles[i]), told[i], how(tiles[i]));
+      if (counts && of_others(i)) take_in(place(first + i), told[i], how(first + i));
     }
   }
 }
