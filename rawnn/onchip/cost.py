@@ -30,8 +30,8 @@ class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
     cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), the bytes a
     cycle of what comes to all and of parts that each block has for each other, what a step takes
-    besides that has any, and how many times as long all else takes then (fitted to 28 kernels, of
-    which most are within a tenth); of a softmax, besides `softmax_rows` times what its outputs are
+    besides that has any, and how many times as long all else takes then (five kernels are within
+    13 %); of a softmax, besides `softmax_rows` times what its outputs are
     expected to take; of an elementwise loss and a conversion, and of each round of the threads
     there; of a meeting of all clusters, and the bytes of gradients a cycle
     that are summed there, by all or each its share; of what every step begins and ends with. What
@@ -54,12 +54,12 @@ class Costs:
     exchange: float = 210.0
     second: float = 650.0
     exchange_bytes: float = 15.8
-    far: float = 1430.0
-    far_rank: float = 3.4
+    far: float = 1500.0
+    far_rank: float = 2.0
     far_bytes: float = 38.0
-    far_parts: float = 4.0
+    far_parts: float = 16.0
     far_rest: float = 1.06
-    far_step: float = 2500.0
+    far_step: float = 700.0
     softmax: float = 690.0
     softmax_rows: float = 1.2
     elementwise: float = 280.0

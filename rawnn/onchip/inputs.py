@@ -167,6 +167,7 @@ class InputWriter(UpdateWriter):
         w("}")
         if self.p.labelled:
             w("labels_ahead.store(y);")
+        self.end_exchanges()
         w("__syncthreads();")
 
     def input(self) -> None:

@@ -134,9 +134,9 @@ class Layout:
             found["overflows"] = 2 * d.blocks
         if self.sync:
             found["meetings"] = d.blocks
-        if d.far and any(d.boxes):
-            found["generations"] = self.first_flag + d.groups * self.flags_of_group
-            found["parcels"] = d.groups * d.box_floats
+        if d.mail_floats:
+            found["generations"] = d.blocks
+            found["parcels"] = 2 * d.groups * d.mail_floats
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         if self.traced:
@@ -148,19 +148,7 @@ class Layout:
     def counters(self) -> int:
         """Words of the counter at which blocks meet that tell each other nothing in a step."""
         d = self.decomposition
-        return 1 if d.far and not any(d.boxes) else 0
-
-    @property
-    def first_flag(self) -> int:
-        """Word of `generations`, behind one of each block, where the flags begin of blocks that
-        exchange through the L2 cache. They go on from launch to launch, and around."""
-        return up(self.decomposition.blocks, 32)
-
-    @property
-    def flags_of_group(self) -> int:
-        """Words of flags: one of each block for each, those of a block in lines of their own."""
-        ranks = self.decomposition.ranks
-        return ranks * up(ranks, 32)
+        return 1 if d.far and not d.mail_floats else 0
 
 
 def tallies(d: Decomposition) -> int:
@@ -173,6 +161,15 @@ def tallies(d: Decomposition) -> int:
 def flags(d: Decomposition) -> int:
     """Floats by which the blocks of a cluster tell each other that gradients overflowed."""
     return up(d.ranks, 4) if d.problem.scaled and d.ranks > 1 else 0
+
+
+def far_sums(d: Decomposition) -> int:
+    """Floats of scratch memory for sums that several threads share, of parts that come through the
+    L2 cache."""
+    if not d.far:
+        return 0
+    sums = (message.rows // d.ranks for message in d.messages if message.parts > 1)
+    return max((d.teams(rows) * rows * d.sent for rows in sums if d.teams(rows) > 1), default=0)
 
 
 def beyond(features: int, step: int) -> int:
@@ -260,7 +257,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
             shares *= 2
         scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
-    take("scratch", scratch, "scratch")
+    take("scratch", max(scratch, far_sums(d)), "scratch")
     return _with_state(d, parts, places, held, cursor, sync, shares, input_pitch, input_floats,
                        raw_pitch, target_pitch, target_width, exchange, tilings, states,
                        room - FIXED_BYTES)

@@ -245,7 +245,7 @@ class _Kernel(StepWriter):
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
-        if d.far and not any(d.boxes):
+        if d.far and not d.mail_floats:
             w("// Blocks that exchange nothing have met nobody: all have loaded what one stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         for layer in range(p.depth):

@@ -55,3 +55,9 @@ __device__ __forceinline__ void hear(float4 (&v)[MANY], P place, T there, unsign
 #pragma unroll
   for (int i = 0; i < MANY; ++i) v[i] = without_mark(v[i]);
 }
+
+// The same of places that are null where there is nothing.
+template <int MANY, typename P>
+__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, unsigned int mark, int what) {
+  hear(v, place, [=](int i) { return place(i) != nullptr; }, mark, what);
+}

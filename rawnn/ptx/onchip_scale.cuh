@@ -4,7 +4,8 @@
 // A weight's gradient is a float32 sum of products of float16: it is finite where both factors are.
 // So a step is known to count once the first layer's gradient is: every block notes what it has seen
 // (LossScale::found), the blocks of a cluster tell each other by their mailboxes, clusters by a word
-// beside their gradients, which carries the number of the step. All of them decide the same and change their own scale the same way.
+// beside their gradients, which carries the number of the step. All of them decide the same and change
+// their own scale the same way.
 #pragma once
 #include "onchip_groups.cuh"
 
@@ -63,16 +64,6 @@ __device__ __forceinline__ bool any_rank(const float* flags) {
 #pragma unroll
   for (int rank = 0; rank < SHAPE::kRanks; ++rank) sum += flags[rank];
   return sum != 0.0f;
-}
-
-// The same where flags come through the L2 cache; for all threads of the block together.
-template <typename SHAPE>
-__device__ __forceinline__ bool any_far_rank(const float* flags) {
-  bool any = false;
-  for (int rank = thread_index(); rank < SHAPE::kRanks; rank += SHAPE::kThreads) {
-    any = any || __ldcg(flags + rank) != 0.0f;
-  }
-  return __syncthreads_or(any ? 1 : 0) != 0;
 }
 
 // What a cluster tells the others of a step: its number, which says that it has come, and whether a

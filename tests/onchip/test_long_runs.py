@@ -77,9 +77,13 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
     ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 2, "FSFF")][: 2 if FULL else 1])
 def test_exchanges_through_l2_where_their_count_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
-    """Launches go on where the last one ended: here shortly ahead of 2^32."""
+    """Launches go on where the last one ended: here shortly ahead of 2^32, with the marks
+    in the boxes that turns ahead of it left there."""
     launch = Launch(name, ranks, groups, types, exchange=L2)
     launch.arrays["generations"][:] = -AHEAD
+    boxes = launch.arrays["parcels"].view(np.uint32).reshape(groups, 2, -1)
+    for turn in (-AHEAD, 1 - AHEAD):
+        boxes[:, turn & 1] = turn >> 1 & 1
     check(launch, tmp_path, 1)
 
 

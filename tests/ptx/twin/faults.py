@@ -59,12 +59,11 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("generation", r"(ptx::(?:grid_barrier|wait_for_grid)\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
-    ("exchange", r"mail\.(?:expect|send|sent|send_to_all|send_one_to_all)\([^;]*\);"
+    ("exchange", r"mail\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
                  r"|ptx::send4\([^;]*\);|hear_shares<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
-    ("exchange", r"ptx::store_re(?:lease|laxed)\([^;]*\);|(?<!void )await\(\);", ";"),
-    ("generation", r"\+\+exchanges;", ";"),
-    ("generation", r"exchanges \+ 1u", "exchanges"),
+    ("exchange", r"ptx::store_relaxed\([^;]*\);", ";"),
+    ("generation", r"\+\+(?:exchanges|exchanged);", ";"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),

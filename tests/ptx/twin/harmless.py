@@ -170,7 +170,7 @@ HARMLESS: dict[str, str] = {
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
         "train_steps rounded by chance, Adam, 4x1 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
-    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13448; i += "
+    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13792; i += "
     "256) shared[i] = 0.0f; [53]":
         "a block's 16 inputs are whole tiles, which convert_rows fills up with zeros, and the "
         "gradients of examples that do not exist are zeros; with 20 inputs it is caught",

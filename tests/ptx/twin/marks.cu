@@ -14,10 +14,10 @@ __global__ void converse(const float4* say, float4* slots, float4* heard, float4
       tell(slot, say[round * 64 + lane], mark);
       tell(slot + 32, say[round * 64 + 32 + lane], mark);
       float4 v[1];
-      hear(v, [=](int) { return answers + lane; }, [](int) { return true; }, ~number & 1u, 1);
+      hear(v, [=](int) { return answers + lane; }, ~number & 1u, 1);
     } else {
       float4 v[3];
-      hear(v, [=](int i) { return slot + i * 32; }, [](int i) { return i < 2; }, mark, 2);
+      hear(v, [=](int i) { return i < 2 ? slot + i * 32 : nullptr; }, mark, 2);
       for (int i = 0; i < 3; ++i) heard[(round * 3 + i) * 32 + lane] = v[i];
       tell(answers + lane, v[0], ~number & 1u);
     }
