@@ -17,6 +17,9 @@ from rawnn.errors import MissingLibrary
 DATA_TYPE = {"uint8": 1, "int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
 SUM, MAX = 0, 2
 UNIQUE_ID_BYTES = 128
+# ncclConfig_t's CTAPolicy; the flag of a window in which buffers have one offset on all ranks.
+DEFAULT_BLOCKS, NO_BLOCKS = 0, 2
+SYMMETRIC = 1
 
 RESULTS = ("ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
            "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError", "ncclInProgress",
@@ -64,11 +67,16 @@ class Nccl:
         except self._failed as error:
             return error.status, b""
 
-    def ncclCommInitRank(self, nranks: int, commId: bytes, rank: int) -> tuple[int, Any]:
-        """(code, communicator) of the current device; returns once all ranks have called it."""
+    def ncclCommInitRankConfig(self, nranks: int, commId: bytes, rank: int,
+                               CTAPolicy: int) -> tuple[int, Any]:
+        """(code, communicator) of the current device; returns once all ranks have called it. By
+        `CTAPolicy` NO_BLOCKS copy engines do what they can, which is what computes nothing, where
+        memory is symmetric."""
+        config = self._nccl.Config()
+        config.cta_policy = CTAPolicy
         try:
-            return 0, self._nccl.comm_init_rank(
-                nranks, self._nccl.UniqueId.from_buffer(commId), rank)
+            return 0, self._nccl.comm_init_rank_config(
+                nranks, self._nccl.UniqueId.from_buffer(commId), rank, config.ptr)
         except self._failed as error:
             return error.status, None
 
@@ -79,6 +87,27 @@ class Nccl:
         """End what is under way, so that streams which wait for it go on; any thread may call it.
         The communicator is gone then."""
         return self._done(self._nccl.comm_abort, comm)
+
+    def ncclMemAlloc(self, size: int) -> tuple[int, int]:
+        """(code, address) of device memory that windows may be registered in."""
+        try:
+            return 0, int(self._nccl.mem_alloc(size))
+        except self._failed as error:
+            return error.status, 0
+
+    def ncclMemFree(self, ptr: int) -> tuple[int]:
+        return self._done(self._nccl.mem_free, ptr)
+
+    def ncclCommWindowRegister(self, comm: Any, buff: int, size: int,
+                               winFlags: int) -> tuple[int, Any]:
+        """(code, window); all ranks call it, and map the memory of the others."""
+        try:
+            return 0, self._nccl.comm_window_register(comm, buff, size, winFlags)
+        except self._failed as error:
+            return error.status, None
+
+    def ncclCommWindowDeregister(self, comm: Any, win: Any) -> tuple[int]:
+        return self._done(self._nccl.comm_window_deregister, comm, win)
 
     def ncclRedOpCreatePreMulSum(self, scalar: float, datatype: int,
                                  comm: Any) -> tuple[int, int]:
