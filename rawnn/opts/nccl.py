@@ -9,7 +9,7 @@ the gradient's product step aside, for the gradient has to leave in between.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rawnn.errors import ConfigError
@@ -84,25 +84,18 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     plan, ahead = _as_needed(plan, gradients) if in_turn else (plan, set[str]())
     ops: list[Op] = []
     waiting: list[str] = []
-    first: list[str] = []
     left = dict.fromkeys(gradients)
     overflow = _last_overflow(plan)
     shards = Shards(plan) if wanted.sharded else None
-
-    def reduced(names: list[str]) -> None:
-        if names:
-            ops.extend(shards.reductions(names) if shards else [_reduction(plan, names)])
-            names.clear()
-
     for op in plan.ops:
         ops.append(op)
         for name in (name for name, _ in op.writes if name in left):
             del left[name]
-            (first if name in ahead else waiting).append(name)
-        if len(first) == len(ahead):
-            reduced(first)
-        if not left or sum(plan[n].nbytes for n in waiting) >= wanted.nbytes:
-            reduced(waiting)
+            waiting.append(name)
+        if waiting and (not left or set(waiting) == ahead
+                        or sum(plan[n].nbytes for n in waiting) >= wanted.nbytes):
+            ops += shards.reductions(waiting) if shards else [_reduction(plan, waiting)]
+            waiting = []
         if op is overflow:  # a step counts on every rank, or on none
             ops.append(all_reduce("overflow.all_reduce", {"overflow": "overflow"}, 1.0, "max"))
     plan = replace(plan, ops=tuple(ops))
@@ -110,42 +103,32 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 
 
 def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
-    """The plan whose reductions have something to run beside, and the gradients of the bucket that
-    the next step needs first: the first layer's, and all that are small.
-
-    The gradient of the last layer that is large comes behind the rest of the backward pass: the
-    first layer's is reduced beside it, and it beside the next step's forward pass, which needs that
-    layer's weights last (Oh et al., Out-of-Order BackProp, 2022). All others come where the
-    backward pass has them, and are reduced beside the rest of it. As it was where the gradient
-    cannot be moved, or where no update may begin before all gradients are known."""
+    """The plan whose gradients of parameters are computed behind the rest of the backward pass, the
+    first layer's first: reductions then run beside the gradients of the layers above and the next
+    step's forward pass, which needs the last layer's weights last (Oh et al., Out-of-Order
+    BackProp, 2022); and which gradients come first. As it was where a gradient cannot be moved, or
+    where no update may begin before all gradients are known."""
     updates = [op for op in plan.ops if steps_a_parameter(op)]
     layer = {op.operands["dw"]: plan[op.operands["w"]].layer for op in updates}
+    moved = [op for op in plan.ops if op.writes and all(n in gradients for n, _ in op.writes)]
+    rest = [op for op in plan.ops if not any(op is each for each in moved)]
+    behind = next(i for i, op in enumerate(rest) if steps_a_parameter(op))
+    places = {id(op): i for i, op in enumerate(plan.ops)}
+    overwritten = any(places[id(other)] > places[id(op)] and not
+                      {n for n, _ in op.reads}.isdisjoint(n for n, _ in other.writes)
+                      for op in moved for other in rest[:behind])
+    if "overflow" in plan.tensors or overwritten or \
+            {n for op in moved for n, _ in op.writes} != gradients.keys():
+        return plan, set()
     large = {n for n in gradients if plan[n].nbytes >= SMALL_MB * 1_000_000}
-    ahead = {n for n in gradients if n not in large or layer[n] == min(layer.values())}
-    last = max(large - ahead, key=lambda n: layer[n], default="")
-    moved = next((op for op in plan.ops if [n for n, _ in op.writes] == [last]), None)
-    if moved is None or "overflow" in plan.tensors:
-        return plan, set()
-    begin, end = plan.ops.index(moved), plan.ops.index(updates[0])
-    between = plan.ops[begin + 1:end]
-    if not {n for n, _ in moved.reads}.isdisjoint(n for op in between for n, _ in op.writes):
-        return plan, set()
-    ops = _in_turn(plan, [*plan.ops[:begin], *between, moved], gradients)
-    i = next(i for i, op in enumerate(ops) if op.kind == "matmul")
-    # Beside the last gradient it would hold up its reduction.
-    ops[i] = replace(ops[i], attributes={**ops[i].attributes, "behind": moved.name})
-    return replace(plan, ops=(*ops, *plan.ops[end:])), ahead
-
-
-def _in_turn(plan: Plan, ops: list[Op], gradients: Container[str]) -> list[Op]:
-    """The ops, in which the large product behind that of a gradient of a parameter waits for it:
-    side by side both would end late, and with them what is sent."""
-    turn: dict[str, str] = {}
-    for i, op in enumerate(ops):
-        if op.kind == "matmul" and plan[op.operands["c"]].nbytes >= SMALL_MB * 1_000_000:
-            ops[i] = replace(op, attributes={**op.attributes, **turn})
-            turn = {"behind": op.name} if op.operands["c"] in gradients else {}
-    return ops
+    late = {n for n in large if layer[n] > min(layer.values())}
+    moved.sort(key=lambda op: (op.writes[0][0] in late, layer[op.writes[0][0]]))
+    last = ""
+    for i, op in enumerate(moved):
+        if op.writes[0][0] in large:  # one at a time, or one takes the place of those ahead
+            turn = {"behind": last} if last else {}
+            moved[i], last = replace(op, attributes={**op.attributes, **turn}), op.name
+    return replace(plan, ops=(*rest[:behind], *moved, *rest[behind:])), gradients.keys() - late
 
 
 def _reduction(plan: Plan, names: Sequence[str]) -> Op:
@@ -202,23 +185,14 @@ class Shards:
                     op, operands={**op.operands, **{r: v.name for r, v in mine.items()}},
                     attributes={**op.attributes, "stream": stream},
                 ), op.operands.get("copy", op.operands["w"])
-        read = {name: i for i, op in enumerate(plan.ops) if not steps_a_parameter(op)
-                for name, _ in op.reads}  # where last
         ops: list[Op] = []
-        held: list[list[str]] = []
-        for i, op in enumerate(plan.ops):
+        for op in plan.ops:
             if not steps_a_parameter(op) or op.operands["dw"] not in self._shared:
                 ops.append(op)
+                if early and op.kind == SCATTER:
+                    ops += self._stepped([made[op.operands[role]] for role in wholes(op)])
             elif not early:
                 ops += self._stepped([made[op.operands["dw"]]])
-            if early and op.kind == SCATTER:
-                held.insert(0, [op.operands[role] for role in wholes(op)])
-                if all(read.get(n, 0) < i for names in held for name in names
-                       for n, _ in made[name][0].writes):
-                    for names in held:
-                        ops += self._stepped([made[name] for name in names])
-                    held = []
-        assert not held  # the last sum stands behind all that reads weights
         return replace(plan.with_tensors(*views.values()), ops=tuple(ops))
 
     @staticmethod

@@ -243,19 +243,20 @@ class Lowering:
         assert self._team is not None
         if self._nccl is None or self._urgent is None:
             api = self.device.backend.nccl()
-            version = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
-            self.libraries["nccl"] = _library_version(version)
             self._nccl = NcclContext(api, self._team)
+            self.libraries["nccl"] = _library_version(self._nccl.version)
             self._closing.callback(self._nccl.close)
             self._urgent = Stream(self.device.driver, urgent=True)
             self._closing.callback(self._urgent.close)
         return self._nccl, self._urgent
 
     def symmetric(self) -> Source:
-        """Memory that all ranks map."""
-        from rawnn.device.libs.collectives import SymmetricMemory
+        """Memory that all ranks map; the device's own where NCCL is too old for that."""
+        from rawnn.device.libs.collectives import WINDOWS, SymmetricMemory
 
-        return SymmetricMemory(self._together()[0], self.device)
+        context, _ = self._together()
+        return SymmetricMemory(context, self.device) if context.version >= WINDOWS \
+            else self.device.memory
 
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""

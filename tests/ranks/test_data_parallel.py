@@ -171,10 +171,10 @@ def test_gradients_come_as_the_next_step_needs_them(more: str, sharded: bool) ->
     plan = found[0].work.train
     reduced = [n for op in plan.ops if op.impl == "nccl" and op.kind != "all_gather"
                for n, _ in op.writes if n.startswith("dw")]
-    assert list(dict.fromkeys(reduced)) == ["dw3", "dw1", "dw2"]  # the small ones ahead
+    assert list(dict.fromkeys(reduced)) == ["dw1", "dw3", "dw2"]  # the small ones ahead
     assert len(plan.find(kind="reduce_scatter" if sharded else "all_reduce")) == 2
-    gradients = [op.name for op in plan.ops if op.name.endswith("weight_grad")]
-    assert gradients == ["fc3.weight_grad", "fc1.weight_grad", "fc2.weight_grad"]
+    first = min(i for i, op in enumerate(plan.ops) for n, _ in op.writes if n.startswith("dw"))
+    assert all(i < first for i, op in enumerate(plan.ops) if "input_grad" in op.name)
     whole = on_simulated(f"{more},nccl={word}:backward", layers, data, BATCH, 2, **options)[0]
     for name, array in whole.state.items():
         np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
@@ -251,7 +251,7 @@ def test_buckets_follow_the_backward_pass_and_are_filled() -> None:
     assert places[reductions[0].name] < places["fc1.weight_grad"]
     wide = work_of("preload,nccl=1", (29, 600, 600, 700, 7), data, 8, 2, 0).train
     assert [list(op.operands.values()) for op in wide.find(kind="all_reduce")] == [
-        ["dw2", "nccl.turn"], ["dw4", "db4", "db3", "db2", "dw1", "db1", "nccl.turn"],
+        ["dw1", "db1", "db2", "db3", "dw4", "db4", "nccl.turn"], ["dw2", "nccl.turn"],
         ["dw3", "nccl.turn"]]
     for word, wanted in (("nccl", 1), ("nccl=1", 2)):  # what does not fill a bucket goes at once
         assert len(work_of(f"preload,{word}", (29, 600, 600, 7), data, 8, 2, 0)
@@ -291,13 +291,12 @@ def test_the_last_reduction_is_beside_the_next_forward_pass() -> None:
                 left += edges[index]
         return {ops[i].name for i in found}
 
-    assert "db1.all_reduce@0" in ancestors("fc1.forward@1")  # that of the first layer
+    assert "db4.all_reduce@0" in ancestors("fc1.forward@1")  # that of the first layer
+    assert "dw2.all_reduce@0" not in ancestors("fc1.forward@1")
     assert "dw2.all_reduce@0" in ancestors("fc2.forward@1")
     assert "dw3.all_reduce@0" not in ancestors("fc2.forward@1")
     assert "dw3.all_reduce@0" in ancestors("fc3.forward@1")
-    for name, turn in (("fc3.weight_grad@0", "fc2.weight_grad@0"),
-                       ("fc1.forward@1", "fc3.weight_grad@0")):  # whose turn is first
-        assert turn in ancestors(name)
+    assert "fc2.weight_grad@0" in ancestors("fc3.weight_grad@0")  # whose turn is first
     reads, writes = ({n for n, _ in a} for a in (ops[places["fc3.weight_grad@0"]].reads,
                                                  ops[places["fc2.weight_grad@0"]].writes))
     assert reads.isdisjoint(writes)

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rawnn.common.dtypes import itemsize
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.memory import Allocation
-from rawnn.device.libs.nccl import DATA_TYPE, MAX, NO_BLOCKS, SUM, SYMMETRIC
+from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM, SYMMETRIC
 
 if TYPE_CHECKING:
     from rawnn.device.cuda.device import Device
+
+WINDOWS = 22700
+"""The version of NCCL from which on it has windows."""
 
 
 class Meeting(Protocol):
@@ -45,10 +48,11 @@ class NcclContext:
         self._lock = threading.Lock()
         self.communicator: Any = None
         what = f"rank {team.rank} of {team.size}"
+        self.version: int = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
         made = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
             if team.rank == 0 else None
-        self.communicator = check(api, "ncclCommInitRankConfig", api.ncclCommInitRankConfig(
-            team.size, team.broadcast(made), team.rank, NO_BLOCKS), what)
+        self.communicator = check(api, "ncclCommInitRank", api.ncclCommInitRank(
+            team.size, team.broadcast(made), team.rank), what)
         team.on_failure(self.abort)
 
     def sum_of(self, dtype: str, weight: float) -> int:
@@ -103,9 +107,13 @@ class NcclContext:
 
 
 class SymmetricMemory:
-    """Gives device memory that all ranks map. NCCL reads and writes tensors in it
-    where they lie, on this GPU and on the others, if they lie at the same place on all: what ranks
-    ask for must be of the same size and in the same order. The device's tally counts it.
+    """Gives device memory that all ranks map: NCCL writes tensors in it from the other GPUs, where
+    they lie at the same place on all. So ranks ask for the same sizes in the same order. The
+    device's tally counts it.
+
+    Two H200s gather 34 MB of weights in 57 us then, by 16 blocks; through NCCL's own buffers it
+    takes 85 us. By copy engines (NCCL_CTA_POLICY_ZERO) the copy takes 47 us and no block, but 30 us
+    pass around it until both sides have seen each other's marks.
 
     Raises CallFailed.
     """
@@ -126,8 +134,13 @@ class SymmetricMemory:
             self._api.ncclMemFree(address)
             raise
         self._device.memory.count(nbytes)
-        self._gather(address, nbytes)
-        return Allocation(address, nbytes, purpose)
+        made = Allocation(address, nbytes, purpose)
+        try:
+            self._gather(address, nbytes)
+        except BaseException:
+            self.free(made)
+            raise
+        return made
 
     def _gather(self, address: int, nbytes: int) -> None:
         """Gather once: what NCCL makes ready for it then could not be made within a capture."""

@@ -17,9 +17,8 @@ from rawnn.errors import MissingLibrary
 DATA_TYPE = {"uint8": 1, "int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
 SUM, MAX = 0, 2
 UNIQUE_ID_BYTES = 128
-# ncclConfig_t's CTAPolicy; the flag of a window in which buffers have one offset on all ranks.
-DEFAULT_BLOCKS, NO_BLOCKS = 0, 2
 SYMMETRIC = 1
+"""The flag of a window in which buffers have one offset on all ranks."""
 
 RESULTS = ("ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
            "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError", "ncclInProgress",
@@ -67,16 +66,11 @@ class Nccl:
         except self._failed as error:
             return error.status, b""
 
-    def ncclCommInitRankConfig(self, nranks: int, commId: bytes, rank: int,
-                               CTAPolicy: int) -> tuple[int, Any]:
-        """(code, communicator) of the current device; returns once all ranks have called it. By
-        `CTAPolicy` NO_BLOCKS copy engines do what they can, which is what computes nothing, where
-        memory is symmetric."""
-        config = self._nccl.Config()
-        config.cta_policy = CTAPolicy
+    def ncclCommInitRank(self, nranks: int, commId: bytes, rank: int) -> tuple[int, Any]:
+        """(code, communicator) of the current device; returns once all ranks have called it."""
         try:
-            return 0, self._nccl.comm_init_rank_config(
-                nranks, self._nccl.UniqueId.from_buffer(commId), rank, config.ptr)
+            return 0, self._nccl.comm_init_rank(
+                nranks, self._nccl.UniqueId.from_buffer(commId), rank)
         except self._failed as error:
             return error.status, None
 

@@ -33,9 +33,8 @@ from rawnn.device.sim.simulation import Simulation
 PATIENCE = 20.0
 """Seconds that a rank waits for the others before they are said to be missing."""
 ABORTED, NOTICE = "has aborted", 1.0
-"""Of a rank that is lost so, or while windows are registered, NCCL tells the others nothing: they
-have so many seconds to hear of it by themselves and to abort, too."""
-_REGISTERING = "ncclCommWindowRegister"
+"""Of a rank that is lost NCCL tells the others nothing: they have so many seconds to hear of it by
+themselves and to abort, too."""
 _INVALID, _USAGE = "ncclInvalidArgument", "ncclInvalidUsage"
 _NAMES = {number: name for name, number in DATA_TYPE.items()}
 _STORED = {"float32": "R_32F", "float16": "R_16F", "bfloat16": "R_16BF"}
@@ -119,7 +118,7 @@ class Meeting:
         with self.changed:
             self.present.add(rank)
             self.changed.notify_all()
-            self._wait(lambda: len(self.present) == self.size, rank, "ncclCommInitRankConfig",
+            self._wait(lambda: len(self.present) == self.size, rank, "ncclCommInitRank",
                        lambda: set(range(self.size)) - self.present)
 
     def leave(self, rank: int, how: str) -> None:
@@ -160,7 +159,7 @@ class Meeting:
             if rank in self.gone:
                 raise SimulationError(f"rank {rank} {self.gone[rank]} while it waited in {label}")
             lost = sorted(missing() & self.gone.keys())
-            if lost and (self.gone[lost[0]] == ABORTED or label.startswith(_REGISTERING)):
+            if lost:
                 aborted = aborted or monotonic() + NOTICE
                 lost = lost if monotonic() > aborted else []
             if lost or monotonic() > until:
@@ -241,8 +240,7 @@ class SimNccl:
         return 0, next(_NUMBERS).to_bytes(UNIQUE_ID_BYTES, "little")
 
     @seam(None)
-    def ncclCommInitRankConfig(self, nranks: int, commId: bytes, rank: int,
-                               CTAPolicy: int) -> tuple[int, Any]:
+    def ncclCommInitRank(self, nranks: int, commId: bytes, rank: int) -> tuple[int, Any]:
         if not self.simulation.current or not 0 <= rank < nranks:
             raise Refused(_INVALID)
         meeting = _MEETINGS.setdefault(bytes(commId), Meeting(nranks))
@@ -297,7 +295,8 @@ class SimNccl:
         self.simulation.memory.region(buff, size, size, 1, "a window")
         made = _Window(found.registered, buff, size)
         found.registered += 1
-        found.meeting.reduce(found.rank, -found.registered, f"{_REGISTERING} of {size:,} bytes",
+        found.meeting.reduce(found.rank, -found.registered,
+                             f"ncclCommWindowRegister of {size:,} bytes",
                              f"a window of {size:,} bytes", [], [])
         with found.meeting.changed:  # which another thread may abort
             if found.rank in found.meeting.gone:
