@@ -257,5 +257,5 @@ def test_the_kernel_is_the_one_that_was_chosen() -> None:
     toggle = TOGGLES["persistent"]
     first = toggle.apply(plan, Policy(), "auto")[0]
     again = toggle.apply(plan, Policy(), came_to("auto", first))[0]
-    assert kernel_for(again.ops[0]).text == kernel_for(first.ops[0]).text
+    assert kernel_for(again.ops[0]).code == kernel_for(first.ops[0]).code
     assert came_to("auto", plan) == "auto"

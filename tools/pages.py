@@ -194,28 +194,41 @@ def once_measured(name: str, table: Callable[[Path], str]) -> Callable[[], str]:
 
 
 def two_runs() -> str:
-    """What `bench compare` says of two runs of `bench all` of one commit, and of one in which a
-    slowdown was planted."""
-    same, planted = (RESULTS / f"compare{which}-h200.json" for which in ("", "-planted"))
+    """What `bench compare` says of two runs of `bench all` of one commit, of some sets once more,
+    and of a run in which a slowdown was planted."""
+    same, control, planted = (RESULTS / f"compare{which}-h200.json"
+                              for which in ("", "-control", "-planted"))
     if not same.exists():
         return "Not measured yet.\n"
     found = msgspec.json.decode(same.read_bytes(), type=Comparison)
-    counts = Counter(pair.verdict for pair in found.pairs)
-    said = ", ".join(f"{n} `{verdict}`" for verdict, n in counts.most_common())
     lines = ["Two runs of `bench all` of one commit, at once on two GPUs of one host (the first is "
-             f"what `results/` has of the suites): {said}."]
-    if found.overall:
-        lines += ["All sets together: B / A = {:.3f} ({:.3f}-{:.3f}).".format(*found.overall)]
+             f"what `results/` has of the suites). Ours: {_counted(found.ours)}"
+             f"{_mean(found.overall)}.",
+             f"The peers': {_counted(found.peers)}{_mean(found.overall_peers)}."]
     if found.between:
         low, high = min(found.between.values()), max(found.between.values())
         lines += [f"Beyond what repetitions explain the two differ by {low:.1%} to {high:.1%}, by "
                   f"kind of sets."]
     lines += ["", *_pairs([p for p in found.pairs if p.verdict in ("slower", "faster", "lost")])]
+    if control.exists():
+        other = msgspec.json.decode(control.read_bytes(), type=Comparison)
+        lines += ["Some of the first run's sets, and the same measured once more by themselves: "
+                  f"{_counted([p for p in other.ours if p.ratio])}{_mean(other.overall)}.", ""]
     if planted.exists():
         other = msgspec.json.decode(planted.read_bytes(), type=Comparison)
-        lines += ["The first, compared with a run in which the GPU spins for 5 % of each epoch of "
-                  "one set:", "", *_pairs([p for p in other.pairs if p.ratio])]
+        lines += ["These, and the same at once on the other GPU, where a kernel makes each epoch "
+                  "of one set 5 % longer (exit status 1):", "",
+                  *_pairs([p for p in other.pairs if p.ratio])]
     return "\n".join(lines)
+
+
+def _counted(pairs: Sequence[Pair]) -> str:
+    return ", ".join(f"{n} `{verdict}`" for verdict, n in
+                     Counter(pair.verdict for pair in pairs).most_common()) or "none"
+
+
+def _mean(overall: tuple[float, float, float] | None) -> str:
+    return "; all together B / A = {:.3f} ({:.3f}-{:.3f})".format(*overall) if overall else ""
 
 
 def _pairs(pairs: Sequence[Pair]) -> list[str]:

@@ -89,9 +89,9 @@ def compiled(own: Own, plan: Plan, arch: str) -> list[Resources]:
     """What each instance that the step asks for uses. Raises CompileError, MissingLibrary."""
     kernel = own.kernel
     expressions = tuple(dict.fromkeys(kernel.expression(op, plan) for op in ops_of(own, plan)))
-    source = Source(kernel.text, kernel.source, kernel.options, kernel.include, kernel.arch,
-                    kernel.preamble, kernel.declarations)
-    built = source.compiled(expressions, kernel.arch or arch, ("--ptxas-options=-v",))
+    assert isinstance(kernel.code, Source)  # as of every kernel that a user has brought
+    built = replace(kernel.code, name=kernel.source).compiled(
+        expressions, kernel.code.arch or arch, ("--ptxas-options=-v",))
     used, spilled = resource_usage(built.cubin), spills(built.log)
     return [Resources(e, used[built.lowered[e]], spilled.get(built.lowered[e], (0, 0)), None)
             for e in expressions]

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rawnn.bench.footprint import Footprint
-from rawnn.bench.peers.records import ContestsResult
+from rawnn.bench.peers.records import OURS, ContestsResult
 from rawnn.bench.records import LadderResult
 from rawnn.bench.statistics import Spread
 from rawnn.errors import ConfigError
@@ -26,14 +26,15 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Repeated measurements of one set of one suite. `times` are in the file's own unit, one a run;
     lower is better. `summarised` says that the file kept only their median and spread, of which
     `times` are made. `host` says that the host launches or computes each step, whose noise is of
-    another size than that of a graph on the device. `reason` says why there are none, or no
-    more."""
+    another size than that of a graph on the device; `ours`, that it is rawnn's and not a peer's.
+    `reason` says why there are none, or no more."""
 
     suite: str
     set: str
     times: list[float]
     summarised: bool = False
     host: bool = False
+    ours: bool = True
     reason: str = ""
 
 
@@ -157,7 +158,8 @@ def _contests(content: bytes) -> tuple[Environment, str, list[Series]]:
     found = msgspec.json.decode(content, type=ContestsResult)
     made = [Series(suite=f"{c.problem.name} ({c.problem})",
                    set=" ".join(filter(None, (e.system, e.numbers, e.form))), times=e.us,
-                   host=e.clock == "wall" or _by_host(e.footprint), reason=e.reason)
+                   host=e.clock == "wall" or _by_host(e.footprint), ours=e.system == OURS,
+                   reason=e.reason)
             for c in found.contests for e in c.entries]
     return found.environment, f"draw {found.draw_version}", made
 

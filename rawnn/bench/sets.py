@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Literal
 
 import msgspec
@@ -24,15 +26,18 @@ from rawnn.bench.records import place_of, timer_of, toggle_words
 from rawnn.bench.rounds import Rounds
 from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
 from rawnn.data import Dataset, load_dataset
-from rawnn.data.source import check_fit
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.data.source import check_fit, settled
+from rawnn.errors import CompileError, ConfigError, RawnnError
 from rawnn.network.workloads import workload
 from rawnn.opts import TOGGLES
 from rawnn.opts.numbers import NUMBERS
 from rawnn.run.config import Config
+from rawnn.run.decided import Decider
 from rawnn.run.machine import Opened, open_device
 from rawnn.run.result import Environment, Result
 from rawnn.run.training import Listener, Session
+from rawnn.runners.ahead import compile_ahead
+from rawnn.runners.base import Work
 
 HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "x floor", *WHY, "test accuracy",
             "device memory")
@@ -171,8 +176,9 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3,
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
     opened device, interleaved: on `opened`, which is left open, if that is given. `epochs` are the
     workload's own unless given: for all workloads, or by name, with `others` for those that are not
-    named. `stand_in` is explained at `load_dataset`. All sets are run once more only where that is
-    expected to end within `budget` seconds: `repeats` of the result then says how often they were.
+    named. `stand_in` is explained at `load_dataset`. All sets are run once; a set is run once more
+    only where that is expected to end within `budget` seconds: `repeats` of the result then says
+    how often any was.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -225,7 +231,7 @@ def _config(name: str, opt: str, epochs: int | None, device: str, dataset: str) 
 
 @dataclass
 class _Series:
-    """A set being measured."""
+    """A set being measured. `seconds` is what its last run took, making ready included."""
 
     workload: str
     opt: str
@@ -235,6 +241,7 @@ class _Series:
     conditions: list[Conditions] = field(default_factory=list)
     footprint: Footprint | None = None
     steps: int = 0
+    seconds: float = 0.0
     reason: str = ""
 
     def measurement(self) -> Measurement:
@@ -268,31 +275,54 @@ class _Sets:
     def run(self, on_progress: Callable[[Progress], None]) -> SetsResult:
         total, done = self._repeats * len(self._series), 0
         try:
-            for repeat in self._rounds:
+            self._compile()
+            for repeat in range(self._repeats):
                 for series in self._series:
+                    if repeat and not self._rounds.room(series.seconds):
+                        return self._short(on_progress, done)
                     self._once_more(series, repeat)
                     if self._interrupted:
                         return self.result()
                     done += 1
                     on_progress(Progress(done, total, series.measurement(),
                                          repeat == self._repeats - 1, self._so_far()))
-            if self._rounds.short:
-                for series in self._series:
-                    on_progress(Progress(done, done, series.measurement(), True, self.result()))
         except KeyboardInterrupt:
             self._interrupted = True
         return self.result()
+
+    def _short(self, on_progress: Callable[[Progress], None], done: int) -> SetsResult:
+        """The end of the budget: those that were measured are all there is."""
+        self._repeats = max(len(series.runs) for series in self._series)
+        for series in self._series:
+            on_progress(Progress(done, done, series.measurement(), True, self.result()))
+        return self.result()
+
+    def _compile(self) -> None:
+        """Compile what all sets need at once, on all cores. What is wrong with a set is said when
+        its turn comes."""
+        if self._opened.device is None:
+            return
+        works = list[Work]()
+        for series in self._series:
+            with suppress(RawnnError):
+                config, _ = settled(series.config, self._data)
+                works.append(Decider(config, self._data, self._opened, None,
+                                     lambda message: None).decided(None)[1])
+        with suppress(CompileError):
+            compile_ahead(self._opened.device, works)
 
     def _once_more(self, series: _Series, repeat: int) -> None:
         """Run a set once more, unless it could not run before."""
         if series.reason:
             return
-        config = replace(series.config, seed=repeat)
+        config, begun = replace(series.config, seed=repeat), monotonic()
         try:
             run, conditions = unslowed(lambda: self._run(series, config))
         except RawnnError as error:
             series.reason = str(error)
             return
+        finally:
+            series.seconds = monotonic() - begun
         if run.interrupted:
             self._interrupted = True
             return
@@ -315,7 +345,7 @@ class _Sets:
 
     def result(self) -> SetsResult:
         return SetsResult(
-            kind=self._kind, repeats=self._rounds.repeats, environment=self._environment,
+            kind=self._kind, repeats=self._repeats, environment=self._environment,
             dataset=self._data.name, synthetic=self._data.synthetic,
             timer=timer_of(self._opened),
             measurements=[series.measurement() for series in self._series],

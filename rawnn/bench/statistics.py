@@ -13,8 +13,9 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """What n repetitions of one measurement gave, in the measurement's own unit.
 
     `mad` is the median of the absolute deviations from the median, unscaled: half of the
-    repetitions lie within median +- mad. Unlike a standard deviation it is not moved by the one
-    repetition that something else on the machine disturbed.
+    repetitions lie within median +- mad. `iqr` is the interquartile range, by linear interpolation;
+    files from before have none. Unlike a standard deviation neither is moved by the one repetition
+    that something else on the machine disturbed.
     """
 
     n: int
@@ -22,6 +23,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     min: float
     max: float
     mad: float
+    iqr: float | None = None
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -29,8 +31,14 @@ def spread(values: Sequence[float]) -> Spread:
     middle = statistics.median(values)
     return Spread(
         n=len(values), median=middle, min=min(values), max=max(values),
-        mad=statistics.median(abs(v - middle) for v in values),
+        mad=statistics.median(abs(v - middle) for v in values), iqr=interquartile_range(values),
     )
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    """The distance of the quartiles of at least one value."""
+    low, high = np.quantile(np.asarray(values, np.float64), [0.25, 0.75])
+    return float(high - low)
 
 
 def runs_text(counts: Collection[int]) -> str:

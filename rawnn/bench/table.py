@@ -13,12 +13,18 @@ from rawnn.bench.columns import WHY, markdown_table
 from rawnn.bench.conditions import joules, slowed
 from rawnn.bench.footprint import NO_FLOORS, traffic, x_floor
 from rawnn.bench.records import LadderResult, Rung
-from rawnn.bench.statistics import Spread, ratio_interval, runs_text, with_deviation
+from rawnn.bench.statistics import (
+    Spread,
+    interquartile_range,
+    ratio_interval,
+    runs_text,
+    with_deviation,
+)
 from rawnn.common.words import counted
 
-HEADINGS = ("rung", "epoch (ms)", "min-max", "total (ms)", "x before", "95 %", "x baseline",
-            "x floor", *WHY, "accuracy", "reference")
-NUMBERS = range(1, 8 + len(WHY))
+HEADINGS = ("rung", "epoch (ms)", "min-max", "IQR", "total (ms)", "x before", "95 %",
+            "x baseline", "x floor", *WHY, "accuracy", "reference")
+NUMBERS = range(1, 9 + len(WHY))
 """Columns that are set right."""
 CLOCK_WORDS = {"sm_mhz": ("SM", "MHz"), "mem_mhz": ("memory", "MHz"),
                "temperature_c": ("temperature", "C"), "power_w": ("power", "W")}
@@ -76,13 +82,18 @@ class Row:
             return (rung.name, rung.status, *[""] * (len(HEADINGS) - 2))
         return (
             rung.name, milliseconds(epoch.median),
-            f"{milliseconds(epoch.min)}-{milliseconds(epoch.max)}",
+            f"{milliseconds(epoch.min)}-{milliseconds(epoch.max)}", self._quartiles(),
             milliseconds(rung.total_ms.median), times_text(self.factor), self._interval_text(),
             times_text(self.overall), self.x_floor, *traffic(rung.footprint),
             joules(rung.conditions, sum(len(run.epoch_ms) for run in rung.runs)),
             with_deviation(rung.accuracy_mean or 0.0, rung.accuracy_std or 0.0, len(rung.runs)),
             _agreement(rung),
         )
+
+    def _quartiles(self) -> str:
+        """The interquartile range of the epoch's time over the runs, which one does not have."""
+        times = [run.average_epoch_ms for run in self.rung.runs]
+        return f"{interquartile_range(times):#.2g}" if len(times) > 1 else ""
 
     def _interval_text(self) -> str:
         return "" if self.interval is None else "-".join(map(times_text, self.interval))
@@ -200,7 +211,7 @@ def _range(spreads: Sequence[Spread]) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f}-{high:.0f}"
 
 
-DISPENSABLE = ("reference", *reversed(WHY), "95 %", "min-max", "total (ms)", "x baseline",
+DISPENSABLE = ("reference", *reversed(WHY), "IQR", "95 %", "min-max", "total (ms)", "x baseline",
                "x floor")
 """Columns that a narrow terminal does without, in the order in which they go: what `reference`
 says is repeated below the table, what a step moves is in the file, the rest follows from other

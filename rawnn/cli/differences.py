@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import click
 import msgspec
@@ -32,8 +33,8 @@ def compare(a: str, b: str, effect: float, level: float, everything: bool,
     """Compare two results files of `bench`, set by set: is B slower than A? Or all files of two
     directories, as `bench all` writes them.
 
-    Exits with 1 if a set is significantly slower, by at least the smallest difference that counts,
-    or could not be run any more.
+    Exits with 1 if a set of rawnn's is significantly slower, by at least the smallest difference
+    that counts, or could not be run any more. The peers' are compared apart.
     """
     check_output("--json", json_file)
     found = compared(read_series(a), read_series(b), effect, level)
@@ -41,26 +42,29 @@ def compare(a: str, b: str, effect: float, level: float, everything: bool,
         write_atomically(json_file, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     _show(found, everything)
     if found.regressions:
-        raise RawnnError(f"{len(found.regressions)} of {len(found.pairs)} sets are worse in "
-                         f"{b} than in {a}")
+        raise RawnnError(f"{len(found.regressions)} of {len(found.ours)} sets are worse in "
+                         f"{b} than in {a}: {_named(found.regressions)}")
+
+
+def _named(pairs: Sequence[Pair]) -> str:
+    """The first sets, for a sentence."""
+    words = [f"{p.suite}, {p.set}" for p in pairs[:3]]
+    more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
+    return "; ".join(words) + more
 
 
 def _show(found: Comparison, everything: bool) -> None:
     console = table_console()
-    shown = [p for p in found.pairs if everything or p.verdict not in ("same", "not measured")]
-    if shown:
-        print_table(HEADINGS, [cells(pair) for pair in shown], f"A = {found.a}, B = {found.b}")
-    counts: Counter[str] = Counter(p.verdict for p in found.pairs)
-    for verdict, meaning in MEANING.items():
-        if counts[verdict]:
-            console.print(f"{counts[verdict]} {verdict}: {meaning}", markup=False)
-    if found.overall:
-        mean, low, high = found.overall
-        console.print(f"all sets together: B / A = {mean:.3f} [{low:.3f}, {high:.3f}] (geometric "
-                      f"mean; interval over the sets)", markup=False)
+    _table(found.ours, everything, f"A = {found.a}, B = {found.b}")
+    for line in said(found.ours, found.overall, "all sets together"):
+        console.print(line, markup=False)
+    judged = [p for p in found.pairs if p.p is not None]
     console.print(f"the smallest difference that counts is {found.effect:.0%}; p-values are "
-                  f"adjusted for {sum(p.p is not None for p in found.pairs)} sets (Holm)",
-                  markup=False)
+                  f"adjusted for {sum(p.ours for p in judged)} sets (Holm)", markup=False)
+    if found.peers:
+        _table(found.peers, everything, "The peers, judged by themselves: no regression of ours")
+        for line in said(found.peers, found.overall_peers, "all of the peers' sets together"):
+            console.print(line, markup=False)
     if found.between:
         shares = sorted(found.between.items(), key=lambda pair: -pair[1])
         sentences(console, [
@@ -69,6 +73,24 @@ def _show(found: Comparison, everything: bool) -> None:
             + ", ".join(f"{what} {share:.1%}" for what, share in shares)])
     for note in found.notes:
         console.print(f"- {note}", markup=False)
+
+
+def _table(pairs: Sequence[Pair], everything: bool, title: str) -> None:
+    shown = [p for p in pairs if everything or p.verdict not in ("same", "not measured")]
+    if shown:
+        print_table(HEADINGS, [cells(pair) for pair in shown], title)
+
+
+def said(pairs: Sequence[Pair], overall: tuple[float, float, float] | None, what: str
+         ) -> list[str]:
+    """How many pairs have which verdict, and their mean ratio."""
+    counts: Counter[str] = Counter(p.verdict for p in pairs)
+    lines = [f"{counts[verdict]} {verdict}: {meaning}" for verdict, meaning in MEANING.items()
+             if counts[verdict]]
+    if overall:
+        lines.append("{}: B / A = {:.3f} [{:.3f}, {:.3f}] (geometric mean; interval over the sets)"
+                     .format(what, *overall))
+    return lines
 
 
 def cells(pair: Pair) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ _OPTIONS = [
                  help="Runs of each set, with a seed of its own each time (3)."),
     bench_option,
     click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-                 help="Run all once more only where that is expected to end within this."),
+                 help="Run a set once more only where that is expected to end within this."),
     click.option("--epochs", type=click.IntRange(1),
                  help="Passes over the data (those of bench.toml, else the workload's own)."),
     click.option("--dataset", default="mnist", show_default=True, metavar="NAME",

@@ -41,7 +41,7 @@ from rawnn.run.machine import open_device
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
 @click.option("--repeats", type=click.IntRange(1), help="Runs of each set (3).")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-              help="Run all once more only where that is expected to end within this.")
+              help="Run a set once more only where that is expected to end within this.")
 @click.option("--json", "json_file", metavar="FILE",
               help="Keep everything as JSON; written after every run.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")

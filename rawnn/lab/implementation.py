@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,9 +248,7 @@ class Implementation:
         self.impl = KernelImpl(
             _label(source, self.word), self.kernel, self.template, self.sizes, self.geometry,
             self.shapes, self.shared, self.cluster, cooperative=bool(self.how.get("cooperative")),
-            text=source.text, options=source.flags, arch=source.arch,
-            include=(Path(source.name).resolve().parent, *source.include),
-            preamble=source.preamble, declarations=source.declarations)
+            code=replace(source, include=(Path(source.name).resolve().parent, *source.include)))
         return Own(self.spec.kind, self.name, self.impl, self.where, self.fits,
                    reference or self.spec.reference, self.sites)
 
@@ -280,7 +279,7 @@ def _named(kernels: Mapping[str, KernelSignature], expression: str | None,
 def _label(source: Source, word: str) -> str:
     """What the compiler calls a source: its path, absolute as the compiler has it; another name
     where that is taken, for another op or of another text, as devices keep what they loaded."""
-    mine = (word, source.text, source.preamble, source.flags)
+    mine = (word, source.text, source.preamble, source.options)
     label = f"{word}.cu" if source.name == "kernel.cu" else str(Path(source.name).resolve())
     number = 1
     while _LABELS.setdefault(label, mine) != mine:

@@ -11,8 +11,9 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from rawnn.device.compiling.c_types import FORMATS, code_of
+from rawnn.device.compiling.includes import with_included
 from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
-from rawnn.device.compiling.structs import included, layout_of
+from rawnn.device.compiling.structs import layout_of
 from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.launch import Arguments, KernelLaunch, Value
@@ -101,7 +102,7 @@ class Kernel:
                              made.include, arch)
         self._function = self._load(programmatic=False)
         self._overlapping: Function | None = None
-        texts = [code_of(text) for text in included(made.declarations, folders)]
+        texts = [code_of(text) for text in with_included(made.declarations, folders)]
         self._converters: list[Convert] = []
         self._usual: list[Usual] = []
         self.elements: dict[str, Elements] = {}
@@ -144,13 +145,11 @@ class Kernel:
 
     def _load(self, programmatic: bool) -> Function:
         made, device = self._source, self.device
-        text = made.text
         if device.backend.name == "sim":
             made.compile_for_real(self._expression, device)
-            text = made.declarations  # all that the simulation reads
-        device.load(text, made.name, self._signatures, (self._expression,),
-                    programmatic=programmatic, options=made.flags, include=made.include,
-                    arch=made.arch, preamble=made.preamble)
+            made = made.simulated()
+        device.load(made, made.name, self._signatures, (self._expression,),
+                    programmatic=programmatic)
         return device.function(made.name, self._expression, programmatic)
 
     @property

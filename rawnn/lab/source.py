@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.device.compiling.cache import CubinCache
 from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.device.cuda.device import Device
@@ -17,17 +18,10 @@ _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 @dataclass(frozen=True)
-class Source:
-    """`flags` are NVRTC's options, `preamble` defines the macros; `arch` "" for the GPU's own.
-    `declarations` is the text with the macros put in, for reading types by."""
+class Source(CudaText):
+    """It has a `name`, which the compiler calls it by: a path, or "kernel.cu"."""
 
-    text: str
-    name: str
-    flags: tuple[str, ...]
-    include: tuple[Path, ...]
-    arch: str
-    preamble: str
-    declarations: str
+    name: str = "kernel.cu"
 
     @classmethod
     def of(cls, source: str | os.PathLike[str], defines: Mapping[str, object] | None = None,
@@ -55,8 +49,8 @@ class Source:
                               f"what this architecture alone can do (wgmma)")
         macros = {name: _value(name, value) for name, value in (defines or {}).items()}
         preamble = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-        return cls(text, name, tuple(options), folders, arch or "", preamble,
-                   _replaced(text, macros))
+        return cls(text, tuple(options), folders, arch or "", preamble, _replaced(text, macros),
+                   name)
 
     def check_arch(self, capability: tuple[int, int]) -> None:
         """Raises ConfigError for an architecture that a GPU of this compute capability cannot
@@ -80,7 +74,7 @@ class Source:
         from rawnn.device.cuda.nvrtc import Nvrtc
 
         return compile_source(Nvrtc, self.text, name=self.name, arch=arch, expressions=expressions,
-                              options=(*self.flags, *options), include_paths=self.include,
+                              options=(*self.options, *options), include_paths=self.include,
                               preamble=self.preamble, cache=cache)
 
     def compile_for_real(self, expression: str, device: Device) -> None:

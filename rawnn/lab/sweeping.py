@@ -179,7 +179,7 @@ def _fingerprint(kernel: Kernel, work: Work, sizes: Mapping[str, int]) -> str:
     their names alone."""
     said = {k: _said(v) for k, v in vars(work).items()}
     source = kernel.source
-    everything = (source.text, source.flags, source.preamble, source.arch, kernel.expression,
+    everything = (source.text, source.options, source.preamble, source.arch, kernel.expression,
                   kernel.device.info.name, sorted(sizes.items()), sorted(said.items()))
     return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
 

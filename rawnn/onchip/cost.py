@@ -30,8 +30,8 @@ class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
     cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), the bytes a
     cycle of what comes to all and of parts that each block has for each other, what a step takes
-    besides that has any, and how many times as long all else takes then (fitted to 28 kernels, of
-    which most are within a tenth); of a softmax, besides `softmax_rows` times what its outputs are
+    besides that has any, and how many times as long all else takes then (five kernels are within
+    13 %); of a softmax, besides `softmax_rows` times what its outputs are
     expected to take; of an elementwise loss and a conversion, and of each round of the threads
     there; of a meeting of all clusters, and the bytes of gradients a cycle
     that are summed there, by all or each its share; of what every step begins and ends with. What
@@ -42,8 +42,9 @@ class Costs:
     whose state comes from the L2 cache takes `far_tile` more. Micro-batches in clusters take
     `turn` times as long as batches of their size. Whether a step of float16 counts takes a block
     `decision`, and `decision_between` more where clusters tell each other. Rounding a tile's
-    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. `clock` is
-    in cycles a microsecond, less what launches of 64 steps take besides. (Fitted to the phases of
+    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. A launch
+    takes `launch` besides its steps, and loads and stores so many `launch_bytes` of weights and
+    state a cycle. `clock` is in cycles a microsecond. (Fitted to the phases of
     18 kernels that were traced, whose steps are within 5.8 % in the root mean square.)"""
 
     product: float = 1.3
@@ -54,12 +55,12 @@ class Costs:
     exchange: float = 210.0
     second: float = 650.0
     exchange_bytes: float = 15.8
-    far: float = 1430.0
-    far_rank: float = 3.4
+    far: float = 1500.0
+    far_rank: float = 2.0
     far_bytes: float = 38.0
-    far_parts: float = 4.0
+    far_parts: float = 16.0
     far_rest: float = 1.06
-    far_step: float = 2500.0
+    far_step: float = 700.0
     softmax: float = 690.0
     softmax_rows: float = 1.2
     elementwise: float = 280.0
@@ -69,14 +70,16 @@ class Costs:
     meeting: float = 3730.0
     summed_bytes: float = 42.0
     shared_bytes: float = 21.0
-    step: float = 1130.0
+    step: float = 1000.0
     while_meeting: float = 480.0
     far_tile: float = 50.0
     turn: float = 1.3
     decision: float = 900.0
     decision_between: float = 1500.0
     draws: float = 300.0
-    clock: float = 1675.0
+    launch: float = 8000.0
+    launch_bytes: float = 4.0
+    clock: float = 1900.0
 
     def __hash__(self) -> int:  # of what is looked up for each layer of each candidate
         return hash((self.clock, self.exchange))
@@ -251,14 +254,27 @@ def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
 
 
+LAUNCH = "launch"
+LAUNCHED = 64
+"""Steps that share what a launch takes, where nobody says how many there are."""
+
+
+def launch_cycles(d: Decomposition, costs: Costs = FITTED) -> float:
+    """What a launch takes besides its steps: a block loads and stores what it trains."""
+    p = d.problem
+    kept = 4 * (1 + len(p.states)) * sum(d.ins(i) * d.outs(i) for i in range(p.depth))
+    return costs.launch + kept / costs.launch_bytes
+
+
 def phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
-    """All phases of a step."""
+    """All phases of a step, and its share of a launch."""
     layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
     turn = [*layers, *fixed_phases(d, costs)]
     many = d.turns * (costs.turn if d.turns > 1 and not d.far else 1.0)
     rest = beside_exchanges(d, costs)
     return [*(Phase(phase.name, many * phase.cycles) for phase in turn),
-            *(Phase(phase.name, rest * phase.cycles) for phase in meeting_phases(d, costs))]
+            *(Phase(phase.name, rest * phase.cycles) for phase in meeting_phases(d, costs)),
+            Phase(LAUNCH, launch_cycles(d, costs) / LAUNCHED)]
 
 
 def cycles(d: Decomposition, costs: Costs = FITTED) -> float:

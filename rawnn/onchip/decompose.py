@@ -27,6 +27,10 @@ CLUSTER, L2 = "cluster", "l2"
 """Where the blocks of a group exchange: in each other's shared memory, or through the L2 cache."""
 EVERYWHERE, BY_OUTPUTS, BY_INPUTS = "everywhere", "by outputs", "by inputs"
 WARP = 32
+LINE = 32
+"""Floats of a line of the L2 cache."""
+ASKED_FOR = 8
+"""Parts of a sum that a thread asks the L2 cache for at once (kAskedFor in onchip_far.cuh)."""
 
 
 def ceil(a: int, b: int) -> int:
@@ -151,17 +155,18 @@ class Decomposition:
             if kind == BY_INPUTS:
                 found += self.summed(layers[layer + 1])
             if self.types[layer + 1] == GATHERED:
-                found.append(Message(layers[layer + 1], True))
+                found.append(Message(layers[layer + 1], True, self.idle(layer + 1)))
             if layer and kind == BY_OUTPUTS:
-                found += [Message(self.slices[layer] * self.ranks, False)] \
+                found += [Message(self.slices[layer] * self.ranks, False, parts=self.ranks)] \
                     if self.types[layer] == GATHERED else self.summed(layers[layer])
         return tuple(found)
 
     def summed(self, features: int) -> list[Message]:
         """The messages by which so many features' partial sums are added up for all."""
         if self.sums_at_once(features):
-            return [Message(features * self.ranks, True)]
-        return [Message(up(features, self.ranks), False), Message(features, True)]
+            return [Message(features * self.ranks, True, parts=self.ranks)]
+        return [Message(up(features, self.ranks), False, parts=self.ranks),
+                Message(features, True)]
 
     def sums_at_once(self, features: int) -> bool:
         """Whether partial sums of so many features are added up by every block; else each adds up
@@ -169,36 +174,40 @@ class Decomposition:
         most = MOST_AT_ONCE_FAR if self.far else MOST_AT_ONCE
         return features * self.sent * 4 * self.ranks <= most
 
-    @property
-    def boxes(self) -> tuple[int, int]:
-        """Floats of the box that all of a group read, and of each block's own, for messages through
-        the L2 cache."""
-        flags = up(self.ranks, 4) if self.problem.scaled else 0
-        common = max((m.rows * self.sent for m in self.messages if m.to_all), default=0)
-        own = max((m.rows * self.sent for m in self.messages if not m.to_all), default=0)
-        return max(common, flags), own
+    def box_floats(self, message: Message) -> int:
+        """Floats of the places that a message through the L2 cache has in a box: lines of their
+        own."""
+        if message.to_all:
+            return up(message.rows * self.sent + 4 * message.idle, LINE)
+        return self.ranks * message.rows * self.sent
 
     @property
-    def box_floats(self) -> int:
-        """Of all boxes of a group, two of each."""
-        common, own = self.boxes
-        return 2 * (common + self.ranks * own)
+    def overflow_floats(self) -> int:
+        """The same of what blocks tell each other of gradients that overflowed."""
+        return up(4 * self.ranks, LINE) if self.problem.scaled else 0
 
-    def lanes(self, rows: int) -> int:
-        """Lanes that share a sum of all ranks' parts, where a block adds up so many rows of them
-        from the L2 cache: as many as leave no thread without work."""
-        lanes, items = 1, rows * self.sent // 4
-        while lanes * 2 <= min(WARP, self.ranks) and items * lanes * 2 <= self.threads:
-            lanes *= 2
-        return lanes
+    @property
+    def mail_floats(self) -> int:
+        """Floats of a box of a group, in which all messages of a turn through the L2 cache have
+        their places; there are two."""
+        return sum(map(self.box_floats, self.messages)) + self.overflow_floats if self.far else 0
+
+    def teams(self, rows: int) -> int:
+        """Threads that share a sum of all ranks' parts, where a block adds up so many rows of them
+        from the L2 cache: as many as have ASKED_FOR parts each, as far as there are threads."""
+        items = rows * self.sent // 4
+        return max(1, min(ceil(self.ranks, ASKED_FOR), self.threads // items))
 
 
 @dataclass(frozen=True)
 class Message:
-    """Rows of floats that come to each block of a group; the same to all, or each its own."""
+    """Rows of floats that come to each block of a group, of `parts` that are added up; the same to
+    all, or each its own. Blocks that are `idle` have no part of it, and each says so."""
 
     rows: int
     to_all: bool
+    idle: int = 0
+    parts: int = 1
 
 
 MOST_AT_ONCE = 8192

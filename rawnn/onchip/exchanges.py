@@ -3,46 +3,47 @@ through the L2 cache."""
 
 from __future__ import annotations
 
-from rawnn.onchip.decompose import ceil
+from rawnn.onchip.decompose import Message, ceil
 from rawnn.onchip.writer import KernelWriter
 
 
 class Exchange:
-    """One message: to all blocks alike (`to_all`), or to each its own."""
+    """One message. Through the L2 cache it has its own places in a box."""
 
-    def __init__(self, writer: KernelWriter, to_all: bool) -> None:
-        self.writer, self.w, self.d, self.to_all = writer, writer.w, writer.d, to_all
+    def __init__(self, writer: KernelWriter, message: Message) -> None:
+        self.writer, self.w, self.d, self.message = writer, writer.w, writer.d, message
         self.far = self.d.far
+        self.first = writer.posted
+        self.heard = ""
+        if self.far:
+            writer.posted += self.d.box_floats(message)
 
     def expect(self, nbytes: str | int) -> None:
         """Ahead of all sending: what comes to this block."""
         if not self.far:
             self.w(f"mail.expect({nbytes});")
 
-    @staticmethod
-    def send_to_all(place: str) -> str:
-        return f"mail.send_to_all({place}, v);"
+    def send_to_all(self, place: str) -> str:
+        return f"mail.send({self.first} + {place}, v);" if self.far \
+            else f"mail.send_to_all({place}, v);"
 
-    @staticmethod
-    def send(to: str, place: str) -> str:
-        return f"mail.send({to}, {place}, v);"
+    def send(self, to: str, place: str) -> str:
+        return f"mail.send({self._own(to)} + {place}, v);" if self.far \
+            else f"mail.send({to}, {place}, v);"
 
-    def sent(self, phase: str = "") -> None:
-        """Behind all sending, which is of a phase."""
-        if self.far:
-            self.w("mail.sent();")
-            if phase:
-                self.writer.stamp(phase, "send")
+    def _own(self, of: str) -> str:
+        """Where a block's own places begin."""
+        return f"{self.first} + {of} * {self.message.rows * self.d.sent}"
 
     def received(self) -> str:
-        """The filled mailbox."""
+        """The filled mailbox; through L2 where what comes will lie."""
         if not self.far:
             return "mail.receive()"
-        return f"mail.{'gathered' if self.to_all else 'received'}()"
+        return str(self.first) if self.message.to_all else self._own("rank")
 
     def awaited(self, phase: str) -> str:
         """The same; where phases are stamped, behind the wait."""
-        if not self.writer.layout.traced:
+        if not self.writer.layout.traced or self.far:
             return self.received()
         name = f"box_{len(self.writer.of_turn)}"
         self.w(f"const float* const {name} = {self.received()};")
@@ -51,28 +52,48 @@ class Exchange:
 
     def add(self, box: str, parts: int, rows: int, count: int | str, finish: str) -> None:
         """The first `count` of `rows` rows, each the sum of `parts` parts."""
-        last = self.d.sent if not self.far else self.d.lanes(rows) if parts > 1 else 1
-        self.w(f"{'add_received' if self.far else 'add_parts'}<Shape, {parts}, {rows}, {last}>("
-               f"{box}, {count}, {finish});")
-
-    # -- blocks without a part of a message; through L2 every block has every other's flag --------
-    def say_nothing(self, unless: str, place: str) -> None:
-        """A block that has nothing for the others says so to all, where it has not `unless`."""
         if not self.far:
-            self.w(f"if ({unless} == 0 && thread < {self.d.ranks}) mail.send_one(thread, {place}, "
-                   "0.0f);")
+            self.w(f"add_parts<Shape, {parts}, {rows}, {self.d.sent}>({box}, {count}, {finish});")
+        elif parts == 1:
+            self.w(f"take_received<Shape, {rows}>(mail, {box}, {count}, {finish});")
+        else:
+            teams = self.d.teams(rows)
+            scratch = self.writer.at("scratch") if teams > 1 else "nullptr"
+            if teams > 1 and self.writer.scratched:
+                self.w("__syncthreads();")
+                self.writer.scratched = False
+            self.w(f"add_received<Shape, {parts}, {rows}, {teams}>(mail, {box}, {count}, "
+                   f"{scratch}, {finish});")
+        if self.heard:
+            self.w(self.heard)
+
+    # -- blocks without a part of a message --------------------------------------------------------
+    def say_nothing(self, unless: str, blocks: int, place: int) -> None:
+        """A block that has nothing for the others says so to all, where it has not `unless`: one
+        of the last `blocks`, which have a place each."""
+        first = self.d.ranks - blocks
+        if self.far:
+            self.w(f"if ({unless} == 0 && thread == 0) "
+                   f"mail.send_one({self.first + place} + (rank - {first}) * 4, 0.0f);")
+        else:
+            self.w(f"if ({unless} == 0 && thread < {self.d.ranks}) mail.send_one(thread, {place} "
+                   f"+ rank - {first}, 0.0f);")
 
     def say_to_idle(self, idle: int) -> None:
         """To the last blocks, for which there is nothing, that this one is as far."""
-        if not self.far:
-            self.w(f"if (thread < {idle}) mail.send_one({self.d.ranks - idle} + thread, "
-                   "rank, 0.0f);")
+        to = f"{self.d.ranks - idle} + thread"
+        if self.far:
+            self.w(f"if (thread < {idle}) mail.send_one({self._own(f'({to})')} + rank * 4, 0.0f);")
+        else:
+            self.w(f"if (thread < {idle}) mail.send_one({to}, rank, 0.0f);")
 
     def hear(self, name: str, place: int, count: int, condition: str = "", *,
              phase: str) -> str:
         """Receives what says nothing but that it came; returns the mailbox's name."""
         if self.far:
-            return self.awaited(phase)
+            self.heard = f"{f'if ({condition}) ' if condition else ''}mail.any<{count}>(" \
+                         f"{self.received()} + {place});"
+            return self.received()
         self.w(f"const float* const {name} = {self.received()};")
         self.writer.stamp(phase, "wait")
         self.w(f"{f'if ({condition}) ' if condition else ''}hear({name}"
@@ -83,8 +104,8 @@ class Exchange:
 class ExchangeWriter(KernelWriter):
     """Writes what exchanges need ahead of the steps, and whether a step counts."""
 
-    def exchange(self, to_all: bool) -> Exchange:
-        return Exchange(self, to_all)
+    def exchange(self, rows: int, to_all: bool, idle: int = 0) -> Exchange:
+        return Exchange(self, Message(rows, to_all, idle))
 
     def mailboxes(self) -> None:
         """Ahead of the first exchange."""
@@ -97,24 +118,30 @@ class ExchangeWriter(KernelWriter):
             if found.exchange:
                 w(f"Mailboxes<Shape, {found.exchange}> mail = {{{self.at('exchange')}, "
                   f"barriers + 16, rank, 0}};")
-        elif any(boxes := d.boxes):
-            w("unsigned int exchanges = generations[blockIdx.x];")
-            w(f"const FarMail<Shape, {boxes[0]}, {boxes[1]}> mail = {{"
-              f"parcels + group * {d.box_floats}ll, generations + {found.first_flag} + group * "
-              f"{found.flags_of_group}, rank, exchanges}};")
+        elif d.mail_floats:
+            w("unsigned int exchanged = generations[blockIdx.x];")
+            w(f"const FarMail<Shape, {d.mail_floats}ll> mail = {{"
+              f"parcels + group * {2 * d.mail_floats}ll, rank, exchanged}};")
+
+    def end_exchanges(self) -> None:
+        """Behind those of a turn, and ahead of a barrier of the block."""
+        if self.d.mail_floats:
+            assert self.posted == self.d.mail_floats, "every message has places of its own"
+            self.w("++exchanged;")
 
     def keep_generation(self) -> None:
         """Behind the steps: the next launch goes on from here."""
-        if self.d.far and any(self.d.boxes):
-            self.w("if (thread == 0) generations[blockIdx.x] = exchanges;")
+        if self.d.mail_floats:
+            self.w("if (thread == 0) generations[blockIdx.x] = exchanged;")
 
     def tell_overflow(self) -> None:
         """The blocks of a group tell each other whether they saw a gradient that cannot be
         stored."""
         ranks, said = self.d.ranks, "*found != 0 ? 1.0f : 0.0f"
         if self.d.far:
-            self.w(f"if (thread == 0) mail.send_one_to_all(rank, {said});")
-            self.w("mail.sent();")
+            self.told = self.posted
+            self.posted += self.d.overflow_floats
+            self.w(f"if (thread == 0) mail.send_one({self.told} + rank * 4, {said});")
         elif ranks > 1:
             self.w(f"mail.expect({4 * ranks});")
             self.w(f"if (thread < {ranks}) mail.send_one(thread, rank, {said});")
@@ -123,8 +150,8 @@ class ExchangeWriter(KernelWriter):
         """Whether a block of the group did, in C++."""
         if self.d.ranks == 1:
             return "*found != 0"
-        return "any_far_rank<Shape>(mail.gathered())" if self.d.far \
-            else "any_rank<Shape>(mail.receive())"
+        return f"__syncthreads_or(mail.any<{self.d.ranks}>({self.told}) ? 1 : 0) != 0" \
+            if self.d.far else "any_rank<Shape>(mail.receive())"
 
 
 def share_of(features: int, ranks: int) -> tuple[int, str]:

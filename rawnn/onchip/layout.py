@@ -20,10 +20,11 @@ TILE = 128
 """Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
 
 ALL, SHARE = "all", "share"
+STATE = "state of the optimizer"
 MOST_SUMMED_BY_ALL = 131_072
 """Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
 
-COUNTS = ("counters", "generations", "trace")
+COUNTS = ("counters", "generations", "meetings", "overflows", "trace")
 """Workspaces of integers."""
 
 LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
@@ -44,7 +45,8 @@ def settled(problem: Problem) -> int:
 class LayerLayout:
     """A layer's part in a block: `rows` x `pitch` floats of weights at float `weights`, biases at
     `bias`; `tiles` of its gradient are weights, `across` side by side, `bias_tiles` biases, the
-    first of all is number `base`. `near` is the float where its state lies, None where that is in a
+    first of all is number `base`: tiles are numbered as their gradients are made, from the last
+    layer on. `near` is the float where its state lies, None where that is in a
     workspace; `far` its first tile there."""
 
     rows: int
@@ -68,7 +70,8 @@ class LayerLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """`places` are floats from the start of a block's shared memory by name, `nbytes` all of it.
+    """`places` are floats from the start of a block's shared memory by name, and `held` says in
+    words what lies in each; `nbytes` are all of it.
     `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
     sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
@@ -78,6 +81,7 @@ class Layout:
     decomposition: Decomposition
     layers: tuple[LayerLayout, ...]
     places: dict[str, int] = field(hash=False)
+    held: dict[str, str] = field(hash=False)
     nbytes: int
     sync: str
     shares: int
@@ -104,8 +108,7 @@ class Layout:
 
     @property
     def tiles(self) -> int:
-        last = self.layers[-1]
-        return last.base + last.all_tiles
+        return sum(layer.all_tiles for layer in self.layers)
 
     @property
     def owned(self) -> int:
@@ -129,9 +132,11 @@ class Layout:
             found["fresh"] = d.ranks * self.tiles * TILE
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks
-        if d.far and any(d.boxes):
-            found["generations"] = self.first_flag + d.groups * self.flags_of_group
-            found["parcels"] = d.groups * d.box_floats
+        if self.sync:
+            found["meetings"] = d.blocks
+        if d.mail_floats:
+            found["generations"] = d.blocks
+            found["parcels"] = 2 * d.groups * d.mail_floats
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         if self.traced:
@@ -141,20 +146,9 @@ class Layout:
 
     @property
     def counters(self) -> int:
-        """Words of counters that clusters meet at: one a rank, each in a line of its own."""
-        return self.decomposition.ranks * 32
-
-    @property
-    def first_flag(self) -> int:
-        """Word of `generations`, behind one of each block, where the flags begin of blocks that
-        exchange through the L2 cache. They go on from launch to launch, and around."""
-        return up(self.decomposition.blocks, 32)
-
-    @property
-    def flags_of_group(self) -> int:
-        """Words of flags: one of each block for each, those of a block in lines of their own."""
-        ranks = self.decomposition.ranks
-        return ranks * up(ranks, 32)
+        """Words of the counter at which blocks meet that tell each other nothing in a step."""
+        d = self.decomposition
+        return 1 if d.far and not d.mail_floats else 0
 
 
 def tallies(d: Decomposition) -> int:
@@ -169,6 +163,15 @@ def flags(d: Decomposition) -> int:
     return up(d.ranks, 4) if d.problem.scaled and d.ranks > 1 else 0
 
 
+def far_sums(d: Decomposition) -> int:
+    """Floats of scratch memory for sums that several threads share, of parts that come through the
+    L2 cache."""
+    if not d.far:
+        return 0
+    sums = (message.rows // d.ranks for message in d.messages if message.parts > 1)
+    return max((d.teams(rows) * rows * d.sent for rows in sums if d.teams(rows) > 1), default=0)
+
+
 def beyond(features: int, step: int) -> int:
     """Floats behind the last row that a tile of 16 features reads, though nobody wants them."""
     return max(up(features, 16) - step, 0)
@@ -178,10 +181,11 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     """Where everything of a decomposition lies, whether or not it fits; state of the optimizer lies
     in shared memory as far as that has `room`, in bytes."""
     p, states = d.problem, settled(d.problem)
-    cursor, places = 0, {}
+    cursor, places, held = 0, {}, {}
 
-    def take(name: str, floats: int) -> int:
+    def take(name: str, floats: int, what: str) -> int:
         nonlocal cursor
+        held[name] = what
         places[name] = cursor = up(cursor, 4)
         cursor += floats
         return places[name]
@@ -198,43 +202,44 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         rows = up(ins, 16 if layer else 8)
         tiles = ceil(ins, 16) * ceil(outs, 8)
         bias_tiles = ceil(outs, TILE) if p.bias else 0
-        weights = take(f"w{layer}", rows * step + beyond(outs, step))
-        bias = take(f"b{layer}", bias_tiles * TILE)
+        weights = take(f"w{layer}", rows * step + beyond(outs, step), "weights")
+        bias = take(f"b{layer}", bias_tiles * TILE, "biases")
         parts.append((rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, base))
         base += tiles + bias_tiles
+    parts = [(*part[:-1], base - part[-1] - part[5] - part[6]) for part in parts]
     sync = "" if d.groups == 1 else \
         ALL if d.groups * base * TILE * 4 <= MOST_SUMMED_BY_ALL else SHARE
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
     input_floats = up(d.columns * input_pitch + beyond(ins, input_pitch), 4)
-    take("x", (1 if p.converted else 2) * input_floats)
+    take("x", (1 if p.converted else 2) * input_floats, "inputs")
     if p.converted:
-        take("raw", 2 * d.columns * raw_pitch * p.input_size // 4)
+        take("raw", 2 * d.columns * raw_pitch * p.input_size // 4, "inputs as they come")
     if p.normalised:
-        take("mean", up(ins, 4))
-        take("inverse_std", up(ins, 4))
+        take("mean", up(ins, 4), "means of inputs")
+        take("inverse_std", up(ins, 4), "scales of inputs")
     for layer in range(1, p.depth):
-        take(f"a{layer}", up(d.ins(layer), 16) * d.pitch)
+        take(f"a{layer}", up(d.ins(layer), 16) * d.pitch, "activations")
     for layer in range(1, p.depth + 1):
-        take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch)
+        take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch, "sums and gradients")
     if d.types[-1] == GATHERED:
-        take("logits", p.outputs * d.pitch)
+        take("logits", p.outputs * d.pitch, "outputs gathered")
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
-    take("y", d.columns if p.labelled else 2 * d.columns * target_pitch)
+    take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
     if p.ordered:
-        take("order", 2 * d.columns)
-    take("rules", RULE_BYTES // 4)
-    take("barriers", 8)
-    take("tallies", 2 * tallies(d))
+        take("order", 2 * d.columns, "numbers of examples")
+    take("rules", RULE_BYTES // 4, "rule of the update")
+    take("barriers", 8, "barriers")
+    take("tallies", 2 * tallies(d), "losses")
     if p.scaled:
-        take("scaling", 4)
+        take("scaling", 4, "loss scale")
     exchange = max(d.exchanged() * d.sent, flags(d), *(
         p.layers[n] * d.sent + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
         if type_ == GATHERED and d.idle(n)))
     if exchange and not d.far:
-        take("exchange", 2 * exchange)
+        take("exchange", 2 * exchange, "exchange")
     scratch, tilings = softmax_floats(d), []
     eighths = d.columns // 8
     for layer in range(p.depth):
@@ -252,16 +257,17 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
             shares *= 2
         scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
-    take("scratch", scratch)
-    return _with_state(d, parts, places, cursor, sync, shares, input_pitch, input_floats, raw_pitch,
-                       target_pitch, target_width, exchange, tilings, states,
+    take("scratch", max(scratch, far_sums(d)), "scratch")
+    return _with_state(d, parts, places, held, cursor, sync, shares, input_pitch, input_floats,
+                       raw_pitch, target_pitch, target_width, exchange, tilings, states,
                        room - FIXED_BYTES)
 
 
 def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int],
-                cursor: int, sync: str, shares: int, input_pitch: int, input_floats: int,
-                raw_pitch: int, target_pitch: int, target_width: int, exchange: int,
-                tilings: list[tuple[Tiling, Tiling | None]], states: int, room: int) -> Layout:
+                held: dict[str, str], cursor: int, sync: str, shares: int, input_pitch: int,
+                input_floats: int, raw_pitch: int, target_pitch: int, target_width: int,
+                exchange: int, tilings: list[tuple[Tiling, Tiling | None]], states: int,
+                room: int) -> Layout:
     """State of the largest layers lies in shared memory as far as there is room, the rest in a
     workspace, where it costs round trips to the L2 cache. Where clusters share the batch, it is in
     one piece in either place."""
@@ -275,6 +281,7 @@ def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict
         owned = sum(sizes) if sync == ALL else ceil(sum(sizes), d.groups)
         if (cursor + owned * states * TILE) * 4 <= room:
             shared_state = places["state"] = cursor
+            held["state"] = STATE
             cursor += owned * states * TILE
         else:
             far_tiles = owned
@@ -282,6 +289,7 @@ def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict
         for layer in sorted(range(p.depth), key=lambda i: -sizes[i]):
             if (cursor + sizes[layer] * states * TILE) * 4 <= room:
                 near[layer] = places[f"m{layer}"] = cursor
+                held[f"m{layer}"] = STATE
                 cursor += sizes[layer] * states * TILE
             else:
                 far[layer] = far_tiles
@@ -295,6 +303,6 @@ def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict
             update = far_tiling(ceil(d.ins(layer), 16), across, d.warps)
         layers.append(LayerLayout(rows, step, weights, bias, across, tiles, bias_tiles, base,
                                   near.get(layer), far.get(layer, 0), forward, backward, update))
-    return Layout(d, tuple(layers), places, cursor * 4 + FIXED_BYTES, sync, shares, input_pitch,
-                  input_floats, raw_pitch, target_pitch, target_width, exchange, shared_state,
-                  far_tiles)
+    return Layout(d, tuple(layers), places, held, cursor * 4 + FIXED_BYTES, sync, shares,
+                  input_pitch, input_floats, raw_pitch, target_pitch, target_width, exchange,
+                  shared_state, far_tiles)

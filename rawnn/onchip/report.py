@@ -9,9 +9,6 @@ from rawnn.onchip.choose import Choice
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, GATHERED, Decomposition
 from rawnn.onchip.layout import ALL, Layout
 
-_WORDS = {"w": "weights", "b": "biases", "a": "activations", "z": "sums and gradients",
-          "m": "state"}
-
 
 def describe(choice: Choice) -> str:
     """Some lines on a choice."""
@@ -65,6 +62,6 @@ def _places(layout: Layout) -> dict[str, int]:
     starts = sorted((start, name) for name, start in layout.places.items())
     ends = [*(start for start, _ in starts[1:]), layout.dynamic_bytes // 4]
     for (start, name), end in zip(starts, ends, strict=True):
-        word = _WORDS.get(name[0], name) if name[1:].isdigit() else name.replace("_", " ")
-        found[word] = found.get(word, 0) + 4 * (end - start)
-    return {word: nbytes for word, nbytes in found.items() if nbytes}
+        words = layout.held[name]
+        found[words] = found.get(words, 0) + 4 * (end - start)
+    return {words: nbytes for words, nbytes in found.items() if nbytes}

@@ -24,6 +24,7 @@ class StepWriter(InputWriter):
             n = layer + 1
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, "
               f"steps_before + u, part{n}.out, part{n}.in}};")
+        self.mark()
         if d.turns == 1:
             self.whole_turn()
             self.meet(self.while_meeting)
@@ -91,6 +92,7 @@ class StepWriter(InputWriter):
         else:
             rows, inner = ceil(ins, 16), ceil(outs, 8)
             ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
+        self.scratched = tiles.split > 1
         first = kind == "forward" and layer == 0
         if first:
             self.make_rule("u", "rate" if self.p.scheduled else self.rate(""))
@@ -168,14 +170,13 @@ class StepWriter(InputWriter):
                 self.fetch_once()
         elif kind == BY_OUTPUTS:
             idle, sent = d.idle(above), n * d.sent
-            message = self.exchange(True)
+            message = self.exchange(n, True, idle)
             message.expect((sent + idle) * 4)
             if idle:
-                message.say_nothing(f"n{above}", f"{sent} + rank - {d.ranks - idle}")
+                message.say_nothing(f"n{above}", idle, sent)
             self.product("forward", layer, self.sender(
                 count, self.keep_and_send(above, layer, message)), count, sent=True)
             phase = f"gather {above}"
-            message.sent(phase)
             self.fetch_once()
             received = message.hear(f"gathered{above}", sent, idle, phase=phase) if idle \
                 else message.awaited(phase)
@@ -197,12 +198,11 @@ class StepWriter(InputWriter):
         nbytes = d.sent * 4
         finish = f"by_pairs({self.body(str(n), text)})"
         if d.sums_at_once(n):
-            message = self.exchange(True)
+            message = self.exchange(n * d.ranks, True)
             message.expect(n * nbytes * d.ranks)
             place = f"(rank * {n} + m) * {d.sent} + e"
             self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
                          sent=True)
-            message.sent(phase)
             self.fetch_once()
             self.gradients(meanwhile)
             message.add(message.awaited(phase), d.ranks, n, n, finish)
@@ -212,15 +212,17 @@ class StepWriter(InputWriter):
         self.fetch_once()
         self.gradients(meanwhile)
         w("{")
-        w(f"const float* const parts = {parts.received()};")
-        self.stamp(phase, "wait")
-        sums = self.exchange(True)
+        box = parts.received()
+        if not d.far:  # ahead of what the next message expects
+            w(f"const float* const parts = {box};")
+            self.stamp(phase, "wait")
+            box = "parts"
+        sums = self.exchange(n, True)
         sums.expect(n * nbytes)
         send = sums.send_to_all(f"(rank * {size} + m) * {d.sent} + e")
-        parts.add("parts", d.ranks, size, mine, self.sender(mine, send))
+        parts.add(box, d.ranks, size, mine, self.sender(mine, send))
         w("}")
         self.stamp(phase, "share")
-        sums.sent(phase)
         sums.add(sums.awaited(phase), 1, n, n, finish)
 
     def reduce(self, kind: str, layer: int, n: int, size: int, mine: str,
@@ -229,14 +231,13 @@ class StepWriter(InputWriter):
         last `idle` blocks, which have none, hear from all others that they are as far."""
         d = self.d
         least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
-        message = self.exchange(False)
+        message = self.exchange(size * d.ranks, False)
         message.expect(f"{least}{mine} * {d.sent * 4 * d.ranks}")
         if idle:
             message.say_to_idle(idle)
         send = f"const int owner = m / {size};\n" + message.send(
             "owner", f"(rank * {size} + m - owner * {size}) * {d.sent} + e")
         self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
-        message.sent(phase)
         return message
 
     def loss(self) -> None:

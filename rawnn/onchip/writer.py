@@ -53,6 +53,8 @@ class KernelWriter:
         self.behind_turns: list[Stamp] = []
         self.in_turn = False
         self.fetched = False
+        self.scratched = False  # whether the product ahead may still read its parts
+        self.posted = 0  # floats of a box that have been given to messages through the L2 cache
 
     @property
     def meets_ahead(self) -> bool:

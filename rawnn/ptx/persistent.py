@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.onchip.choose import Choice
 from rawnn.onchip.layout import Layout
 from rawnn.onchip.source import source
@@ -47,7 +48,7 @@ def _impl(op: Op) -> KernelImpl:
     return KernelImpl(
         f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (d.threads, 1, 1)),
         _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.cluster,
-        cooperative=d.groups > 1 or d.far, text=text, options=QUICK)
+        cooperative=d.groups > 1 or d.far, code=CudaText(text, QUICK))
 
 
 GENERATED[KIND] = _impl

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.common.dtypes import c_type
 from rawnn.errors import ConfigError
 from rawnn.network.activations import functor
@@ -55,8 +55,7 @@ class KernelImpl:
     The blocks of a `cooperative` kernel all run at once. A `relocatable` one is linked with the
     device runtime, an architecture-`specific` one has instructions that the successors of its
     architecture have not (it is compiled for sm_90a, not sm_90). A kernel that is in no file of
-    rawnn's brings its `text`, and NVRTC's `options` for it; a user's also folders to `include`
-    from, an `arch`, a `preamble` of macros, and `declarations`, the text with these put in.
+    rawnn's brings its `code`.
     """
 
     source: str
@@ -72,12 +71,7 @@ class KernelImpl:
     cooperative: bool = False
     relocatable: bool = False
     specific: bool = False
-    text: str = ""
-    options: tuple[str, ...] = ()
-    include: tuple[Path, ...] = ()
-    arch: str = ""
-    preamble: str = ""
-    declarations: str = ""
+    code: CudaText | None = None
 
     def variants(self, scalars: Scalars) -> int:
         """How many variants of a launch there are; 1 where there is nothing to choose."""

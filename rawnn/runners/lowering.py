@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.device.compiling.batch import Batch, Job
 from rawnn.device.compiling.programmatic import Proof
 from rawnn.device.cuda.device import Device
@@ -78,23 +79,22 @@ class Lowering:
                 if _is_kernel(op):
                     impl = kernel_for(op)
                     expression = impl.expression(op, plan)
-                    if impl.text:
+                    if impl.code is not None:
                         written.setdefault(impl.source, (impl, {}))[1][expression] = None
                         continue
                     key = impl.source, impl.relocatable, impl.specific
                     wanted.setdefault(key, {})[expression] = None
         jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific,
-                    _with_declarations(source, expressions))
+                    CudaText(text) if (text := _with_declarations(source, expressions)) else None)
                 for (source, relocatable, specific), expressions in wanted.items()]
         return jobs + [self._written(impl, tuple(expressions))
                        for impl, expressions in written.values()]
 
     def _written(self, impl: KernelImpl, expressions: tuple[str, ...]) -> Job:
-        text = impl.text
-        if self.device.backend.name == "sim" and impl.declarations:
-            text = impl.declarations  # all that the simulation reads
-        return Job(impl.source, expressions, False, self._programmatic, impl.specific, text,
-                   impl.options, impl.include, impl.arch, impl.preamble, impl.declarations)
+        code = impl.code
+        if code is not None and self.device.backend.name == "sim":
+            code = code.simulated()
+        return Job(impl.source, expressions, False, self._programmatic, impl.specific, code)
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
         """What is proved of the kernel of `op` about programmatic launches; None where it is no

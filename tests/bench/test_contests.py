@@ -10,9 +10,9 @@ import pytest
 from rawnn.bench.clocks import ManagedGpu
 from rawnn.bench.compare import compare
 from rawnn.bench.conditions import Watch
-from rawnn.bench.peers.arrange import Arrangement, drawn
+from rawnn.bench.peers.arrange import Arrangement, drawn, thorough_of
 from rawnn.bench.peers.contest import Rules, run_contests
-from rawnn.bench.peers.lanes import Lane, Lanes
+from rawnn.bench.peers.lanes import Lane, Lanes, most
 from rawnn.bench.peers.problem import Problem, smaller
 from rawnn.bench.peers.process import SystemProcess
 from rawnn.bench.peers.records import Contest, read_contests
@@ -70,6 +70,26 @@ def test_a_part_holds_every_second_network() -> None:
     assert not second.ended
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_networks_that_are_slow_to_make_are_dealt_to_the_parts_and_begun_first(parts: int) -> None:
+    asked = drawn((12001, 12101), 30, "gpu")
+    slow = thorough_of(asked)
+    assert len(slow) == 10
+    shares = [[p.name for p in Arrangement("random-peers", asked, Rules(("rawnn",), "host"), {},
+                                           part=(k + 1, parts)).mine()] for k in range(parts)]
+    assert sorted(name for share in shares for name in share) == sorted(p.name for p in asked)
+    for share in shares:
+        count = sum(name in slow for name in share)
+        assert count in (10 // parts, -(-10 // parts))
+        assert set(share[:count]) <= slow
+
+
+def test_one_slow_network_is_not_taken_for_all_that_come() -> None:
+    assert most([]) == 0
+    assert most([7.0]) == 7
+    assert most([1.0, 2.0, 60.0, 3.0, 4.0]) == 4
+
+
 def test_time_is_kept_for_what_is_being_made_ready() -> None:
     made: list[str] = []
 
@@ -79,8 +99,8 @@ def test_time_is_kept_for_what_is_being_made_ready() -> None:
 
     several = [tiny(name=name, steps=4) for name in "abc"]
     with Lanes(("numpy",), 1, cores=1) as lanes:
-        found = lanes.prepare(several, command, suffices=lambda ready, longest: ready < 2)
-        assert lanes.longest() > 0
+        found = lanes.prepare(several, command, suffices=lambda ready, seconds: ready < 2)
+        assert lanes.usual() > 0
     assert (made, list(found)) == (["a", "b"], ["a", "b"])
 
 

@@ -73,8 +73,8 @@ def test_a_simulated_gpu_is_told(ladder: LadderResult) -> None:
 def test_markdown_says_where_it_was_measured(ladder: LadderResult) -> None:
     text = markdown(ladder)
     assert text.splitlines()[0].startswith("| rung | epoch (ms)")
-    assert ("| `fuse` | 10.2 | 10.0-10.5 | 20.5 | 2.05 | 1.90-2.20 | 2.05 | 0.9000 ± 0.0000 | "
-            "agrees") in text
+    assert ("| `fuse` | 10.2 | 10.0-10.5 | 0.25 | 20.5 | 2.05 | 1.90-2.20 | 2.05 | "
+            "0.9000 ± 0.0000 | agrees") in text
     for part in ("Some GPU, driver 580.1, CUDA 13.0", "SM 1900-1901 MHz", "commit abc",
                  "2026-01-01", "medians of 2 interleaved runs"):
         assert part in text

@@ -37,7 +37,7 @@ def test_it_compiles_and_its_description_fits(path: Path) -> None:
                                   and (FULL or p.stem in ("bitonic", "monte_carlo"))],
                          ids=lambda p: p.stem)
 def test_its_code_is_right_on_the_twin(path: Path) -> None:
-    check_on_the_twin(path, trials=2).require()
+    check_on_the_twin(path, trials=2 if FULL else 1).require()
 
 
 def test_constants_of_the_header_go_where_the_kernel_goes() -> None:

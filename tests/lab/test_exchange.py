@@ -109,10 +109,10 @@ def test_a_capsule_is_what_numpy_takes(dtype: str, shape: tuple[int, ...]) -> No
     assert np.shares_memory(taken, values)
     owner = weakref.ref(values)
     del values
-    gc.collect()
+    gc.collect(0)
     assert owner() is not None  # the consumer's array keeps it
     del taken
-    gc.collect()
+    gc.collect(0)
     assert owner() is None
     assert len(_exported) == before
 

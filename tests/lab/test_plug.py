@@ -221,9 +221,9 @@ def test_nvrtc_compiles_it_for_what_the_plan_asks(mine: Path) -> None:
     plan = make_work(f"preload,bf16,bias_relu={mine}", LAYERS, DATA).train
     kernel = OWN["bias_relu=mine"].kernel
     for op in owned(plan):
-        built = compile_source(Nvrtc, kernel.text, name=kernel.source, arch="sm_90",
+        built = compile_source(Nvrtc, kernel.code.text, name=kernel.source, arch="sm_90",
                                expressions=(kernel.expression(op, plan),), programmatic=True,
-                               preamble=kernel.preamble)
+                               preamble=kernel.code.preamble)
         assert all(proof.waits for proof in built.proofs.values())
 
 

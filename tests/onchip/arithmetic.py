@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.onchip.choose import Choice
-from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, FULL, Decomposition, ceil
+from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, FULL, GATHERED, Decomposition, ceil
+from rawnn.onchip.layout import SHARE
 from rawnn.onchip.tiles import Tiling
 from rawnn.step.plan import Plan
 
@@ -87,6 +88,13 @@ def row_sums(b: Array, nearest: bool = False) -> Array:
     return sums[0] + sums[1]
 
 
+def markable(values: Array, marked: Array) -> Array:
+    """float32 of which those that are `marked` give up their last bit, as in onchip_marks.cuh."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    odd = (bits | (bits & np.uint32(1)) << np.uint32(1)) & np.uint32(0xFFFFFFFE)
+    return np.where(marked, odd, bits).view(np.float32)
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """How a chosen kernel computes the products of a plan's step."""
@@ -107,11 +115,31 @@ class Arithmetic:
                 layer = int(op.operands["c"].lstrip("zdaw")) - (op.attributes["layout"] != "nn")
                 operands.c[...] = compute[op.attributes["layout"]](layer, operands.a, operands.b)
             elif op.kind == "bias_grad":
-                operands.db[...] = _added([row_sums(operands.dz[rows], self.nearest)
-                                           for rows in self.shares(len(operands.dz))])
+                layer = int(op.operands["dz"].lstrip("z_d")) - 1
+                operands.db[...] = self._met([row_sums(operands.dz[rows], self.nearest)
+                                              for rows in self.shares(len(operands.dz))], layer)
+            elif "dw" in op.operands and self.chosen.layout.sync == SHARE:
+                old = operands.w.copy()
+                op.spec.reference(operands, {**op.attributes, "offset": offset, "stored": {}})
+                layer = int(op.operands["dw"].lstrip("dwb")) - 1
+                change = operands.w - old
+                operands.w[...] = old + markable(change.T, self._marked(change.T, layer)).T
             else:
                 stored = {role: plan[name].dtype for role, name in op.operands.items()}
                 op.spec.reference(operands, {**op.attributes, "offset": offset, "stored": stored})
+            if op.kind == "activate" and self.d.types[int(op.operands["a"][1:])] == GATHERED:
+                operands.a[...] = self.sent(operands.a.T).T
+            last = f"z{self.d.problem.depth}"
+            if op.kind == "bias_add" and self.d.types[-1] == GATHERED and op.operands["z"] == last:
+                operands.z[...] = self.sent(operands.z.T).T
+
+    def sent(self, values: Array) -> Array:
+        """[features, batch] as they come through the L2 cache: every fourth example of a block's is
+        without its lowest bit."""
+        if not self.d.far:
+            return values
+        of_batch = np.arange(values.shape[1]) % self.d.share
+        return markable(values, of_batch % self.d.turn_share % 4 == 3)
 
     def forward(self, layer: int, x: Array, w: Array) -> Array:
         """[batch, outputs]; layers count from 0."""
@@ -128,25 +156,41 @@ class Arithmetic:
 
     def _shared(self, a: Array, b: Array, tiles: Tiling, cut: int, type_: str) -> Array:
         """Partial sums of blocks that have `cut` of the inner dimension each, in their order, for a
-        boundary of a type; through L2 some lanes add up as many each, and then by pairs."""
+        boundary of a type; through L2 threads add up every n-th of them each, and then one thread
+        what they have."""
         parts = [product(a[:, k : k + cut], b[k : k + cut], tiles.down * tiles.across,
                          tiles.split, self.nearest) for k in range(0, a.shape[1], cut)]
         if not self.d.far or cut >= a.shape[1]:
             return _added(parts)
         at_once = type_ == FULL and self.d.sums_at_once(len(a))
-        lanes = self.d.lanes(len(a) if at_once else ceil(len(a), self.d.ranks))
-        each = ceil(self.d.ranks, lanes)
+        teams = self.d.teams(len(a) if at_once else ceil(len(a), self.d.ranks))
         nothing = np.zeros_like(parts[0])
-        sums = [_added([nothing, *parts[i * each : (i + 1) * each]]) for i in range(lanes)]
-        while len(sums) > 1:
-            sums = [sums[i] + sums[i + 1] for i in range(0, len(sums), 2)]
-        return sums[0]
+        came = [self.sent(part) for part in parts]
+        sums = _added([_added([nothing, *came[team::teams]]) for team in range(teams)])
+        return self.sent(sums) if type_ == FULL and not at_once else sums
 
     def gradient(self, layer: int, dz: Array, x: Array) -> Array:
         """[outputs, inputs]: the parts of the clusters in their order."""
         tiles = self.chosen.layout.layers[layer].update
-        return _added([product(x[rows].T, dz[rows], tiles.down * tiles.across, 1, self.nearest)
-                       for rows in self.shares(len(dz))]).T
+        return self._met([product(x[rows].T, dz[rows], tiles.down * tiles.across, 1, self.nearest)
+                          for rows in self.shares(len(dz))], layer).T
+
+    def _met(self, parts: list[Array], layer: int) -> Array:
+        """The sum of the clusters' parts, as they are told to each other."""
+        if self.d.groups > 1:
+            parts = [markable(part, self._marked(part, layer)) for part in parts]
+        return _added(parts)
+
+    def _marked(self, values: Array, layer: int) -> Array:
+        """Which of [inputs, outputs], or of biases, carry marks: by their places in a block."""
+        kind, cut = self.d.kinds[layer], self.d.slices
+        outs = np.arange(values.shape[-1])
+        outs = outs % cut[layer + 1] if kind == BY_OUTPUTS else outs
+        if values.ndim == 1:
+            return outs % 4 == 3
+        ins = np.arange(len(values))[:, None]
+        ins = ins % cut[layer] if kind == BY_INPUTS else ins
+        return (ins % 16 >= 8) & (outs % 2 == 1)
 
     def shares(self, batch: int) -> list[slice]:
         """The examples of each cluster."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation
 from rawnn.errors import ConfigError
@@ -34,16 +35,28 @@ MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file"
 
 @needs_twin
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), MEETINGS if FULL else MEETINGS[:2])
-def test_clusters_meet_where_their_counters_wrap_around(
+def test_clusters_meet_where_their_number_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
-    """The same kernel, whose counters begin shortly ahead of 2^32 and not at 0."""
+    """Whose meetings are counted from shortly ahead of 2^32 on and not from 0: from a number at
+    which the first mark is 1, as the slots hold zeros."""
     launch = Launch(name, ranks, groups, types)
-    text, changed = re.subn(r"(ptx::wait_for_grid\(met, )", rf"\g<1>{2**32 - AHEAD}u + ",
-                            launch.impl.text)
-    assert changed >= 1
-    launch.impl = replace(launch.impl, text=text)
-    launch.arrays["counters"][1::32][:ranks] = -AHEAD
+    launch.arrays["meetings"][:] = -4
     check(launch, tmp_path, 1)
+
+
+@needs_twin
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), MEETINGS)
+def test_clusters_meet_in_the_next_launch(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
+    """What they told each other in the launch before, of an odd number of steps, still lies there,
+    with the marks of then."""
+    launch = Launch(name, ranks, groups, types)
+    for run in (1, 3):
+        left = launch.on_twin(tmp_path, run)
+        for role in ("meetings", "gradients", "fresh", "overflows"):
+            if role in left:
+                launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
+    check(launch, tmp_path, 0)
 
 
 @needs_twin
@@ -53,9 +66,9 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     launch = Launch(name, ranks, groups, types)
     text, changed = re.subn(r"(Mailboxes<[^;]*, rank, )0}", rf"\g<1>{2**32 - 4}u}}",
-                            launch.impl.text)
+                            launch.impl.code.text)
     assert changed == 1
-    launch.impl = replace(launch.impl, text=text)
+    launch.impl = replace(launch.impl, code=CudaText(text))
     check(launch, tmp_path, 1)
 
 
@@ -64,9 +77,13 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
     ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 2, "FSFF")][: 2 if FULL else 1])
 def test_exchanges_through_l2_where_their_count_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
-    """Launches go on where the last one ended: here shortly ahead of 2^32."""
+    """Launches go on where the last one ended: here shortly ahead of 2^32, with the marks
+    in the boxes that turns ahead of it left there."""
     launch = Launch(name, ranks, groups, types, exchange=L2)
     launch.arrays["generations"][:] = -AHEAD
+    boxes = launch.arrays["parcels"].view(np.uint32).reshape(groups, 2, -1)
+    for turn in (-AHEAD, 1 - AHEAD):
+        boxes[:, turn & 1] = turn >> 1 & 1
     check(launch, tmp_path, 1)
 
 

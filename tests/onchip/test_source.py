@@ -80,7 +80,7 @@ def op_of(name: str) -> Op:
 def test_the_kernel_takes_what_the_op_has(name: str) -> None:
     op = op_of(name)
     impl = kernel_for(op)
-    signature = parse_kernels(impl.text)[impl.name]
+    signature = parse_kernels(impl.code.text)[impl.name]
     pointers = [p.name for p in signature.parameters if p.pointer]
     assert sorted(pointers) == sorted(op.operands)
     scalars = {p.name for p in signature.parameters if not p.pointer}

@@ -30,14 +30,10 @@ SEED = 11
 def cheap_devices() -> Iterator[None]:
     """Remember what a kernel's source includes, and let products ask for less scratch memory."""
     includes = functools.cache(compile._read_includes)
-    followed = functools.cache(compile.follow_includes)
     with ExitStack() as patches:
         patches.enter_context(mock.patch(
             "rawnn.device.compiling.compile._read_includes",
             lambda text, name, paths: includes(text, name, tuple(paths))))
-        patches.enter_context(mock.patch(
-            "rawnn.device.sim.nvrtc.follow_includes",
-            lambda text, paths, quoted: followed(text, tuple(paths), quoted=quoted)))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
         yield
 

@@ -36,8 +36,8 @@ def every_other(name: str, instances: Sequence[str]) -> tuple[str, ...]:
     return tuple(instances) if FULL else tuple(instances[zlib.crc32(name.encode()) % 2::2])
 
 
-def some(name: str, architectures: Sequence[str]) -> list[str]:
-    """Two of the architectures that something called `name` can be compiled for, all with
+def some(name: str, architectures: Sequence[str], how_many: int = 2) -> list[str]:
+    """One or two of the architectures that something called `name` can be compiled for, all with
     RAWNN_FULL=1: by CUDA 13 other ones than by CUDA 12. Of a kernel source that changed,
     tools/kernel_table.py compiles all that the engine can ask for, for all of them."""
     if FULL:
@@ -47,4 +47,5 @@ def some(name: str, architectures: Sequence[str]) -> list[str]:
     except PackageNotFoundError:
         major = 12
     first, count = zlib.crc32(name.encode()) + major, len(architectures)
-    return list(dict.fromkeys(architectures[(first + at) % count] for at in (0, count // 2)))
+    found = dict.fromkeys(architectures[(first + at) % count] for at in (0, count // 2))
+    return list(found)[:how_many]

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.device.compiling.batch import Batch, Job
 from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.errors import CompileError
@@ -56,7 +57,8 @@ def test_the_largest_source_is_begun_first() -> None:
         return compiled(job)
 
     jobs = [Job("cursor.cu", ("advance",)), Job("loss.cu", ("accuracy",)),
-            Job("mine.cu", ("m",), text="x" * 10_000_000), Job("softmax.cu", ("softmax<float>",))]
+            Job("mine.cu", ("m",), code=CudaText("x" * 10_000_000)),
+            Job("softmax.cu", ("softmax<float>",))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.cpu_count", lambda: 1)
         found = list(Batch(jobs, slow, parallel=True))

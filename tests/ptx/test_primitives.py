@@ -154,6 +154,20 @@ PROBES: dict[str, tuple[str, str, str]] = {
                       "st.release.gpu.global.u32 [to], value;"),
     "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",
                      "ld.acquire.gpu.global.u32 R, [counter];"),
+    "store_marked": ("float4* to, float x, float y, float z, float w, unsigned mark",
+                     "ptx::store_marked(to, make_float4(x, y, z, w), mark);",
+                     "mov.b64 low, {x, y};\nmov.b64 high, {z, 0};\nmov.b128 all, {low, high};\n"
+                     "st.relaxed.gpu.global.b128 [to], all;"),
+    "load_marked": ("const float4* from",
+                    "const float4 v = ptx::load_marked(from); out[0] = __float_as_uint(v.x); "
+                    "out[1] = __float_as_uint(v.y); out[2] = __float_as_uint(v.z); "
+                    "out[3] = __float_as_uint(v.w);",
+                    "ld.relaxed.gpu.global.b128 all, [from];\nmov.b128 {low, high}, all;\n"
+                    "mov.b64 {0, 1}, low;\nmov.b64 {2, 3}, high;"),
+    "store_relaxed": ("unsigned* to, unsigned value", "ptx::store_relaxed(to, value);",
+                      "st.relaxed.gpu.global.u32 [to], value;"),
+    "load_relaxed": ("const unsigned* from", "out[0] = ptx::load_relaxed(from);",
+                     "ld.relaxed.gpu.global.u32 R, [from];"),
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
     "cycles": ("int nothing", "out[0] = ptx::cycles();", "mov.u64 R, %clock64;"),

@@ -50,13 +50,19 @@ def drawn(seeds: Sequence[int], count: int, device: str) -> list[Problem]:
     return made if device not in ("host", "sim") else [smaller(p) for p in made]
 
 
-def drawn_forms(asked: Sequence[Problem]) -> Callable[[Problem, str], list[str]]:
-    """The forms of drawn networks: with those that are slow to make for a few of each draw, evenly
+def thorough_of(asked: Sequence[Problem]) -> set[str]:
+    """The names of those that have the forms that are slow to make: a few of each draw, evenly
     spread."""
-    thorough = set[str]()
+    found = set[str]()
     for several in draws(asked):
         count = min(THOROUGH, len(several))
-        thorough |= {several[i * len(several) // count].name for i in range(count)}
+        found |= {several[i * len(several) // count].name for i in range(count)}
+    return found
+
+
+def drawn_forms(asked: Sequence[Problem]) -> Callable[[Problem, str], list[str]]:
+    """The forms of drawn networks: with those that are slow to make for a few of each draw."""
+    thorough = thorough_of(asked)
 
     def forms(problem: Problem, system: str) -> list[str]:
         if system == "torch" and problem.name in thorough:
@@ -121,8 +127,8 @@ def chosen(names: Sequence[str], usual: Sequence[str]) -> tuple[tuple[str, ...],
 @dataclass
 class Arrangement:
     """Contests to be held, those that were held before included, and the result so far. Of all
-    that are asked for, the `part` (2, 3) is every third, from the second on: so several GPUs share
-    them."""
+    that are asked for, the `part` (2, 3) is every third, from the second on, those that are slow to
+    make first: so several GPUs share them."""
 
     kind: Kind
     asked: list[Problem]
@@ -175,24 +181,27 @@ class Arrangement:
             environment=self._environment, timer=TIMER, contests=list(self.contests),
             ended=self.ended)
 
-    def _mine(self) -> list[Problem]:
-        """Those of this part that are left."""
+    def mine(self) -> list[Problem]:
+        """Those of this part that are left. Those of a draw that take longest to be made ready are
+        dealt to the parts first and begun first: one part had them all, and waited for the last."""
         number, count = self.part
-        mine = {p.name for p in self.asked[number - 1::count]}
-        return [p for p in self.result().left if p.name in mine]
+        slow = thorough_of(self.asked) if self.kind == "random-peers" else set[str]()
+        order = sorted(self.asked, key=lambda p: p.name not in slow)
+        left = {p.name for p in self.result().left}
+        return [p for p in order[number - 1::count] if p.name in left]
 
     def hold(self, budget: float, on_contest: Callable[[Contest], None],
              notify: Callable[[str], None]) -> ContestsResult:
         """Hold all contests that are left. Ctrl-C and the budget end them; `on_contest` hears each
         as soon as it is over."""
-        begun, left = monotonic(), self._mine()
+        begun, left = monotonic(), self.mine()
         self.ended = CUT_OFF  # which is what a file says whose process was killed
         try:
             for contest in run_contests(left, self.rules, self._watch, budget=budget, notify=notify,
                                         versions=self._environment.libraries.update):
                 self.contests.append(contest)
                 on_contest(contest)
-            self.ended = f"the budget of {budget:.0f} s was spent" if self._mine() else ""
+            self.ended = f"the budget of {budget:.0f} s was spent" if self.mine() else ""
         except KeyboardInterrupt:
             self.ended = f"interrupted after {monotonic() - begun:.0f} s"
         return self.result()

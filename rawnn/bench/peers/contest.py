@@ -111,10 +111,10 @@ class _Budget:
     def left(self) -> float:
         return self._seconds - (monotonic() - self._begun)
 
-    def suffices(self, ready: int, longest: float) -> bool:
-        """To make one more network ready where that takes `longest` at most, and to time it behind
-        `ready` others."""
-        return self.left > longest + TIMING_S * (ready + 1)
+    def suffices(self, ready: int, seconds: float) -> bool:
+        """To make one more network ready where that takes `seconds`, and to time it behind `ready`
+        others."""
+        return self.left > seconds + TIMING_S * (ready + 1)
 
 
 def run_contests(problems: Sequence[Problem], rules: Rules, watch: Watch, *,
@@ -133,7 +133,7 @@ def run_contests(problems: Sequence[Problem], rules: Rules, watch: Watch, *,
                 left[:rules.at_once], rules, lanes, watch, time, notify))}
             versions(lanes.versions)
             left = [p for p in left if p.name not in done]
-            if left and not (done and time.suffices(0, lanes.longest())):
+            if left and not (done and time.suffices(0, lanes.usual())):
                 notify(f"the budget of {budget:.0f} s is spent: {len(left)} of {len(problems)} "
                        f"contests are left")
                 return

@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.device.compiling.compile import Compiled
 from rawnn.ptx import SOURCES
 
@@ -26,21 +26,14 @@ if TYPE_CHECKING:
 class Job:
     """Kernels of one of rawnn's .cu files: instances `expressions`, as `compile_source` takes
     them. A `specific` source has instructions that one architecture alone has. What is no file of
-    rawnn's brings its `text`, and NVRTC's `options`, folders to `include` from, an architecture
-    (`arch`, in place of the GPU's) and a `preamble` for it; `declarations` is the text with the
-    preamble's macros put in, where types are read by."""
+    rawnn's brings its `code`."""
 
     file: str
     expressions: tuple[str, ...]
     relocatable: bool = False
     programmatic: bool = False
     specific: bool = False
-    text: str = ""
-    options: tuple[str, ...] = ()
-    include: tuple[Path, ...] = ()
-    arch: str = ""
-    preamble: str = ""
-    declarations: str = ""
+    code: CudaText | None = None
 
     def apart(self) -> list[Job]:
         """A job for each instance."""
@@ -73,8 +66,10 @@ class Batch:
     def _size(self, place: int) -> int:
         """Of a job's source, in characters."""
         job = self._jobs[place]
+        if job.code is not None:
+            return len(job.code.text)
         file = SOURCES / job.file
-        return len(job.text) or (file.stat().st_size if file.is_file() else 0)
+        return file.stat().st_size if file.is_file() else 0
 
     def __iter__(self) -> Iterator[tuple[Job, Compiled]]:
         for place, job in enumerate(self._jobs):

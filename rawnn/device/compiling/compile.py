@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 from rawnn.device.compiling import headers
 from rawnn.device.compiling.cache import CubinCache
+from rawnn.device.compiling.includes import follow_includes
 from rawnn.device.compiling.programmatic import Proof, prove
 from rawnn.device.compiling.signature import find_kernel, parse_kernels
 from rawnn.device.cuda.errors import check
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx import SOURCES
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _ERRORS_SHOWN = 5
 _CONTEXT = 3
@@ -187,34 +187,6 @@ def _search_paths(
         if option.startswith(prefix)
     ]
     return list(dict.fromkeys([*beside, *given, *include_paths, SOURCES]))
-
-
-def follow_includes(text: str, paths: Sequence[Path], *,
-                    quoted: bool = False) -> tuple[list[tuple[str, str]], list[str]]:
-    """(name and content of every file that `text` includes, directly or not, and that is found in
-    `paths`; names of those that are not). With `quoted` those in angle brackets, CUDA's, are left
-    out."""
-    parts: list[tuple[str, str]] = []
-    missing: list[str] = []
-    seen: set[Path] = set()
-    pending: list[tuple[str, Path | None]] = [(text, None)]
-    while pending:
-        current, folder = pending.pop()
-        for match in _INCLUDE.finditer(current):
-            if quoted and not match[1]:
-                continue
-            header = match[1] or match[2]
-            # A quoted include is looked for beside the file that has it before the -I folders.
-            beside = [folder] if match[1] and folder is not None else []
-            found = next((p / header for p in (*beside, *paths) if (p / header).is_file()), None)
-            if found is None:
-                missing.append(header)
-            elif found.resolve() not in seen:
-                seen.add(found.resolve())
-                content = found.read_text(errors="replace")
-                parts.append((header, content))
-                pending.append((content, found.parent))
-    return parts, missing
 
 
 def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:

@@ -28,7 +28,8 @@ from rawnn.device.compiling.c_types import (
     code_of,
     type_words,
 )
-from rawnn.device.compiling.structs import Struct, included, read_struct
+from rawnn.device.compiling.includes import with_included
+from rawnn.device.compiling.structs import Struct, read_struct
 from rawnn.errors import ConfigError, nearest
 from rawnn.ptx import SOURCES
 
@@ -204,7 +205,7 @@ def parse_kernels(text: str, folders: Sequence[Path] = (SOURCES,)) -> dict[str, 
     structs = _Structs(text, folders)
     kernels = _declared(text)
     if not kernels:
-        for header in included(text, folders)[1:]:
+        for header in with_included(text, folders)[1:]:
             kernels = kernels | _declared(header)
     return {name: structs.filled(kernel) for name, kernel in kernels.items()}
 
@@ -256,7 +257,7 @@ class _Structs:
 
     def _given(self, parameter: Parameter) -> Parameter:
         if self._texts is None:
-            self._texts = [code_of(text) for text in included(self._text, self._folders)]
+            self._texts = [code_of(text) for text in with_included(self._text, self._folders)]
         try:
             return replace(parameter, struct=read_struct(parameter.ctype, self._texts))
         except ConfigError as error:

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rawnn.device.compiling.c_types import FORMATS, canonical, type_words
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _SIZES = {code: struct.calcsize(f"={code}") for code in "?bBhHiIfdqQ"}
 _STRUCT = re.compile(r"\bstruct\s+(\w+)\s*\{([^{}]*)\}\s*;")
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*$")
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _DECLARATOR = re.compile(r"(\*?)\s*(\w+)\s*((?:\[\s*\w+\s*\]\s*)*)")
 _FIRST = re.compile(rf"((?:[\w\s]|::)+?(?=[\s*]))\s*({_DECLARATOR.pattern})")
 _CONSTANT = r"\bconstexpr\s+(?:unsigned\s+)?int\s+{}\s*=\s*(\d+)\s*;"
@@ -148,19 +146,6 @@ def read_struct(name: str, texts: Sequence[str]) -> Struct | None:
             if found[1] == name and not _TEMPLATE.search(text[: found.start()]):
                 return _laid_out(name, found[2], texts)
     return None
-
-
-def included(text: str, folders: Sequence[Path]) -> list[str]:
-    """`text`, and those of the headers that it includes in quotes, and these in turn, where one of
-    `folders` has them."""
-    texts, seen = [text], set[str]()
-    for each in texts:  # which grows
-        for name in _INCLUDE.findall(each):
-            path = next((f / name for f in folders if (f / name).is_file()), None)
-            if name not in seen and path is not None:
-                texts.append(path.read_text(errors="replace"))
-            seen.add(name)
-    return texts
 
 
 def _laid_out(name: str, body: str, texts: Sequence[str]) -> Struct:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn import ptx
+from rawnn.common.cuda_text import CudaText
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.common.words import counted
 from rawnn.device.compiling.batch import Batch, Job
@@ -98,7 +99,7 @@ class Device:
         self.driver = backend.driver()
         self._ordinal = ordinal
         self._notify = notify
-        self._sources: dict[str, tuple[str, dict[str, KernelSignature]]] = {}
+        self._sources: dict[str, tuple[CudaText, dict[str, KernelSignature]]] = {}
         self._functions: dict[tuple[str, str, bool], Function] = {}
         self._cache = CubinCache(notify=notify) if backend.cache else None
         self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
@@ -215,12 +216,11 @@ class Device:
                    if (wanted := tuple(e for e in job.expressions if
                                        (job.file, e, job.programmatic) not in self._functions))]
         for job in missing:
-            if job.text:
-                folders = (Path(job.file).parent, *job.include, ptx.SOURCES)
-                self._sources[job.file] = (job.text, parse_kernels(job.declarations or job.text,
-                                                                   folders))
-        texts = {job.file: self._source(job.file)[0] for job in missing}
-        batch = Batch(missing, lambda job: self._built(texts[job.file], job), self.backend.parallel)
+            if job.code is not None:
+                folders = (Path(job.file).parent, *job.code.include, ptx.SOURCES)
+                self._sources[job.file] = job.code, parse_kernels(job.code.declarations, folders)
+        codes = {job.file: self._source(job.file)[0] for job in missing}
+        batch = Batch(missing, lambda job: self._built(codes[job.file], job), self.backend.parallel)
         self.compile_ms += (perf_counter() - started) * 1e3
         return batch
 
@@ -234,26 +234,26 @@ class Device:
             batch.close()
             self.compile_ms += (perf_counter() - started) * 1e3
 
-    def load(self, text: str, name: str, signatures: dict[str, KernelSignature],
+    def load(self, source: str | CudaText, name: str, signatures: dict[str, KernelSignature],
              expressions: tuple[str, ...], relocatable: bool = False,
-             programmatic: bool = False, options: tuple[str, ...] = (),
-             include: tuple[Path, ...] = (), arch: str = "", preamble: str = "") -> None:
+             programmatic: bool = False) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
         started = perf_counter()
-        job = Job(name, expressions, relocatable, programmatic, options=options, include=include,
-                  arch=arch, preamble=preamble)
-        self._keep(job, self._built(text, job), signatures)
+        code = CudaText(source) if isinstance(source, str) else source
+        job = Job(name, expressions, relocatable, programmatic, code=code)
+        self._keep(job, self._built(code, job), signatures)
         self.compile_ms += (perf_counter() - started) * 1e3
 
     def _arch_of(self, job: Job) -> str:
-        return job.arch or (self.arch + "a" if job.specific else self.arch)
+        own = job.code.arch if job.code is not None else ""
+        return own or (self.arch + "a" if job.specific else self.arch)
 
-    def _built(self, text: str, job: Job) -> Compiled:
+    def _built(self, code: CudaText, job: Job) -> Compiled:
         return compile_source(
-            self.backend.nvrtc, text, name=job.file, arch=self._arch_of(job),
+            self.backend.nvrtc, code.text, name=job.file, arch=self._arch_of(job),
             expressions=job.expressions, relocatable=job.relocatable,
-            options=job.options, programmatic=job.programmatic, cache=self._cache,
-            include_paths=job.include, preamble=job.preamble)
+            options=code.options, programmatic=job.programmatic, cache=self._cache,
+            include_paths=code.include, preamble=code.preamble)
 
     def _keep(self, job: Job, built: Compiled, signatures: dict[str, KernelSignature]) -> None:
         """Load what was compiled into the context."""
@@ -277,10 +277,10 @@ class Device:
             self.compile(file, (expression,), programmatic=programmatic)
         return self._functions[file, expression, programmatic]
 
-    def _source(self, file: str) -> tuple[str, dict[str, KernelSignature]]:
+    def _source(self, file: str) -> tuple[CudaText, dict[str, KernelSignature]]:
         if file not in self._sources:
             text = ptx.source_path(file).read_text()
-            self._sources[file] = (text, parse_kernels(text))
+            self._sources[file] = CudaText(text), parse_kernels(text)
         return self._sources[file]
 
     def _link(self, built: Compiled, name: str) -> bytes:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rawnn.device.compiling.compile import NOWHERE, follow_includes
+from rawnn.device.compiling.compile import NOWHERE
+from rawnn.device.compiling.includes import with_included
 from rawnn.device.compiling.programmatic import TRIGGER, WAIT
 from rawnn.device.sim import programmatic
 from rawnn.device.sim.codes import describe
@@ -81,9 +82,8 @@ class SimNvrtc:
             found.log = f"nvrtc: error: invalid value for --gpu-architecture (-arch): {arch}\n"
             raise Refused("NVRTC_ERROR_INVALID_OPTION")
         relocatable = any(option in _RELOCATABLE for option in options)
-        headers = "".join(content for _, content in follow_includes(
-            found.source, [Path(option[2:]) for option in options if option.startswith("-I")],
-            quoted=True)[0])
+        folders = [Path(option[2:]) for option in options if option.startswith("-I")]
+        headers = "".join(with_included(found.source, folders)[1:])
         found.image, found.log = build(found.name, found.source, arch, found.expressions,
                                        relocatable, "-DRAWNN_PDL" in options, headers)
         found.compiled = True

@@ -21,10 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.cuda_text import CudaText
+from rawnn.onchip.layout import SHARE
 from rawnn.ptx import SOURCES
-from tests.onchip.test_twin import DECAY, Launch, check_by_chance
+from tests.onchip.test_twin import DECAY, Launch, check_alike, check_by_chance
 from tests.onchip.test_twin import check as check_written
 from tests.ptx import test_tiled_host
+from tests.ptx.test_marks import check_marks
 from tests.ptx.twin import floors
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.faults import GENERATED, WRITTEN, Fault, files, text_of, written_files
@@ -228,8 +231,10 @@ def _probe_written(sources: Path, changed: str) -> None:
     named = re.compile("|".join(rf"\b{name}\b" for pair in re.findall(
         r"^struct (\w+)|^__device__[^(]*?(\w+)\(", text, re.MULTILINE) for name in pair if name)
         or "$^")
+    if changed == "onchip_marks.cuh":
+        check_marks(sources)
     launches = [(how, Launch(*how)) for how in WRITTEN]
-    launches.sort(key=lambda pair: named.search(pair[1].impl.text) is None)
+    launches.sort(key=lambda pair: named.search(pair[1].impl.code.text) is None)
     for number, (how, launch) in enumerate(launches):
         _check_written(how, launch, number, sources)
 
@@ -240,6 +245,8 @@ def _check_written(how: tuple[Any, ...], launch: Launch, run: int,
         try:
             checked = check_by_chance if how[0] == DECAY else check_written
             checked(launch, Path(folder), run, sources)
+            if launch.op.attributes["chosen"].layout.sync == SHARE:
+                check_alike(launch, Path(folder), run, sources)
         finally:
             if launch.twin is not None:
                 launch.twin.path.unlink(missing_ok=True)
@@ -250,7 +257,7 @@ def _attempt_written(fault: Fault) -> None:
     for run in (0, 1):
         how = written_files()[fault.file]
         launch = Launch(*how)
-        launch.impl = replace(launch.impl, text=fault.planted(launch.impl.text))
+        launch.impl = replace(launch.impl, code=CudaText(fault.planted(launch.impl.code.text)))
         _check_written(how, launch, run)
 
 

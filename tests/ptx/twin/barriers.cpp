@@ -9,6 +9,7 @@ void release_block(Block& block) {
   for (Thread& thread : block.threads) {
     if (thread.done) continue;
     learn(thread, known, block.gather);
+    thread.events.clear();
     wake(thread);
   }
   block.gather = Gather{};

@@ -103,8 +103,15 @@ void land(std::size_t index) {
   advance(barrier);
 }
 
-bool anything_flies() { return !machine.flights.empty(); }
-void land_any() { land(machine.random() % machine.flights.size()); }
+bool anything_flies() { return !machine.flights.empty() || !machine.late.empty(); }
+void land_any() {
+  const std::size_t which = machine.random() % (machine.flights.size() + machine.late.size());
+  if (which < machine.flights.size()) {
+    land(which);
+  } else {
+    land_late(which - machine.flights.size());
+  }
+}
 
 void flush_copies(Thread& thread, std::uint32_t up_to) {
   std::vector<Copy> due;

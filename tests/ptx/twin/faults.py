@@ -59,17 +59,22 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("generation", r"(ptx::(?:grid_barrier|wait_for_grid)\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
-    ("exchange", r"mail\.(?:expect|send|sent|send_to_all|send_one_to_all)\([^;]*\);"
+    ("exchange", r"mail\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
-                 r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;", ";"),
-    ("exchange", r"ptx::store_release\([^;]*\);|(?<!void )await\(\);", ";"),
-    ("generation", r"\+\+exchanges;", ";"),
-    ("generation", r"exchanges \+ 1u", "exchanges"),
+                 r"|ptx::send4\([^;]*\);|hear_shares<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
+    ("exchange", r"ptx::store_relaxed\([^;]*\);", ";"),
+    ("generation", r"\+\+(?:exchanges|exchanged);", ";"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
     ("store", r"__stcg\([^;]*\);", ";"),
+    ("mark", r"(unsigned int mark = )[^;]*;", r"\g<1>1u;"),
+    ("mark", r"ptx::has_mark\(place\(i\), v\[i\], mark\)", "true"),
+    ("mark", r"(?<!float4 )\b(?:without_mark|markable)\(", "("),
+    ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
+    ("mark", r"(?<=next\[\d\]) - w\[\d\]", ""),
+    ("generation", r"meetings_before \+ (?:span|u)\b", "meetings_before"),
     ("reset", r"(?:\*ticket|counters\[i\]) = 0u;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
     ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
@@ -154,7 +159,7 @@ def written_files() -> dict[str, tuple[Any, ...]]:
 def text_of(file: str) -> str:
     """The text of a source, or of a kernel of WRITTEN."""
     if file in written_files():
-        return Launch(*written_files()[file]).impl.text
+        return Launch(*written_files()[file]).impl.code.text
     return (SOURCES / file).read_text()
 
 

@@ -34,6 +34,77 @@ std::uint32_t atomic(void* address, int kind, std::uint32_t value, std::uint32_t
   return before;
 }
 
+void land_late(std::size_t index) {
+  const Late late = machine.late[index];
+  machine.late[index] = machine.late.back();
+  machine.late.pop_back();
+  std::memcpy(late.to, late.data, late.bytes);
+  machine.told[late.to] = late.told;
+  const auto found = machine.looking.find(late.to);
+  if (found == machine.looking.end()) return;
+  for (const Looking& one : found->second) {
+    if (one.thread->turn == one.turn) wake(*one.thread);
+  }
+  machine.looking.erase(found);
+}
+
+void land_late_of(const Block* block) {
+  for (std::size_t i = machine.late.size(); i-- > 0;) {
+    if (block == nullptr || machine.late[i].by->block == block) land_late(i);
+  }
+}
+
+namespace {
+
+// A thread sees its own stores to a place, and all see them in their order.
+void land_own(const void* at) {
+  for (std::size_t i = machine.late.size(); i-- > 0;) {
+    if (machine.late[i].to == at && machine.late[i].by == self) land_late(i);
+  }
+}
+
+void must_be_aligned(const void* address, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0) {
+    fail("a relaxed access to %zu bytes at a misaligned address, at %p", bytes, self->here);
+  }
+}
+
+void store_late(void* to, const void* value, std::size_t bytes, int kind) {
+  must_be_aligned(to, bytes);
+  touch_global(to, bytes, kWrite | kind, own(), self->clock);
+  land_own(to);
+  Late late{static_cast<unsigned char*>(to), {}, bytes, self,
+            {own(), self->clock++, self->known, self->seen}};
+  std::memcpy(late.data, value, bytes);
+  machine.late.push_back(late);
+}
+
+void load_late(void* value, const void* from, std::size_t bytes) {
+  must_be_aligned(from, bytes);
+  touch_global(from, bytes, kLook, own(), self->clock);
+  land_own(from);
+  std::memcpy(value, from, bytes);
+  self->looked.push_back(from);
+}
+
+// What the store that was found says of all that was ahead of it.
+void hear_of(const void* place) {
+  const auto found = machine.told.find(place);
+  if (found == machine.told.end()) return;
+  const Told& told = found->second;
+  self->events.emplace_back(told.who, told.clock);
+  for (const Vector* const vector : {told.known, told.seen}) {
+    constexpr std::size_t kHeard = 32;
+    auto& heard = self->heard;
+    if (vector == nullptr || std::find(heard.begin(), heard.end(), vector) != heard.end()) continue;
+    if (heard.size() == kHeard) heard.erase(heard.begin());
+    heard.push_back(vector);
+    self->seen = join(self->seen, vector);
+  }
+}
+
+}  // namespace
+
 void check_counting() {
   for (std::size_t i = 0; i < machine.counting.size();) {
     const auto& [thread, what] = machine.counting[i];
@@ -83,6 +154,7 @@ extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned int 
 
 void __threadfence() {
   TWIN_HERE;
+  twin::land_late_of(self->block);
   self->known = twin::join(self->known, self->pending);
   self->pending = nullptr;
   self->released = twin::everything(*self);
@@ -147,6 +219,7 @@ void store_remote4(unsigned int to, float4 value) {
 }
 void add_release(unsigned int* counter, unsigned int value) {
   TWIN_HERE;
+  land_late_of(self->block);
   touch_global(counter, 4, kWrite | kAtomic, own(), self->clock);
   const Vector*& place = machine.atomics[counter];
   place = join(place, everything(*self));
@@ -156,6 +229,7 @@ void add_release(unsigned int* counter, unsigned int value) {
 
 void store_release(unsigned int* to, unsigned int value) {
   TWIN_HERE;
+  land_late_of(self->block);
   touch_global(to, 4, kWrite | kAtomic, own(), self->clock);
   const Vector*& place = machine.atomics[to];
   place = join(place, everything(*self));
@@ -178,6 +252,50 @@ void wait_for_count(const unsigned int* counter, unsigned int target, int) {
     pause("a counter of the grid");
   }
   self->known = join(self->known, machine.atomics[counter]);
+}
+
+void store_marked(float4* to, float4 v, unsigned int mark) {
+  TWIN_HERE;
+  v.w = __uint_as_float((__float_as_uint(v.w) & ~1u) | mark);
+  store_late(to, &v, sizeof v, kMarked);
+}
+
+float4 load_marked(const float4* from) {
+  TWIN_HERE;
+  float4 v;
+  load_late(&v, from, sizeof v);
+  return v;
+}
+
+// A look that finds what it is for is a load that the next store must not overtake.
+bool has_mark(const float4* from, const float4& v, unsigned int mark) {
+  TWIN_HERE;
+  if ((__float_as_uint(v.w) & 1u) != mark) return false;
+  touch_global(from, sizeof v, kRead | kMarked, own(), self->clock);
+  hear_of(from);
+  return true;
+}
+
+void store_relaxed(unsigned int* to, unsigned int value) {
+  TWIN_HERE;
+  store_late(to, &value, sizeof value, kAtomic);
+}
+
+unsigned int load_relaxed(const unsigned int* from) {
+  TWIN_HERE;
+  unsigned int value;
+  load_late(&value, from, sizeof value);
+  return value;
+}
+
+// Until a store comes to one of the places that the thread has looked at.
+void look_again(int&, int) {
+  TWIN_HERE;
+  for (const void* const place : self->looked) {
+    machine.looking[place].push_back({self, self->turn + 1});
+  }
+  self->looked.clear();
+  pause("numbers that carry marks");
 }
 
 // Each reading is the next number, so that all are in the order in which they were read.

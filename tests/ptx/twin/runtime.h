@@ -97,6 +97,10 @@ struct Thread {
   const Vector* released = nullptr;   // at its last fence of global memory
   const Vector* pending = nullptr;    // seen by relaxed reads, waiting for a fence
   const Vector* seen = nullptr;       // over, but not published: loads ahead of what was sent
+  std::vector<const Vector*> heard;   // the last that became part of it
+  std::vector<std::pair<Who, std::uint32_t>> events;  // part of it since the last barrier
+  std::vector<const void*> looked;    // places that it has read since it last found something missing
+  std::uint32_t turn = 0;             // of its pauses
   bool kernels_waited = true;
 
   std::deque<Copy> copies;
@@ -136,6 +140,7 @@ class Gather {
   };
   const Vector* known_ = nullptr;
   std::vector<Own> own_;
+  std::vector<std::pair<Who, std::uint32_t>> events_;  // that belong to `seen`
   std::vector<std::pair<Who, const Overlay*>> overlays_;  // of the warp that begins there
 };
 void learn(Thread& thread, const Vector* vector, const Gather& other);
@@ -163,7 +168,8 @@ struct Access {
   std::uint8_t mask;  // bytes of the word
   std::uint8_t kind;
 };
-enum Kind : std::uint8_t { kRead = 0, kWrite = 1, kAtomic = 2, kProxy = 4 };
+enum Kind : std::uint8_t { kRead = 0, kWrite = 1, kAtomic = 2, kProxy = 4, kMarked = 8 };
+constexpr int kLook = kAtomic | kMarked;  // which may find anything
 
 constexpr std::uint32_t kUnread = ~0u;
 
@@ -233,6 +239,29 @@ struct Flight {
   const Vector* seen = nullptr;
 };
 
+// What is over ahead of a relaxed store: all that its thread has done and knows, or knew to be over.
+struct Told {
+  Who who;
+  std::uint32_t clock;
+  const Vector* known;
+  const Vector* seen;
+};
+
+// A relaxed store that the rest of the GPU may not see yet.
+struct Late {
+  unsigned char* to;
+  unsigned char data[16];
+  std::size_t bytes;
+  Thread* by;
+  Told told;
+};
+
+// A thread that looks for what has not come: `turn` is that of its pauses in which it waits here.
+struct Looking {
+  Thread* thread;
+  std::uint32_t turn;
+};
+
 struct Machine {
   Launch how{};
   Thunk thunk = nullptr;
@@ -250,6 +279,9 @@ struct Machine {
   Block* loaded = nullptr;  // whose copy is in it
   unsigned int dynamic_offset = 0;  // of dynamic shared memory, once a thread has asked for it
   std::vector<Flight> flights;
+  std::vector<Late> late;
+  std::unordered_map<const void*, Told> told;  // of the store that left what lies there
+  std::unordered_map<const void*, std::vector<Looking>> looking;
   std::map<const void*, const Vector*> atomics;
   std::vector<std::pair<Thread*, std::pair<const unsigned int*, unsigned int>>> counting;
   std::mt19937 random;
@@ -277,6 +309,8 @@ void write_stores(Thread& thread, std::uint32_t up_to);
 void land(std::size_t flight);
 bool anything_flies();
 void land_any();
+void land_late(std::size_t store);
+void land_late_of(const Block* block);  // all of a block's; of nullptr all
 void end_thread(Thread& thread);
 void end_block(Block& block);
 void check_counting();

@@ -290,6 +290,7 @@ void fail(const char* format, ...) {
 void pause(const char* what) {
   self->waits_for = what;
   self->ready = false;
+  ++self->turn;
   to_scheduler();
   self->waits_for = nullptr;
 }
@@ -353,6 +354,7 @@ const char* launch(const Launch& how, Thunk thunk, void* kernel, void** argument
       machine.clusters.push_back(std::move(cluster));
     }
     if (machine.failure.empty()) run_live();
+    land_late_of(nullptr);
   }
   self = nullptr;
   result = machine.failure;

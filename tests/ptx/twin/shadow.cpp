@@ -47,15 +47,24 @@ bool saw_executed(const Thread& thread, Who who, std::uint32_t clock) {
 namespace {
 
 const char* word_for(int kind) {
-  return kind & kAtomic ? "changed atomically" : kind & kWrite ? "written" : "read";
+  return kind & kMarked ? kind & kWrite ? "stored with a mark" : "found with a mark"
+         : kind & kAtomic ? "changed atomically" : kind & kWrite ? "written" : "read";
+}
+
+// Whether what the thread has been told since (by bytes that were sent, or marks) came behind it.
+bool told_of(const Thread& viewer, const Access& before) {
+  if (known_clock(viewer.seen, before.who) >= before.clock) return true;
+  for (const auto& [who, clock] : viewer.events) {
+    if (who == before.who && clock >= before.clock) return true;
+  }
+  return false;
 }
 
 // A copy engine sees what threads wrote only where a fence of theirs stands between.
 bool ordered(const Thread& viewer, const Access& before, int kind) {
   if (!knows(viewer, before.who, before.clock)) {
-    return before.kind == kRead && (kind & kProxy) == 0 &&
-           (saw_executed(viewer, before.who, before.clock) ||
-            known_clock(viewer.seen, before.who) >= before.clock);
+    return (before.kind == kRead || (before.kind & kMarked)) && (kind & kProxy) == 0 &&
+           (saw_executed(viewer, before.who, before.clock) || told_of(viewer, before));
   }
   const bool crosses = (kind & kProxy) && !(before.kind & kProxy) && (before.kind & kWrite);
   return !crosses || known_clock(viewer.proxied, before.who) >= before.clock;
@@ -75,7 +84,8 @@ void check_word(Space& space, std::size_t word, std::uint8_t mask, int kind, Who
     bool drop = false;
     if (before.mask & mask) {
       const bool conflict =
-          ((kind | before.kind) & kWrite) && !((kind & kAtomic) && (before.kind & kAtomic));
+          ((kind | before.kind) & kWrite) && !((kind & kAtomic) && (before.kind & kAtomic)) &&
+          !((kind & kMarked) && (before.kind & kMarked) && !(kind & kWrite));
       const bool is_ordered = ordered(*self, before, kind);
       if (conflict && !is_ordered) {
         const bool fence = knows(*self, before.who, before.clock);
@@ -118,6 +128,7 @@ void check_word(Space& space, std::size_t word, std::uint8_t mask, int kind, Who
 
 void check(Space& space, std::size_t offset, std::size_t bytes, int kind, Who who,
            std::uint32_t clock) {
+  if (kind == kLook) return;
   const std::size_t end = offset + bytes;
   for (std::size_t word = offset / 4; 4 * word < end; ++word) {
     unsigned int mask = 15u;

@@ -9,6 +9,7 @@ void Gather::add(Thread& thread) {
   published = join(published, thread.published);
   pending = join(pending, thread.pending);
   seen = join(seen, thread.seen);
+  events_.insert(events_.end(), thread.events.begin(), thread.events.end());
   own_.push_back({who_of(thread.block->number, thread.number), thread.clock, thread.copied});
   const Who first = who_of(thread.block->number, thread.number / 32 * 32);
   if (thread.overlay != nullptr &&
@@ -47,6 +48,21 @@ const Vector* Gather::vector() {
       raise(chunk->clock[place + i], overlay->clock[0][i]);
       raise(chunk->clock[count + place + i], overlay->clock[1][i]);
     }
+  }
+  if (!events_.empty()) {
+    Vector* const over = Vector::make(machine.blocks, seen);
+    std::vector<bool> copied(machine.blocks);
+    for (const auto& [who, clock] : events_) {
+      const std::uint32_t place = who & 0xffffu;
+      const Chunk*& chunk = over->of[who >> 16];
+      if (!copied[who >> 16]) {
+        chunk = Chunk::make(std::max(count, chunk == nullptr ? 0 : chunk->size), chunk);
+        copied[who >> 16] = true;
+      }
+      raise(const_cast<Chunk*>(chunk)->clock[place], clock);
+    }
+    seen = over;
+    events_.clear();
   }
   own_.clear();
   overlays_.clear();
@@ -89,7 +105,9 @@ void meet(const char* operation, unsigned int mask, void* gift, Act act) {
   Meeting* found = nullptr;
   for (Meeting& meeting : warp.meetings) {
     if (meeting.mask == mask) found = &meeting;
-    if (meeting.mask != mask && (meeting.mask & mask) != 0) {
+    // Lanes that wait for each other in different ones; those of a part of the warp may be behind.
+    if (meeting.mask != mask && (meeting.arrived & mask) != 0 &&
+        (meeting.mask >> self->lane & 1u) != 0) {
       fail("lanes of a warp pass other masks, at %p", self->here);
     }
   }

@@ -1,0 +1,63 @@
+// Numbers that say by themselves that they have come (device/marks.cuh): four floats travel together,
+// the last of them with a mark in its lowest bit, which costs it at most a unit in the last place. A
+// slot's mark changes each time that it is written, so that nothing is put back to what it was.
+#pragma once
+#include "device/marks.cuh"
+#include "onchip_device.cuh"
+
+// Four numbers of which the last needs no more than the bits that are left: rounded to the odd one of
+// two neighbours, where it lay between. Infinities and NaN stay what they are.
+__device__ __forceinline__ float4 markable(float4 v) {
+  const unsigned int bits = __float_as_uint(v.w);
+  v.w = __uint_as_float((bits | (bits & 1u) << 1) & ~1u);
+  return v;
+}
+
+// The numbers that were told: an infinity with a mark is none.
+__device__ __forceinline__ float4 without_mark(float4 v) {
+  v.w = __uint_as_float(__float_as_uint(v.w) & ~1u);
+  return v;
+}
+
+__device__ __forceinline__ void tell(float4* to, const float4& v, unsigned int mark) {
+  ptx::store_marked(to, markable(v), mark);
+}
+
+// What lies at place(0) to place(MANY - 1) once all of it has come; zeros where there(i) is not so. All
+// are asked for at once, and again those that are not there: a round trip to the L2 cache takes as
+// long for one. `what` is the name of the wait.
+template <int MANY, typename P, typename T>
+__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, T there, unsigned int mark,
+                                     int what) {
+  bool missing[MANY];
+#pragma unroll
+  for (int i = 0; i < MANY; ++i) {
+    v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    missing[i] = there(i);
+    if (missing[i]) v[i] = ptx::load_marked(place(i));
+  }
+  int tries = 0;
+#pragma unroll 1
+  for (;;) {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < MANY; ++i) {
+      missing[i] = missing[i] && !ptx::has_mark(place(i), v[i], mark);
+      any = any || missing[i];
+    }
+    if (!any) break;
+    ptx::look_again(tries, what);
+#pragma unroll
+    for (int i = 0; i < MANY; ++i) {
+      if (missing[i]) v[i] = ptx::load_marked(place(i));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < MANY; ++i) v[i] = without_mark(v[i]);
+}
+
+// The same of places that are null where there is nothing.
+template <int MANY, typename P>
+__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, unsigned int mark, int what) {
+  hear(v, place, [=](int i) { return place(i) != nullptr; }, mark, what);
+}

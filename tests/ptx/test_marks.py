@@ -1,0 +1,56 @@
+"""Numbers that say by themselves that they have come, on the twin: what is told is what is heard
+but for the bit of the mark, whatever the order in which stores can be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rawnn.ptx import SOURCES
+from tests.ptx.twin.twin import Kernels, compiler
+
+HERE = Path(__file__).resolve().parent / "twin"
+ROUNDS = 5
+
+
+def without_last_bit(values: np.ndarray) -> np.ndarray:
+    """Of each four floats the last without its lowest bit: the odd one of the two neighbours."""
+    bits = values.view(np.uint32).copy()
+    last = bits[..., 3]
+    last |= (last & 1) << 1
+    last &= ~np.uint32(1)
+    return bits
+
+
+def check_marks(sources: Path = SOURCES) -> None:
+    twin = Kernels(("marks.cu",), ("converse",), folders=(HERE,), sources=sources).build()
+    rng = np.random.default_rng(3)
+    say = rng.standard_normal((ROUNDS, 64, 4)).astype(np.float32)
+    say.reshape(-1)[:32:2] = 0.0
+    say[1, :3, 3] = np.inf, -np.inf, np.finfo(np.float32).max
+    say[2, :3] = np.nan
+    for seed in range(4):
+        for first in (0, 2**32 - 4):
+            slots, answers = np.zeros((128, 4), np.float32), np.zeros((32, 4), np.float32)
+            heard = np.full((ROUNDS, 3, 32, 4), 7.0, np.float32)
+            twin.call("converse", (2,), (32,), cooperative=True, run=seed, say=say.copy(),
+                      slots=slots, heard=heard, answers=answers, first=first, rounds=ROUNDS)
+            found = heard.view(np.uint32)
+            assert np.array_equal(found[:, :2].reshape(ROUNDS, 64, 4), without_last_bit(say))
+            assert not found[:, 2].any()
+
+
+@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+def test_what_is_told_is_heard() -> None:
+    check_marks()
+
+
+def test_the_bit_is_rounded_off() -> None:
+    """To the odd neighbour where it lay between two; infinity stays what it is."""
+    values = np.array([[1, 2, 3, 1 + 2**-23], [0, 0, 0, np.inf], [0, 0, 0, 1 + 3 * 2**-23],
+                       [0, 0, 0, np.finfo(np.float32).max]], np.float32)
+    found = without_last_bit(values).view(np.float32)[:, 3]
+    assert list(found[:3]) == [1 + 2**-22, np.inf, 1 + 2**-22]
+    assert np.isfinite(found[3])
