@@ -3,10 +3,11 @@ everything else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import ExitStack
 
 from rawnn.device.cuda.memory import Memory, Source
+from rawnn.runners.lowering import Lowering
 from rawnn.step.ops.collectives import GATHER, TURN
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Tensor, whole
@@ -19,16 +20,16 @@ def shared_by_ranks(plans: Iterable[Plan]) -> set[str]:
 
 
 def place(tensors: Sequence[Tensor], purpose: str, memory: Memory, shared: Container[str],
-          symmetric: Callable[[], Source], closing: ExitStack) -> dict[str, int]:
-    """The address of every tensor: those that are `shared` lie in memory from `symmetric`, which is
-    asked for where there are any, all others in `memory`. All goes back when `closing` ends."""
+          lowering: Lowering, closing: ExitStack) -> dict[str, int]:
+    """The address of every tensor: those that are `shared` lie in symmetric memory, which
+    `lowering` is asked for where there are any, all others in `memory`. All goes back when
+    `closing` ends."""
     addresses: dict[str, int] = {}
-    for group, source in (
-            ([t for t in tensors if t.name in shared], symmetric),
-            ([t for t in tensors if t.name not in shared], lambda: memory)):
+    for together in (True, False):
+        group = [(t.name, t.nbytes) for t in tensors if (t.name in shared) is together]
         if group:
-            giving = source()
-            block, placed = memory.arena([(t.name, t.nbytes) for t in group], purpose, giving)
-            closing.callback(giving.free, block)
+            source: Source = lowering.symmetric() if together else memory
+            block, placed = memory.arena(group, purpose, source)
+            closing.callback(source.free, block)
             addresses |= placed
     return addresses

@@ -96,8 +96,8 @@ class GpuRunner:
         compiling = self._lowering.begin([*plans, *tests])
         self._closing.callback(compiling.close)
         self._tensors = used_tensors(plans)
-        self._addresses, self._host = self._place(
-            "training", self._tensors, "train", shared=shared_by_ranks(plans))
+        shared = shared_by_ranks(plans)
+        self._addresses, self._host = self._place("training", self._tensors, "train", 0, shared)
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
         self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
@@ -236,8 +236,7 @@ class GpuRunner:
                   if n not in addresses and t.role not in (Role.HOST, Role.VIEW)
                   and (allocator is None or not t.role.temporary or t.role in placed_once)]
         if allocator is None:
-            addresses |= place(wanted, purpose, memory, shared, self._lowering.symmetric,
-                               self._closing)
+            addresses |= place(wanted, purpose, memory, shared, self._lowering, self._closing)
         else:
             for tensor in wanted:
                 allocation = allocator.allocate(tensor.nbytes, tensor.name)

@@ -226,8 +226,8 @@ class Lowering:
         roles = wholes(op)
         call: Collective
         if op.kind == "all_reduce":
-            call = context.all_reduce(label, [_elements(op, plan, role) for role in roles],
-                                         weight, op.attributes["reduce"] == "max")
+            call = context.all_reduce(label, [_elements(op, plan, role) for role in roles], weight,
+                                      op.attributes["reduce"] == "max")
         else:
             parts = [_elements(op, plan, part_of(role)) for role in roles]
             roles = [each for role in roles for each in (role, part_of(role))]
@@ -242,8 +242,7 @@ class Lowering:
 
         assert self._team is not None
         if self._nccl is None or self._urgent is None:
-            api = self.device.backend.nccl()
-            self._nccl = NcclContext(api, self._team)
+            self._nccl = NcclContext(self.device.backend.nccl(), self._team)
             self.libraries["nccl"] = _library_version(self._nccl.version)
             self._closing.callback(self._nccl.close)
             self._urgent = Stream(self.device.driver, urgent=True)
@@ -254,9 +253,9 @@ class Lowering:
         """Memory that all ranks map; the device's own where NCCL is too old for that."""
         from rawnn.device.libs.collectives import WINDOWS, SymmetricMemory
 
-        context, _ = self._together()
-        return SymmetricMemory(context, self.device) if context.version >= WINDOWS \
-            else self.device.memory
+        if self._team is None or (context := self._together()[0]).version < WINDOWS:
+            return self.device.memory
+        return SymmetricMemory(context, self.device)
 
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""
