@@ -107,28 +107,6 @@ __device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, 
   }
 }
 
-// The same of a few clusters for MANY tiles at once, `apart` float4 from each other; there(t) says
-// whether the lane has a part of tile t.
-template <int MANY, int GROUPS, typename T>
-__device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], const float4* part, int apart,
-                                          long long stride, unsigned int mark, T there) {
-  float4 v[MANY * GROUPS];
-  hear(v, [=](int i) { return part + i / GROUPS * apart + i % GROUPS * stride; },
-       [=](int i) { return there(i / GROUPS); }, mark, kGradients);
-#pragma unroll
-  for (int t = 0; t < MANY; ++t) {
-#pragma unroll
-    for (int q = 0; q < 4; ++q) sums[t][q] = 0.0f;
-#pragma unroll
-    for (int group = 0; group < GROUPS; ++group) accumulate(sums[t], v[t * GROUPS + group]);
-  }
-}
-
-// Tiles of those that a warp has `each` of, that it asks for at once: as many as eight loads bring.
-__device__ __forceinline__ constexpr int tiles_at_once(int each, int groups) {
-  return groups > 4 ? 1 : ceil_div(each, ceil_div(each, 8 / groups));
-}
-
 // Every cluster updates everything, if the step counts: `parts` is this rank's first tile of cluster 0,
 // whose tiles lie `stride` float4 ahead of the next cluster's. place(tile) says where a tile's weights
 // lie, state(tile) where its state does, how(tile) how its weights are kept (onchip_update.cuh).
@@ -137,33 +115,18 @@ template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typena
 __device__ __forceinline__ void update_all(const float4* parts, long long stride, unsigned int mark,
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
-  constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int many = FAR ? 1 : tiles_at_once(ceil_div(TILES, warps), SHAPE::kGroups);
   const int lane = lane_index();
 #pragma unroll 1
-  for (int first = warp_index(); first < TILES; first += many * warps) {
-    const float4* const part = parts + first * kTileQuads + lane;
+  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
     Kept<RULE, FAR> kept;
-    if constexpr (FAR) kept.load(state(first) + lane);
-    float sums[many][4];
-    if constexpr (many > 1) {
-      sum_tiles<many, SHAPE::kGroups>(sums, part, warps * kTileQuads, stride, mark, [=](int t) {
-        return first + t * warps < TILES && place(first + t * warps).there;
-      });
-    } else {
-      sums[0][0] = sums[0][1] = sums[0][2] = sums[0][3] = 0.0f;
-      sum_groups<SHAPE::kGroups>(sums[0], part, place(first).there, stride, mark, 0,
-                                 SHAPE::kGroups);
-    }
-#pragma unroll
-    for (int t = 0; t < many; ++t) {
-      const int tile = first + t * warps;
-      if (counts && tile < TILES) {
-        if constexpr (!FAR) kept.load(state(tile) + lane);
-        const Place at = place(tile);
-        kept.update(rule, at.first, at.second, sums[t], how(tile));
-        kept.store(state(tile) + lane);
-      }
+    kept.load(state(tile) + lane);
+    const Place at = place(tile);
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
+                      SHAPE::kGroups);
+    if (counts) {
+      kept.update(rule, at.first, at.second, sum, how(tile));
+      kept.store(state(tile) + lane);
     }
   }
 }
@@ -217,48 +180,30 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
     }
     __syncthreads();
   }
-  constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int many =
-      FAR || SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kGroups);
-  const auto tile_of = [=](int slot) { return group + slot * SHAPE::kGroups; };
 #pragma unroll 1
-  for (int first = warp; tile_of(first) < TILES; first += many * warps) {
-    const float4* const part = parts + tile_of(first) * kTileQuads + lane;
-    Kept<RULE, FAR> kept;
-    if constexpr (FAR) kept.load(state(first) + lane);
-    float sums[many][4];
-    if constexpr (many > 1) {
-      sum_tiles<many, SHAPE::kGroups>(
-          sums, part, warps * SHAPE::kGroups * kTileQuads, stride, mark, [=](int t) {
-            const int tile = tile_of(first + t * warps);
-            return tile < TILES && place(tile).there;
-          });
-    } else {
-      sums[0][0] = sums[0][1] = sums[0][2] = sums[0][3] = 0.0f;
+  for (int slot = warp; slot < mine; slot += SHAPE::kThreads / 32) {
+    const int tile = group + slot * SHAPE::kGroups;
+    if (tile < TILES) {
+      Kept<RULE, FAR> kept;
+      kept.load(state(slot) + lane);
+      const Place at = place(tile);
+      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       if constexpr (SHARES == 1) {
-        sum_groups<SHAPE::kGroups>(sums[0], part, place(tile_of(first)).there, stride, mark, 0,
-                                   SHAPE::kGroups);
+        sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
+                          SHAPE::kGroups);
       } else {
 #pragma unroll
         for (int share = 0; share < SHARES; ++share) {
-          accumulate(sums[0], *reinterpret_cast<const float4*>(
-                                  scratch + (first * SHARES + share) * kTileFloats + lane * 4));
+          accumulate(sum, *reinterpret_cast<const float4*>(
+                              scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
         }
       }
-    }
-#pragma unroll
-    for (int t = 0; t < many; ++t) {
-      const int slot = first + t * warps;
-      const int tile = tile_of(slot);
-      if (tile >= TILES) break;
-      if constexpr (!FAR) kept.load(state(slot) + lane);
-      const Place at = place(tile);
       const auto way = how(tile);
       float4 told = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       if (counts) {
         float w[4], next[4];
         read_weights(w, at.first, at.second);
-        kept.apply(next, rule, w, sums[t], way);
+        kept.apply(next, rule, w, sum, way);
         kept.store(state(slot) + lane);
         told = markable(to_tell(w, next, way));
       }
