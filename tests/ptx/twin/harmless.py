@@ -178,6 +178,10 @@ HARMLESS: dict[str, str] = {
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
         "all images are zeros here, those of one turn as of the other",
+    **dict.fromkeys((
+        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<3>(352 + 108); [4]",
+        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<5>(480 + 84); [4]",
+    ), "the same blocks have been heard of in this turn, in the exchange of the layer below"),
 }
 """By Fault.name."""
 
