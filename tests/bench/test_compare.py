@@ -17,12 +17,15 @@ from rawnn.bench.compare import Comparison, compare
 from rawnn.bench.noise import holm
 from rawnn.bench.records import GPU_TIMER, LadderResult
 from rawnn.bench.series import Series, SeriesFile, read_series, restored
-from rawnn.bench.sets import Measurement, SetsResult
+from rawnn.bench.sets import Measurement, SetsResult, run_sets
 from rawnn.bench.statistics import spread
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError
 from rawnn.run.result import Environment
+from rawnn.runners.gpu import GpuRunner
+from rawnn.runners.times import EpochTimes
 from tests.bench.conftest import GPU, make_ladder, make_rung
+from tests.engine import random_dataset
 
 RESULTS = Path(__file__).parents[2] / "results"
 PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "cuda", GPU, {"numpy": "2"}, {},
@@ -335,3 +338,54 @@ def test_the_command_exits_with_1_on_a_planted_slowdown(tmp_path: Path, make: An
     kept = msgspec.json.decode((tmp_path / "c.json").read_bytes(), type=Comparison)
     assert kept.regressions
     assert run.invoke(bench, ["compare", slow, a]).exit_code == 0
+
+
+def test_a_slowdown_of_5_percent_of_the_simulated_gpu_is_named(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real runs, whose clock counts commands: in one set each epoch gets one in twenty more."""
+    wanted = [("linear", opt) for opt in ("none,preload,graphs=4", "none,preload,fuse,graphs=4",
+                                          "none,preload,fuse,graphs=2")]
+    data = random_dataset(784, 10, 2000, 60)
+
+    def measured(name: str) -> str:
+        run_sets("workloads", wanted, 1, 2, "sim", data=data).write_json(tmp_path / name)
+        return str(tmp_path / name)
+
+    plain, again = measured("plain.json"), measured("again.json")
+    epoch, begin = GpuRunner.epoch, EpochTimes.begin
+
+    def stretched(self: Any, measured: bool) -> None:
+        device, end = self._device, self._times.end
+        ran = device.driver.simulation.scheduler
+        marks: list[int] = []
+
+        def started() -> None:
+            begin(self._times)
+            device.stream.synchronize("stretching")
+            marks.append(ran.ran)
+
+        def late() -> None:
+            device.stream.synchronize("stretching")
+            block = device.memory.allocate(4, "stretching")
+            for _ in range(round(0.05 * (ran.ran - marks[0]))):
+                device.fill(block.address, 0, 4, "stretching")
+            device.stream.synchronize("stretching")
+            device.memory.free(block)
+            end()
+
+        if len(self._work.train.ops) > 8:  # the first set alone, without fusion
+            self._times.begin, self._times.end = started, late
+        try:
+            epoch(self, measured)
+        finally:
+            vars(self._times).pop("begin", None)
+            vars(self._times).pop("end", None)
+
+    monkeypatch.setattr(GpuRunner, "epoch", stretched)
+    planted = measured("planted.json")
+    run = CliRunner()
+    assert run.invoke(bench, ["compare", plain, again]).exit_code == 0
+    worse = run.invoke(bench, ["compare", plain, planted])
+    assert worse.exit_code == 1, worse.output
+    assert "1 of 3 sets are worse" in str(worse.exception)
+    assert str(worse.exception).endswith("linear, none,preload,graphs=4")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.device.compiling.signature import KernelSignature, parse_kernels
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.tensormap import NO_MAP
@@ -58,7 +59,7 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def opened(seed: int = 0) -> Device:
     device = Device(Simulation(seed).backend())
-    device._sources["matmul.cu"] = SOURCE, SIGNATURES
+    device._sources["matmul.cu"] = CudaText(SOURCE), SIGNATURES
     return device
 
 

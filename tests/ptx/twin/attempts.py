@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from rawnn.common.cuda_text import CudaText
+from rawnn.onchip.layout import SHARE
 from rawnn.ptx import SOURCES
-from tests.onchip.test_twin import DECAY, Launch, check_by_chance
+from tests.onchip.test_twin import DECAY, Launch, check_alike, check_by_chance
 from tests.onchip.test_twin import check as check_written
 from tests.ptx import test_tiled_host
 from tests.ptx.test_marks import check_marks
@@ -244,6 +245,8 @@ def _check_written(how: tuple[Any, ...], launch: Launch, run: int,
         try:
             checked = check_by_chance if how[0] == DECAY else check_written
             checked(launch, Path(folder), run, sources)
+            if launch.op.attributes["chosen"].layout.sync == SHARE:
+                check_alike(launch, Path(folder), run, sources)
         finally:
             if launch.twin is not None:
                 launch.twin.path.unlink(missing_ok=True)
