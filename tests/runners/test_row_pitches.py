@@ -1,4 +1,4 @@
-"""Rows of weights that plain products read do not begin with cache lines, and everything else of
+"""Rows of what plain products read do not begin with cache lines, and everything else of
 the plans agrees with that."""
 
 from __future__ import annotations
