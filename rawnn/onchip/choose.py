@@ -51,6 +51,11 @@ class Choice:
         d = self.decomposition
         return self.us * (DOUBT if d.far and d.messages else 1.0)
 
+    def launched(self, steps: int) -> Choice:
+        """The same, where a launch has so many steps."""
+        more = cost.launch_cycles(self.decomposition, self.costs) / self.costs.clock
+        return replace(self, us=self.us + more * (1 / steps - 1 / cost.LAUNCHED))
+
 
 @cache
 def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Choice:

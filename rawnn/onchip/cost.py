@@ -42,8 +42,9 @@ class Costs:
     whose state comes from the L2 cache takes `far_tile` more. Micro-batches in clusters take
     `turn` times as long as batches of their size. Whether a step of float16 counts takes a block
     `decision`, and `decision_between` more where clusters tell each other. Rounding a tile's
-    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. `clock` is
-    in cycles a microsecond, less what launches of 64 steps take besides. (Fitted to the phases of
+    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. A launch
+    takes `launch` besides its steps, and loads and stores so many `launch_bytes` of weights and
+    state a cycle. `clock` is in cycles a microsecond. (Fitted to the phases of
     18 kernels that were traced, whose steps are within 5.8 % in the root mean square.)"""
 
     product: float = 1.3
@@ -69,14 +70,16 @@ class Costs:
     meeting: float = 3730.0
     summed_bytes: float = 42.0
     shared_bytes: float = 21.0
-    step: float = 1130.0
+    step: float = 1000.0
     while_meeting: float = 480.0
     far_tile: float = 50.0
     turn: float = 1.3
     decision: float = 900.0
     decision_between: float = 1500.0
     draws: float = 300.0
-    clock: float = 1675.0
+    launch: float = 8000.0
+    launch_bytes: float = 4.0
+    clock: float = 1900.0
 
     def __hash__(self) -> int:  # of what is looked up for each layer of each candidate
         return hash((self.clock, self.exchange))
@@ -251,14 +254,27 @@ def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     return [Phase("clusters sum and share", 2 * costs.meeting + nbytes / costs.shared_bytes)]
 
 
+LAUNCH = "launch"
+LAUNCHED = 64
+"""Steps that share what a launch takes, where nobody says how many there are."""
+
+
+def launch_cycles(d: Decomposition, costs: Costs = FITTED) -> float:
+    """What a launch takes besides its steps: a block loads and stores what it trains."""
+    p = d.problem
+    kept = 4 * (1 + len(p.states)) * sum(d.ins(i) * d.outs(i) for i in range(p.depth))
+    return costs.launch + kept / costs.launch_bytes
+
+
 def phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
-    """All phases of a step."""
+    """All phases of a step, and its share of a launch."""
     layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
     turn = [*layers, *fixed_phases(d, costs)]
     many = d.turns * (costs.turn if d.turns > 1 and not d.far else 1.0)
     rest = beside_exchanges(d, costs)
     return [*(Phase(phase.name, many * phase.cycles) for phase in turn),
-            *(Phase(phase.name, rest * phase.cycles) for phase in meeting_phases(d, costs))]
+            *(Phase(phase.name, rest * phase.cycles) for phase in meeting_phases(d, costs)),
+            Phase(LAUNCH, launch_cycles(d, costs) / LAUNCHED)]
 
 
 def cycles(d: Decomposition, costs: Costs = FITTED) -> float:

@@ -97,11 +97,9 @@ class InputWriter(UpdateWriter):
     @property
     def free(self) -> int:
         """The first of the threads that ask for the next turn, which takes some 500 cycles (H200):
-        all do where blocks wait for each other, but for the warp that polls where clusters meet;
-        where nobody waits, those that the first product leaves without a task."""
-        if self.meets_ahead:
-            return WARP
-        if self.waits_for_others:
+        all do where blocks or clusters wait for each other; where nobody waits, those that the
+        first product leaves without a task."""
+        if self.meets_ahead or self.waits_for_others:
             return 0
         idle = self.d.warps - self.layout.layers[0].forward.tasks
         return self.d.threads - WARP * idle if idle * MOST_ROWS >= self.d.columns else 0

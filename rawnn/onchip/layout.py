@@ -24,7 +24,7 @@ STATE = "state of the optimizer"
 MOST_SUMMED_BY_ALL = 131_072
 """Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
 
-COUNTS = ("counters", "generations", "trace")
+COUNTS = ("counters", "generations", "meetings", "overflows", "trace")
 """Workspaces of integers."""
 
 LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
@@ -45,7 +45,8 @@ def settled(problem: Problem) -> int:
 class LayerLayout:
     """A layer's part in a block: `rows` x `pitch` floats of weights at float `weights`, biases at
     `bias`; `tiles` of its gradient are weights, `across` side by side, `bias_tiles` biases, the
-    first of all is number `base`. `near` is the float where its state lies, None where that is in a
+    first of all is number `base`: tiles are numbered as their gradients are made, from the last
+    layer on. `near` is the float where its state lies, None where that is in a
     workspace; `far` its first tile there."""
 
     rows: int
@@ -107,8 +108,7 @@ class Layout:
 
     @property
     def tiles(self) -> int:
-        last = self.layers[-1]
-        return last.base + last.all_tiles
+        return sum(layer.all_tiles for layer in self.layers)
 
     @property
     def owned(self) -> int:
@@ -132,6 +132,8 @@ class Layout:
             found["fresh"] = d.ranks * self.tiles * TILE
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks
+        if self.sync:
+            found["meetings"] = d.blocks
         if d.mail_floats:
             found["generations"] = d.blocks
             found["parcels"] = 2 * d.groups * d.mail_floats
@@ -144,8 +146,9 @@ class Layout:
 
     @property
     def counters(self) -> int:
-        """Words of counters that clusters meet at: one a rank, each in a line of its own."""
-        return self.decomposition.ranks * 32
+        """Words of the counter at which blocks meet that tell each other nothing in a step."""
+        d = self.decomposition
+        return 1 if d.far and not d.mail_floats else 0
 
 
 def tallies(d: Decomposition) -> int:
@@ -203,6 +206,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         bias = take(f"b{layer}", bias_tiles * TILE, "biases")
         parts.append((rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, base))
         base += tiles + bias_tiles
+    parts = [(*part[:-1], base - part[-1] - part[5] - part[6]) for part in parts]
     sync = "" if d.groups == 1 else \
         ALL if d.groups * base * TILE * 4 <= MOST_SUMMED_BY_ALL else SHARE
     ins = d.ins(0)

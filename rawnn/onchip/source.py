@@ -119,6 +119,8 @@ class _Kernel(StepWriter):
         w("pdl_trigger();")
         self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
         w("const int cursor_now = *cursor + offset;")
+        if self.layout.sync:
+            w("const unsigned int meetings_before = meetings[blockIdx.x];")
         if p.timed:
             w("const int steps_before = clock[1] + cursor_now;")
         if d.turns > 1:
@@ -245,7 +247,7 @@ class _Kernel(StepWriter):
         d, p, w, found = self.d, self.p, self.w, self.layout
         if d.far and not d.mail_floats:
             w("// Blocks that exchange nothing have met nobody: all have loaded what one stores.")
-            w(f"ptx::grid_barrier(counters + 2, {d.blocks}u, 4);")
+            w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         for layer in range(p.depth):
             part, n = found.layers[layer], layer + 1
             everywhere = d.kinds[layer] == EVERYWHERE and d.ranks > 1
@@ -269,6 +271,8 @@ class _Kernel(StepWriter):
             w("overflow[0] = 0;")
             w("}")
         self.keep_generation()
+        if found.sync:
+            w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
         if not d.far:
             w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")

@@ -24,6 +24,7 @@ class StepWriter(InputWriter):
             n = layer + 1
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, "
               f"steps_before + u, part{n}.out, part{n}.in}};")
+        self.mark()
         if d.turns == 1:
             self.whole_turn()
             self.meet(self.while_meeting)

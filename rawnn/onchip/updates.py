@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rawnn.onchip.decompose import ceil
 from rawnn.onchip.exchanges import ExchangeWriter
-from rawnn.onchip.layout import ALL, TILE
+from rawnn.onchip.layout import ALL, TILE, LayerLayout
 from rawnn.onchip.writer import literal
 
 
@@ -23,13 +23,15 @@ class UpdateWriter(ExchangeWriter):
             w("{")
             w(f"// gradient {n}")
             if self.layout.sync:
-                turn = "(u & 1)" if self.layout.sync == ALL else "0"
+                turn = "(meeting & 1)" if self.layout.sync == ALL else "0"
                 many = self.layout.tiles
-                way, adds = ("AddTiles", ", part > 0") if d.turns > 1 else ("PublishTiles", "")
+                way, adds = "PublishTiles", ""
+                if d.turns > 1:
+                    way, adds = "AddTiles", f" ^ (part < {d.turns - 1} ? 1u : 0u), part > 0"
                 w(f"const {way}<{part.across}, {part.tiles}> finish = {{"
                   f"reinterpret_cast<float4*>(gradients) + ((({turn} * {d.groups} + group) * "
                   f"{d.ranks}ll + rank) * {many} + {part.base})"
-                  f" * {TILE // 4}{adds}}};")
+                  f" * {TILE // 4}, mark{adds}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
                 w("const Rule rule = *rule_of_step;")
@@ -56,12 +58,21 @@ class UpdateWriter(ExchangeWriter):
             w(f"const bool left_out = {said};")
             return
         w(f"const bool seen = {said};")
-        w(f"float* const flags = overflows + (u & 1) * {d.blocks} + rank;")
-        w(f"if (thread == 0) __stcg(flags + group * {d.ranks}, seen ? 1.0f : 0.0f);")
+        w(f"unsigned int* const words = overflows + (meeting & 1) * {d.blocks} + rank;")
+        w(f"if (thread == 0) ptx::store_relaxed(words + group * {d.ranks}, "
+          "overflow_word(meeting, seen));")
+
+    def mark(self) -> None:
+        """The number of the step since the workspaces were made, and the mark of what clusters tell
+        each other in it: another one than what lies there has."""
+        if self.layout.sync:
+            self.w("const unsigned int meeting = meetings_before + u;")
+            uses = "(meeting >> 1)" if self.layout.sync == ALL else "meeting"
+            self.w(f"const unsigned int mark = ~{uses} & 1u;")
 
     def meet(self, meanwhile: Callable[[bool], None]) -> None:
         """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is
-        done while they wait for each other, for the last time or not."""
+        done while those are on their way, for the last time or not."""
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
@@ -72,61 +83,46 @@ class UpdateWriter(ExchangeWriter):
         w("{")
         w("// gradients of all clusters")
         w("const auto place = [=](int tile) {")
-        for layer in range(self.p.depth - 1, -1, -1):
-            part, n = found.layers[layer], layer + 1
-            text = f"return place_of<{part.pitch}, {part.rows}, {part.across}, {part.tiles}>(" \
-                   f"tile - {part.base}, weights{n}, biases{n});"
-            w(f"if (tile >= {part.base}) {text}" if layer else text)
+        self.by_layer(lambda part, n: f"place_of<{part.pitch}, {part.rows}, {part.across}, "
+                                      f"{part.tiles}>(tile - {part.base}, weights{n}, biases{n})")
         w("};")
         how = ""
         if self.p.streams:
             how = ", how"
             w("const auto how = [=](int tile) {")
-            for layer in range(self.p.depth - 1, -1, -1):
-                part = found.layers[layer]
-                text = f"return chance{layer + 1}.numbered<{part.across}, {part.tiles}>(" \
-                       f"tile - {part.base});"
-                w(f"if (tile >= {part.base}) {text}" if layer else text)
+            self.by_layer(lambda part, n: f"chance{n}.numbered<{part.across}, {part.tiles}>("
+                                          f"tile - {part.base})")
             w("};")
         w(f"float4* const states = {self.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * quads}; }};")
         w("const Rule rule = *rule_of_step;")
-        w("unsigned int* const met = counters + 1 + rank * 32;")
         stride = f"{d.ranks * many * quads}ll"
-        unless = "if (!left_out) " if self.p.scaled else ""
+        turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
+        w(f"const float4* const parts = reinterpret_cast<const float4*>(gradients) + ({turn}rank) "
+          f"* {many * quads};")
+        counts = "!left_out" if self.p.scaled else "true"
+        meanwhile(found.sync == ALL)
+        if self.p.scaled:
+            w("left_out = any_group<Shape>(words, meeting);")
         if found.sync == ALL:
-            w("ptx::arrive_at_grid(met);")
-            meanwhile(True)
-            w(f"ptx::wait_for_grid(met, (u + 1u) * {d.groups}u, 1);")
-            self.stamp("all clusters sum", "wait")
-            self.hear_clusters()
-            w(f"{unless}update_all<Shape, Rule, {far}, {many}>("
-              "reinterpret_cast<const float4*>(gradients) "
-              f"+ ((u & 1) * {d.blocks}ll + rank) * {many * quads}, {stride}, rule, place, state"
-              f"{how});")
+            w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, mark, {counts}, rule, "
+              f"place, state{how});")
             self.stamp("all clusters sum")
         else:
-            w("ptx::arrive_at_grid(met);")
-            meanwhile(False)
-            w(f"ptx::wait_for_grid(met, (2u * u + 1u) * {d.groups}u, 1);")
-            self.stamp("clusters sum and share", "wait")
-            w("float4* const new_weights = reinterpret_cast<float4*>(fresh) + rank * "
+            w("float4* const changes = reinterpret_cast<float4*>(fresh) + rank * "
               f"{many * quads};")
-            self.hear_clusters()
-            w(f"{unless}update_share<Shape, Rule, {far}, {many}, {found.shares}>("
-              "reinterpret_cast<const float4*>(gradients) + rank * "
-              f"{many * quads}, {stride}, rule, group, {self.at('scratch')}, new_weights, place, "
-              f"state{how});")
+            w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, mark, "
+              f"{counts}, rule, group, {self.at('scratch')}, changes, place, state{how});")
             self.stamp("clusters sum and share")
-            w("ptx::arrive_at_grid(met);")
             meanwhile(True)
-            w(f"ptx::wait_for_grid(met, (2u * u + 2u) * {d.groups}u, 2);")
-            self.stamp("clusters sum and share", "second wait")
-            w(f"{unless}copy_fresh<Shape, {many}>(new_weights, place);")
-            self.stamp("clusters sum and share", "copy")
+            w(f"hear_shares<Shape, {many}>(changes, mark, {counts}, group, place{how});")
+            self.stamp("clusters sum and share", "changes")
         w("}")
 
-    def hear_clusters(self) -> None:
-        if self.p.scaled:
-            self.w("left_out = any_group<Shape>(flags);")
+    def by_layer(self, text: Callable[[LayerLayout, int], str]) -> None:
+        """Returns text(layer, its number from 1 on) of the layer that a tile is of."""
+        parts = self.layout.layers
+        for n, part in enumerate(parts, 1):
+            found = f"return {text(part, n)};"
+            self.w(f"if (tile >= {part.base}) {found}" if n < len(parts) else found)

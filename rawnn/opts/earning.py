@@ -86,6 +86,7 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
                               f"a step are expected of it")
     clock = machine.target.clock or FITTED_AT  # what was timed is scaled as the kernel is
     launches = measured or launched(plan, numbers) * FITTED_AT / clock
+    chosen = chosen.launched(recipe.updates(form.examples))
     if chosen.counts >= launches:
         doubt = f"{chosen.counts / chosen.us - 1:.0%} more or less " \
             if chosen.counts > chosen.us else ""

@@ -1,51 +1,86 @@
 // Gradients of clusters that share the batch, added up through global memory (the L2 cache) in the
 // order of the clusters, tile by tile: either every cluster sums and updates all, or each its share,
-// and then all copy the new weights.
+// and tells the others by how much the weights change.
+//
+// Nobody waits for a flag, and no store for those ahead of it: numbers carry marks (onchip_marks.cuh),
+// and whoever wants some reads them until they have theirs. (A release behind the stores takes some
+// 1,100 cycles of an H200, the flag and the first loads behind it 1,700.) A mark is one bit of one in
+// four gradients of a cluster. New weights are the same in all clusters to the last bit: a change is
+// told without its mark's bit, and the cluster that tells it adds what it tells. Of a change of less than
+// half the weight that bit is 0 anyway, as far as weights are float32: what is added is what was meant.
+//
+// A slot is written again once all have read it, though nobody says so. Where all sum, slots take turns
+// from step to step: who writes one of two steps ago has found gradients of the step between of every
+// cluster, which these left behind a barrier of their blocks, behind their sums of two steps ago. Where
+// each sums its share, who writes a gradient's slot has found the last step's change of those weights,
+// which was made of what lay there; who writes a change's slot has found this step's gradients of all
+// clusters, which they left behind the last step's changes.
 #pragma once
+#include "onchip_marks.cuh"
 #include "onchip_update.cuh"
+
+constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of the waits
+
+// The sums of two neighbouring columns, of which the lanes 0 to 3 have two each, as the quads of
+// those with an even number: body(place among the layer's biases, quad).
+template <typename F>
+__device__ __forceinline__ void by_quads(int nt, float first, float second, F body) {
+  constexpr unsigned int four = 0xfu;
+  const float third = __shfl_xor_sync(four, first, 1);
+  const float fourth = __shfl_xor_sync(four, second, 1);
+  const int lane = lane_index();
+  if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
+}
 
 // Finish of a weight gradient's product: this cluster's part, for the others to see.
 template <int ACROSS, int TILES>
 struct PublishTiles {
   struct Early {};
   float4* tiles;  // of this block and layer
+  unsigned int mark;
 
   __device__ __forceinline__ Early early(int, int) const { return {}; }
   __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
                                         const Early&) const {
-    __stcg(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
-           make_float4(sum[0], sum[1], sum[2], sum[3]));
+    tell(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
+         make_float4(sum[0], sum[1], sum[2], sum[3]), mark);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    const int place = nt * 8 + lane_index() % 4 * 2;
-    __stcg(reinterpret_cast<float2*>(reinterpret_cast<float*>(tiles + TILES * kTileQuads) + place),
-           make_float2(first, second));
+    by_quads(nt, first, second, [&](int quad, const float4& v) {
+      tell(tiles + TILES * kTileQuads + quad, v, mark);
+    });
   }
 };
 
 // The same of a micro-batch: from the second one on (`adds`) it is added to what this very thread left
-// there of those before.
+// there of those before. All but the last leave it with the mark that it had.
 template <int ACROSS, int TILES>
 struct AddTiles {
   using Early = float4;
   float4* tiles;
+  unsigned int mark;
   bool adds;
 
-  __device__ __forceinline__ Early early(int mt, int nt) const {
+  __device__ __forceinline__ float4 before(const float4* at) const {
     if (!adds) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    return __ldcg(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index());
+    return without_mark(ptx::load_marked(at));
+  }
+  __device__ __forceinline__ void add(float4* at, const float4& a, const float4& b) const {
+    tell(at, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w), mark);
+  }
+  __device__ __forceinline__ Early early(int mt, int nt) const {
+    return before(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index());
   }
   __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
-                                        const Early& before) const {
-    __stcg(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
-           make_float4(before.x + sum[0], before.y + sum[1], before.z + sum[2], before.w + sum[3]));
+                                        const Early& early) const {
+    add(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(), early,
+        make_float4(sum[0], sum[1], sum[2], sum[3]));
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    const int place = nt * 8 + lane_index() % 4 * 2;
-    auto* const at =
-        reinterpret_cast<float2*>(reinterpret_cast<float*>(tiles + TILES * kTileQuads) + place);
-    const float2 before = adds ? __ldcg(at) : make_float2(0.0f, 0.0f);
-    __stcg(at, make_float2(before.x + first, before.y + second));
+    by_quads(nt, first, second, [&](int quad, const float4& v) {
+      float4* const at = tiles + TILES * kTileQuads + quad;
+      add(at, before(at), v);
+    });
   }
 };
 
@@ -53,40 +88,79 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
   sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
 }
 
-// Adds up a lane's part of a tile over the clusters from `first` to `end`.
-__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, long long stride,
-                                           int first, int end) {
-#pragma unroll 8
-  for (int group = first; group < end; ++group) accumulate(sum, __ldcg(part + group * stride));
+// Adds up a lane's part of a tile over the clusters from `first` to `end`, MOST of them at most, once
+// they have come; nothing where the lane has none.
+template <int MOST>
+__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, bool there,
+                                           long long stride, unsigned int mark, int first,
+                                           int end) {
+  constexpr int once = ceil_div(MOST, ceil_div(MOST, 8));
+#pragma unroll 1
+  for (int group = first; group < end; group += once) {
+    float4 v[once];
+    hear(v, [=](int i) { return part + (group + i) * stride; },
+         [=](int i) { return there && group + i < end; }, mark, kGradients);
+#pragma unroll
+    for (int i = 0; i < once; ++i) {
+      if (group + i < end) accumulate(sum, v[i]);
+    }
+  }
 }
 
-// Every cluster updates everything: `parts` is this rank's first tile of cluster 0, whose tiles lie
-// `stride` float4 ahead of the next cluster's. place(tile) says where a tile's weights lie,
-// state(tile) where its state does, how(tile) how its weights are kept (onchip_update.cuh).
+// Every cluster updates everything, if the step counts: `parts` is this rank's first tile of cluster 0,
+// whose tiles lie `stride` float4 ahead of the next cluster's. place(tile) says where a tile's weights
+// lie, state(tile) where its state does, how(tile) how its weights are kept (onchip_update.cuh).
 template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typename Q,
           typename H = AllAsTheyAre>
-__device__ __forceinline__ void update_all(const float4* parts, long long stride, const RULE& rule,
-                                           P place, Q state, H how = {}) {
+__device__ __forceinline__ void update_all(const float4* parts, long long stride, unsigned int mark,
+                                           bool counts, const RULE& rule, P place, Q state,
+                                           H how = {}) {
   const int lane = lane_index();
 #pragma unroll 1
   for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
     Kept<RULE, FAR> kept;
     kept.load(state(tile) + lane);
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
     const Place at = place(tile);
-    kept.update(rule, at.first, at.second, sum, how(tile));
-    kept.store(state(tile) + lane);
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
+                      SHAPE::kGroups);
+    if (counts) {
+      kept.update(rule, at.first, at.second, sum, how(tile));
+      kept.store(state(tile) + lane);
+    }
   }
 }
 
-// Each cluster updates every kGroups-th tile and leaves the new weights in `fresh`. SHARES warps
-// share the clusters of a tile; `scratch` holds their sums, kTileFloats each, where they are several.
+// What is told of a lane's weights: by how much they change, or where they have bits to spare the new
+// weights themselves.
+template <typename TILE>
+__device__ __forceinline__ float4 to_tell(const float (&w)[4], const float (&next)[4],
+                                          const TILE& kept) {
+  if (kept.spares_bits()) return make_float4(next[0], next[1], next[2], next[3]);
+  return make_float4(next[0] - w[0], next[1] - w[1], next[2] - w[2], next[3] - w[3]);
+}
+
+// The same arithmetic in every cluster, of what was told without its mark.
+template <typename TILE>
+__device__ __forceinline__ void take_in(const Place& at, const float4& told, const TILE& kept) {
+  float w[4];
+  read_weights(w, at.first, at.second);
+  const float next[4] = {told.x + (kept.spares_bits() ? 0.0f : w[0]),
+                         told.y + (kept.spares_bits() ? 0.0f : w[1]),
+                         told.z + (kept.spares_bits() ? 0.0f : w[2]),
+                         told.w + (kept.spares_bits() ? 0.0f : w[3])};
+  write_weights(next, at.first, at.second);
+}
+
+// Each cluster updates every kGroups-th tile and tells the others in `fresh`; of a step that does not
+// count, that it has read all. SHARES warps share the clusters of a tile; `scratch` holds their sums,
+// kTileFloats each, where they are several.
 template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename P, typename Q,
           typename H = AllAsTheyAre>
 __device__ __forceinline__ void update_share(const float4* parts, long long stride,
-                                             const RULE& rule, int group, float* scratch,
-                                             float4* fresh, P place, Q state, H how = {}) {
+                                             unsigned int mark, bool counts, const RULE& rule,
+                                             int group, float* scratch, float4* fresh, P place,
+                                             Q state, H how = {}) {
   constexpr int mine = ceil_div(TILES, SHAPE::kGroups);
   constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
   const int lane = lane_index();
@@ -98,8 +172,8 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       if (tile < TILES) {
         const int first = item % SHARES * each;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_groups(sum, parts + tile * kTileQuads + lane, stride, first,
-                   min(SHAPE::kGroups, first + each));
+        sum_groups<each>(sum, parts + tile * kTileQuads + lane, place(tile).there, stride, mark,
+                          first, min(SHAPE::kGroups, first + each));
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
       }
@@ -112,9 +186,11 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
     if (tile < TILES) {
       Kept<RULE, FAR> kept;
       kept.load(state(slot) + lane);
+      const Place at = place(tile);
       float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       if constexpr (SHARES == 1) {
-        sum_groups(sum, parts + tile * kTileQuads + lane, stride, 0, SHAPE::kGroups);
+        sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
+                          SHAPE::kGroups);
       } else {
 #pragma unroll
         for (int share = 0; share < SHARES; ++share) {
@@ -122,49 +198,42 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
                               scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
         }
       }
-      const Place at = place(tile);
-      kept.update(rule, at.first, at.second, sum, how(tile));
-      kept.store(state(slot) + lane);
-      float4 v = make_float4(at.first[0], at.first[1], 0.0f, 0.0f);
-      if (at.second != nullptr) v.z = at.second[0], v.w = at.second[1];
-      __stcg(fresh + tile * kTileQuads + lane, v);
+      const auto way = how(tile);
+      float4 told = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (counts) {
+        float w[4], next[4];
+        read_weights(w, at.first, at.second);
+        kept.apply(next, rule, w, sum, way);
+        kept.store(state(slot) + lane);
+        told = markable(to_tell(w, next, way));
+      }
+      tell(fresh + tile * kTileQuads + lane, told, mark);
+      if (counts) take_in(at, told, way);
     }
   }
 }
 
-// The new weights of all clusters. A load takes a round trip to the L2 cache, however many run at once:
-// those of four tiles run ahead of the stores of four. (A load of a tile that is not there must not be
-// one of another tile in its place: all blocks would ask for the same few lines.)
-template <typename SHAPE, int TILES, typename P>
-__device__ __forceinline__ void copy_fresh(const float4* fresh, P place) {
+// What the other clusters tell. A load takes a round trip to the L2 cache, however many run at once.
+// (A load of a tile that is not there must not be one of another tile in its place: all blocks would
+// ask for the same few lines.)
+template <typename SHAPE, int TILES, typename P, typename H = AllAsTheyAre>
+__device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int mark, bool counts,
+                                            int group, P place, H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int many = smaller(4, ceil_div(TILES, warps));
+  constexpr int each = ceil_div(TILES, warps);
+  constexpr int many = ceil_div(each, ceil_div(each, 8));  // neighbouring tiles, of few clusters each
   const int lane = lane_index();
-  float4 now[many], next[many];
-  const auto load = [=](float4 (&to)[many], int first) {
-#pragma unroll
-    for (int i = 0; i < many; ++i) {
-      to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      const int tile = first + i * warps;
-      if (tile < TILES) to[i] = __ldcg(fresh + tile * kTileQuads + lane);
-    }
-  };
-  load(now, warp_index());
 #pragma unroll 1
-  for (int first = warp_index(); first < TILES; first += many * warps) {
-    load(next, first + many * warps);
+  for (int first = warp_index() * many; first < TILES; first += many * warps) {
+    const float4* const from = fresh + first * kTileQuads + lane;
+    float4 told[many];
+    const auto of_others = [=](int i) {
+      return first + i < TILES && (first + i) % SHAPE::kGroups != group;
+    };
+    hear(told, [=](int i) { return from + i * kTileQuads; }, of_others, mark, kChanges);
 #pragma unroll
     for (int i = 0; i < many; ++i) {
-      const int tile = first + i * warps;
-      if (tile < TILES) {
-        const Place at = place(tile);
-        *reinterpret_cast<float2*>(at.first) = make_float2(now[i].x, now[i].y);
-        if (at.second != nullptr) {
-          *reinterpret_cast<float2*>(at.second) = make_float2(now[i].z, now[i].w);
-        }
-      }
+      if (counts && of_others(i)) take_in(place(first + i), told[i], how(first + i));
     }
-#pragma unroll
-    for (int i = 0; i < many; ++i) now[i] = next[i];
   }
 }

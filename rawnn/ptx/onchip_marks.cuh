@@ -23,35 +23,41 @@ __device__ __forceinline__ void tell(float4* to, const float4& v, unsigned int m
   ptx::store_marked(to, markable(v), mark);
 }
 
-// What lies at place(0) to place(MANY - 1) once all of it has come; zeros where a place is null. All
+// What lies at place(0) to place(MANY - 1) once all of it has come; zeros where there(i) is not so. All
 // are asked for at once, and again those that are not there: a round trip to the L2 cache takes as
 // long for one. `what` is the name of the wait.
-template <int MANY, typename P>
-__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, unsigned int mark, int what) {
-  unsigned int missing = 0;
+template <int MANY, typename P, typename T>
+__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, T there, unsigned int mark,
+                                     int what) {
+  bool missing[MANY];
 #pragma unroll
   for (int i = 0; i < MANY; ++i) {
     v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const float4* const from = place(i);
-    if (from != nullptr) {
-      v[i] = ptx::load_marked(from);
-      missing |= 1u << i;
-    }
+    missing[i] = there(i);
+    if (missing[i]) v[i] = ptx::load_marked(place(i));
   }
   int tries = 0;
 #pragma unroll 1
   for (;;) {
+    bool any = false;
 #pragma unroll
     for (int i = 0; i < MANY; ++i) {
-      if ((missing & 1u << i) != 0 && ptx::has_mark(place(i), v[i], mark)) missing &= ~(1u << i);
+      missing[i] = missing[i] && !ptx::has_mark(place(i), v[i], mark);
+      any = any || missing[i];
     }
-    if (missing == 0) break;
+    if (!any) break;
     ptx::look_again(tries, what);
 #pragma unroll
     for (int i = 0; i < MANY; ++i) {
-      if ((missing & 1u << i) != 0) v[i] = ptx::load_marked(place(i));
+      if (missing[i]) v[i] = ptx::load_marked(place(i));
     }
   }
 #pragma unroll
   for (int i = 0; i < MANY; ++i) v[i] = without_mark(v[i]);
+}
+
+// The same of places that are null where there is nothing.
+template <int MANY, typename P>
+__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, unsigned int mark, int what) {
+  hear(v, place, [=](int i) { return place(i) != nullptr; }, mark, what);
 }

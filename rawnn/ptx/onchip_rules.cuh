@@ -31,6 +31,8 @@ struct OnChip<Adam> {
 struct AsTheyAre {
   __device__ __forceinline__ AsTheyAre tile(int, int) const { return {}; }
   __device__ __forceinline__ float operator()(float weight, int) const { return weight; }
+  // Whether the lowest bit of a weight is always 0.
+  __device__ __forceinline__ bool spares_bits() const { return false; }
 };
 
 // Rounded to bfloat16 by chance: the lane's weights are the elements `first`, `first` + `inputs`, and
@@ -42,6 +44,7 @@ struct RoundedTile {
   int step;
   unsigned int first, inputs;
 
+  __device__ __forceinline__ bool spares_bits() const { return rounds; }
   __device__ __forceinline__ float operator()(float weight, int q) const {
     if (!rounds) return weight;
     const unsigned int element = first + (q & 1 ? inputs : 0u) + (q & 2 ? 8u : 0u);

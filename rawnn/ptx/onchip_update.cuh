@@ -15,6 +15,20 @@ __device__ __forceinline__ void spread(float (&to)[4], const float4& from) {
   to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
 }
 
+// A lane's two pairs of weights, the second of which may not be there.
+__device__ __forceinline__ void read_weights(float (&w)[4], const float* first,
+                                             const float* second) {
+  const float2 upper = *reinterpret_cast<const float2*>(first);
+  const float2 lower = second != nullptr ? *reinterpret_cast<const float2*>(second)
+                                         : make_float2(0.0f, 0.0f);
+  w[0] = upper.x, w[1] = upper.y, w[2] = lower.x, w[3] = lower.y;
+}
+
+__device__ __forceinline__ void write_weights(const float (&w)[4], float* first, float* second) {
+  *reinterpret_cast<float2*>(first) = make_float2(w[0], w[1]);
+  if (second != nullptr) *reinterpret_cast<float2*>(second) = make_float2(w[2], w[3]);
+}
+
 // A lane's state of one tile, in registers.
 template <typename RULE, bool FAR>
 struct Kept {
@@ -38,26 +52,29 @@ struct Kept {
       }
     }
   }
-  // The lane's two pairs of weights, the second of which may not be there. All are read ahead of the
-  // first store, so that the four chains of the rule run side by side.
+  // New weights of old ones; the state is brought up to date. The four chains of the rule run side by
+  // side.
   template <typename TILE = AsTheyAre>
-  __device__ __forceinline__ void update(const RULE& rule, float* first, float* second,
-                                         const float (&gradient)[4], const TILE& kept = {}) {
-    const float2 upper = *reinterpret_cast<const float2*>(first);
-    const float2 lower = second != nullptr ? *reinterpret_cast<const float2*>(second)
-                                           : make_float2(0.0f, 0.0f);
-    float w[4] = {upper.x, upper.y, lower.x, lower.y};
+  __device__ __forceinline__ void apply(float (&next)[4], const RULE& rule, const float (&w)[4],
+                                        const float (&gradient)[4], const TILE& kept = {}) {
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       float state[kStates > 0 ? kStates : 1];
 #pragma unroll
       for (int j = 0; j < kStates; ++j) state[j] = of[j][q];
-      w[q] = kept(rule(w[q], gradient[q], state), q);
+      next[q] = kept(rule(w[q], gradient[q], state), q);
 #pragma unroll
       for (int j = 0; j < kStates; ++j) of[j][q] = state[j];
     }
-    *reinterpret_cast<float2*>(first) = make_float2(w[0], w[1]);
-    if (second != nullptr) *reinterpret_cast<float2*>(second) = make_float2(w[2], w[3]);
+  }
+  // The same of the lane's weights where they lie. All are read ahead of the first store.
+  template <typename TILE = AsTheyAre>
+  __device__ __forceinline__ void update(const RULE& rule, float* first, float* second,
+                                         const float (&gradient)[4], const TILE& kept = {}) {
+    float w[4], next[4];
+    read_weights(w, first, second);
+    apply(next, rule, w, gradient, kept);
+    write_weights(next, first, second);
   }
 };
 
@@ -123,20 +140,22 @@ struct UpdateTiles {
 };
 
 // Where a lane's part of a tile lies: two pairs of weights; the second is not there where it would
-// lie beyond the layer's rows.
+// lie beyond the layer's rows. Of a tile of biases, only lanes whose quad has columns of the layer's
+// product are `there`: nobody has a gradient for the rest.
 struct Place {
   float* first;
   float* second;
+  bool there;
 };
 
 template <int LDW, int ROWS, int ACROSS, int TILES>
 __device__ __forceinline__ Place place_of(int tile, float* w, float* bias) {
   const int lane = lane_index();
   if (tile >= TILES) {
-    float* const at = bias + (tile - TILES) * kTileFloats + lane * 4;
-    return {at, at + 2};
+    const int column = (tile - TILES) * kTileFloats + lane * 4;
+    return {bias + column, bias + column + 2, column < ACROSS * 8};
   }
   const int mt = tile / ACROSS;
   float* const at = w + (mt * 16 + lane / 4) * LDW + tile % ACROSS * 8 + lane % 4 * 2;
-  return {at, ROWS % 16 == 0 || mt * 16 + 8 < ROWS ? at + 8 * LDW : nullptr};
+  return {at, ROWS % 16 == 0 || mt * 16 + 8 < ROWS ? at + 8 * LDW : nullptr, true};
 }

@@ -46,7 +46,8 @@ __global__ void softmax_backward(const float* p, int ldp, const int* __restrict_
   pdl_wait();
   pdl_trigger();
   constexpr int N = vector_length<float, TD>();
-  const float scale = loss_scale == nullptr ? 1.0f : loss_scale[0];
+  float share = 1.0f / static_cast<float>(rows);
+  if (loss_scale != nullptr) share *= loss_scale[0];
   const bool wide = vector_aligned<N>(p, ldp) && vector_aligned<N>(dz, lddz);
   for_vectors<N>(rows, cols, wide, [&](int row, int column, bool whole, int count) {
     const int label = y[row];
@@ -54,8 +55,7 @@ __global__ void softmax_backward(const float* p, int ldp, const int* __restrict_
     load_part<N>(values, at(p, ldp, row, column), whole, count);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const float target = column + i == label ? 1.0f : 0.0f;
-      values[i] = (values[i] - target) / static_cast<float>(rows) * scale;
+      values[i] = cross_entropy_slope(values[i], column + i == label, share);
     }
     store_part<N>(at(dz, lddz, row, column), values, whole, count);
     if (overflow != nullptr) report_overflow(overflow, poison<TD>(values));

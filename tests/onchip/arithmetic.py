@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rawnn.onchip.choose import Choice
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, FULL, GATHERED, Decomposition, ceil
+from rawnn.onchip.layout import SHARE
 from rawnn.onchip.tiles import Tiling
 from rawnn.step.plan import Plan
 
@@ -114,8 +115,15 @@ class Arithmetic:
                 layer = int(op.operands["c"].lstrip("zdaw")) - (op.attributes["layout"] != "nn")
                 operands.c[...] = compute[op.attributes["layout"]](layer, operands.a, operands.b)
             elif op.kind == "bias_grad":
-                operands.db[...] = _added([row_sums(operands.dz[rows], self.nearest)
-                                           for rows in self.shares(len(operands.dz))])
+                layer = int(op.operands["dz"].lstrip("z_d")) - 1
+                operands.db[...] = self._met([row_sums(operands.dz[rows], self.nearest)
+                                              for rows in self.shares(len(operands.dz))], layer)
+            elif "dw" in op.operands and self.chosen.layout.sync == SHARE:
+                old = operands.w.copy()
+                op.spec.reference(operands, {**op.attributes, "offset": offset, "stored": {}})
+                layer = int(op.operands["dw"].lstrip("dwb")) - 1
+                change = operands.w - old
+                operands.w[...] = old + markable(change.T, self._marked(change.T, layer)).T
             else:
                 stored = {role: plan[name].dtype for role, name in op.operands.items()}
                 op.spec.reference(operands, {**op.attributes, "offset": offset, "stored": stored})
@@ -164,8 +172,25 @@ class Arithmetic:
     def gradient(self, layer: int, dz: Array, x: Array) -> Array:
         """[outputs, inputs]: the parts of the clusters in their order."""
         tiles = self.chosen.layout.layers[layer].update
-        return _added([product(x[rows].T, dz[rows], tiles.down * tiles.across, 1, self.nearest)
-                       for rows in self.shares(len(dz))]).T
+        return self._met([product(x[rows].T, dz[rows], tiles.down * tiles.across, 1, self.nearest)
+                          for rows in self.shares(len(dz))], layer).T
+
+    def _met(self, parts: list[Array], layer: int) -> Array:
+        """The sum of the clusters' parts, as they are told to each other."""
+        if self.d.groups > 1:
+            parts = [markable(part, self._marked(part, layer)) for part in parts]
+        return _added(parts)
+
+    def _marked(self, values: Array, layer: int) -> Array:
+        """Which of [inputs, outputs], or of biases, carry marks: by their places in a block."""
+        kind, cut = self.d.kinds[layer], self.d.slices
+        outs = np.arange(values.shape[-1])
+        outs = outs % cut[layer + 1] if kind == BY_OUTPUTS else outs
+        if values.ndim == 1:
+            return outs % 4 == 3
+        ins = np.arange(len(values))[:, None]
+        ins = ins % cut[layer] if kind == BY_INPUTS else ins
+        return (ins % 16 >= 8) & (outs % 2 == 1)
 
     def shares(self, batch: int) -> list[slice]:
         """The examples of each cluster."""

@@ -3,6 +3,7 @@ right against NumPy, and free of races, for several ways to share the work."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.cuda_text import CudaText
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.device.cuda.device import padded
 from rawnn.device.target import known
@@ -179,6 +181,35 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
             most = 0.1 if chance and role[0] == "w" and role[1:].isdigit() else of_change
             assert error <= most * np.linalg.norm(b - launch.arrays[role]), role
     assert not found["counters"].any()
+    if "meetings" in found:
+        assert np.array_equal(found["meetings"].view(np.int32), launch.arrays["meetings"] + STEPS)
+
+
+def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
+    """The last cluster has the same weights as the first, which stores them, to the last bit."""
+    found = []
+    text, last = launch.impl.code.text, launch.decomposition.groups - 1
+    for group in (0, last):
+        changed, count = re.subn(r"if \(group == 0", f"if (group == {group}", text)
+        assert count
+        launch.impl = replace(launch.impl, code=CudaText(changed))
+        found.append(launch.on_twin(folder, run, sources))
+    launch.impl = replace(launch.impl, code=CudaText(text))
+    for role in found[0]:
+        if role[0] in "wb" and role[1:].isdigit():
+            first, other = (each[role].view(np.uint8) for each in found)
+            assert np.array_equal(first, other), role
+
+
+ALIKE = [("clusters share sums", 1, 8, ""), ("rounded by chance, Adam", 4, 3, "FSFF"),
+         ("more outputs than a register file", 2, 3, "FG"), ("softmax, SGD", 2, 2, "SFGF")]
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), ALIKE if FULL else ALIKE[:1])
+def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: int, groups: int,
+                                            types: str) -> None:
+    """New weights are told as changes, of which some lose a bit: to all clusters alike."""
+    check_alike(Launch(name, ranks, groups, types), tmp_path, 1)
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups"), CHOSEN if FULL else CHOSEN[3:4])

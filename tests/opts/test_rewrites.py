@@ -48,7 +48,7 @@ def ops(text: str, network: Network = DEEP, evaluate: bool = False) -> list[str]
     ("streams", Policy(streams=True)), ("pdl", Policy(pdl=True)), ("nosync", Policy(sync="report")),
     ("report=7", Policy(report=7)),
     ("graphs", Policy("report", 1, "arena", graph="step", graph_steps=1)),
-    ("preload,graphs", Policy("report", 1, "arena", graph="unroll", graph_steps=4)),
+    ("preload,graphs", Policy("report", 1, "arena", graph="unroll", graph_steps=16)),
     ("preload,graphs=5", Policy("report", 1, "arena", graph="unroll", graph_steps=5)),
     ("graphs=epoch", Policy("report", 1, "arena", graph="epoch")),
     ("preload,graphs=while,report=3", Policy("report", 3, "arena", graph="while")),
@@ -83,11 +83,14 @@ def test_cublas_takes_every_product_and_gives_each_its_own_workspace() -> None:
 
 def test_cublas_cuts_a_long_product_with_a_small_output_into_slices() -> None:
     network = Network((784, 10))
-    kinds = [op.kind for op in rewritten("cublas", network)[0].check().ops]
-    assert kinds[1:4] == ["matmul_slices", "sum_slices", "bias_add"]
+    plan = rewritten("cublas", network)[0].check()
+    kinds = [op.kind for op in plan.ops]
+    assert kinds[1:4] == ["matmul_slices", "sum_slices", "softmax"]
     assert kinds.count("matmul") == 1  # the weight gradient's inner dimension is the batch
-    sliced = rewritten("cublas", network)[0].find(kind="matmul_slices")[0]
+    sliced, total = plan.ops[1:3]
     assert (sliced.attributes["slices"], sliced.attributes["k"]) == (28, 784)
+    assert total.attributes["bias"]  # with which the sum begins
+    assert total.operands["bias"] == "fc1.bias"
 
 
 def test_fuse_updates_from_the_slices_of_a_small_weight_gradient() -> None:

@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from rawnn.common.cuda_text import CudaText
+from rawnn.onchip.layout import SHARE
 from rawnn.ptx import SOURCES
-from tests.onchip.test_twin import DECAY, Launch, check_by_chance
+from tests.onchip.test_twin import DECAY, Launch, check_alike, check_by_chance
 from tests.onchip.test_twin import check as check_written
 from tests.ptx import test_tiled_host
+from tests.ptx.test_marks import check_marks
 from tests.ptx.twin import floors
 from tests.ptx.twin.cases import CASES, plan_of
 from tests.ptx.twin.faults import GENERATED, WRITTEN, Fault, files, text_of, written_files
@@ -229,6 +231,8 @@ def _probe_written(sources: Path, changed: str) -> None:
     named = re.compile("|".join(rf"\b{name}\b" for pair in re.findall(
         r"^struct (\w+)|^__device__[^(]*?(\w+)\(", text, re.MULTILINE) for name in pair if name)
         or "$^")
+    if changed == "onchip_marks.cuh":
+        check_marks(sources)
     launches = [(how, Launch(*how)) for how in WRITTEN]
     launches.sort(key=lambda pair: named.search(pair[1].impl.code.text) is None)
     for number, (how, launch) in enumerate(launches):
@@ -241,6 +245,8 @@ def _check_written(how: tuple[Any, ...], launch: Launch, run: int,
         try:
             checked = check_by_chance if how[0] == DECAY else check_written
             checked(launch, Path(folder), run, sources)
+            if launch.op.attributes["chosen"].layout.sync == SHARE:
+                check_alike(launch, Path(folder), run, sources)
         finally:
             if launch.twin is not None:
                 launch.twin.path.unlink(missing_ok=True)

@@ -61,15 +61,20 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("generation", r"(ptx::(?:grid_barrier|wait_for_grid)\(\w+, [^;]*)(, \d\);)", r"\1 - 1u\2"),
     ("exchange", r"mail\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
-                 r"|ptx::send4\([^;]*\);|copy_fresh<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
+                 r"|ptx::send4\([^;]*\);|hear_shares<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
+    ("exchange", r"ptx::store_relaxed\([^;]*\);", ";"),
     ("generation", r"\+\+(?:exchanges|exchanged);", ";"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
     ("store", r"__stcg\([^;]*\);", ";"),
+    ("mark", r"(unsigned int mark = )[^;]*;", r"\g<1>1u;"),
     ("mark", r"ptx::has_mark\(place\(i\), v\[i\], mark\)", "true"),
     ("mark", r"(?<!float4 )\b(?:without_mark|markable)\(", "("),
+    ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
+    ("mark", r"(?<=next\[\d\]) - w\[\d\]", ""),
+    ("generation", r"meetings_before \+ (?:span|u)\b", "meetings_before"),
     ("reset", r"(?:\*ticket|counters\[i\]) = 0u;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
     ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
