@@ -14,6 +14,7 @@ from rawnn.bench.series import read_series
 from rawnn.cli.screen import sentences, table_console
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
+from rawnn.common.words import counted
 from rawnn.errors import RawnnError
 
 HEADINGS = ("suite", "set", "B / A", "95 % interval", "p", "runs", "verdict")
@@ -60,7 +61,8 @@ def _show(found: Comparison, everything: bool) -> None:
         console.print(line, markup=False)
     judged = [p for p in found.pairs if p.p is not None]
     console.print(f"the smallest difference that counts is {found.effect:.0%}; p-values are "
-                  f"adjusted for {sum(p.ours for p in judged)} sets (Holm)", markup=False)
+                  f"adjusted for {counted(sum(p.ours for p in judged), 'set')} (Holm)",
+                  markup=False)
     if found.peers:
         _table(found.peers, everything, "The peers, judged by themselves: no regression of ours")
         for line in said(found.peers, found.overall_peers, "all of the peers' sets together"):

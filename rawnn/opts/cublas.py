@@ -1,8 +1,7 @@
 """`cublas`: matrix products by cuBLASLt.
 
 A product whose output is small and whose inner dimension is long is cut into slices of k, which
-one strided batch computes side by side; a kernel of ours adds them up, from the bias on. A weight
-gradient is, where the batch is large; `fuse` takes its sum into the update.
+one strided batch computes side by side; a kernel of ours adds them up, from the bias on.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ def slices_of(op: Op) -> int:
 
     784-10 at batch 128 on an H200: cuBLASLt's first choice takes 17.9 us (four kernels), the best
     of 477 configurations 6.2 us, 28 slices as one strided batch 2.8 us and their sum 1.3 us. The
-    weight gradient takes 4.1 us whole, 2.6 us in 8 slices.
+    weight gradient takes 4.1 us whole, 2.6 us in 8 slices, which earn nothing where a launch of its
+    own adds them up (4.9 us whole, 3.1 and 1.6 in a graph).
     """
     m, n, k = (op.attributes[d] for d in "mnk")
     if -(-m // 128) * -(-n // 64) > MAX_TILES:
@@ -52,23 +52,12 @@ def sliced(plan: Plan, op: Op, slices: int) -> tuple[Tensor, Op]:
                        {**attributes, "slices": slices}, op.impl)
 
 
-LEAST_GRADIENT = 96
-"""Inner dimension from which slices of a weight gradient earn the launch that adds them up: 784-10
-takes 4.9 us whole at batch 128, some 0.02 of it for each row, and the launch 1.3 (an H200)."""
-
-
-def _earns_slices(op: Op, plan: Plan) -> bool:
-    """Whether a weight gradient does: in float32, whose products are no tensor cores'."""
-    return len(op.operands) == 3 and op.attributes["k"] >= LEAST_GRADIENT \
-        and op.attributes["compute"] == plan[op.operands["a"]].dtype == "float32"
-
-
-def _slice(plan: Plan) -> Plan:
+def _slice_forward(plan: Plan) -> Plan:
     changes: list[tuple[list[Op], list[Op]]] = []
     partials: list[Tensor] = []
     for op in plan.find(kind="matmul"):
-        slices, layout = slices_of(op), op.attributes["layout"]
-        if slices == 1 or layout == "nn" or (layout == "tn" and not _earns_slices(op, plan)):
+        slices = slices_of(op)
+        if op.attributes["layout"] != "nt" or slices == 1:
             continue
         partial, product = sliced(plan, op, slices)
         operands = {"partial": partial.name, "c": op.operands["c"]}
@@ -83,7 +72,7 @@ def _slice(plan: Plan) -> Plan:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    plan = _slice(plan)
+    plan = _slice_forward(plan)
     products = plan.find(kind="matmul") + plan.find(kind="matmul_slices")
     scratch = {
         op.name: Tensor(f"{op.name}.workspace", (WORKSPACE_BYTES,), "uint8", Role.ACTIVATION)

@@ -145,11 +145,9 @@ def _update(plan: Plan) -> Plan:
             if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES \
                     and f"weight_{update.kind}" in OPS:  # not of an optimizer from elsewhere
                 change = _weight_update(plan, gradient, update)
-        elif (whole := _library_product(plan, gradient)) is not None:
-            change, slices = _library_update(plan, whole, update)
+        elif gradient.kind == "matmul" and gradient.impl == "cublas":
+            change, slices = _library_update(plan, gradient, update)
             tensors += slices
-            if change and whole is not gradient:  # it was in slices, which are made anew
-                change = [*_sliced_already(plan, gradient), *change[0][1:]], change[1]
         elif gradient.kind == "matmul":
             change = _weight_update(plan, gradient, update)
         elif gradient.kind == "bias_grad" and _library_gradient(plan, gradient):
@@ -163,28 +161,6 @@ def _update(plan: Plan) -> Plan:
             changes.append(change)
             taken.update(map(id, change[0]))
     return plan.with_tensors(*tensors).substitute_all(changes)
-
-
-def _library_product(plan: Plan, gradient: Op) -> Op | None:
-    """The product of a library that makes a gradient, whole where it comes in slices; None where
-    none does."""
-    if gradient.kind == "matmul":
-        return gradient if gradient.impl == "cublas" else None
-    if gradient.kind != "sum_slices":
-        return None
-    product, _ = _sliced_already(plan, gradient)
-    attributes = {k: v for k, v in product.attributes.items() if k != "slices"}
-    operands = {k: v for k, v in product.operands.items() if k != "partial"}
-    return replace(product, kind="matmul", operands={**operands, "c": gradient.operands["c"]},
-                   attributes={**attributes, "alpha": 1.0, "beta": 0.0, "bias": False,
-                               "activation": "", "slope": ""})
-
-
-def _sliced_already(plan: Plan, total: Op) -> list[Op]:
-    """A product in slices, and the op that adds them up."""
-    product = plan.producer(total.operands["partial"], total)
-    assert product is not None  # which `cublas` made
-    return [product, total]
 
 
 def _library_gradient(plan: Plan, bias_grad: Op) -> bool:

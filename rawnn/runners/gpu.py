@@ -3,7 +3,7 @@ epoch. How the epoch runs (stream or graph) and where temporaries live follow th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from rawnn.device.cuda.launch import Command
 from rawnn.device.cuda.pinned import PinnedMemory
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Parameters
+from rawnn.runners.arenas import place, shared_by_ranks
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
 from rawnn.runners.feed import HostOrder, contents, resident
 from rawnn.runners.graphplan import alone, epoch_graphs, graph_plans, holds_between
@@ -95,7 +96,8 @@ class GpuRunner:
         compiling = self._lowering.begin([*plans, *tests])
         self._closing.callback(compiling.close)
         self._tensors = used_tensors(plans)
-        self._addresses, self._host = self._place("training", self._tensors, "train")
+        shared = shared_by_ranks(plans)
+        self._addresses, self._host = self._place("training", self._tensors, "train", 0, shared)
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
         self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
@@ -215,8 +217,8 @@ class GpuRunner:
         self._closing.callback(program.close)
         return part, program, addresses
 
-    def _place(self, purpose: str, tensors: Mapping[str, Tensor], part: str,
-               first: int = 0) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
+    def _place(self, purpose: str, tensors: Mapping[str, Tensor], part: str, first: int = 0,
+               shared: Container[str] = ()) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
         """Give every tensor an address and fill in the data set's `part` from example `first` on.
 
         Parameters are placed by the first call and shared by later ones. Temporaries get no
@@ -225,18 +227,16 @@ class GpuRunner:
         """
         allocator, memory = self._allocator, self._device.memory
         placed_once = [Role.BATCH] if self._work.policy.streams else []
-        shared = getattr(self, "_addresses", {})
-        addresses = {n: shared[n] for n, t in tensors.items()
-                     if t.role in (Role.PARAMETER, Role.COPY) and n in shared}
+        placed = getattr(self, "_addresses", {})
+        addresses = {n: placed[n] for n, t in tensors.items()
+                     if t.role in (Role.PARAMETER, Role.COPY) and n in placed}
         lying = resident(self._work.data, tensors, part, first, self._device.info.ordinal)
         addresses |= lying
         wanted = [t for n, t in tensors.items()
                   if n not in addresses and t.role not in (Role.HOST, Role.VIEW)
                   and (allocator is None or not t.role.temporary or t.role in placed_once)]
         if allocator is None:
-            block, placed = memory.arena([(t.name, t.nbytes) for t in wanted], purpose)
-            self._closing.callback(memory.free, block)
-            addresses.update(placed)
+            addresses |= place(wanted, purpose, memory, shared, self._lowering, self._closing)
         else:
             for tensor in wanted:
                 allocation = allocator.allocate(tensor.nbytes, tensor.name)

@@ -27,6 +27,7 @@ from rawnn.step.ops.collectives import part_of, wholes
 from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
+    from rawnn.device.cuda.memory import Source
     from rawnn.device.libs.collectives import Collective, Meeting, NcclContext
     from rawnn.device.libs.matmul import LtContext, MatmulPlan
     from rawnn.device.libs.softmax import CudnnContext, SoftmaxPlan
@@ -216,32 +217,45 @@ class Lowering:
 
     def _collective(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
         from rawnn.device.libs.calls import CollectiveCall
-        from rawnn.device.libs.collectives import NcclContext
 
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.ranks} ranks, and this process is no rank "
                               f"of theirs")
-        if self._nccl is None or self._urgent is None:
-            api = self.device.backend.nccl()
-            version = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
-            self.libraries["nccl"] = _library_version(version)
-            self._nccl = NcclContext(api, self._team)
-            self._closing.callback(self._nccl.close)
-            self._urgent = Stream(self.device.driver, urgent=True)
-            self._closing.callback(self._urgent.close)
+        context, urgent = self._together()
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
         call: Collective
         if op.kind == "all_reduce":
-            call = self._nccl.all_reduce(label, [_elements(op, plan, role) for role in roles],
-                                         weight, op.attributes["reduce"] == "max")
+            call = context.all_reduce(label, [_elements(op, plan, role) for role in roles], weight,
+                                      op.attributes["reduce"] == "max")
         else:
             parts = [_elements(op, plan, part_of(role)) for role in roles]
             roles = [each for role in roles for each in (role, part_of(role))]
-            call = self._nccl.reduce_scatter(label, parts, weight) \
-                if op.kind == "reduce_scatter" else self._nccl.all_gather(label, parts)
+            call = context.reduce_scatter(label, parts, weight) \
+                if op.kind == "reduce_scatter" else context.all_gather(label, parts)
         operands = {role: addresses.get(op.operands[role], 0) for role in roles}
-        return CollectiveCall(call, self.device.stream, label, operands, self._urgent)
+        return CollectiveCall(call, self.device.stream, label, operands, urgent)
+
+    def _together(self) -> tuple[NcclContext, Stream]:
+        """The communicator of all ranks, and the stream whose priority their work takes."""
+        from rawnn.device.libs.collectives import NcclContext
+
+        assert self._team is not None
+        if self._nccl is None or self._urgent is None:
+            self._nccl = NcclContext(self.device.backend.nccl(), self._team)
+            self.libraries["nccl"] = _library_version(self._nccl.version)
+            self._closing.callback(self._nccl.close)
+            self._urgent = Stream(self.device.driver, urgent=True)
+            self._closing.callback(self._urgent.close)
+        return self._nccl, self._urgent
+
+    def symmetric(self) -> Source:
+        """Memory that all ranks map; the device's own where NCCL is too old for that."""
+        from rawnn.device.libs.collectives import WINDOWS, SymmetricMemory
+
+        if self._team is None or (context := self._together()[0]).version < WINDOWS:
+            return self.device.memory
+        return SymmetricMemory(context, self.device)
 
     def close(self) -> None:
         """Destroy the library handles; a second call is harmless."""

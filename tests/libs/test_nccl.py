@@ -75,10 +75,13 @@ def test_calls_reach_the_bindings_as_they_are(bindings: Bindings) -> None:
     library = Nccl()
     assert library.ncclGetVersion() == (0, 23203)
     assert library.ncclCommInitRank(2, b"x" * 128, 1) == (0, 7)
+    assert library.ncclMemAlloc(512) == (0, 7)
+    assert library.ncclCommWindowRegister("comm", 7, 512, 1) == (0, 7)
     assert library.ncclAllReduce(16, 16, 4, 7, 0, "comm", 5) == (0,)
     assert library.ncclRedOpCreatePreMulSum(0.5, DATA_TYPE["bfloat16"], "comm") == (0, 17)
     assert bindings.calls == [
         ("comm_init_rank", (2, ("id", b"x" * 128), 1)),
+        ("mem_alloc", (512,)), ("comm_window_register", ("comm", 7, 512, 1)),
         ("all_reduce", (16, 16, 4, 7, 0, "comm", 5)),
         ("premul", (b"\0\x3f\0\0", 9, 1, "comm")),
     ]
@@ -87,7 +90,9 @@ def test_calls_reach_the_bindings_as_they_are(bindings: Bindings) -> None:
 @pytest.mark.parametrize("call", [
     lambda n: n.ncclGetUniqueId(), lambda n: n.ncclCommInitRank(1, b"", 0),
     lambda n: n.ncclCommDestroy("c"), lambda n: n.ncclCommAbort("c"),
-    lambda n: n.ncclRedOpDestroy(1, "c"),
+    lambda n: n.ncclRedOpDestroy(1, "c"), lambda n: n.ncclMemAlloc(1), lambda n: n.ncclMemFree(1),
+    lambda n: n.ncclCommWindowRegister("c", 1, 1, 1),
+    lambda n: n.ncclCommWindowDeregister("c", 1),
     lambda n: n.ncclGroupStart(), lambda n: n.ncclGroupEnd(),
     lambda n: n.ncclAllReduce(0, 0, 1, 7, 0, "c", 0),
 ])

@@ -93,20 +93,6 @@ def test_cublas_cuts_a_long_product_with_a_small_output_into_slices() -> None:
     assert total.operands["bias"] == "fc1.bias"
 
 
-@pytest.mark.parametrize(("batch", "numbers", "slices"), [
-    (128, "", [28, 8]), (512, "", [28, 16]), (64, "", [28]), (128, ",bf16", [28]),
-    (128, ",tf32", [28])])
-def test_cublas_cuts_a_weight_gradient_of_a_large_batch_in_float32(
-        batch: int, numbers: str, slices: list[int]) -> None:
-    """Where the launch that adds the slices up costs less than the long product."""
-    network = Network((784, 10))
-    selection = select(f"cublas{numbers}", network, STEPS, CAPABLE)
-    plan = selection.apply(step_plan(network, batch, batch * STEPS))[0].check()
-    assert [op.attributes["slices"] for op in plan.find(kind="matmul_slices")] == slices
-    updates = [op for op in plan.ops if op.kind == "sgd"]
-    assert {op.operands["dw"] for op in updates} == {"dw1", "db1"}
-
-
 def test_fuse_updates_from_the_slices_of_a_small_weight_gradient() -> None:
     network = Network((784, 10))
     selection = select("none,cublas,fuse", network, STEPS, CAPABLE)

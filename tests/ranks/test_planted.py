@@ -78,7 +78,8 @@ def test_an_edge_of_a_collective_that_is_left_out_is_noticed(
 
 
 def ranks_of_a_session(faults: dict[int, Faults], opt: str = "preload,graphs=epoch",
-                       listener: Listener | None = None) -> list[Any]:
+                       listener: Listener | None = None,
+                       layers: tuple[int, ...] = (9, 5)) -> list[Any]:
     """What became of two ranks, each a session on a simulated GPU: one that passes for a GPU whose
     times mean something where there is a `listener`."""
 
@@ -89,7 +90,7 @@ def ranks_of_a_session(faults: dict[int, Faults], opt: str = "preload,graphs=epo
             device = Device(replace(backend, caution="") if listener else backend)
             closing.callback(device.close)
             opened = Opened(device, machine_of(device), 0.0)
-            config = Config(layers=(9, 5), epochs=3, batch=4, device="sim", opt=opt)
+            config = Config(layers=layers, epochs=3, batch=4, device="sim", opt=opt)
             data = random_dataset(9, 5, train=8, test=4)
             try:
                 with Session(config, listener or Listener(), data=data, opened=opened,
@@ -98,7 +99,7 @@ def ranks_of_a_session(faults: dict[int, Faults], opt: str = "preload,graphs=epo
             finally:
                 closing.close()
                 if not simulation.errors and not any(
-                        call == "ncclCommDestroy" for _, call, _ in simulation.faults.failed):
+                        call in LAST for _, call, _ in simulation.faults.failed):
                     simulation.assert_clean()
 
     return teams(2, act)
@@ -127,18 +128,21 @@ def test_what_can_be_expected_is_said_before_it_starts() -> None:
     assert second.facts["compute_us"] == first.facts["compute_us"]
 
 
-CALLS = ("ncclGetVersion", "ncclCommInitRank", "ncclRedOpCreatePreMulSum", "ncclGroupStart",
-         "ncclAllReduce", "ncclGroupEnd", "ncclCommDestroy")
+LAST = ("ncclCommWindowDeregister", "ncclMemFree", "ncclCommDestroy")  # behind all training
+CALLS = ("ncclGetVersion", "ncclCommInitRank", "ncclMemAlloc", "ncclCommWindowRegister",
+         "ncclRedOpCreatePreMulSum", "ncclGroupStart", "ncclAllReduce",
+         "ncclAllGather", "ncclGroupEnd", *LAST)
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_of_nccl_that_fails_on_one_rank_ends_both(call: str) -> None:
     codes = [name for name, (value, _) in CODES["nccl"].items() if value]
     for code in codes if FULL else codes[:1]:
-        found = ranks_of_a_session({1: Faults(Fault(code, call=call))})
+        found = ranks_of_a_session({1: Faults(Fault(code, call=call))}, "preload,nccl=sharded",
+                                   layers=(9, 6, 5))
         assert isinstance(found[1], RawnnError), found
         assert f"{call} failed with {code}" in str(found[1])
-        if call != "ncclCommDestroy":  # behind all training
+        if call not in LAST:
             assert isinstance(found[0], RanksError), found
             assert "rank 1 (" in str(found[0])
             assert f"{call} failed with {code}" in str(found[0])

@@ -11,7 +11,7 @@ import pytest
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
 from rawnn.device.cuda.stream import Stream
-from rawnn.device.libs.collectives import NcclContext
+from rawnn.device.libs.collectives import NcclContext, SymmetricMemory
 from rawnn.device.sim import Fault, Faults, Race, Simulation, SimulationError
 from rawnn.device.sim.codes import CODES
 from rawnn.graphs import Graph
@@ -217,13 +217,63 @@ def test_a_rank_outside_the_communicator_is_refused() -> None:
         Rank(Waiting(0), 0)
 
 
+def test_ranks_reach_into_memory_that_lies_alike_on_all() -> None:
+    def act(rank: Rank, number: int) -> Any:
+        source = SymmetricMemory(rank.context, rank.device)
+        block, placed = rank.device.memory.arena([("a", 4), ("b", 8)], "a test", source)
+        assert rank.device.memory.current == block.nbytes
+        rank.device.to_device(placed["b"], np.float32([number, 1]), "b")
+        rank.reduce(placed["b"], 2)
+        found = rank.read(placed["b"], 2)
+        source.free(block)
+        assert rank.device.memory.current == 0
+        return found.tolist()
+
+    assert all_fine(ranks(2, act)) == [[1.0, 2.0]] * 2
+
+
+def test_windows_of_different_sizes_are_reported() -> None:
+    def act(rank: Rank, number: int) -> None:
+        SymmetricMemory(rank.context, rank.device).allocate(512 + number, "a test")
+
+    for error in ranks(2, act):
+        assert "a window of 512 bytes" in str(error)
+        assert "a window of 513 bytes" in str(error)
+
+
+def test_buffers_at_different_places_of_a_window_are_reported() -> None:
+    def act(rank: Rank, number: int) -> None:
+        source = SymmetricMemory(rank.context, rank.device)
+        block = source.allocate(512, "a test")
+        rank.device.fill(block.address, 0, 512, "all")
+        rank.reduce(block.address + 256 * number, 4)
+        rank.stream.synchronize()
+
+    for error in ranks(2, act):
+        assert isinstance(error, SimulationError)
+        assert "sum of 4 float32 at byte 0 of window 0" in str(error)
+        assert "sum of 4 float32 at byte 256 of window 0" in str(error)
+
+
+def test_a_rank_that_is_alone_with_its_window_is_reported() -> None:
+    def act(rank: Rank, number: int) -> None:
+        if number == 0:
+            SymmetricMemory(rank.context, rank.device).allocate(512, "a test")
+
+    first, _ = ranks(2, act)
+    assert "rank 0 waits in ncclCommWindowRegister of 512 bytes for rank 1" in str(first)
+
+
 CALLS = ("ncclGetUniqueId", "ncclCommInitRank", "ncclRedOpCreatePreMulSum", "ncclGroupStart",
-         "ncclAllReduce", "ncclGroupEnd", "ncclCommDestroy")
+         "ncclAllReduce", "ncclGroupEnd", "ncclCommDestroy", "ncclMemAlloc",
+         "ncclCommWindowRegister", "ncclCommWindowDeregister", "ncclMemFree")
 
 
 def _whole_life(made: list[Rank], faults: Faults) -> None:
     made.append(Rank(Waiting(1), 0, faults))
     made[0].reduce(made[0].buffer([1.0]), 1, weight=0.5)
+    source = SymmetricMemory(made[0].context, made[0].device)
+    source.free(source.allocate(512, "a test"))
     made[0].close()
 
 
@@ -237,6 +287,6 @@ def test_every_code_of_every_call_is_said_and_nothing_is_left(call: str) -> None
         with pytest.raises(CallFailed) as caught:
             _whole_life(made, Faults(Fault(code, call=call)))
         assert f"{call} failed with {code} [{value}]: {text}" in str(caught.value)
-        for rank in made if call != "ncclCommDestroy" else ():
+        for rank in made if call not in ("ncclCommDestroy", "ncclMemFree") else ():
             rank.close()
             rank.simulation.assert_clean()

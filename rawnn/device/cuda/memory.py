@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rawnn.device.cuda.errors import check, check_memory
 
@@ -39,6 +39,14 @@ def room_for(nbytes: int, unit: int = ALIGNMENT) -> int:
     written, which the simulated device reports, and not its neighbour, which nothing would.
     """
     return (nbytes // unit + 1) * unit
+
+
+class Source(Protocol):
+    """Where memory comes from that is held for long."""
+
+    def allocate(self, nbytes: int, purpose: str) -> Allocation: ...
+
+    def free(self, allocation: Allocation) -> None: ...
 
 
 class Memory:
@@ -112,14 +120,14 @@ class Memory:
 
     close = free_all
 
-    def arena(self, sizes: Iterable[tuple[str, int]], purpose: str) -> tuple[Allocation,
-                                                                             dict[str, int]]:
-        """One allocation that holds every (name, bytes) at an aligned address of its own, with
-        `room_for` it."""
+    def arena(self, sizes: Iterable[tuple[str, int]], purpose: str,
+              source: Source | None = None) -> tuple[Allocation, dict[str, int]]:
+        """One allocation, of this memory or of `source`, that holds every (name, bytes) at an
+        aligned address of its own, with `room_for` it."""
         offsets: dict[str, int] = {}
         total = 0
         for name, nbytes in sizes:
             offsets[name] = total
             total += room_for(nbytes)
-        block = self.allocate(total, purpose)
+        block = (source or self).allocate(total, purpose)
         return block, {name: block.address + offset for name, offset in offsets.items()}

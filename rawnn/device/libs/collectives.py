@@ -5,11 +5,18 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rawnn.common.dtypes import itemsize
 from rawnn.device.cuda.errors import check
-from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM
+from rawnn.device.cuda.memory import Allocation
+from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM, SYMMETRIC
+
+if TYPE_CHECKING:
+    from rawnn.device.cuda.device import Device
+
+WINDOWS = 22700
+"""The version of NCCL from which on it has windows."""
 
 
 class Meeting(Protocol):
@@ -36,11 +43,12 @@ class NcclContext:
     """
 
     def __init__(self, api: Any, team: Meeting) -> None:
-        self.api, self._team = api, team
+        self.api, self.team = api, team
         self._reductions: dict[tuple[str, float], int] = {}
         self._lock = threading.Lock()
         self.communicator: Any = None
         what = f"rank {team.rank} of {team.size}"
+        self.version: int = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
         made = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
             if team.rank == 0 else None
         self.communicator = check(api, "ncclCommInitRank", api.ncclCommInitRank(
@@ -86,7 +94,7 @@ class NcclContext:
     def close(self) -> None:
         """Destroy reductions and communicator, or abort it where a rank is lost; a second call is
         harmless."""
-        if self._team.failed:
+        if self.team.failed:
             self.abort()
         with self._lock:
             communicator, self.communicator = self.communicator, None
@@ -95,7 +103,67 @@ class NcclContext:
         for op in self._reductions.values():
             self.api.ncclRedOpDestroy(op, communicator)
         check(self.api, "ncclCommDestroy", self.api.ncclCommDestroy(communicator),
-              f"rank {self._team.rank} of {self._team.size}")
+              f"rank {self.team.rank} of {self.team.size}")
+
+
+class SymmetricMemory:
+    """Gives device memory that all ranks map: NCCL writes tensors in it from the other GPUs, where
+    they lie at the same place on all. So ranks ask for the same sizes in the same order. The
+    device's tally counts it.
+
+    In a step of wide4096 two H200s gather 34 MB of weights in 57 us then, on some 15
+    multiprocessors; through NCCL's own buffers it takes 85 us, on some 21. By copy engines
+    (NCCL_CTA_POLICY_ZERO) the copy takes 47 us and no multiprocessor, but 30 us pass around it
+    until both sides have seen each other's marks.
+
+    Raises CallFailed.
+    """
+
+    def __init__(self, context: NcclContext, device: Device) -> None:
+        self._context, self._api, self._device = context, context.api, device
+        self._windows: dict[int, Any] = {}
+
+    def allocate(self, nbytes: int, purpose: str) -> Allocation:
+        """All ranks call it together. What is there is zero."""
+        what = f"{nbytes:,} bytes, {purpose}"
+        address = check(self._api, "ncclMemAlloc", self._api.ncclMemAlloc(nbytes), what)
+        try:
+            self._windows[address] = check(
+                self._api, "ncclCommWindowRegister", self._api.ncclCommWindowRegister(
+                    self._context.communicator, address, nbytes, SYMMETRIC), what)
+        except BaseException:
+            self._api.ncclMemFree(address)
+            raise
+        self._device.memory.count(nbytes)
+        made = Allocation(address, nbytes, purpose)
+        try:
+            self._gather(address, nbytes)
+        except BaseException:
+            self.free(made)
+            raise
+        return made
+
+    def _gather(self, address: int, nbytes: int) -> None:
+        """Gather once: what NCCL makes ready for it then could not be made within a capture."""
+        self._device.fill(address, 0, nbytes, "symmetric memory")
+        team, stream = self._context.team, self._device.stream
+        part = nbytes // team.size
+        if part:
+            self._context.all_gather("symmetric memory", [("uint8", part)]).run(
+                int(stream.handle), address, address + part * team.rank)
+            stream.synchronize("symmetric memory")
+
+    def free(self, allocation: Allocation) -> None:
+        """Give it back. Without the communicator, which is gone where a rank is lost, its window
+        is gone, too."""
+        window, what = self._windows.pop(allocation.address), f"freeing {allocation.purpose}"
+        self._device.memory.count(-allocation.nbytes)
+        communicator = self._context.communicator
+        gone = (0,) if communicator is None else \
+            self._api.ncclCommWindowDeregister(communicator, window)
+        freed = self._api.ncclMemFree(allocation.address)
+        check(self._api, "ncclCommWindowDeregister", gone, what)
+        check(self._api, "ncclMemFree", freed, what)
 
 
 class Collective(ABC):

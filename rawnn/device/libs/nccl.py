@@ -17,6 +17,8 @@ from rawnn.errors import MissingLibrary
 DATA_TYPE = {"uint8": 1, "int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
 SUM, MAX = 0, 2
 UNIQUE_ID_BYTES = 128
+SYMMETRIC = 1
+"""The flag of a window in which buffers have one offset on all ranks."""
 
 RESULTS = ("ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
            "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError", "ncclInProgress",
@@ -79,6 +81,27 @@ class Nccl:
         """End what is under way, so that streams which wait for it go on; any thread may call it.
         The communicator is gone then."""
         return self._done(self._nccl.comm_abort, comm)
+
+    def ncclMemAlloc(self, size: int) -> tuple[int, int]:
+        """(code, address) of device memory that windows may be registered in."""
+        try:
+            return 0, int(self._nccl.mem_alloc(size))
+        except self._failed as error:
+            return error.status, 0
+
+    def ncclMemFree(self, ptr: int) -> tuple[int]:
+        return self._done(self._nccl.mem_free, ptr)
+
+    def ncclCommWindowRegister(self, comm: Any, buff: int, size: int,
+                               winFlags: int) -> tuple[int, Any]:
+        """(code, window); all ranks call it, and map the memory of the others."""
+        try:
+            return 0, self._nccl.comm_window_register(comm, buff, size, winFlags)
+        except self._failed as error:
+            return error.status, None
+
+    def ncclCommWindowDeregister(self, comm: Any, win: Any) -> tuple[int]:
+        return self._done(self._nccl.comm_window_deregister, comm, win)
 
     def ncclRedOpCreatePreMulSum(self, scalar: float, datatype: int,
                                  comm: Any) -> tuple[int, int]:

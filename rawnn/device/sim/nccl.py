@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.dtypes import itemsize
-from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM, UNIQUE_ID_BYTES
+from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM, SYMMETRIC, UNIQUE_ID_BYTES
 from rawnn.device.sim.codes import describe
 from rawnn.device.sim.cublaslt import load, quiet, store
 from rawnn.device.sim.errors import Race, Refused, SimulationError
@@ -33,9 +33,8 @@ from rawnn.device.sim.simulation import Simulation
 PATIENCE = 20.0
 """Seconds that a rank waits for the others before they are said to be missing."""
 ABORTED, NOTICE = "has aborted", 1.0
-"""Of a rank that is lost so NCCL tells the others nothing: they have so many seconds to hear of it
-by themselves and to abort, too."""
-
+"""Of a rank that is lost NCCL tells the others nothing: they have so many seconds to hear of it by
+themselves and to abort, too."""
 _INVALID, _USAGE = "ncclInvalidArgument", "ncclInvalidUsage"
 _NAMES = {number: name for name, number in DATA_TYPE.items()}
 _STORED = {"float32": "R_32F", "float16": "R_16F", "bfloat16": "R_16BF"}
@@ -127,12 +126,13 @@ class Meeting:
             self.gone[rank] = how
             self.changed.notify_all()
 
-    def reduce(self, rank: int, number: int, label: str, parts: list[_Part],
+    def reduce(self, rank: int, number: int, label: str, words: str, parts: list[_Part],
                brought: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """The result of collective `number` of this rank, once all ranks have come to it."""
+        """The result of collective `number` of this rank, once all ranks have come to it; `words`
+        are what all must have in common."""
         with self.changed:
             here = self.rounds.setdefault(number, _Round())
-            here.words[rank] = "; ".join(part.words for part in parts)
+            here.words[rank] = words
             here.labels[rank] = self.last[rank] = label
             here.brought[rank] = brought
             self.changed.notify_all()
@@ -159,7 +159,7 @@ class Meeting:
             if rank in self.gone:
                 raise SimulationError(f"rank {rank} {self.gone[rank]} while it waited in {label}")
             lost = sorted(missing() & self.gone.keys())
-            if lost and self.gone[lost[0]] == ABORTED:
+            if lost:
                 aborted = aborted or monotonic() + NOTICE
                 lost = lost if monotonic() > aborted else []
             if lost or monotonic() > until:
@@ -193,6 +193,25 @@ class _Communicator:
     collectives: int = 0
     latest: Task | None = None
     sums: dict[int, float] = field(default_factory=dict)
+    windows: dict[int, _Window] = field(default_factory=dict)
+    registered: int = 0
+
+    def words(self, part: _Part) -> str:
+        """Of a call: what all ranks must have in common, with the place of what the other ranks
+        read and write, where that is in a window."""
+        address = part.send if part.reduction == "scattered sum" else part.receive
+        places = [f" at byte {address - w.begin:,} of window {w.number}"
+                  for w in self.windows.values() if w.begin <= address < w.begin + w.size]
+        return part.words + "".join(places)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Number `number` of those that a communicator registered."""
+
+    number: int
+    begin: int
+    size: int
 
 
 class SimNccl:
@@ -242,10 +261,55 @@ class SimNccl:
 
     def _end(self, comm: Any, how: str) -> tuple[int]:
         found = self._communicator(comm)
-        for op in found.sums:
-            self.simulation.destroy(op, "NCCL reduction", _INVALID)
-        self.simulation.destroy(comm, "NCCL communicator", _INVALID)
-        found.meeting.leave(found.rank, how)
+        with found.meeting.changed:
+            for op in found.sums:
+                self.simulation.destroy(op, "NCCL reduction", _INVALID)
+            for window in found.windows:
+                self.simulation.destroy(window, "NCCL window", _INVALID)
+            self.simulation.destroy(comm, "NCCL communicator", _INVALID)
+            found.meeting.leave(found.rank, how)
+        return (0,)
+
+    @seam(0)
+    def ncclMemAlloc(self, size: int) -> tuple[int, int]:
+        self.simulation.unless_capturing()
+        if size > self.simulation.memory.total - self.simulation.memory.used:
+            raise Refused("ncclUnhandledCudaError")
+        return 0, self.simulation.memory.allocate(size, self.simulation.site())
+
+    @seam()
+    def ncclMemFree(self, ptr: int) -> tuple[int]:
+        """As cuMemFree: what is enqueued is done first."""
+        self.simulation.unless_capturing()
+        self.simulation.scheduler.run_all()
+        self.simulation.memory.free(ptr, self.simulation.site())
+        return (0,)
+
+    @seam(None)
+    def ncclCommWindowRegister(self, comm: Any, buff: int, size: int,
+                               winFlags: int) -> tuple[int, Any]:
+        """All ranks come to it: their windows must be of the same size."""
+        found = self._communicator(comm)
+        if not size or winFlags != SYMMETRIC:
+            raise Refused(_INVALID)
+        self.simulation.memory.region(buff, size, size, 1, "a window")
+        made = _Window(found.registered, buff, size)
+        found.registered += 1
+        found.meeting.reduce(found.rank, -found.registered,
+                             f"ncclCommWindowRegister of {size:,} bytes",
+                             f"a window of {size:,} bytes", [], [])
+        with found.meeting.changed:  # which another thread may abort
+            if found.rank in found.meeting.gone:
+                raise Refused(_INVALID)
+            handle, _ = self.simulation.create("NCCL window", lambda handle: made)
+            found.windows[handle] = made
+        return 0, handle
+
+    @seam()
+    def ncclCommWindowDeregister(self, comm: Any, win: Any) -> tuple[int]:
+        found = self._communicator(comm)
+        self.simulation.destroy(win, "NCCL window", _INVALID)
+        del found.windows[win]
         return (0,)
 
     @seam(0)
@@ -341,7 +405,8 @@ class SimNccl:
                 memory.read(task, source, f"send buffer {i}")
                 brought.append(part.values(source.bytes()))
             found.collectives += 1
-            results = found.meeting.reduce(found.rank, found.collectives, str(task), parts,
+            words = "; ".join(map(found.words, parts))
+            results = found.meeting.reduce(found.rank, found.collectives, str(task), words, parts,
                                            brought)
             for i, (part, result) in enumerate(zip(parts, results, strict=True)):
                 target = region(task, f"receive buffer {i}", part.receive, part.received(size))
