@@ -41,7 +41,8 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
     ("a wide middle", 4, 1, "FGSF", (1.0, 0.0), 0, 1, L2),
     ("clusters share sums", 12, 1, "SF", (1.0, 0.0), 0, 1, L2),
-    ("float16", 4, 2, "FGFF", (2.0**20, 5.0), 0, 1, L2),
+    ("float16", 2, 1, "FSFG", (2.0**20, 5.0), 0, 1, L2),
+    ("softmax, SGD", 12, 1, "FGGG", (1.0, 0.0), 0, 1, L2),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
