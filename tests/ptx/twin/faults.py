@@ -63,14 +63,13 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("exchange", r"mail\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
                  r"|ptx::send4\([^;]*\);|hear_shares<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
-    ("exchange", r"ptx::store_relaxed\([^;]*\);", ";"),
     ("generation", r"\+\+(?:exchanges|exchanged);", ";"),
     ("exchange", r"mail\.receive\(\)", "mail.box()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
     ("store", r"__stcg\([^;]*\);", ";"),
-    ("mark", r"(unsigned int mark = )[^;]*;", r"\g<1>1u;"),
+    ("mark", r"(unsigned int (?:said_)?mark = )[^;]*;", r"\g<1>1u;"),
     ("mark", r"ptx::has_mark\(place\(i\), v\[i\], mark\)", "true"),
     ("mark", r"(?<!float4 )\b(?:without_mark|markable)\(", "("),
     ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
