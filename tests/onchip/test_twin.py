@@ -266,6 +266,8 @@ def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOUR
     arithmetic everywhere, so that a weight differs only where another bit was drawn."""
     launch.arrays["images"][:] = 0
     found, wanted = launch.on_twin(folder, run, sources), launch.by_reference(np.float32)
+    if "meetings" in found:
+        assert np.array_equal(found["meetings"].view(np.int32), launch.arrays["meetings"] + STEPS)
     for layer in (1, 2, 3):
         weights = found[f"w{layer}"].astype(np.float32)
         assert np.array_equal(weights, wanted[f"w{layer}"])
