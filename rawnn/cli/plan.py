@@ -17,6 +17,7 @@ from rawnn.errors import ConfigError
 from rawnn.onchip.report import describe
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
+from rawnn.runners.base import read_across, with_near
 from rawnn.runners.graphplan import GraphPlan, epoch_graphs
 from rawnn.step import around
 from rawnn.step.build import training_step
@@ -75,6 +76,7 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
                        recipe=recipe, form=form)
     baseline = training_step(network, recipe, form)
     step, policy = selection.apply(baseline)
+    step = with_near(step, read_across(step))
     graphs = epoch_graphs(
         step, policy, steps, around.begin(step, recipe, examples),
         around.end(step, max(recipe.updates(examples), 1)), bool(recipe.rest(examples))) \

@@ -24,7 +24,7 @@ STATE = "state of the optimizer"
 MOST_SUMMED_BY_ALL = 131_072
 """Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
 
-COUNTS = ("counters", "generations", "meetings", "overflows", "trace")
+COUNTS = ("counters", "generations", "meetings", "trace")
 """Workspaces of integers."""
 
 LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
@@ -131,7 +131,7 @@ class Layout:
         if self.sync == SHARE:
             found["fresh"] = d.ranks * self.tiles * TILE
         if self.sync and d.problem.scaled:
-            found["overflows"] = 2 * d.blocks
+            found["overflows"] = 2 * d.blocks * 4
         if self.sync:
             found["meetings"] = d.blocks
         if d.mail_floats:

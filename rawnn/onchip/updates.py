@@ -58,9 +58,11 @@ class UpdateWriter(ExchangeWriter):
             w(f"const bool left_out = {said};")
             return
         w(f"const bool seen = {said};")
-        w(f"unsigned int* const words = overflows + (meeting & 1) * {d.blocks} + rank;")
-        w(f"if (thread == 0) ptx::store_relaxed(words + group * {d.ranks}, "
-          "overflow_word(meeting, seen));")
+        w("const unsigned int said_mark = ~(meeting >> 1) & 1u;")
+        w("float4* const said = reinterpret_cast<float4*>(overflows) + (meeting & 1) * "
+          f"{d.blocks} + rank;")
+        w(f"if (thread == 0) tell(said + group * {d.ranks}, "
+          "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), said_mark);")
 
     def mark(self) -> None:
         """The number of the step since the workspaces were made, and the mark of what clusters tell
@@ -104,7 +106,7 @@ class UpdateWriter(ExchangeWriter):
         counts = "!left_out" if self.p.scaled else "true"
         meanwhile(found.sync == ALL)
         if self.p.scaled:
-            w("left_out = any_group<Shape>(words, meeting);")
+            w("left_out = any_group<Shape>(said, said_mark);")
         if found.sync == ALL:
             w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, mark, {counts}, rule, "
               f"place, state{how});")

@@ -3,9 +3,8 @@
 //
 // A weight's gradient is a float32 sum of products of float16: it is finite where both factors are.
 // So a step is known to count once the first layer's gradient is: every block notes what it has seen
-// (LossScale::found), the blocks of a cluster tell each other by their mailboxes, clusters by a word
-// beside their gradients, which carries the number of the step. All of them decide the same and change
-// their own scale the same way.
+// (LossScale::found), the blocks of a cluster tell each other by their mailboxes, clusters by a
+// quad beside their gradients. All of them decide the same and change their own scale the same way.
 #pragma once
 #include "onchip_groups.cuh"
 
@@ -66,24 +65,16 @@ __device__ __forceinline__ bool any_rank(const float* flags) {
   return sum != 0.0f;
 }
 
-// What a cluster tells the others of a step: its number, which says that it has come, and whether a
-// block of it saw an overflow.
-__device__ __forceinline__ unsigned int overflow_word(unsigned int meeting, bool seen) {
-  return (meeting + 1u) << 1 | (seen ? 1u : 0u);
-}
-
-// Whether any cluster did: `words` are those of this rank of the clusters, kRanks apart. For all
-// threads of the block together.
+// Whether any cluster did: those of this rank `said` so, 1 or 0, kRanks quads apart. For all threads of
+// the block together.
 template <typename SHAPE>
-__device__ __forceinline__ bool any_group(const unsigned int* words, unsigned int meeting) {
+__device__ __forceinline__ bool any_group(const float4* said, unsigned int mark) {
   bool any = false;
   for (int group = thread_index(); group < SHAPE::kGroups; group += SHAPE::kThreads) {
-    unsigned int word = ptx::load_relaxed(words + group * SHAPE::kRanks);
-    for (int tries = 0; word >> 1 != overflow_word(meeting, false) >> 1;) {
-      ptx::look_again(tries, kOverflows);
-      word = ptx::load_relaxed(words + group * SHAPE::kRanks);
-    }
-    any = any || (word & 1u) != 0u;
+    float4 v[1];
+    hear(v, [=](int) { return said + group * SHAPE::kRanks; }, [](int) { return true; }, mark,
+         kOverflows);
+    any = any || v[0].x != 0.0f;
   }
   return __syncthreads_or(any ? 1 : 0) != 0;
 }

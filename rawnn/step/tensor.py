@@ -67,10 +67,11 @@ class Tensor:
     """A dense vector, or a row-major matrix whose rows are padded to 16 bytes, or to 128.
 
     `dtype` is a name of rawnn.common.dtypes. `packed` leaves the padding out, `lines`
-    asks for rows that begin with cache lines whatever the role. `source` names the
-    parameter that a copy is made from, `scale` what its values are multiplied by before they are
-    rounded. `bound` is half the width of the distribution that a parameter is drawn from. A view's
-    `source` is the matrix whose rows it is, from `first` on; it is named after that, behind PART.
+    asks for rows that begin with cache lines whatever the role, `near` for none that do. `source`
+    names the parameter that a copy is made from, `scale` what its values are multiplied by before
+    they are rounded. `bound` is half the width of the distribution that a parameter is drawn from.
+    A view's `source` is the matrix whose rows it is, from `first` on; it is named after that,
+    behind PART.
 
     `layer` is that of a parameter, from 1 on, and of what is kept of it. `symbol` is what formulas
     and the kernels of whole steps call a tensor, where that is not its name: w1 and b1 the first
@@ -84,6 +85,7 @@ class Tensor:
     role: Role
     packed: bool = False
     lines: bool = False
+    near: bool = False
     source: str = ""
     scale: float = 1.0
     bound: float = 0.0
@@ -105,7 +107,7 @@ class Tensor:
         if len(self.shape) < 2 or self.packed:
             return self.shape[-1]
         length = self.shape[-1] * self.itemsize
-        wide = (self.role in MULTIPLIED or self.lines) and length >= LONG
+        wide = (self.role in MULTIPLIED or self.lines) and not self.near and length >= LONG
         row = (LINE if wide else ROW_ALIGNMENT) // self.itemsize
         return -(-self.shape[-1] // row) * row
 

@@ -30,7 +30,7 @@ from rawnn.step.ops.train_steps import spanning
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 from tests.onchip.problems import FULL, HOPPER, VARIETY, prepared
-from tests.ptx.twin.twin import Kernels, Twin, compiler
+from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
@@ -266,6 +266,8 @@ def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOUR
     arithmetic everywhere, so that a weight differs only where another bit was drawn."""
     launch.arrays["images"][:] = 0
     found, wanted = launch.on_twin(folder, run, sources), launch.by_reference(np.float32)
+    if "meetings" in found:
+        assert np.array_equal(found["meetings"].view(np.int32), launch.arrays["meetings"] + STEPS)
     for layer in (1, 2, 3):
         weights = found[f"w{layer}"].astype(np.float32)
         assert np.array_equal(weights, wanted[f"w{layer}"])
@@ -325,6 +327,18 @@ FAR = [
 def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: int, groups: int,
                                              types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types, exchange=L2), tmp_path, run)
+
+
+def test_blocks_without_features_are_heard_of_through_l2(tmp_path: Path) -> None:
+    """Two of eight have none of the 12 outputs, and the turn has one exchange: who did not hear of
+    them would write again what they still read."""
+    launch = Launch("tf32, one layer", 8, 1, "FG", exchange=L2)
+    check(launch, tmp_path, 0)
+    text, changed = re.subn(r"mail\.any<2>\([^;]*\);", ";", launch.impl.code.text)
+    assert changed == 1
+    launch.impl = replace(launch.impl, code=CudaText(text))
+    with pytest.raises(TwinError, match="found with a mark"):
+        check(launch, tmp_path, 0)
 
 
 FAR_STEPS = [

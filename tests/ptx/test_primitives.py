@@ -164,10 +164,6 @@ PROBES: dict[str, tuple[str, str, str]] = {
                     "out[3] = __float_as_uint(v.w);",
                     "ld.relaxed.gpu.global.b128 all, [from];\nmov.b128 {low, high}, all;\n"
                     "mov.b64 {0, 1}, low;\nmov.b64 {2, 3}, high;"),
-    "store_relaxed": ("unsigned* to, unsigned value", "ptx::store_relaxed(to, value);",
-                      "st.relaxed.gpu.global.u32 [to], value;"),
-    "load_relaxed": ("const unsigned* from", "out[0] = ptx::load_relaxed(from);",
-                     "ld.relaxed.gpu.global.u32 R, [from];"),
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
     "cycles": ("int nothing", "out[0] = ptx::cycles();", "mov.u64 R, %clock64;"),

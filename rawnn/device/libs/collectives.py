@@ -111,9 +111,10 @@ class SymmetricMemory:
     they lie at the same place on all. So ranks ask for the same sizes in the same order. The
     device's tally counts it.
 
-    Two H200s gather 34 MB of weights in 57 us then, by 16 blocks; through NCCL's own buffers it
-    takes 85 us. By copy engines (NCCL_CTA_POLICY_ZERO) the copy takes 47 us and no block, but 30 us
-    pass around it until both sides have seen each other's marks.
+    In a step of wide4096 two H200s gather 34 MB of weights in 57 us then, on some 15
+    multiprocessors; through NCCL's own buffers it takes 85 us, on some 21. By copy engines
+    (NCCL_CTA_POLICY_ZERO) the copy takes 47 us and no multiprocessor, but 30 us pass around it
+    until both sides have seen each other's marks.
 
     Raises CallFailed.
     """

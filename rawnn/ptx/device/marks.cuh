@@ -44,17 +44,6 @@ __device__ __forceinline__ bool has_mark(const float4* /*from*/, const float4& v
   return (__float_as_uint(v.w) & 1u) == mark;
 }
 
-// A word that is its own message (st.relaxed.gpu, ld.relaxed.gpu).
-__device__ __forceinline__ void store_relaxed(unsigned int* to, unsigned int value) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ unsigned int load_relaxed(const unsigned int* from) {
-  unsigned int value;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-
 // Between two looks at what has not come yet. Traps after about a second of them, and says which of
 // the program's waits (`what`) it was.
 __device__ __forceinline__ void look_again(int& tries, int what) {

@@ -180,6 +180,16 @@ HARMLESS: dict[str, str] = {
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
         "all images are zeros here, those of one turn as of the other",
+    **dict.fromkeys((
+        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<3>(0 + 312); [4]",
+        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<3>(352 + 108); [4]",
+        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<5>(480 + 84); [4]",
+        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: if (n1 == 0) "
+        "mail.any<12>(2336 + rank * 432 + 0); [17]",
+        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: if (n2 == 0) "
+        "mail.any<12>(608 + rank * 144 + 0); [17]",
+    ), "the same blocks are heard of in another exchange of the turn; alone in its turn it is "
+       "caught"),
 }
 """By Fault.name."""
 

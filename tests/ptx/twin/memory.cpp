@@ -69,9 +69,9 @@ void must_be_aligned(const void* address, std::size_t bytes) {
   }
 }
 
-void store_late(void* to, const void* value, std::size_t bytes, int kind) {
+void store_late(void* to, const void* value, std::size_t bytes) {
   must_be_aligned(to, bytes);
-  touch_global(to, bytes, kWrite | kind, own(), self->clock);
+  touch_global(to, bytes, kWrite | kMarked, own(), self->clock);
   land_own(to);
   Late late{static_cast<unsigned char*>(to), {}, bytes, self,
             {own(), self->clock++, self->known, self->seen}};
@@ -257,7 +257,7 @@ void wait_for_count(const unsigned int* counter, unsigned int target, int) {
 void store_marked(float4* to, float4 v, unsigned int mark) {
   TWIN_HERE;
   v.w = __uint_as_float((__float_as_uint(v.w) & ~1u) | mark);
-  store_late(to, &v, sizeof v, kMarked);
+  store_late(to, &v, sizeof v);
 }
 
 float4 load_marked(const float4* from) {
@@ -274,18 +274,6 @@ bool has_mark(const float4* from, const float4& v, unsigned int mark) {
   touch_global(from, sizeof v, kRead | kMarked, own(), self->clock);
   hear_of(from);
   return true;
-}
-
-void store_relaxed(unsigned int* to, unsigned int value) {
-  TWIN_HERE;
-  store_late(to, &value, sizeof value, kAtomic);
-}
-
-unsigned int load_relaxed(const unsigned int* from) {
-  TWIN_HERE;
-  unsigned int value;
-  load_late(&value, from, sizeof value);
-  return value;
 }
 
 // Until a store comes to one of the places that the thread has looked at.

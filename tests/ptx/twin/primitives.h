@@ -209,8 +209,6 @@ inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 
 void store_marked(float4* to, float4 v, unsigned int mark);
 float4 load_marked(const float4* from);
 bool has_mark(const float4* from, const float4& v, unsigned int mark);
-void store_relaxed(unsigned int* to, unsigned int value);
-unsigned int load_relaxed(const unsigned int* from);
 void look_again(int& tries, int what);
 
 // clock.cuh
