@@ -64,8 +64,8 @@ def test_launches_take_about_what_is_expected_of_them() -> None:
 
 
 def test_persistent_takes_about_what_is_expected_of_it() -> None:
-    """The kernels of this draw were slower than today's where clusters meet, blocks exchange through
-    L2 or the copy engine brought short rows: up to 1.45 times as long as is expected of them now."""
+    """The kernels of this draw were slower than today's where clusters meet, blocks exchange
+    through L2 or the copy engine brought short rows: up to 1.45 times what is expected now."""
     ratios = [us / choose(problem_of(step(problem, numbers)), chip_of(CAPABLE.target)).us
               for problem, numbers, launches, us in runs() if launches == 1]
     assert len(ratios) >= 60
