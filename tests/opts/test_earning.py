@@ -64,13 +64,13 @@ def test_launches_take_about_what_is_expected_of_them() -> None:
 
 
 def test_persistent_takes_about_what_is_expected_of_it() -> None:
-    """The kernels of this draw were slower than today's where clusters meet, blocks exchange
-    through L2 or the copy engine brought short rows: up to 1.45 times what is expected now."""
+    """A draw made behind the fit: 0.67 (32-32 at batch 16, a microsecond a step) to 1.25 of it,
+    nine in ten within 1.23 times."""
     ratios = [us / choose(problem_of(step(problem, numbers)), chip_of(CAPABLE.target)).us
               for problem, numbers, launches, us in runs() if launches == 1]
     assert len(ratios) >= 60
-    assert all(0.6 < ratio < 1.5 for ratio in ratios), sorted(ratios)
-    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.45
+    assert all(0.6 < ratio < 1.35 for ratio in ratios), sorted(ratios)
+    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.3
 
 
 def asked(layers: tuple[int, ...], batch: int, loss: str, optimizer: str) -> dict[str, Any]:
