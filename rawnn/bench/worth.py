@@ -89,7 +89,8 @@ def _key(workload: str, opt: str) -> WorkloadSet:
 
 
 def _found(result: SetsResult) -> dict[WorkloadSet, Measurement]:
-    return {_key(m.workload, m.opt): m for m in result.measurements}
+    """What was measured or refused; a run that was ended early did not come to the rest."""
+    return {_key(m.workload, m.opt): m for m in result.measurements if m.epoch_ms or m.reason}
 
 
 def has_all(result: SetsResult, toggle: Toggle) -> bool:

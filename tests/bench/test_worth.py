@@ -11,7 +11,7 @@ from rawnn.bench.records import GPU_TIMER
 from rawnn.bench.sets import Measurement, SetsResult
 from rawnn.bench.statistics import spread
 from rawnn.bench.suites import read_suites
-from rawnn.bench.worth import comparison_sets, markdown, pairings, toggles_named
+from rawnn.bench.worth import comparison_sets, has_all, markdown, pairings, toggles_named
 from rawnn.errors import ConfigError
 from rawnn.network.workloads import workload
 from rawnn.opts import TOGGLES, select
@@ -63,6 +63,17 @@ def result_of(gpu: str, times: dict[str, list[float]]) -> SetsResult:
         for opt, ms in times.items()]
     return SetsResult(kind="toggles", repeats=3, environment=place, dataset="mnist",
                       synthetic=False, timer=GPU_TIMER, measurements=measured)
+
+
+def test_a_run_that_was_ended_early_has_not_what_it_did_not_come_to() -> None:
+    toggle = TOGGLES["tiled"]
+    sets = comparison_sets([toggle])
+    whole = [Measurement(workload=name, opt=opt, epochs=1, epoch_ms=spread([1.0]))
+             for name, opt in sets]
+    ended = [*whole[:-1], Measurement(workload=sets[-1][0], opt=sets[-1][1], epochs=1)]
+    result = result_of("H200", {})
+    assert has_all(msgspec.structs.replace(result, measurements=whole), toggle)
+    assert not has_all(msgspec.structs.replace(result, measurements=ended), toggle)
 
 
 def test_a_table_says_how_many_times_faster_and_whether_that_is_noise() -> None:
