@@ -15,8 +15,6 @@
 #include "activations.cuh"
 #include "updates.cuh"
 
-constexpr int kSlicesInFlight = 32;
-
 template <typename TP, typename TC, bool BIAS, typename ACTIVATION>
 __global__ void __launch_bounds__(256)
     sum_slices(const TP* __restrict__ partial, int ldpartial, const float* __restrict__ bias,
@@ -31,17 +29,18 @@ __global__ void __launch_bounds__(256)
   const TP* in = at(partial, ldpartial, row, column);
   const float shift = BIAS ? bias[column] : 0.0f;
 
+  constexpr int in_flight = 32;
   // Four sums, so that an addition does not wait for the one before it.
   float sums[4] = {shift, 0.0f, 0.0f, 0.0f};
-  for (int left = slices; left > 0; left -= kSlicesInFlight) {
-    float values[kSlicesInFlight];
+  for (int left = slices; left > 0; left -= in_flight) {
+    float values[in_flight];
 #pragma unroll
-    for (int s = 0; s < kSlicesInFlight; ++s) {
+    for (int s = 0; s < in_flight; ++s) {
       values[s] = s < left ? to_float(*in) : 0.0f;
       in += slice;
     }
 #pragma unroll
-    for (int s = 0; s < kSlicesInFlight; ++s) sums[s % 4] += values[s];
+    for (int s = 0; s < in_flight; ++s) sums[s % 4] += values[s];
   }
   const float result = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   *at(c, ldc, row, column) = from_float<TC>(ACTIVATION::apply(result));
