@@ -55,6 +55,8 @@ FAMILY.register("weight_update", "naive", KernelImpl(
     "weight_update.cu", "weight_update",
     lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
     in_blocks(*BLOCKS), WEIGHT_UPDATE_SHAPES))
+FAMILY.register("axpby", "naive", KernelImpl(
+    "axpby.cu", "axpby", typed("y"), matrix("y"), vectors("y", "x"), {"y": _MATRIX, "x": _MATRIX}))
 FAMILY.register("cast", "naive", KernelImpl(
     "cast.cu", "cast", typed("source", "copy"), matrix("copy"), vectors("source", "copy"),
     {"source": _MATRIX, "copy": _MATRIX}))

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rawnn.common.dtypes import itemsize
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.memory import Allocation
-from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM, SYMMETRIC
+from rawnn.device.libs.nccl import DATA_TYPE, DEFAULT_BLOCKS, MAX, NO_BLOCKS, SUM, SYMMETRIC
 
 if TYPE_CHECKING:
     from rawnn.device.cuda.device import Device
 
 WINDOWS = 22700
 """The version of NCCL from which on it has windows."""
+COPY_ENGINES = 22800
+"""That from which on copy engines gather what lies in them."""
 
 
 class Meeting(Protocol):
@@ -51,8 +53,9 @@ class NcclContext:
         self.version: int = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
         made = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
             if team.rank == 0 else None
-        self.communicator = check(api, "ncclCommInitRank", api.ncclCommInitRank(
-            team.size, team.broadcast(made), team.rank), what)
+        self.communicator = check(api, "ncclCommInitRankConfig", api.ncclCommInitRankConfig(
+            team.size, team.broadcast(made), team.rank,
+            NO_BLOCKS if self.version >= COPY_ENGINES else DEFAULT_BLOCKS), what)
         team.on_failure(self.abort)
 
     def sum_of(self, dtype: str, weight: float) -> int:

@@ -118,7 +118,7 @@ class Meeting:
         with self.changed:
             self.present.add(rank)
             self.changed.notify_all()
-            self._wait(lambda: len(self.present) == self.size, rank, "ncclCommInitRank",
+            self._wait(lambda: len(self.present) == self.size, rank, "ncclCommInitRankConfig",
                        lambda: set(range(self.size)) - self.present)
 
     def leave(self, rank: int, how: str) -> None:
@@ -233,14 +233,15 @@ class SimNccl:
 
     @seam(0)
     def ncclGetVersion(self) -> tuple[int, int]:
-        return 0, 22703
+        return 0, 22809
 
     @seam(b"")
     def ncclGetUniqueId(self) -> tuple[int, bytes]:
         return 0, next(_NUMBERS).to_bytes(UNIQUE_ID_BYTES, "little")
 
     @seam(None)
-    def ncclCommInitRank(self, nranks: int, commId: bytes, rank: int) -> tuple[int, Any]:
+    def ncclCommInitRankConfig(self, nranks: int, commId: bytes, rank: int,
+                               CTAPolicy: int) -> tuple[int, Any]:
         if not self.simulation.current or not 0 <= rank < nranks:
             raise Refused(_INVALID)
         meeting = _MEETINGS.setdefault(bytes(commId), Meeting(nranks))
