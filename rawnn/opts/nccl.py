@@ -133,10 +133,10 @@ def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[s
 
 
 def _last_behind(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
-    """The same where nothing that is sent takes multiprocessors. The gradient of the last layer that
-    is large comes behind the rest of the backward pass: the first layer's is sent beside it, and it
-    beside the next step's forward pass. All others come where the backward pass has them, and are
-    sent beside the rest of it."""
+    """The same where nothing that is sent takes multiprocessors. The gradient of the last layer
+    that is large comes behind the rest of the backward pass: the first layer's is sent beside it,
+    and it beside the next step's forward pass. All others come where the backward pass has them,
+    and are sent beside the rest of it."""
     updates = [op for op in plan.ops if steps_a_parameter(op)]
     layer = {op.operands["dw"]: plan[op.operands["w"]].layer for op in updates}
     large = {n for n in gradients if plan[n].nbytes >= SMALL_MB * 1_000_000}

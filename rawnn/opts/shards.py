@@ -1,8 +1,8 @@
 """`nccl=sharded`: of every large matrix each rank sums and updates its own rows.
 
-Of the sum of a gradient nobody has the whole then (Rajbhandari et al., ZeRO, 2020). Products read the
-copies of the weights, or the weights where they have none: those are gathered behind each update.
-Masters and the optimizer's state are gathered when they are asked for (step/around.py).
+Of the sum of a gradient nobody has the whole then (Rajbhandari et al., ZeRO, 2020). Products read
+the copies of the weights, or the weights where they have none: those are gathered behind each
+update. Masters and the optimizer's state are gathered when they are asked for (step/around.py).
 """
 
 from __future__ import annotations
@@ -109,10 +109,11 @@ class Shards:
         ops: list[Op] = []
         held: dict[str, int] = {}
         for i, op in enumerate(plan.ops):
-            if early and (op.kind == "matmul" or steps_a_parameter(op)):
-                if ready := [name for name, last in held.items() if last < i]:
-                    ops += self._stepped(ready)
-                    held = {name: last for name, last in held.items() if name not in ready}
+            ready = [name for name, last in held.items() if last < i] \
+                if op.kind == "matmul" or steps_a_parameter(op) else []
+            if early and ready:
+                ops += self._stepped(ready)
+                held = {name: last for name, last in held.items() if name not in ready}
             if not steps_a_parameter(op) or op.operands["dw"] not in self._shared:
                 ops.append(op)
             elif not early:

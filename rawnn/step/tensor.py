@@ -70,8 +70,8 @@ class Tensor:
     asks for rows that begin with cache lines whatever the role, `near` for none that do. `source`
     names the parameter that a copy is made from, `scale` what its values are multiplied by before
     they are rounded. `bound` is half the width of the distribution that a parameter is drawn from.
-    A view's `source` is the matrix whose rows it is, from `first` on; its name is that one, PART and
-    what tells it from other views of the matrix.
+    A view's `source` is the matrix whose rows it is, from `first` on; its name is that one, PART
+    and what tells it from other views of the matrix.
 
     `layer` is that of a parameter, from 1 on, and of what is kept of it. `symbol` is what formulas
     and the kernels of whole steps call a tensor, where that is not its name: w1 and b1 the first

@@ -17,7 +17,7 @@ from rawnn.errors import MissingLibrary
 DATA_TYPE = {"uint8": 1, "int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
 SUM, MAX = 0, 2
 UNIQUE_ID_BYTES = 128
-# ncclConfig_t's CTAPolicy: NCCL's own, and that copy engines do what computes nothing (from 2.28 on).
+# ncclConfig_t's CTAPolicy: NCCL's own; copy engines do what computes nothing (from 2.28 on).
 DEFAULT_BLOCKS, NO_BLOCKS = 0, 2
 SYMMETRIC = 1
 """The flag of a window in which buffers have one offset on all ranks."""
