@@ -121,61 +121,95 @@ SHARDED = (
         "preload,graphs=epoch,mma,fuse,bf16", "preload,graphs=epoch,mma,fuse,fp16"][: 4 * FULL])
 
 
-@pytest.mark.parametrize("opt", SHARDED)
-@pytest.mark.parametrize("optimizer", [
-    Optimizer("adam", 1e-2), *[Optimizer("sgd", 0.1, {"momentum": 0.9})][:FULL]],
-    ids=["adam", *["momentum"][:FULL]])
-def test_sharded_updates_equal_whole_ones(opt: str, optimizer: Optimizer) -> None:
-    """18 rows are shared by two ranks, 7 are not."""
-    options = {"optimizer": optimizer, "shuffle": True, "partial": True}
-    found = on_simulated(f"{opt},nccl=sharded", LAYERS, DATA, BATCH, 2, **options)
-    plan = found[0].work.train
-    assert len(plan.find(kind="reduce_scatter")) == len(plan.find(kind="all_gather")) == 1
-    assert {plan[op.operands["w"]].shape for op in plan.ops if "dw" in op.operands} \
-        == {(9, 29), (18,), (7, 18), (7,)}
-    whole = on_simulated(f"{opt},nccl", LAYERS, DATA, BATCH, 2, **options)
-    for name, array in whole[0].state.items():
-        if "sr" not in opt:  # the same bits; with sr each rank rounds by numbers of its own
-            np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
-    same(found, SimpleNamespace(**vars(whole[0]) | dict(zip(("loss", "correct"), joined(whole),
-                                                            strict=True))), {"bfloat16"})
-    for one, other in zip(*(each.state.values() for each in found), strict=True):
-        assert np.array_equal(one, other)
-
-
-@pytest.mark.parametrize("more", [",fuse,bf16,mma", *["", ",fuse,mma", ",cublas,fuse"][:3 * FULL]])
-def test_sharded_in_several_buckets(more: str) -> None:
-    """Layers are updated while those below are still passed back."""
-    layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=16, test=4)
-    opt = f"preload,graphs=epoch,streams{more}"
-    found = on_simulated(f"{opt},nccl=sharded:1", layers, data, BATCH, 2)
-    assert len(found[0].work.train.find(kind="reduce_scatter")) == 2
-    whole = on_simulated(f"{opt},nccl=1", layers, data, BATCH, 2)[0]
-    for name, array in whole.state.items():
-        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
-
-
 FORWARD = ("preload,graphs=epoch,streams,fuse,bf16,mma", *[
     "preload,graphs=3,streams,fuse,mma", "preload,arena,nosync,fuse,tiled", "pool",
     "preload,cublas,fuse,graphs=epoch,streams"][:4 * FULL])
 
 
+@pytest.fixture
+def nothing_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of half a kilobyte are large."""
+    monkeypatch.setattr("rawnn.opts.nccl.SMALL_MB", 0.0005)
+
+
+@pytest.mark.parametrize(("opt", "ranks"), [
+    *((opt, 2) for opt in SHARDED), *((opt, 3) for opt in SHARDED[: 1 + 7 * FULL])])
+@pytest.mark.parametrize("optimizer", [
+    Optimizer("adam", 1e-2), *[Optimizer("sgd", 0.1, {"momentum": 0.9})][:FULL]],
+    ids=["adam", *["momentum"][:FULL]])
+@pytest.mark.usefixtures("nothing_small")
+def test_sharded_updates_equal_whole_ones(opt: str, ranks: int, optimizer: Optimizer) -> None:
+    """18 rows are shared by two ranks or three, 7 are not. Two send each other what the other
+    updates, in place; each adds it to its own."""
+    options = {"optimizer": optimizer, "shuffle": True, "partial": True}
+    batch = BATCH if ranks == 2 else 9
+    found = on_simulated(f"{opt},nccl=sharded", LAYERS, DATA, batch, ranks, **options)
+    plan = found[0].work.train
+    assert [len(plan.find(kind=kind)) for kind in ("all_gather", "axpby", "reduce_scatter")] \
+        == ([2, 1, 0] if ranks == 2 else [1, 0, 1])
+    assert {plan[op.operands["w"]].shape for op in plan.ops if "dw" in op.operands} \
+        == {(18 // ranks, 29), (18,), (7, 18), (7,)}
+    whole = on_simulated(f"{opt},nccl", LAYERS, DATA, batch, ranks, **options)
+    for name, array in whole[0].state.items():
+        if "sr" not in opt:  # the same bits; with sr each rank rounds by numbers of its own
+            np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+    same(found, SimpleNamespace(**vars(whole[0]) | dict(zip(("loss", "correct"), joined(whole),
+                                                            strict=True))), {"bfloat16"})
+    for one, other in zip(*(each.state.values() for each in found[:2]), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_small_matrices_are_not_sharded() -> None:
+    work = work_of("preload,nccl=sharded", LAYERS, DATA, BATCH, 2, 0)
+    assert [op.kind for op in work.train.ops if op.impl == "nccl"] == ["all_reduce"]
+    assert not work.assemble.ops
+
+
+@pytest.mark.parametrize("more", [",fuse,bf16,mma", *["", ",fuse,mma", ",cublas,fuse"][:3 * FULL]])
+def test_sharded_in_the_order_of_the_backward_pass(more: str) -> None:
+    layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=16, test=4)
+    opt = f"preload,graphs=epoch,streams{more}"
+    found = on_simulated(f"{opt},nccl=sharded:1:backward", layers, data, BATCH, 2)
+    assert len(found[0].work.train.find(kind="axpby")) == 1
+    whole = on_simulated(f"{opt},nccl=1:backward", layers, data, BATCH, 2)[0]
+    for name, array in whole.state.items():
+        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+
+
 @pytest.mark.parametrize("more", FORWARD)
-@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
-def test_gradients_come_as_the_next_step_needs_them(more: str, sharded: bool) -> None:
+@pytest.mark.usefixtures("nothing_small")
+def test_what_sharded_ranks_send_has_something_to_run_beside(
+        more: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last large gradient comes last; weights are updated once nothing reads them."""
+    monkeypatch.setattr("rawnn.opts.nccl.BUCKET_MB", 0.0005)
+    layers, data = (29, 18, 18, 20, 4), random_dataset(29, 4, train=45, test=4)
+    options = {"shuffle": True, "partial": True}
+    found = on_simulated(f"{more},nccl=sharded", layers, data, BATCH, 2, **options)
+    plan = found[0].work.train
+    places = {op.name: i for i, op in enumerate(plan.ops)}
+    wanted = ["fc2.weight_grad", "dw2.exchange", "fc2.input_grad", "fc2.weight.sgd",
+              "fc1.weight_grad", "dw1.exchange", "fc1.weight.sgd", "fc3.weight_grad",
+              "dw3.exchange", "fc3.weight.sgd"]
+    assert sorted(wanted, key=lambda name: places[name]) == wanted
+    whole = on_simulated(f"{more},nccl", layers, data, BATCH, 2, **options)[0]
+    for name, array in whole.state.items():
+        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("more", FORWARD)
+def test_gradients_come_as_the_next_step_needs_them(more: str) -> None:
     """The same numbers in another order: whose turn it is changes no sum."""
     layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=45, test=4)
     options = {"shuffle": True, "partial": True}
-    word = "sharded:1" if sharded else "1"
-    found = on_simulated(f"{more},nccl={word}", layers, data, BATCH, 2, **options)
+    found = on_simulated(f"{more},nccl=1", layers, data, BATCH, 2, **options)
     plan = found[0].work.train
     reduced = [n for op in plan.ops if op.impl == "nccl" and op.kind != "all_gather"
                for n, _ in op.writes if n.startswith("dw")]
     assert list(dict.fromkeys(reduced)) == ["dw1", "dw3", "dw2"]  # the small ones ahead
-    assert len(plan.find(kind="reduce_scatter" if sharded else "all_reduce")) == 2
+    assert len(plan.find(kind="all_reduce")) == 2
     first = min(i for i, op in enumerate(plan.ops) for n, _ in op.writes if n.startswith("dw"))
     assert all(i < first for i, op in enumerate(plan.ops) if "input_grad" in op.name)
-    whole = on_simulated(f"{more},nccl={word}:backward", layers, data, BATCH, 2, **options)[0]
+    whole = on_simulated(f"{more},nccl=1:backward", layers, data, BATCH, 2, **options)[0]
     for name, array in whole.state.items():
         np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
 
