@@ -27,32 +27,33 @@ BUCKET_MB = 25.0
 SMALL_MB = 1.0
 """Gradients below so many megabytes go with those of the first layer, which the next step needs
 first, and whose bucket is full with them."""
-FORM = "N|fp32|bf16|sharded|backward"
+FORM = "N|fp32|bf16|sharded|whole|backward"
 """One of these, or several with colons between them."""
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+SHARES = {"sharded": True, "whole": False}
 
 
 @dataclass(frozen=True)
 class Buckets:
     """`nbytes` of gradients make a bucket; `dtype` is what they are reduced in, "" where the
-    weights say it. Where it is `sharded` each rank updates its rows of each matrix. Gradients of
-    more than a bucket come in the order in which the next step needs the weights, or in that of the
-    `backward` pass."""
+    weights say it. Where it is `sharded` each rank updates its rows of each matrix, where it is
+    `whole` all of it; None where the plan says which. Gradients of more than a bucket come in an
+    order of their own, or in that of the `backward` pass."""
 
     nbytes: int
     dtype: str
-    sharded: bool = False
+    sharded: bool | None = None
     backward: bool = False
 
 
 def parse(text: str) -> str:
     words = text.split(":")
-    kinds = [w if w in ("sharded", "backward") else "type" if w in TYPES else "size"
+    kinds = ["share" if w in SHARES else w if w == "backward" else "type" if w in TYPES else "size"
              if re.fullmatch(r"[1-9][0-9]{0,5}", w) else "" for w in words]
     if "" in kinds or len(set(kinds)) < len(kinds):
         raise ConfigError(f"nccl={text}: give megabytes of a bucket, what gradients are reduced "
-                          f"in (fp32 or bf16), sharded, backward, or several of them, as in "
-                          f"nccl=25:fp32")
+                          f"in (fp32 or bf16), sharded or whole, backward, or several of them, as "
+                          f"in nccl=25:fp32")
     return text
 
 
@@ -61,7 +62,8 @@ def buckets(value: str | int | None) -> Buckets:
     words = str(value or "").split(":")
     size = next((float(word) for word in words if word.isdigit()), BUCKET_MB)
     dtype = next((TYPES[word] for word in words if word in TYPES), "")
-    return Buckets(int(size * 1_000_000), dtype, "sharded" in words, "backward" in words)
+    sharded = next((SHARES[word] for word in words if word in SHARES), None)
+    return Buckets(int(size * 1_000_000), dtype, sharded, "backward" in words)
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
@@ -75,14 +77,18 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     # On two H200s that order takes 4 % off a step of wide4096 (74 MB), and adds as much to those of
     # wide1024 and mlp4 (6 and 5 MB), which one reduction serves better.
     in_turn = not wanted.backward and sum(t.nbytes for t in gradients.values()) > wanted.nbytes
-    order = _last_behind if wanted.sharded else _as_needed
+    shards = None if wanted.sharded is False else \
+        Shards(plan, policy, SMALL_MB * 1_000_000)
+    if wanted.sharded is None and shards is not None and not (
+            in_turn and shards.exchanges and "overflow" not in plan.tensors):
+        shards = None
+    order = _last_behind if shards else _as_needed
     plan, ahead = order(plan, gradients) if in_turn else (plan, set[str]())
     ops: list[Op] = []
     first: list[str] = []
     waiting: list[str] = []
     left = dict.fromkeys(gradients)
     overflow = _last_overflow(plan)
-    shards = Shards(plan, SMALL_MB * 1_000_000) if wanted.sharded else None
 
     def reduced(names: list[str]) -> None:
         ops.extend(shards.reductions(names) if shards else [reduction(plan, names)])

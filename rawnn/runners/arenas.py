@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from rawnn.device.cuda.memory import Memory, Source
 from rawnn.runners.lowering import Lowering
-from rawnn.step.ops.collectives import GATHER, TURN
+from rawnn.step.ops.collectives import GATHER
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Tensor, whole
 
@@ -16,7 +16,7 @@ from rawnn.step.tensor import Tensor, whole
 def shared_by_ranks(plans: Iterable[Plan]) -> set[str]:
     """The tensors that ranks gather; they are of the same size on all of them."""
     return {whole(name) for plan in plans for op in plan.ops if op.kind == GATHER
-            for name in op.operands.values()} - {TURN.name}
+            for role, name in op.operands.items() if role != "turn"}
 
 
 def place(tensors: Sequence[Tensor], purpose: str, memory: Memory, shared: Container[str],

@@ -244,7 +244,7 @@ class GpuRunner:
                 allocation = allocator.allocate(tensor.nbytes, tensor.name)
                 self._closing.callback(allocator.free, allocation)
                 addresses[tensor.name] = allocation.address
-        addresses |= {n: addresses[t.source] + t.first * t.ld * t.itemsize
+        addresses |= {n: addresses[t.source] + (t.first * t.ld + t.column) * t.itemsize
                       for n, t in tensors.items() if t.role is Role.VIEW}
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():

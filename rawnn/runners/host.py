@@ -73,7 +73,9 @@ class HostRunner:
         tensors = used_tensors(plans)
         for name, tensor in sorted(tensors.items(), key=lambda item: item[1].role is Role.VIEW):
             if tensor.role is Role.VIEW:
-                arrays[name] = arrays[tensor.source][tensor.first : tensor.first + tensor.shape[0]]
+                rows, columns = (slice(begin, begin + n) for begin, n in zip(
+                    (tensor.first, tensor.column), tensor.shape, strict=True))
+                arrays[name] = arrays[tensor.source][rows, columns]
             elif part == "test" and tensor.role in (Role.PARAMETER, Role.COPY):
                 arrays[name] = self._arrays[name]
             elif tensor.role in (Role.DATA, Role.HOST):

@@ -73,8 +73,9 @@ def assemble(train: Plan) -> Plan:
     tensors, gathered = used_tensors([train]), {op.operands[role] for op in train.find(kind=GATHER)
                                                 for role in op.operands}
     parts = [(t.source, t.name) for t in tensors.values() if t.role is Role.VIEW
-             and train[t.source].role is not Role.REDUCED and t.name not in gathered]
-    ops = (all_gather("parts.all_gather", parts),) if parts else ()
+             and train[t.source].role in (Role.PARAMETER, Role.STATE) and t.name not in gathered]
+    turn = next((op.operands["turn"] for op in train.find(kind=GATHER)), "")
+    ops = (all_gather("parts.all_gather", parts, turn),) if parts else ()
     return Plan("assemble", dict(train.tensors) if ops else {}, ops, train.batch,
                 target=train.target).check()
 

@@ -39,12 +39,13 @@ class Meeting(Protocol):
 
 
 class NcclContext:
-    """A communicator of all ranks on the current device, which all of them make at once.
+    """A communicator of all ranks on the current device, which all of them make at once. That of
+    `copies` has copy engines gather what lies in windows.
 
     Raises CallFailed with NCCL's name, code and last error text.
     """
 
-    def __init__(self, api: Any, team: Meeting) -> None:
+    def __init__(self, api: Any, team: Meeting, copies: bool = False) -> None:
         self.api, self.team = api, team
         self._reductions: dict[tuple[str, float], int] = {}
         self._lock = threading.Lock()
@@ -55,7 +56,7 @@ class NcclContext:
             if team.rank == 0 else None
         self.communicator = check(api, "ncclCommInitRankConfig", api.ncclCommInitRankConfig(
             team.size, team.broadcast(made), team.rank,
-            NO_BLOCKS if self.version >= COPY_ENGINES else DEFAULT_BLOCKS), what)
+            NO_BLOCKS if copies and self.version >= COPY_ENGINES else DEFAULT_BLOCKS), what)
         team.on_failure(self.abort)
 
     def sum_of(self, dtype: str, weight: float) -> int:

@@ -127,9 +127,11 @@ class Meeting:
             self.changed.notify_all()
 
     def reduce(self, rank: int, number: int, label: str, words: str, parts: list[_Part],
-               brought: list[NDArray[Any]]) -> list[NDArray[Any]]:
+               brought: list[NDArray[Any]], meanwhile: Callable[[], bool] = lambda: False
+               ) -> list[NDArray[Any]]:
         """The result of collective `number` of this rank, once all ranks have come to it; `words`
-        are what all must have in common."""
+        are what all must have in common. `meanwhile` does something else that the rank has to do,
+        if there is any."""
         with self.changed:
             here = self.rounds.setdefault(number, _Round())
             here.words[rank] = words
@@ -146,12 +148,13 @@ class Meeting:
                 here.result = [_combined(part, [here.brought[r][i] for r in range(self.size)])
                                for i, part in enumerate(parts)]
             self._wait(lambda: here.result is not None, rank, label,
-                       lambda: set(range(self.size)) - here.brought.keys())
+                       lambda: set(range(self.size)) - here.brought.keys(), meanwhile)
             assert here.result is not None
             return here.result
 
     def _wait(self, done: Callable[[], bool], rank: int, label: str,
-              missing: Callable[[], set[int]]) -> None:
+              missing: Callable[[], set[int]], meanwhile: Callable[[], bool] = lambda: False
+              ) -> None:
         until, aborted = monotonic() + PATIENCE, 0.0
         while not done():
             if self.error:
@@ -169,7 +172,13 @@ class Meeting:
                 how = self.gone.get(other, f"has not come within {PATIENCE:g} s")
                 raise SimulationError(f"rank {rank} waits in {label} for rank {other}, which "
                                       f"{how}; {did}")
-            self.changed.wait(0.05)
+            self.changed.release()
+            try:
+                worked = meanwhile()
+            finally:
+                self.changed.acquire()
+            if not worked:
+                self.changed.wait(0.05)
 
 
 def _combined(part: _Part, values: list[NDArray[Any]]) -> NDArray[Any]:
@@ -408,7 +417,7 @@ class SimNccl:
             found.collectives += 1
             words = "; ".join(map(found.words, parts))
             results = found.meeting.reduce(found.rank, found.collectives, str(task), words, parts,
-                                           brought)
+                                           brought, self.simulation.scheduler.run_another)
             for i, (part, result) in enumerate(zip(parts, results, strict=True)):
                 target = region(task, f"receive buffer {i}", part.receive, part.received(size))
                 memory.write(task, target, f"receive buffer {i}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +17,10 @@ SCATTER, GATHER, AXPBY = "reduce_scatter", "all_gather", "axpby"
 SUMMARIES = {SCATTER: "Each part becomes this rank's rows of the weighted sum over ranks.",
              GATHER: "Each whole becomes the parts of all ranks, one behind the other."}
 TURN = Tensor("nccl.turn", (1,), "int32", Role.SCRATCH)
-"""What every collective reads and writes, so that they have one order, the same on all ranks. It
-holds nothing."""
+"""What every collective of a communicator reads and writes, so that they have one order, the same
+on all ranks. It holds nothing."""
+COPIES = replace(TURN, name="nccl.copies")
+"""That of another communicator, for what copy engines do: neither waits for the other's."""
 
 
 def all_reduce(name: str, tensors: Mapping[str, str], weight: float, reduce: str = "sum") -> Op:
@@ -35,12 +38,12 @@ def reduce_scatter(name: str, parts: Sequence[tuple[str, str]], weight: float) -
 
 def axpby(name: str, y: str, x: str, a: float, b: float) -> Op:
     """The op y = a x + b y."""
-    return Op(AXPBY, name, {"y": y, "x": x}, {"a": a, "b": b})
+    return Op(AXPBY, name, {"y": y, "x": x}, {"a": a, "b": b, "urgent": True})
 
 
-def all_gather(name: str, parts: Sequence[tuple[str, str]]) -> Op:
+def all_gather(name: str, parts: Sequence[tuple[str, str]], turn: str = TURN.name) -> Op:
     """The op that makes each whole of (whole, part) from the parts of all ranks."""
-    return Op(GATHER, name, {**_paired(parts), "turn": TURN.name}, {}, "nccl")
+    return Op(GATHER, name, {**_paired(parts), "turn": turn}, {}, "nccl")
 
 
 def _paired(parts: Sequence[tuple[str, str]]) -> dict[str, str]:
