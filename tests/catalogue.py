@@ -197,11 +197,6 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in STREAMED:
                     _collect(found, variant, opt, machine)
-    with mock.patch("rawnn.opts.nccl.SMALL_MB", 0.0):
-        for number in ("", "bf16,"):
-            for shape in (ALIGNED, MANY):
-                _collect(found, Variant(*shape, {}, {"ranks": 2}),
-                         f"preload,arena,{number}nccl=sharded", machine, ("axpby",))
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)
@@ -212,12 +207,9 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
 
 
 def _collect(found: dict[tuple[Any, ...], Case], variant: Variant, opt: str,
-             machine: Machine, kinds: tuple[str, ...] = ()) -> None:
-    """Ops of some `kinds`, or of all."""
+             machine: Machine) -> None:
     for plan in variant.plans(opt, machine):
         for op in plan.ops:
-            if kinds and op.kind not in kinds:
-                continue
             if op.kind == "upload" or op.impl in LIBRARIES:
                 what: object = tuple(sorted((k, str(v)) for k, v in op.attributes.items()
                                             if k not in ("offset", "stride", "seed", "stream")))

@@ -3,7 +3,7 @@ epoch. How the epoch runs (stream or graph) and where temporaries live follow th
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -220,7 +220,7 @@ class GpuRunner:
         return part, program, addresses
 
     def _place(self, purpose: str, tensors: Mapping[str, Tensor], part: str, first: int = 0,
-               shared: Container[str] = ()) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
+               shared: Mapping[str, str] = {}) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
         """Give every tensor an address and fill in the data set's `part` from example `first` on.
 
         Parameters are placed by the first call and shared by later ones. Temporaries get no

@@ -23,7 +23,7 @@ from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
-from rawnn.step.ops.collectives import COPIES, part_of, wholes
+from rawnn.step.ops.collectives import TURN, part_of, wholes
 from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Lowering:
         self._closing = ExitStack()
         self._lt: LtContext | None = None
         self._cudnn: CudnnContext | None = None
-        self._nccl: dict[bool, NcclContext] = {}  # by whether it is that of copies
+        self._nccl: dict[str, NcclContext] = {}  # by whose turn it takes
         self._urgent: Stream | None = None
         self.libraries: dict[str, str] = {}
 
@@ -222,7 +222,7 @@ class Lowering:
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.ranks} ranks, and this process is no rank "
                               f"of theirs")
-        context = self._together(op.operands["turn"].endswith(COPIES.name))
+        context = self._together(op.operands["turn"])
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
         call: Collective
@@ -244,23 +244,25 @@ class Lowering:
             self._closing.callback(self._urgent.close)
         return self._urgent
 
-    def _together(self, copies: bool) -> NcclContext:
-        """A communicator of all ranks, which all of them ask for at once."""
+    def _together(self, turn: str) -> NcclContext:
+        """A communicator of all ranks, which all of them ask for at once: one for each sort of
+        turn (that of a partial batch has a name of its own)."""
         from rawnn.device.libs.collectives import NcclContext
 
         assert self._team is not None
-        if copies not in self._nccl:
-            made = NcclContext(self.device.backend.nccl(), self._team, copies)
+        sort = turn[turn.index(TURN.name.partition(".")[0]):]
+        if sort not in self._nccl:
+            made = NcclContext(self.device.backend.nccl(), self._team, sort != TURN.name)
             self.libraries["nccl"] = _library_version(made.version)
             self._closing.callback(made.close)
-            self._nccl[copies] = made
-        return self._nccl[copies]
+            self._nccl[sort] = made
+        return self._nccl[sort]
 
-    def symmetric(self) -> Source:
+    def symmetric(self, turn: str) -> Source:
         """Memory that all ranks map; the device's own where NCCL is too old for that."""
         from rawnn.device.libs.collectives import WINDOWS, SymmetricMemory
 
-        if self._team is None or (context := self._together(True)).version < WINDOWS:
+        if self._team is None or (context := self._together(turn)).version < WINDOWS:
             return self.device.memory
         return SymmetricMemory(context, self.device)
 

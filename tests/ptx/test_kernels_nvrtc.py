@@ -87,7 +87,6 @@ INSTANCES = {
         *(f"{n}<float,{d}>" for n in ("bce_backward", "bce_gradient") for d in ("float", *HALVES)),
     ],
     **{name: [f"{name}<{t}>" for t in UPDATES] for name in ("sgd", "momentum", "adam")},
-    "axpby": [f"axpby<{t}>" for t in ("float", *HALVES)],
     "cast": [
         *(f"cast<float,{t}>" for t in FLOATS), *(f"cast<{t},float>" for t in SMALL),
     ],
@@ -170,7 +169,6 @@ def test_wide_accesses(nvrtc):
         ("sgd", "sgd<float,float,float>"): (2, 1),
         ("sgd", "sgd<bfloat16,bfloat16,float>"): (2, 1),
         ("cast", "cast<float,float>"): (1, 1),
-        ("axpby", "axpby<bfloat16>"): (2, 1),
         ("activation", "activate_backward<bfloat16,bfloat16,bfloat16,Relu>"): (2, 1),
     }
     for (source, expression), (loads, stores) in wanted.items():

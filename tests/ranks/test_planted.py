@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from rawnn.device.cuda.device import Device
@@ -18,6 +19,7 @@ from rawnn.run.config import Config
 from rawnn.run.listener import Listener
 from rawnn.run.machine import Opened, machine_of
 from rawnn.run.training import Session
+from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.graphplan import GraphPlan, graph_plans
 from tests.engine import FULL, random_dataset
 from tests.ranks.runs import teams, tried, work_of
@@ -127,6 +129,31 @@ def test_what_can_be_expected_is_said_before_it_starts() -> None:
     plain, _ = ranks_of_a_session({})
     assert [r.train_loss for r in first.history] == [r.train_loss for r in plain.history]
     assert second.facts["compute_us"] == first.facts["compute_us"]
+
+
+@pytest.mark.parametrize(("reads", "times"), [(True, 3), (False, 1)])
+def test_parts_are_put_together_where_somebody_reads_them(
+        reads: bool, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind every epoch, or but at the end; the same on rank 0, which alone has the listener."""
+    monkeypatch.setattr("rawnn.opts.nccl.SMALL_MB", 0.0)
+    asked: list[GpuRunner] = []
+    plain = GpuRunner.assemble
+
+    def assemble(self: GpuRunner) -> None:
+        if self._parted:
+            asked.append(self)
+        plain(self)
+
+    monkeypatch.setattr(GpuRunner, "assemble", assemble)
+    listener = Listener()
+    listener.reads = reads
+    opt = "preload,graphs=epoch,bf16,nccl"
+    found = ranks_of_a_session({}, f"{opt}=sharded", listener, (9, 16, 5))
+    assert len(asked) == 2 * times
+    whole, _ = ranks_of_a_session({}, f"{opt}=whole", layers=(9, 16, 5))
+    for each in found:
+        for name, array in whole.parameters.items():
+            assert np.array_equal(each.parameters[name], array), name
 
 
 LAST = ("ncclCommWindowDeregister", "ncclMemFree", "ncclCommDestroy")  # behind all training

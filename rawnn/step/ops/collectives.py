@@ -8,19 +8,20 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rawnn.step.op import OPS, Attributes, Op, OpSpec, define
+from rawnn.step.op import OPS, Attributes, Op, OpSpec
 from rawnn.step.tensor import Role, Tensor
 
 KIND = "all_reduce"
 SUMMARY = "Each operand becomes the sum over ranks of its values times a weight, or the largest."
-SCATTER, GATHER, AXPBY = "reduce_scatter", "all_gather", "axpby"
+SCATTER, GATHER = "reduce_scatter", "all_gather"
 SUMMARIES = {SCATTER: "Each part becomes this rank's rows of the weighted sum over ranks.",
              GATHER: "Each whole becomes the parts of all ranks, one behind the other."}
 TURN = Tensor("nccl.turn", (1,), "int32", Role.SCRATCH)
 """What every collective of a communicator reads and writes, so that they have one order, the same
 on all ranks. It holds nothing."""
-COPIES = replace(TURN, name="nccl.copies")
-"""That of another communicator, for what copy engines do: neither waits for the other's."""
+COPIES, EXCHANGES = (replace(TURN, name=f"nccl.{name}") for name in ("copies", "exchanges"))
+"""Those of communicators for what copy engines do, which wait for nobody else: weights that are
+gathered, and parts of gradients that two ranks send each other."""
 
 
 def all_reduce(name: str, tensors: Mapping[str, str], weight: float, reduce: str = "sum") -> Op:
@@ -34,11 +35,6 @@ def reduce_scatter(name: str, parts: Sequence[tuple[str, str]], weight: float) -
     of it; the rest of the whole means nothing then."""
     return Op(SCATTER, name, {**_paired(parts), "turn": TURN.name},
               {"weight": weight, "reduce": "sum"}, "nccl")
-
-
-def axpby(name: str, y: str, x: str, a: float, b: float) -> Op:
-    """The op y = a x + b y."""
-    return Op(AXPBY, name, {"y": y, "x": x}, {"a": a, "b": b, "urgent": True})
 
 
 def all_gather(name: str, parts: Sequence[tuple[str, str]], turn: str = TURN.name) -> Op:
@@ -76,13 +72,6 @@ def _gathered(t: SimpleNamespace, a: Attributes) -> None:
             mine = getattr(t, part_of(role))
             parts = a["team"].gather(f"rows of {whole.size}", mine.tobytes())
             whole[...] = np.frombuffer(b"".join(parts), whole.dtype).reshape(whole.shape)
-
-
-@define(AXPBY, reads=("y", "x"), writes=("y",))
-def _axpby(t: SimpleNamespace, a: Attributes) -> None:
-    """y = a x + b y (BLAS)."""
-    number = t.y.dtype.type
-    t.y[...] = number(a["a"]) * t.x + number(a["b"]) * t.y
 
 
 def _spec(op: Op) -> OpSpec:

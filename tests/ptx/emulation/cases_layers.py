@@ -179,20 +179,6 @@ def check_casts(emulator: Emulator, rng: np.random.Generator) -> None:
         assert np.array_equal(rounded[numbers].view(unsigned), expected[numbers].view(unsigned))
 
 
-def check_axpby(emulator: Emulator, rng: np.random.Generator) -> None:
-    for expression in SOURCES_AND_EXPRESSIONS["axpby"]:
-        dtype, = (DTYPES[name] for name in template(expression))
-        for rows, cols, pad, half in itertools.product((1, 5), (1, 8, 31), (0, 8), (0.5, 0.375)):
-            x, y = (filled(rng.standard_normal((rows, cols)), pad, dtype) for _ in range(2))
-            other, own = (array.astype(np.float32) for array in (x, y))
-            emulator.call(expression, (1,), (32,), y=y, x=x, rows=rows, cols=cols, a=1 - half,
-                          b=half)
-            wanted = np.float32(1 - half) * other + np.float32(half) * own
-            step = float(ml_dtypes.finfo(dtype).eps)  # products and sum may be rounded as one
-            np.testing.assert_allclose(f64(y), f64(wanted), rtol=step, atol=step / 64)
-            padding_untouched(y)
-
-
 def check_cast(emulator: Emulator, rng: np.random.Generator) -> None:
     for expression in SOURCES_AND_EXPRESSIONS["cast"][-2:]:
         source_type, copy_type = (DTYPES[name] for name in template(expression))

@@ -90,7 +90,6 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
         )
         for name in ("sgd", "momentum", "adam")
     },
-    "axpby": ("axpby<float>", "axpby<bfloat16>"),
     "cast": (
         *(f"cast<float,{kind}>" for kind in SMALL), *(f"cast<{kind},float>" for kind in SMALL),
         "cast<bfloat16,float16>", "cast<float16,float8_e5m2>",
