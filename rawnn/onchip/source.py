@@ -143,6 +143,7 @@ class _Kernel(StepWriter):
         w("__syncthreads();")
         for layer in range(p.depth):
             self.load_layer(layer)
+        self.tell_places()
         if p.normalised:
             start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
             w(f"for (int i = thread; i < {self.count(0)}; i += {d.threads}) {{")

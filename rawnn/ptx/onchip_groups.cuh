@@ -89,22 +89,52 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
 }
 
 // Adds up a lane's part of a tile over the clusters from `first` to `end`, MOST of them at most, once
-// they have come; nothing where the lane has none.
+// they have come.
 template <int MOST>
-__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, bool there,
-                                           long long stride, unsigned int mark, int first,
-                                           int end) {
+__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, long long stride,
+                                           unsigned int mark, int first, int end) {
   constexpr int once = ceil_div(MOST, ceil_div(MOST, 8));
 #pragma unroll 1
   for (int group = first; group < end; group += once) {
     float4 v[once];
-    hear(v, [=](int i) { return part + (group + i) * stride; },
-         [=](int i) { return there && group + i < end; }, mark, kGradients);
+    hear_all(v, [=](int i) { return part + min(group + i, end - 1) * stride; }, mark, kGradients);
 #pragma unroll
     for (int i = 0; i < once; ++i) {
       if (group + i < end) accumulate(sum, v[i]);
     }
   }
+}
+
+// The same of all GROUPS clusters for the first `count` of MANY tiles, part(t) of each. (In the place of
+// one that is not there the first is asked for twice: another tile, the same for many warps, would make
+// all blocks ask for the same few lines.)
+template <int MANY, int GROUPS, typename P>
+__device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], P part, int count,
+                                          long long stride, unsigned int mark) {
+#pragma unroll
+  for (int t = 0; t < MANY; ++t) sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.0f;
+  if constexpr (MANY == 1) {
+    sum_groups<GROUPS>(sums[0], part(0), stride, mark, 0, GROUPS);
+  } else {
+    const float4* of[MANY];
+#pragma unroll
+    for (int t = 0; t < MANY; ++t) of[t] = part(t < count ? t : 0);
+    float4 v[MANY * GROUPS];
+    hear_all(v, [&](int i) { return of[i / GROUPS] + i % GROUPS * stride; }, mark, kGradients);
+#pragma unroll
+    for (int i = 0; i < MANY * GROUPS; ++i) accumulate(sums[i / GROUPS], v[i]);
+  }
+}
+
+// Tiles of those that a warp has `each` of, that it asks for at once: as many as eight loads bring.
+__device__ __forceinline__ constexpr int tiles_at_once(int each, int groups) {
+  return groups > 4 ? 1 : ceil_div(each, ceil_div(each, 8 / groups));
+}
+
+// A lane's part of a tile. Lanes that have none ask for that of the first, which is on its way anyway.
+template <typename P>
+__device__ __forceinline__ const float4* part_of(const float4* parts, int tile, P place) {
+  return parts + tile * kTileQuads + (place(tile).there ? lane_index() : 0);
 }
 
 // Every cluster updates everything, if the step counts: `parts` is this rank's first tile of cluster 0,
@@ -115,18 +145,27 @@ template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typena
 __device__ __forceinline__ void update_all(const float4* parts, long long stride, unsigned int mark,
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
+  constexpr int warps = SHAPE::kThreads / 32;
+  constexpr int many = FAR ? 1 : tiles_at_once(ceil_div(TILES, warps), SHAPE::kGroups);
   const int lane = lane_index();
 #pragma unroll 1
-  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
+  for (int first = warp_index(); first < TILES; first += many * warps) {
     Kept<RULE, FAR> kept;
-    kept.load(state(tile) + lane);
-    const Place at = place(tile);
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
-                      SHAPE::kGroups);
-    if (counts) {
-      kept.update(rule, at.first, at.second, sum, how(tile));
-      kept.store(state(tile) + lane);
+    if constexpr (FAR) kept.load(state(first) + lane);
+    float sums[many][4];
+    sum_tiles<many, SHAPE::kGroups>(
+        sums, [=](int t) { return part_of(parts, first + t * warps, place); },
+        ceil_div(TILES - first, warps), stride, mark);
+#pragma unroll
+    for (int t = 0; t < many; ++t) {
+      const int tile = first + t * warps;
+      if (tile >= TILES) break;
+      const Place at = place(tile);
+      if (counts && at.there) {
+        if constexpr (!FAR) kept.load(state(tile) + lane);
+        kept.update(rule, at.first, at.below, sums[t], how(tile));
+        kept.store(state(tile) + lane);
+      }
     }
   }
 }
@@ -144,12 +183,12 @@ __device__ __forceinline__ float4 to_tell(const float (&w)[4], const float (&nex
 template <typename TILE>
 __device__ __forceinline__ void take_in(const Place& at, const float4& told, const TILE& kept) {
   float w[4];
-  read_weights(w, at.first, at.second);
+  read_weights(w, at.first, at.below);
   const float next[4] = {told.x + (kept.spares_bits() ? 0.0f : w[0]),
                          told.y + (kept.spares_bits() ? 0.0f : w[1]),
                          told.z + (kept.spares_bits() ? 0.0f : w[2]),
                          told.w + (kept.spares_bits() ? 0.0f : w[3])};
-  write_weights(next, at.first, at.second);
+  write_weights(next, at.first, at.below);
 }
 
 // Each cluster updates every kGroups-th tile and tells the others in `fresh`; of a step that does not
@@ -172,38 +211,48 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       if (tile < TILES) {
         const int first = item % SHARES * each;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_groups<each>(sum, parts + tile * kTileQuads + lane, place(tile).there, stride, mark,
-                          first, min(SHAPE::kGroups, first + each));
+        sum_groups<each>(sum, part_of(parts, tile, place), stride, mark, first,
+                         min(SHAPE::kGroups, first + each));
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
       }
     }
     __syncthreads();
   }
+  constexpr int warps = SHAPE::kThreads / 32;
+  constexpr int many =
+      FAR || SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kGroups);
+  const auto tile_of = [=](int slot) { return group + slot * SHAPE::kGroups; };
 #pragma unroll 1
-  for (int slot = warp; slot < mine; slot += SHAPE::kThreads / 32) {
-    const int tile = group + slot * SHAPE::kGroups;
-    if (tile < TILES) {
-      Kept<RULE, FAR> kept;
-      kept.load(state(slot) + lane);
-      const Place at = place(tile);
-      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if constexpr (SHARES == 1) {
-        sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
-                          SHAPE::kGroups);
-      } else {
+  for (int first = warp; tile_of(first) < TILES; first += many * warps) {
+    Kept<RULE, FAR> kept;
+    if constexpr (FAR) kept.load(state(first) + lane);
+    float sums[many][4];
+    if constexpr (SHARES == 1) {
+      sum_tiles<many, SHAPE::kGroups>(
+          sums, [=](int t) { return part_of(parts, tile_of(first + t * warps), place); },
+          ceil_div(TILES - tile_of(first), warps * SHAPE::kGroups), stride, mark);
+    } else {
+      sums[0][0] = sums[0][1] = sums[0][2] = sums[0][3] = 0.0f;
 #pragma unroll
-        for (int share = 0; share < SHARES; ++share) {
-          accumulate(sum, *reinterpret_cast<const float4*>(
-                              scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
-        }
+      for (int share = 0; share < SHARES; ++share) {
+        accumulate(sums[0], *reinterpret_cast<const float4*>(
+                                scratch + (first * SHARES + share) * kTileFloats + lane * 4));
       }
+    }
+#pragma unroll
+    for (int t = 0; t < many; ++t) {
+      const int slot = first + t * warps;
+      const int tile = tile_of(slot);
+      if (tile >= TILES) break;
+      if constexpr (!FAR) kept.load(state(slot) + lane);
+      const Place at = place(tile);
       const auto way = how(tile);
       float4 told = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (counts) {
+      if (counts && at.there) {
         float w[4], next[4];
-        read_weights(w, at.first, at.second);
-        kept.apply(next, rule, w, sum, way);
+        read_weights(w, at.first, at.below);
+        kept.apply(next, rule, w, sums[t], way);
         kept.store(state(slot) + lane);
         told = markable(to_tell(w, next, way));
       }
@@ -214,26 +263,31 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
 }
 
 // What the other clusters tell. A load takes a round trip to the L2 cache, however many run at once.
-// (A load of a tile that is not there must not be one of another tile in its place: all blocks would
-// ask for the same few lines.)
 template <typename SHAPE, int TILES, typename P, typename H = AllAsTheyAre>
 __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int mark, bool counts,
                                             int group, P place, H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int each = ceil_div(TILES, warps);
-  constexpr int many = ceil_div(each, ceil_div(each, 8));  // neighbouring tiles, of few clusters each
+  constexpr int others = SHAPE::kGroups - 1;
+  constexpr int most = TILES / SHAPE::kGroups * others + smaller(TILES % SHAPE::kGroups, others);
+  constexpr int many = ceil_div(ceil_div(most, warps), ceil_div(ceil_div(most, warps), 8));
   const int lane = lane_index();
+  // Of the tiles of others in their order.
+  const auto tile_of = [=](int item) {
+    const int owner = item % others;
+    return item / others * SHAPE::kGroups + owner + (owner >= group ? 1 : 0);
+  };
 #pragma unroll 1
-  for (int first = warp_index() * many; first < TILES; first += many * warps) {
-    const float4* const from = fresh + first * kTileQuads + lane;
+  for (int first = warp_index() * many; first < most; first += many * warps) {
+    int tiles[many];
+#pragma unroll
+    for (int i = 0; i < many; ++i) tiles[i] = tile_of(first + i);
     float4 told[many];
-    const auto of_others = [=](int i) {
-      return first + i < TILES && (first + i) % SHAPE::kGroups != group;
-    };
-    hear(told, [=](int i) { return from + i * kTileQuads; }, of_others, mark, kChanges);
+    hear_all(told, [&](int i) {
+      return fresh + (i == 0 || tiles[i] < TILES ? tiles[i] : tiles[0]) * kTileQuads + lane;
+    }, mark, kChanges);
 #pragma unroll
     for (int i = 0; i < many; ++i) {
-      if (counts && of_others(i)) take_in(place(first + i), told[i], how(first + i));
+      if (counts && tiles[i] < TILES) take_in(place(tiles[i]), told[i], how(tiles[i]));
     }
   }
 }
