@@ -97,7 +97,7 @@ __device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, 
 #pragma unroll 1
   for (int group = first; group < end; group += once) {
     float4 v[once];
-    hear_all(v, [=](int i) { return part + min(group + i, end - 1) * stride; }, mark, kGradients);
+    hear(v, [=](int i) { return part + min(group + i, end - 1) * stride; }, mark, kGradients);
 #pragma unroll
     for (int i = 0; i < once; ++i) {
       if (group + i < end) accumulate(sum, v[i]);
@@ -120,7 +120,7 @@ __device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], P part, int co
 #pragma unroll
     for (int t = 0; t < MANY; ++t) of[t] = part(t < count ? t : 0);
     float4 v[MANY * GROUPS];
-    hear_all(v, [&](int i) { return of[i / GROUPS] + i % GROUPS * stride; }, mark, kGradients);
+    hear(v, [&](int i) { return of[i / GROUPS] + i % GROUPS * stride; }, mark, kGradients);
 #pragma unroll
     for (int i = 0; i < MANY * GROUPS; ++i) accumulate(sums[i / GROUPS], v[i]);
   }
@@ -282,7 +282,7 @@ __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int ma
 #pragma unroll
     for (int i = 0; i < many; ++i) tiles[i] = tile_of(first + i);
     float4 told[many];
-    hear_all(told, [&](int i) {
+    hear(told, [&](int i) {
       return fresh + (i == 0 || tiles[i] < TILES ? tiles[i] : tiles[0]) * kTileQuads + lane;
     }, mark, kChanges);
 #pragma unroll

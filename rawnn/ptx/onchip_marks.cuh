@@ -23,53 +23,31 @@ __device__ __forceinline__ void tell(float4* to, const float4& v, unsigned int m
   ptx::store_marked(to, markable(v), mark);
 }
 
-// Asks for places of which not all numbers have come, until they have. `wrong` says in its lowest bit
-// whether some of those that the caller has asked for lack their mark.
+// What lies at place(0) to place(MANY - 1) once all of it has come. All are asked for at once, and again
+// those that are not there: a round trip to the L2 cache takes as long for one. `what` is the name of
+// the wait. (No first load is conditional: with a branch between two, the compiler looks at what one
+// brought ahead of asking for the next, which is one more trip.)
 template <int MANY, typename P>
-__device__ __forceinline__ void hear_again(float4 (&v)[MANY], P place, unsigned int mark, int what,
-                                           unsigned int wrong) {
+__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, unsigned int mark, int what) {
+  unsigned int lacking = 0;
+#pragma unroll
+  for (int i = 0; i < MANY; ++i) v[i] = ptx::load_marked(place(i));
+#pragma unroll
+  for (int i = 0; i < MANY; ++i) ptx::look_for(lacking, place(i), v[i], mark);
   int tries = 0;
 #pragma unroll 1
-  while ((wrong & 1u) != 0) {
+  while ((lacking & 1u) != 0) {
     ptx::look_again(tries, what);
-    wrong = 0;
 #pragma unroll
     for (int i = 0; i < MANY; ++i) {
-      unsigned int lacking = 0;
+      lacking = 0;
       ptx::look_for(lacking, place(i), v[i], mark);
       if ((lacking & 1u) != 0) v[i] = ptx::load_marked(place(i));
     }
+    lacking = 0;
 #pragma unroll
-    for (int i = 0; i < MANY; ++i) ptx::look_for(wrong, place(i), v[i], mark);
+    for (int i = 0; i < MANY; ++i) ptx::look_for(lacking, place(i), v[i], mark);
   }
 #pragma unroll
   for (int i = 0; i < MANY; ++i) v[i] = without_mark(v[i]);
-}
-
-// What lies at place(0) to place(MANY - 1) once all of it has come. All are asked for at once, and again
-// those that are not there: a round trip to the L2 cache takes as long for one. `what` is the name of
-// the wait. (No load is conditional: with a branch between two, the compiler looks at what the first
-// brought ahead of asking for the next, which is one more trip.)
-template <int MANY, typename P>
-__device__ __forceinline__ void hear_all(float4 (&v)[MANY], P place, unsigned int mark, int what) {
-#pragma unroll
-  for (int i = 0; i < MANY; ++i) v[i] = ptx::load_marked(place(i));
-  unsigned int wrong = 0;
-#pragma unroll
-  for (int i = 0; i < MANY; ++i) ptx::look_for(wrong, place(i), v[i], mark);
-  hear_again(v, place, mark, what, wrong);
-}
-
-// The same of places that are null where there is nothing: zeros.
-template <int MANY, typename P>
-__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, unsigned int mark, int what) {
-  unsigned int wrong = 0;
-#pragma unroll
-  for (int i = 0; i < MANY; ++i) {
-    v[i] = make_float4(0.0f, 0.0f, 0.0f, __uint_as_float(mark));  // as if it had come
-    if (place(i) != nullptr) v[i] = ptx::load_marked(place(i));
-  }
-#pragma unroll
-  for (int i = 0; i < MANY; ++i) ptx::look_for(wrong, place(i), v[i], mark);
-  hear_again(v, place, mark, what, wrong);
 }

@@ -40,7 +40,7 @@ __device__ __forceinline__ float4 load_marked(const float4* from) {
 }
 
 // Whether what was loaded from there is not what is waited for: sets the lowest bit of `lacking` if so, so
-// that what several loads brought is looked at together. Nothing is waited for where there is no place.
+// that what several loads brought is looked at together.
 // (One instruction, lacking | (bits ^ mark), that stays behind the loads ahead of it: a compiler that
 // sees through it looks at the first numbers ahead of asking for the last, which is one more trip.)
 __device__ __forceinline__ void look_for(unsigned int& lacking, const float4* /*from*/,

@@ -271,7 +271,7 @@ float4 load_marked(const float4* from) {
 void look_for(unsigned int& lacking, const float4* from, const float4& v, unsigned int mark) {
   TWIN_HERE;
   const unsigned int found = __float_as_uint(v.w) ^ mark;
-  if (from != nullptr && (found & 1u) == 0) {
+  if ((found & 1u) == 0) {
     touch_global(from, sizeof v, kRead | kMarked, own(), self->clock);
     hear_of(from);
   }
