@@ -105,20 +105,15 @@ __device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, 
   }
 }
 
-// The same of all GROUPS clusters for the first `count` of MANY tiles, part(t) of each. (In the place of
-// one that is not there the first is asked for twice: another tile, the same for many warps, would make
-// all blocks ask for the same few lines.)
-template <int MANY, int GROUPS, typename P>
-__device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], P part, int count,
+// The same of all GROUPS clusters for MANY tiles at once, a lane's part of which in cluster 0 is `of`.
+template <int GROUPS, int MANY>
+__device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], const float4* const (&of)[MANY],
                                           long long stride, unsigned int mark) {
 #pragma unroll
   for (int t = 0; t < MANY; ++t) sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.0f;
   if constexpr (MANY == 1) {
-    sum_groups<GROUPS>(sums[0], part(0), stride, mark, 0, GROUPS);
+    sum_groups<GROUPS>(sums[0], of[0], stride, mark, 0, GROUPS);
   } else {
-    const float4* of[MANY];
-#pragma unroll
-    for (int t = 0; t < MANY; ++t) of[t] = part(t < count ? t : 0);
     float4 v[MANY * GROUPS];
     hear(v, [&](int i) { return of[i / GROUPS] + i % GROUPS * stride; }, mark, kGradients);
 #pragma unroll
@@ -126,15 +121,17 @@ __device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], P part, int co
   }
 }
 
-// Tiles of those that a warp has `each` of, that it asks for at once: as many as eight loads bring.
-__device__ __forceinline__ constexpr int tiles_at_once(int each, int groups) {
-  return groups > 4 ? 1 : ceil_div(each, ceil_div(each, 8 / groups));
+// Of the tiles that a warp has `each` of, those that it asks for at once: as many as some eight loads
+// bring, and two up to sixteen loads; with state that comes from far two at most.
+__device__ __forceinline__ constexpr int tiles_at_once(int each, int groups, bool far) {
+  const int most = groups > 8 ? 1 : groups > 4 || far ? 2 : 8 / groups;
+  return ceil_div(each, ceil_div(each, most));
 }
 
-// A lane's part of a tile. Lanes that have none ask for that of the first, which is on its way anyway.
-template <typename P>
-__device__ __forceinline__ const float4* part_of(const float4* parts, int tile, P place) {
-  return parts + tile * kTileQuads + (place(tile).there ? lane_index() : 0);
+// A lane's part of a tile of cluster 0. Lanes that have none ask for that of the first, which is on its
+// way anyway.
+__device__ __forceinline__ const float4* part_of(const float4* parts, int tile, const Place& at) {
+  return parts + tile * kTileQuads + (at.there ? lane_index() : 0);
 }
 
 // Every cluster updates everything, if the step counts: `parts` is this rank's first tile of cluster 0,
@@ -146,25 +143,31 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int many = FAR ? 1 : tiles_at_once(ceil_div(TILES, warps), SHAPE::kGroups);
+  constexpr int many = tiles_at_once(ceil_div(TILES, warps), SHAPE::kGroups, FAR);
   const int lane = lane_index();
 #pragma unroll 1
   for (int first = warp_index(); first < TILES; first += many * warps) {
-    Kept<RULE, FAR> kept;
-    if constexpr (FAR) kept.load(state(first) + lane);
+    Place at[many];
+    const float4* of[many];
+    Kept<RULE, FAR> kept[FAR ? many : 1];
+#pragma unroll
+    for (int t = 0; t < many; ++t) {
+      const int tile = first + t * warps < TILES ? first + t * warps : first;
+      at[t] = place(tile);
+      of[t] = part_of(parts, tile, at[t]);
+      if constexpr (FAR) kept[t].load(state(tile) + lane);
+    }
     float sums[many][4];
-    sum_tiles<many, SHAPE::kGroups>(
-        sums, [=](int t) { return part_of(parts, first + t * warps, place); },
-        ceil_div(TILES - first, warps), stride, mark);
+    sum_tiles<SHAPE::kGroups>(sums, of, stride, mark);
 #pragma unroll
     for (int t = 0; t < many; ++t) {
       const int tile = first + t * warps;
       if (tile >= TILES) break;
-      const Place at = place(tile);
-      if (counts && at.there) {
-        if constexpr (!FAR) kept.load(state(tile) + lane);
-        kept.update(rule, at.first, at.below, sums[t], how(tile));
-        kept.store(state(tile) + lane);
+      Kept<RULE, FAR>& own = kept[FAR ? t : 0];
+      if (counts && at[t].there) {
+        if constexpr (!FAR) own.load(state(tile) + lane);
+        own.update(rule, at[t].first, at[t].below, sums[t], how(tile));
+        own.store(state(tile) + lane);
       }
     }
   }
@@ -179,11 +182,10 @@ __device__ __forceinline__ float4 to_tell(const float (&w)[4], const float (&nex
   return make_float4(next[0] - w[0], next[1] - w[1], next[2] - w[2], next[3] - w[3]);
 }
 
-// The same arithmetic in every cluster, of what was told without its mark.
+// The same arithmetic in every cluster, of the weights and of what was told without its mark.
 template <typename TILE>
-__device__ __forceinline__ void take_in(const Place& at, const float4& told, const TILE& kept) {
-  float w[4];
-  read_weights(w, at.first, at.below);
+__device__ __forceinline__ void take_in(const Place& at, const float (&w)[4], const float4& told,
+                                        const TILE& kept) {
   const float next[4] = {told.x + (kept.spares_bits() ? 0.0f : w[0]),
                          told.y + (kept.spares_bits() ? 0.0f : w[1]),
                          told.z + (kept.spares_bits() ? 0.0f : w[2]),
@@ -204,14 +206,15 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
   constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
   const int lane = lane_index();
   const int warp = warp_index();
+  constexpr int warps = SHAPE::kThreads / 32;
   if constexpr (SHARES > 1) {
 #pragma unroll 1
-    for (int item = warp; item < mine * SHARES; item += SHAPE::kThreads / 32) {
+    for (int item = warp; item < mine * SHARES; item += warps) {
       const int tile = group + item / SHARES * SHAPE::kGroups;
       if (tile < TILES) {
         const int first = item % SHARES * each;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_groups<each>(sum, part_of(parts, tile, place), stride, mark, first,
+        sum_groups<each>(sum, part_of(parts, tile, place(tile)), stride, mark, first,
                          min(SHAPE::kGroups, first + each));
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -219,19 +222,23 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
     }
     __syncthreads();
   }
-  constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int many =
-      FAR || SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kGroups);
+  constexpr int many = SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kGroups, FAR);
   const auto tile_of = [=](int slot) { return group + slot * SHAPE::kGroups; };
 #pragma unroll 1
   for (int first = warp; tile_of(first) < TILES; first += many * warps) {
-    Kept<RULE, FAR> kept;
-    if constexpr (FAR) kept.load(state(first) + lane);
+    Place at[many];
+    const float4* of[many];
+    Kept<RULE, FAR> kept[FAR ? many : 1];
+#pragma unroll
+    for (int t = 0; t < many; ++t) {
+      const int slot = tile_of(first + t * warps) < TILES ? first + t * warps : first;
+      at[t] = place(tile_of(slot));
+      of[t] = part_of(parts, tile_of(slot), at[t]);
+      if constexpr (FAR) kept[t].load(state(slot) + lane);
+    }
     float sums[many][4];
     if constexpr (SHARES == 1) {
-      sum_tiles<many, SHAPE::kGroups>(
-          sums, [=](int t) { return part_of(parts, tile_of(first + t * warps), place); },
-          ceil_div(TILES - tile_of(first), warps * SHAPE::kGroups), stride, mark);
+      sum_tiles<SHAPE::kGroups>(sums, of, stride, mark);
     } else {
       sums[0][0] = sums[0][1] = sums[0][2] = sums[0][3] = 0.0f;
 #pragma unroll
@@ -245,19 +252,20 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       const int slot = first + t * warps;
       const int tile = tile_of(slot);
       if (tile >= TILES) break;
-      if constexpr (!FAR) kept.load(state(slot) + lane);
-      const Place at = place(tile);
+      Kept<RULE, FAR>& own = kept[FAR ? t : 0];
       const auto way = how(tile);
+      float w[4];
+      read_weights(w, at[t].first, at[t].below);
       float4 told = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (counts && at.there) {
-        float w[4], next[4];
-        read_weights(w, at.first, at.below);
-        kept.apply(next, rule, w, sums[t], way);
-        kept.store(state(slot) + lane);
+      if (counts && at[t].there) {
+        if constexpr (!FAR) own.load(state(slot) + lane);
+        float next[4];
+        own.apply(next, rule, w, sums[t], way);
+        own.store(state(slot) + lane);
         told = markable(to_tell(w, next, way));
       }
       tell(fresh + tile * kTileQuads + lane, told, mark);
-      if (counts) take_in(at, told, way);
+      if (counts) take_in(at[t], w, told, way);
     }
   }
 }
@@ -270,8 +278,8 @@ __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int ma
   constexpr int others = SHAPE::kGroups - 1;
   constexpr int most = TILES / SHAPE::kGroups * others + smaller(TILES % SHAPE::kGroups, others);
   constexpr int many = ceil_div(ceil_div(most, warps), ceil_div(ceil_div(most, warps), 8));
-  const int lane = lane_index();
-  // Of the tiles of others in their order.
+  const float4* const from = fresh + lane_index();
+  // Of the tiles of others in their order. A warp that has fewer asks for its first again.
   const auto tile_of = [=](int item) {
     const int owner = item % others;
     return item / others * SHAPE::kGroups + owner + (owner >= group ? 1 : 0);
@@ -279,15 +287,20 @@ __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int ma
 #pragma unroll 1
   for (int first = warp_index() * many; first < most; first += many * warps) {
     int tiles[many];
-#pragma unroll
-    for (int i = 0; i < many; ++i) tiles[i] = tile_of(first + i);
+    Place at[many];  // found while the numbers are on their way
     float4 told[many];
-    hear(told, [&](int i) {
-      return fresh + (i == 0 || tiles[i] < TILES ? tiles[i] : tiles[0]) * kTileQuads + lane;
-    }, mark, kChanges);
 #pragma unroll
     for (int i = 0; i < many; ++i) {
-      if (counts && tiles[i] < TILES) take_in(place(tiles[i]), told[i], how(tiles[i]));
+      const int tile = tile_of(first + i);
+      tiles[i] = i == 0 || tile < TILES ? tile : tiles[0];
+      at[i] = place(tiles[i]);
     }
+    hear(told, [&](int i) { return from + tiles[i] * kTileQuads; }, mark, kChanges);
+    if (!counts) continue;
+    float w[many][4];
+#pragma unroll
+    for (int i = 0; i < many; ++i) read_weights(w[i], at[i].first, at[i].below);
+#pragma unroll
+    for (int i = 0; i < many; ++i) take_in(at[i], w[i], told[i], how(tiles[i]));
   }
 }
