@@ -209,7 +209,7 @@ class _Kernel(StepWriter):
         n = layer + 1
         w(f"const Part part{n} = {self.part_of(layer)};")
         w(f"float* const weights{n} = shared + {part.weights};")
-        w(f"float* const biases{n} = shared + {part.bias};")
+        w(f"[[maybe_unused]] float* const biases{n} = shared + {part.bias};")
         w(f"load_weights<Shape, {part.pitch}>(weights{n}, w{n}, ldw{n}, part{n});")
         if p.bias:
             w(f"for (int i = thread; i < part{n}.outs; i += {self.d.threads}) "

@@ -121,10 +121,10 @@ __device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], const float4* 
   }
 }
 
-// Of the tiles that a warp has `each` of, those that it asks for at once: as many as some eight loads
-// bring, and two up to sixteen loads; with state that comes from far two at most.
+// Of the tiles that a warp has `each` of, those that it asks for at once: as many as nine loads bring,
+// two of up to eight clusters, and two at most where state comes from far.
 __device__ __forceinline__ constexpr int tiles_at_once(int each, int groups, bool far) {
-  const int most = groups > 8 ? 1 : groups > 4 || far ? 2 : 8 / groups;
+  const int most = groups > 8 ? 1 : groups > 4 || far ? 2 : 9 / groups;
   return ceil_div(each, ceil_div(each, most));
 }
 
