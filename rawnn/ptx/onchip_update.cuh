@@ -160,7 +160,7 @@ __device__ __forceinline__ uint2 place_of(int tile, unsigned int w, unsigned int
     return make_uint2((bias + before * kTileFloats) | 16u << 16, 2u | quads << 16 | 4u << 24);
   }
   const unsigned int row = tile / ACROSS * 16;
-  const bool whole = ROWS % 16 == 0 || row + 8 < ROWS;
+  const bool whole = ROWS % 16 == 0 || row < ROWS - 8;
   constexpr unsigned int pitch = LDW;
   return make_uint2((w + row * pitch + tile % ACROSS * 8) | pitch << 16,
                     (whole ? 8u * pitch : 0u) | 32u << 16 | 2u << 24);
