@@ -93,7 +93,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
 template <int MOST>
 __device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, long long stride,
                                            unsigned int mark, int first, int end) {
-  constexpr int once = ceil_div(MOST, ceil_div(MOST, 8));
+  constexpr int once = ceil_div(MOST, ceil_div(MOST, 16));
 #pragma unroll 1
   for (int group = first; group < end; group += once) {
     float4 v[once];
