@@ -1,8 +1,10 @@
-"""An activation and an optimizer from outside the package, each one file, as CONTRIBUTING.md says:
-trained on the simulated GPU, compiled by NVRTC, and its device code run on the twin."""
+"""An activation, an optimizer and a loss from outside the package, each one file, as
+CONTRIBUTING.md says: the first two trained on the simulated GPU, compiled by NVRTC, and their
+device code run on the twin; the loss on the host, as it brings no kernels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +15,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import rawnn
 from rawnn.device.compiling.compile import compile_source
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.device.sim import Simulation
 from rawnn.device.sim.meanings import meaning_of
 from rawnn.errors import ConfigError, MissingLibrary
-from rawnn.network import activations, optimizers
+from rawnn.network import activations, losses, optimizers
 from rawnn.network.activations import ACTIVATIONS, Activation
+from rawnn.network.losses import LOSSES, Loss
 from rawnn.network.optimizers import RULES, Optimizer, Rule
 from rawnn.ptx import source_path
 from rawnn.ptx.family import FAMILIES, Family
@@ -29,6 +33,8 @@ from rawnn.ptx.updates import register_update
 from rawnn.runners.host import HostRunner
 from rawnn.runners.lowering import _with_declarations
 from rawnn.step.op import OPS, define
+from rawnn.step.ops.common import write_gradient
+from rawnn.step.ops.metrics import report
 from tests.engine import make_work, random_dataset, run_on, same_parameters, trained
 from tests.ptx.twin.twin import Kernels, compiler
 
@@ -103,6 +109,36 @@ def signs(tmp_path: Path) -> Iterator[Path]:
     del RULES["signs"], OPS["signs"], FAMILIES["signs"]
     for key in family.kernels:
         del KERNELS[key]
+
+
+@pytest.fixture
+def absolute() -> Iterator[Loss]:
+    """Mean absolute error."""
+    scaling = ("loss_scale", "overflow")
+    define("mae", reads=("z", "t", "cursor"), writes=("loss",), slotted=("loss",))(
+        lambda t, a: report(t, a, np.abs(t.z - t.t).mean(), t.z.size))
+    define("mae_backward", reads=("z", "t", *scaling), writes=("dz", "overflow"), optional=scaling)(
+        lambda t, a: write_gradient(t, a, np.sign(t.z - t.t) / t.z.dtype.type(t.z.size)))
+    yield losses.register(Loss(
+        "mae", "targets",
+        lambda b: b.measure("mae", {"z": b.logits, "t": b.targets, "loss": "loss"}),
+        lambda b: b.op("mae_backward", "mae_backward",
+                       {"z": b.logits, "t": b.targets, "dz": b.last_gradient}),
+        ("mae", "mae_backward"), "", lambda outputs: 0,
+        lambda z, t: float(np.abs(z - t).sum(dtype=np.float64))))
+    del LOSSES["mae"], OPS["mae"], OPS["mae_backward"]
+
+
+def test_a_loss_from_outside_is_trained_scored_and_predicted_from(absolute: Loss) -> None:
+    x = np.random.default_rng(0).standard_normal((256, 9), np.float32)
+    y = np.ascontiguousarray(x[:, :3] * 0.5)
+    result = rawnn.train(layers=(9, 8, 3), batch=16, epochs=6, loss="mae", lr=0.1, device="host",
+                         opt="none", data=(x, y))
+    assert result.model is not None
+    score = result.model.score(x, y)
+    assert score.loss == pytest.approx(np.abs(result.model.predict(x) - y).mean(), rel=1e-5)
+    assert score.loss < 0.7 * np.abs(y).mean()
+    assert math.isnan(score.accuracy)
 
 
 DATA, LAYERS = random_dataset(), (29, 18, 7)

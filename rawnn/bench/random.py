@@ -166,7 +166,7 @@ def _trained(runner: Runner, work: Work) -> tuple[_Found, float]:
 def _loss_scale(work: Work) -> float:
     """A power of two that brings gradients of the mean loss to the order of 1: high enough for
     float16, low enough that no step overflows."""
-    outputs = 1 if work.network.loss == "cross_entropy" else work.network.outputs
+    outputs = 1 if work.network.answers.labelled else work.network.outputs
     return 2.0 ** min(math.floor(math.log2(work.train.batch * outputs)), 15)
 
 

@@ -117,11 +117,11 @@ class Specification:
             found = replace(found, normalisation=Normalisation.of("learned", found.train_images))
         if self.autoencoder:
             return found.reconstructing()
-        if network.answers.answers == "labels":
+        if network.answers.labelled:
             y = labels.astype(np.uint8 if outputs <= 256 else np.int32)
             return replace(found, train_labels=y[:cut], test_labels=y[cut:], classes=outputs)
         values = generator.normal(size=(count, outputs))
-        t = (values > 0 if network.loss == "bce" else values).astype(np.float32)
+        t = (values > 0 if network.answers.link == "sigmoid" else values).astype(np.float32)
         return replace(found, train_targets=t[:cut], test_targets=t[cut:])
 
     def __str__(self) -> str:

@@ -59,14 +59,14 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
 
 def _reconstructs(found: Checkpoint) -> bool:
     layers = found.network.layers
-    return found.network.loss != "cross_entropy" and layers[0] == layers[-1]
+    return not found.network.answers.labelled and layers[0] == layers[-1]
 
 
 def show(found: Checkpoint, examples: Examples, device: str, confusion: bool,
          console: Console) -> dict[str, Any]:
     """Measure, print, and return the figures."""
     model = Model.of(found)
-    classes = model.network.loss == "cross_entropy"
+    classes = model.network.answers.labelled
     score = model.score(examples.inputs, examples.answers, device=device)
     figures: dict[str, Any] = {"examples": len(examples.inputs), "loss": score.loss,
                                "accuracy": score.accuracy}

@@ -91,4 +91,4 @@ def _table(found: Checkpoint, path: str, target: str | None) -> Table:
 
 
 def _kind(found: Checkpoint) -> Kind:
-    return "labels" if found.network.loss == "cross_entropy" else "values"
+    return "labels" if found.network.answers.labelled else "values"

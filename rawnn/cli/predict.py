@@ -69,13 +69,14 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
 def _columns(model: Model, inputs: Any, probabilities: bool, device: str
              ) -> dict[str, NDArray[Any]]:
     """The arrays to be written, by name: [N], or [N, C] with a name for each column."""
-    loss = model.network.loss
-    if loss == "mse":
+    link = model.network.answers.link
+    if link == "identity":
         if probabilities:
-            raise ConfigError("a network trained with mse gives values, no probabilities")
+            raise ConfigError(f"a network trained with {model.network.loss} gives values, no "
+                              f"probabilities")
         return {"values": model.predict(inputs, "values", device=device)}
     z = model.predict(inputs, "logits", device=device)
-    said = model.shaped(z, "labels" if loss == "cross_entropy" else "classes")
+    said = model.shaped(z, "labels" if link == "softmax" else "classes")
     if not probabilities:
         return {"prediction": said}
     return {"prediction": said, "probabilities": model.shaped(z, "probabilities")}

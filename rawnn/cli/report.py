@@ -68,7 +68,7 @@ def _kind(file: Path) -> str:
 @click.option("--out", "out", default="results", show_default=True, metavar="DIRECTORY",
               help="Where the results files are written, and those that are whole are kept.")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-              help="Begin no suite after this (720).")
+              help="For all of them: each suite has its share, and none is begun after this (720).")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
 @click.option("--dataset", type=click.Choice(["mnist", "synthetic"]), default="mnist",
               show_default=True, help="The data set.")

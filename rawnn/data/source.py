@@ -80,7 +80,7 @@ def given(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset
         normalise=config.normalise if normalise is None else normalise, kind=_kind(config))
 
 
-def _check_bce(data: Dataset) -> None:
+def _check_fractions(data: Dataset) -> None:
     for part, targets, inputs in (("training", data.train_targets, data.train_images),
                                   ("test", data.test_targets, data.test_images)):
         if targets is not None:
@@ -93,7 +93,7 @@ def _check_bce(data: Dataset) -> None:
 
 def _kind(config: Config) -> Kind:
     """What the loss compares with."""
-    return "labels" if config.network().answers.answers == "labels" else "values"
+    return "labels" if config.network().answers.labelled else "values"
 
 
 def settled(config: Config, data: Dataset) -> tuple[Config, str]:
@@ -124,15 +124,16 @@ def check_fit(config: Config, data: Dataset) -> None:
     if features != data.features:
         raise ConfigError(f"the network takes {features} features, but {data.name} has "
                           f"{data.features}: use --layers {data.features}-...-{data.outputs}")
-    labelled = config.network().answers.answers == "labels"
+    answers = config.network().answers
+    labelled = answers.labelled
     if labelled and data.train_labels is None:
         raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
                           f"target values: use --loss mse or --loss bce")
     if not labelled and data.train_targets is None and not data.autoencoder:
         raise ConfigError(f"the loss {config.loss} compares with target values, but {data.name} "
                           f"has class labels: use --loss cross_entropy, or give targets")
-    if config.loss == "bce":
-        _check_bce(data)
+    if answers.link == "sigmoid":
+        _check_fractions(data)
     if outputs < data.outputs or (not labelled and outputs != data.outputs):
         raise ConfigError(f"the network ends in {outputs} outputs, but {data.name} has "
                           f"{data.outputs}: use --layers {features}-...-{data.outputs}")

@@ -18,6 +18,7 @@ import numpy as np
 from rawnn.common import tolerances
 from rawnn.common.dtypes import numpy_dtype, rounded
 from rawnn.device.cuda.device import Device, padded
+from rawnn.network.losses import LOSSES
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import Op
 from rawnn.step.ops.metrics import KIND as LOSS_SUMS
@@ -59,7 +60,8 @@ def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.
     if role in ("p", "row_p"):
         raw = np.exp(normal(size=shape))
         return raw / raw.sum(axis=-1, keepdims=True)
-    if role in ("t", "targets") and op.kind.startswith("bce"):
+    if role in ("t", "targets") and any(
+            op.kind in loss.kinds for loss in LOSSES.values() if loss.link == "sigmoid"):
         return generator.integers(0, 2, shape)
     if role == "order":
         return generator.permutation(shape[0])

@@ -139,7 +139,7 @@ def problem_of(plan: Plan) -> Problem:
         states=tuple(r for r in first.operands if r not in known), timed="clock" in first.operands,
         numbers=_numbers(plan, forward[0]), inputs=plan[gather.operands["images"]].dtype,
         scale=gather.attributes["scale"], normalised="mean" in gather.operands,
-        labels=plan[gather.operands["labels"]].dtype if loss.answers == "labels" else "",
+        labels=plan[gather.operands["labels"]].dtype if loss.labelled else "",
         reconstruct=loss.answers == "targets" and "targets" not in gather.operands,
         ordered="order" in gather.operands, scheduled="rates" in first.operands,
         measured="correct" in plan.tensors

@@ -149,7 +149,7 @@ def _widths(products: Sequence[Op]) -> int:
 
 def usual_form(network: Network, examples: int) -> Form:
     """The form of data that nobody has told of."""
-    labelled = network.answers.answers == "labels"
+    labelled = network.answers.labelled
     return Form(max(examples, 1), labels="uint8" if labelled else "", scale=1 / 255,
                 targets=0 if labelled else network.outputs)
 

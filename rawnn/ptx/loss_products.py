@@ -57,7 +57,7 @@ def _with_parts(plan: Plan, op: Op, terms: int, metrics: Op) -> tuple[list[Op], 
 
 def _terms(loss: Loss, rows: int, cols: int) -> int:
     """Of how many the loss is the mean."""
-    return rows if loss.answers == "labels" else rows * cols
+    return rows if loss.labelled else rows * cols
 
 
 def _into_product(plan: Plan) -> Plan | str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from rawnn.common.files import write_atomically
 from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.network.losses import Link
 from rawnn.run.model import Model
 from rawnn.version import __version__
 
@@ -67,6 +68,7 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
         raise MissingLibrary("exporting needs the package onnx: pip install 'rawnn[export]'"
                              ) from None
     graph = _Graph(helper, numpy_helper)
+    link = model.network.answers.link
     network, features, outputs = model.network, model.network.layers[0], model.network.outputs
     a = _normalised(graph, model, input_type, TensorProto.FLOAT)
     for layer in range(1, network.depth + 1):
@@ -74,12 +76,12 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
         operands = [f"fc{layer}.weight"] + ([f"fc{layer}.bias"] if network.bias else [])
         for name in operands:
             graph.constant(name, model.parameters[name])
-        z = ("values" if network.loss == "mse" else "logits") if last else f"fc{layer}"
+        z = ("values" if link == "identity" else "logits") if last else f"fc{layer}"
         a = graph.add("Gemm", a, *operands, name=z, transB=1)
         if not last:
             a = _ACTIVATIONS[network.activation](graph, a, f"fc{layer}")
-    kinds = {a: TensorProto.FLOAT, **_answers(graph, network.loss, a, TensorProto)}
-    one = network.loss == "cross_entropy"  # one class an example, not one answer an output
+    kinds = {a: TensorProto.FLOAT, **_answers(graph, link, a, TensorProto)}
+    one = network.answers.labelled  # one class an example, not one answer an output
     made = helper.make_graph(
         graph.nodes, "rawnn",
         [helper.make_tensor_value_info(
@@ -142,13 +144,13 @@ _ACTIVATIONS = {
 }
 
 
-def _answers(graph: _Graph, loss: str, z: str, types: Any) -> dict[str, int]:
+def _answers(graph: _Graph, link: Link, z: str, types: Any) -> dict[str, int]:
     """Add what follows from the logits; the names of those outputs and their types."""
-    if loss == "cross_entropy":
+    if link == "softmax":
         graph.add("Softmax", z, name="probabilities", axis=1)
         graph.add("ArgMax", z, name="classes", axis=1, keepdims=0)
         return {"probabilities": types.FLOAT, "classes": types.INT64}
-    if loss == "bce":
+    if link == "sigmoid":
         graph.add("Sigmoid", z, name="probabilities")
         over = graph.add("Greater", z, graph.number("zero", 0.0), name="over")
         graph.add("Cast", over, name="classes", to=types.UINT8)

@@ -21,6 +21,7 @@ from rawnn.data.normalise import Normalisation
 from rawnn.errors import CheckpointError, ConfigError, DataError
 from rawnn.network.activations import activation
 from rawnn.network.layers import Network, Parameters
+from rawnn.network.losses import Link
 from rawnn.run import checkpoint
 from rawnn.run.state_dict import from_torch, layers_of, to_torch
 
@@ -28,12 +29,12 @@ BATCH = 4096
 """Rows at a time: 13 MB of inputs for MNIST."""
 
 Output = Literal["classes", "labels", "probabilities", "logits", "values"]
-OUTPUTS: dict[str, tuple[str, ...]] = {
-    "cross_entropy": ("classes", "labels", "probabilities", "logits"),
-    "bce": ("classes", "probabilities", "logits"),
-    "mse": ("values",),
+OUTPUTS: dict[Link, tuple[str, ...]] = {
+    "softmax": ("classes", "labels", "probabilities", "logits"),
+    "sigmoid": ("classes", "probabilities", "logits"),
+    "identity": ("values",),
 }
-"""What `predict` gives for networks trained with each loss; the first is the default."""
+"""What `predict` gives for networks by the link of their loss; the first is the default."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Model:
         return np.concatenate(parts)
 
     def _output(self, output: str | None) -> str:
-        known = OUTPUTS[self.network.loss]
+        known = OUTPUTS[self.network.answers.link]
         wanted = output or known[0]
         if wanted not in known:
             raise ConfigError(f"output = '{wanted}': a network trained with {self.network.loss} "
@@ -136,7 +137,7 @@ class Model:
 
     def shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
         """Logits [N, C] as another output of `predict`."""
-        several = self.network.loss == "cross_entropy"
+        several = self.network.answers.link == "softmax"
         if output in ("logits", "values"):
             return z
         if output == "probabilities":
@@ -168,10 +169,10 @@ class Model:
             part = slice(done, done + len(z))
             done += len(z)
             t = self.normalisation.apply(flat[part]) if wanted is None else wanted[part]
-            loss, correct = self._measure(z, t)
-            total, right = total + loss, right + correct
+            total += self.network.answers.total(z, t)
+            right += self.network.answers.right(z, t)
         counts = len(flat) * self.network.answers.counts(self.network.outputs)
-        per_example = 1 if self.network.loss == "cross_entropy" else self.network.outputs
+        per_example = 1 if self.network.answers.labelled else self.network.outputs
         return Score(total / (len(flat) * per_example), right / counts if counts else math.nan)
 
     def _answers(self, answers: Any, count: int) -> NDArray[Any]:
@@ -181,12 +182,12 @@ class Model:
             raise DataError(f"there are {count:,} inputs, but the answers are of shape "
                             f"{list(host.shape)}")
         outputs = self.network.outputs
-        if self.network.loss != "cross_entropy":
+        if not self.network.answers.labelled:
             values = host.reshape(count, -1)
             if values.shape[1] != outputs:
                 raise DataError(f"the answers have {values.shape[1]} columns, but the network has "
                                 f"{outputs} outputs")
-            if self.network.loss == "bce":
+            if self.network.answers.link == "sigmoid":
                 check_fractions(values, "the answers")
             return values.astype(np.float32)
         labels = host.reshape(-1)
@@ -198,19 +199,9 @@ class Model:
         check_labels(labels, outputs, "answers")
         return labels
 
-    def _measure(self, z: NDArray[np.float32], t: NDArray[Any]) -> tuple[float, float]:
-        """Sum of losses, and how many are right, of one batch; summed in float64."""
-        if self.network.loss == "cross_entropy":
-            return (float(-log_softmax(z)[np.arange(len(z)), t].sum(dtype=np.float64)),
-                    float(np.count_nonzero(z.argmax(axis=1) == t)))
-        if self.network.loss == "mse":
-            return float(np.square(z - t).sum(dtype=np.float64)), 0.0
-        terms = np.maximum(z, 0) - z * t + np.log1p(np.exp(-np.abs(z)))
-        return (float(terms.sum(dtype=np.float64)), float(np.count_nonzero((z > 0) == (t > 0.5))))
-
     def confusion(self, inputs: Any, labels: Any, *, device: str = "host") -> NDArray[np.int64]:
         """How often class i (rows) was taken for class j (columns): int64 [C, C]."""
-        if self.network.loss != "cross_entropy":
+        if not self.network.answers.labelled:
             raise ConfigError(f"a network trained with {self.network.loss} has no classes to "
                               f"confuse")
         flat = self._inputs(inputs)
@@ -260,13 +251,6 @@ def softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
     e: NDArray[np.float32] = np.exp(z - z.max(axis=1, keepdims=True))
     e /= e.sum(axis=1, keepdims=True)
     return e
-
-
-def log_softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The logarithm of `softmax`, without the detour."""
-    shifted: NDArray[np.float32] = z - z.max(axis=1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return shifted
 
 
 def sigmoid(z: NDArray[np.float32]) -> NDArray[np.float32]:

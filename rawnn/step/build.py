@@ -70,7 +70,7 @@ class Builder:
         self.add(Role.BATCH, "float32", x=(batch, features))
         if form.normalised:
             self.add(Role.DATA, "float32", mean=(features,), inverse_std=(features,))
-        if network.answers.answers == "labels":
+        if network.answers.labelled:
             self.on_host("labels", (examples,), "int32")
             self.add(Role.DATA, form.labels, labels=(examples,))
             self.add(Role.BATCH, "int32", y=(batch,))

@@ -1,6 +1,7 @@
 """The pages that explain results name every key of what is written."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,36 @@ def explained(page: str) -> set[str]:
     """The words in code style of a page's tables."""
     lines = (DOCS / page).read_text().splitlines()
     return {word for line in lines if line.startswith("|") for word in re.findall(r"`(\w+)`", line)}
+
+
+WRITTEN_BY_TOOLS = ("docs/options.md", "rawnn/ptx/README.md", "examples/lab/README.md")
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page that a person wrote, less code and tables."""
+    code, block = False, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        mark = re.fullmatch(r"<!-- (/?)([\w -]+?)(: begin|: end)? -->", line)
+        if mark:
+            ends = mark[1] or mark[3] == ": end"
+            block = "" if ends else mark[2]
+        code ^= line.lstrip().startswith("```")
+        if not (code or block or line.startswith("|")):
+            yield number, line
+
+
+def test_lines_of_the_pages_are_at_most_120_characters_long() -> None:
+    pages = [p for p in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+             if str(p.relative_to(ROOT)) not in WRITTEN_BY_TOOLS]
+    assert len(pages) > 30
+    assert not [f"{page.relative_to(ROOT)}:{number}" for page in pages
+                for number, line in prose(page.read_text()) if len(line) > 120]
+
+
+def test_what_a_tool_writes_is_no_prose() -> None:
+    text = "a\n<!-- x -->\nb\n<!-- /x -->\n```sh\nc\n```\n| d |\n" \
+           "<!-- y: begin -->\ne\n<!-- y: end -->\nf"
+    assert [line for _, line in prose(text) if line[0] not in "<`"] == ["a", "f"]
 
 
 def test_every_key_of_a_result_is_explained() -> None:

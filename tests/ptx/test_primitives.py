@@ -150,8 +150,6 @@ PROBES: dict[str, tuple[str, str, str]] = {
               "[barrier];"),
     "add_release": ("unsigned* counter, unsigned value", "ptx::add_release(counter, value);",
                     "red.release.gpu.global.add.u32 [counter], value;"),
-    "store_release": ("unsigned* to, unsigned value", "ptx::store_release(to, value);",
-                      "st.release.gpu.global.u32 [to], value;"),
     "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",
                      "ld.acquire.gpu.global.u32 R, [counter];"),
     "store_marked": ("float4* to, float x, float y, float z, float w, unsigned mark",

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rawnn.errors import unknown
 
 if TYPE_CHECKING:
     from rawnn.step.build import Builder
+
+Array = NDArray[Any]
+Link = Literal["identity", "sigmoid", "softmax"]
 
 
 @dataclass(frozen=True)
@@ -20,9 +26,12 @@ class Loss:
     z). `measure(builder)` adds the ops that give loss (and correct), `backward(builder)` those that
     give the last dz. `fused` names the op that does the work of all `parts` in one pass. `counts`
     is how many answers an example of `outputs` outputs has that can be right (0: the loss has no
-    accuracy). `functor` is the CUDA functor (ptx/losses.cuh) of a loss that is a mean over all
-    elements, else ""; `of_rows` that of one which takes whole rows, of which a product's epilogue
-    knows (ptx/mma_loss.cuh).
+    accuracy). `total(z, answers)` is the sum of a batch's losses in float64, of examples where it
+    compares with labels, else of elements. `link` is what makes the network's answers of z: the
+    softmax of a row, of which one class is right, the sigmoid of each element, which compares with
+    numbers from 0 to 1, or nothing. `functor` is the CUDA functor (ptx/losses.cuh) of a loss that
+    is a mean over all elements, else ""; `of_rows` that of one which takes whole rows, of which a
+    product's epilogue knows (ptx/mma_loss.cuh).
     """
 
     name: str
@@ -32,8 +41,27 @@ class Loss:
     parts: tuple[str, ...]
     fused: str
     counts: Callable[[int], int]
+    total: Callable[[Array, Array], float]
+    link: Link = "identity"
     functor: str = ""
     of_rows: str = ""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether an example has one right class, not an answer for each output."""
+        return self.answers == "labels"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of its ops."""
+        return (*self.parts, self.fused)
+
+    def right(self, z: Array, answers: Array) -> int:
+        """How many of a batch's answers are right; 0 where none can be."""
+        if self.link == "identity":
+            return 0
+        said = z.argmax(axis=1) == answers if self.link == "softmax" else (z > 0) == (answers > 0.5)
+        return int(np.count_nonzero(said))
 
 
 LOSSES: dict[str, Loss] = {}

@@ -27,12 +27,16 @@ def _sigmoid(z: Array) -> Array:
         slotted=("loss",), optional=("workspace",))
 def bce(t: SimpleNamespace, a: Attributes) -> None:
     """loss[s] = mean of max(z, 0) - z t + log(1 + exp(-|z|)) over all elements."""
-    t.loss[step_of(t, a)] = _terms(t).mean()
+    t.loss[step_of(t, a)] = _terms(t.z, t.t).mean()
 
 
-def _terms(t: SimpleNamespace) -> Array:
-    found: Array = np.maximum(t.z, 0) - t.z * t.t + np.log1p(np.exp(-np.abs(t.z)))
+def _terms(z: Array, t: Array) -> Array:
+    found: Array = np.maximum(z, 0) - z * t + np.log1p(np.exp(-np.abs(z)))
     return found
+
+
+def _total(z: Array, t: Array) -> float:
+    return float(_terms(z, t).sum(dtype=np.float64))
 
 
 def _right(t: SimpleNamespace) -> int:
@@ -58,7 +62,7 @@ def bce_backward(t: SimpleNamespace, a: Attributes) -> None:
         optional=(*_SCALING, "loss", "correct", *PARTS, "workspace"), unmeasured="bce_backward")
 def bce_gradient(t: SimpleNamespace, a: Attributes) -> None:
     """bce, bce_accuracy and bce_backward in one pass."""
-    report(t, a, _terms(t).mean(), t.z.size, _right(t))
+    report(t, a, _terms(t.z, t.t).mean(), t.z.size, _right(t))
     bce_backward(t, a)
 
 
@@ -73,4 +77,4 @@ def _backward(b: Builder) -> None:
 
 
 register(Loss("bce", "targets", _measure, _backward, ("bce", "bce_accuracy", "bce_backward"),
-              "bce_gradient", lambda outputs: outputs, "LogitCrossEntropy"))
+              "bce_gradient", lambda outputs: outputs, _total, "sigmoid", "LogitCrossEntropy"))

@@ -100,6 +100,13 @@ def softmax_loss_gradient(t: SimpleNamespace, a: Attributes) -> None:
     write_gradient(t, a, gradient(p, t.y))
 
 
+def _total(z: Array, y: Array) -> float:
+    """Of logits: no probability becomes 0."""
+    shifted = z - z.max(axis=1, keepdims=True)
+    picked = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return float(-picked[np.arange(len(z)), y].sum(dtype=np.float64))
+
+
 def _measure(b: Builder) -> None:
     b.activation("p", b.shape(b.logits))
     b.op("softmax", "softmax", {"z": b.logits, "p": "p"})
@@ -114,5 +121,5 @@ def _backward(b: Builder) -> None:
 register(Loss(
     "cross_entropy", "labels", _measure, _backward,
     ("softmax", "cross_entropy", "accuracy", "softmax_backward"), "softmax_loss_gradient",
-    lambda outputs: 1, of_rows="SoftmaxCrossEntropy",
+    lambda outputs: 1, _total, "softmax", of_rows="SoftmaxCrossEntropy",
 ))

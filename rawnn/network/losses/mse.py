@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rawnn.network.losses import Loss, register
+from rawnn.network.losses import Array, Loss, register
 from rawnn.step.op import Attributes, define
 from rawnn.step.ops.common import write_gradient
 from rawnn.step.ops.metrics import report
@@ -41,6 +41,10 @@ def mse_gradient(t: SimpleNamespace, a: Attributes) -> None:
     mse_backward(t, a)
 
 
+def _total(z: Array, t: Array) -> float:
+    return float(np.square(z - t).sum(dtype=np.float64))
+
+
 def _measure(b: Builder) -> None:
     b.measure("mse", {"z": b.logits, "t": b.targets, "loss": "loss"})
 
@@ -50,4 +54,4 @@ def _backward(b: Builder) -> None:
 
 
 register(Loss("mse", "targets", _measure, _backward, ("mse", "mse_backward"), "mse_gradient",
-              lambda outputs: 0, "SquaredError"))
+              lambda outputs: 0, _total, functor="SquaredError"))

@@ -16,11 +16,6 @@ __device__ __forceinline__ void add_release(unsigned int* counter, unsigned int 
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
-// Stores behind everything that this thread has written or seen (st.release.gpu).
-__device__ __forceinline__ void store_release(unsigned int* to, unsigned int value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
 // Reads a counter, and sees what was written ahead of the additions in it (ld.acquire.gpu).
 __device__ __forceinline__ unsigned int load_acquire(const unsigned int* counter) {
   unsigned int value;
@@ -44,23 +39,16 @@ __device__ __forceinline__ void wait_for_count(const unsigned int* counter, unsi
   }
 }
 
-// The two halves of a barrier of all blocks; every thread of a block calls both. `target` is the
-// number of arrivals since the counter was 0, this barrier's included.
-__device__ __forceinline__ void arrive_at_grid(unsigned int* counter) {
-  __syncthreads();
-  if (threadIdx.x == 0) add_release(counter, 1u);
-}
-
-__device__ __forceinline__ void wait_for_grid(const unsigned int* counter, unsigned int target,
-                                              int what = 0) {
-  if (threadIdx.x == 0) wait_for_count(counter, target, what);
-  __syncthreads();
-}
-
+// A barrier of all blocks; every thread of a block calls it. `target` is the number of arrivals since
+// the counter was 0, this barrier's included.
 __device__ __forceinline__ void grid_barrier(unsigned int* counter, unsigned int target,
                                              int what = 0) {
-  arrive_at_grid(counter);
-  wait_for_grid(counter, target, what);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    add_release(counter, 1u);
+    wait_for_count(counter, target, what);
+  }
+  __syncthreads();
 }
 
 }  // namespace ptx

@@ -227,16 +227,6 @@ void add_release(unsigned int* counter, unsigned int value) {
   check_counting();
 }
 
-void store_release(unsigned int* to, unsigned int value) {
-  TWIN_HERE;
-  land_late_of(self->block);
-  touch_global(to, 4, kWrite | kAtomic, own(), self->clock);
-  const Vector*& place = machine.atomics[to];
-  place = join(place, everything(*self));
-  *to = value;
-  check_counting();
-}
-
 unsigned int load_acquire(const unsigned int* counter) {
   TWIN_HERE;
   touch_global(counter, 4, kAtomic, own(), self->clock);

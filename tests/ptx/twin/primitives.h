@@ -189,20 +189,15 @@ void send4(unsigned int to, float4 value, unsigned int barrier);
 
 // grid.cuh
 void add_release(unsigned int* counter, unsigned int value);
-void store_release(unsigned int* to, unsigned int value);
 unsigned int load_acquire(const unsigned int* counter);
 void wait_for_count(const unsigned int* counter, unsigned int target, int what = 0);
-inline void arrive_at_grid(unsigned int* counter) {
-  twin::sync_block();
-  if (threadIdx.x == 0) add_release(counter, 1u);
-}
-inline void wait_for_grid(const unsigned int* counter, unsigned int target, int what = 0) {
-  if (threadIdx.x == 0) wait_for_count(counter, target, what);
-  twin::sync_block();
-}
 inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 0) {
-  arrive_at_grid(counter);
-  wait_for_grid(counter, target, what);
+  twin::sync_block();
+  if (threadIdx.x == 0) {
+    add_release(counter, 1u);
+    wait_for_count(counter, target, what);
+  }
+  twin::sync_block();
 }
 
 // marks.cuh
