@@ -285,14 +285,14 @@ __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int ma
     return item / others * SHAPE::kGroups + owner + (owner >= group ? 1 : 0);
   };
 #pragma unroll 1
-  for (int first = warp_index() * many; first < most; first += many * warps) {
+  for (int first = warp_index() * many; tile_of(first) < TILES; first += many * warps) {
     int tiles[many];
     Place at[many];  // found while the numbers are on their way
     float4 told[many];
 #pragma unroll
     for (int i = 0; i < many; ++i) {
       const int tile = tile_of(first + i);
-      tiles[i] = i == 0 || tile < TILES ? tile : tiles[0];
+      tiles[i] = tile < TILES ? tile : tile_of(first);
       at[i] = place(tiles[i]);
     }
     hear(told, [&](int i) { return from + tiles[i] * kTileQuads; }, mark, kChanges);
