@@ -77,6 +77,7 @@ class UpdateWriter(ExchangeWriter):
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
+        assert found.nbytes <= 4 << 16, "an entry has 16 bits for a float's place"
         w(f"uint2* const places = reinterpret_cast<uint2*>{self.at('places')};")
         w("const auto place_of_tile = [](int tile) {")
         self.by_layer(lambda part, n: f"place_of<{part.pitch}, {part.rows}, {part.across}, "

@@ -215,7 +215,8 @@ def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: in
 
 IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
              ("Adam in an order, state far", 2, 3, "FSFF"), ("a wide middle", 1, 7, "FFFF"),
-             ("rounded by chance, Adam", 2, 3, "FSFF"), ("float32 inputs, a schedule", 2, 5, "SFFF")]
+             ("rounded by chance, Adam", 2, 3, "FSFF"),
+             ("float32 inputs, a schedule", 2, 5, "SFFF")]
 """Problems so small that all clusters would sum, with fewer tiles than a block has warps."""
 
 
