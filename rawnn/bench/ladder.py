@@ -261,6 +261,8 @@ def _on_host(word: str) -> bool:
 class _Quiet(Listener):
     """Passes each different message on once, not at every run."""
 
+    reads = False
+
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify, self._said = notify, set[str]()
 

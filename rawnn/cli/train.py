@@ -87,6 +87,8 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
 class _Screen(Listener):
     """Rows of the table as reports come in; a progress bar below them on a terminal."""
 
+    reads = False
+
     def __init__(self, quiet: bool, epochs: int, mute: bool = False) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
         self._quiet, self._mute = quiet, mute

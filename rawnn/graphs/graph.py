@@ -38,10 +38,11 @@ class Graph:
 
     def add_kernel(self, after: Nodes, function: Any, grid: Dim, block: Dim, shared_bytes: int,
                    arguments: int, label: str, programmatic_after: Nodes = (),
-                   cluster: Dim | None = None, cooperative: bool = False) -> Any:
+                   cluster: Dim | None = None, cooperative: bool = False,
+                   priority: int = 0) -> Any:
         """A kernel node; `arguments` is the address of the packed pointer array, `cluster` the
         shape of a thread block cluster in blocks; the blocks of a `cooperative` one all run at
-        once.
+        once. Of a `priority` below 0 they get the first multiprocessors that come free.
 
         The kernel may begin before the kernel nodes `programmatic_after` end: as soon as all of
         them have called cudaTriggerProgrammaticLaunchCompletion(), or ended without. It must call
@@ -60,6 +61,9 @@ class Graph:
             wanted["CLUSTER_DIMENSION"] = cluster
         if cooperative:
             wanted["COOPERATIVE"] = 1
+        if priority:
+            wanted["PRIORITY"] = priority
+            self._urgent = True
         for attribute, value in wanted.items():
             check(self._driver, "cuGraphKernelNodeSetAttribute",
                   self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value), label)

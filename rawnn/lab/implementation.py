@@ -24,6 +24,8 @@ _WITHOUT = {"seed", "stream", "offset", *NEUTRAL}
 """Numbers of an op that a kernel may do without: those of random roundings and of the step, of
 which others say whether they matter, and those with a value that changes nothing."""
 _NEUTRAL_TEXT = {"compute": "float32"}
+_OF_GRAPHS = (REPLACES, "behind", "urgent")
+"""Attributes that say nothing to kernels."""
 _LABELS: dict[str, tuple[object, ...]] = {}
 """What sources were called so far -> which they are."""
 
@@ -225,7 +227,7 @@ class Implementation:
         mentioned |= {name for e in told if e for name in names_in(e, "header")}
         mentioned |= {m.strip() for a in self.arguments for m in re.findall(r"\{(.*?)\}", a)}
         for key, value in op.attributes.items():
-            if key in mentioned or key == REPLACES or value in ("", False, None):
+            if key in mentioned or key in _OF_GRAPHS or value in ("", False, None):
                 continue
             if isinstance(value, str):
                 if _NEUTRAL_TEXT.get(key) == value:

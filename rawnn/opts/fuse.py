@@ -135,8 +135,8 @@ def _update(plan: Plan) -> Plan:
     tensors: list[Tensor] = []
     taken: set[int] = set()
     for update in filter(steps_a_parameter, plan.ops):
-        if id(update) in taken:  # by the update of its layer's weights
-            continue
+        if id(update) in taken or "other" in update.operands:
+            continue  # by the update of its layer's weights; or another rank has a part of dw
         gradient = plan.producer(update.operands["dw"], update)
         if gradient is None or len(plan.consumers(update.operands["dw"])) != 1:
             continue

@@ -9,56 +9,51 @@ the gradient's product step aside, for the gradient has to leave in between.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rawnn.errors import ConfigError
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
+from rawnn.opts.shards import Shards, reduction
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
-from rawnn.step.ops.collectives import (
-    SCATTER,
-    TURN,
-    all_gather,
-    all_reduce,
-    reduce_scatter,
-    wholes,
-)
+from rawnn.step.ops.collectives import TURN, all_reduce
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import MULTIPLIED, PART, Role, Tensor
+from rawnn.step.tensor import Role, Tensor
 
 BUCKET_MB = 25.0
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
 SMALL_MB = 1.0
 """Gradients below so many megabytes go with those of the first layer, which the next step needs
 first, and whose bucket is full with them."""
-FORM = "N|fp32|bf16|sharded|backward"
+FORM = "N|fp32|bf16|sharded|whole|backward"
 """One of these, or several with colons between them."""
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+SHARES = {"sharded": True, "whole": False}
 
 
 @dataclass(frozen=True)
 class Buckets:
     """`nbytes` of gradients make a bucket; `dtype` is what they are reduced in, "" where the
-    weights say it. Where it is `sharded` each rank updates its rows of each matrix. Gradients of
-    more than a bucket come in the order in which the next step needs the weights, or in that of the
-    `backward` pass."""
+    weights say it. Where it is `sharded` each rank updates its rows of each matrix, where it is
+    `whole` all of it; None where the plan says which. Gradients of more than a bucket come in an
+    order of their own, or in that of the `backward` pass."""
 
     nbytes: int
     dtype: str
-    sharded: bool = False
+    sharded: bool | None = None
     backward: bool = False
 
 
 def parse(text: str) -> str:
     words = text.split(":")
-    kinds = [w if w in ("sharded", "backward") else "type" if w in TYPES else "size"
+    kinds = ["share" if w in SHARES else w if w == "backward" else "type" if w in TYPES else "size"
              if re.fullmatch(r"[1-9][0-9]{0,5}", w) else "" for w in words]
     if "" in kinds or len(set(kinds)) < len(kinds):
         raise ConfigError(f"nccl={text}: give megabytes of a bucket, what gradients are reduced "
-                          f"in (fp32 or bf16), sharded, backward, or several of them, as in "
-                          f"nccl=25:fp32")
+                          f"in (fp32 or bf16), sharded or whole, backward, or several of them, as "
+                          f"in nccl=25:fp32")
     return text
 
 
@@ -67,7 +62,8 @@ def buckets(value: str | int | None) -> Buckets:
     words = str(value or "").split(":")
     size = next((float(word) for word in words if word.isdigit()), BUCKET_MB)
     dtype = next((TYPES[word] for word in words if word in TYPES), "")
-    return Buckets(int(size * 1_000_000), dtype, "sharded" in words, "backward" in words)
+    sharded = next((SHARES[word] for word in words if word in SHARES), None)
+    return Buckets(int(size * 1_000_000), dtype, sharded, "backward" in words)
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
@@ -81,21 +77,32 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     # On two H200s that order takes 4 % off a step of wide4096 (74 MB), and adds as much to those of
     # wide1024 and mlp4 (6 and 5 MB), which one reduction serves better.
     in_turn = not wanted.backward and sum(t.nbytes for t in gradients.values()) > wanted.nbytes
-    plan, ahead = _as_needed(plan, gradients) if in_turn else (plan, set[str]())
+    shards = None if wanted.sharded is False else \
+        Shards(plan, policy, SMALL_MB * 1_000_000)
+    if wanted.sharded is None and shards is not None and not (
+            in_turn and shards.exchanges and "overflow" not in plan.tensors):
+        shards = None
+    order = _last_behind if shards else _as_needed
+    plan, ahead = order(plan, gradients) if in_turn else (plan, set[str]())
     ops: list[Op] = []
+    first: list[str] = []
     waiting: list[str] = []
     left = dict.fromkeys(gradients)
     overflow = _last_overflow(plan)
-    shards = Shards(plan) if wanted.sharded else None
+
+    def reduced(names: list[str]) -> None:
+        ops.extend(shards.reductions(names) if shards else [reduction(plan, names)])
+        names.clear()
+
     for op in plan.ops:
         ops.append(op)
         for name in (name for name, _ in op.writes if name in left):
             del left[name]
-            waiting.append(name)
-        if waiting and (not left or set(waiting) == ahead
-                        or sum(plan[n].nbytes for n in waiting) >= wanted.nbytes):
-            ops += shards.reductions(waiting) if shards else [_reduction(plan, waiting)]
-            waiting = []
+            (first if name in ahead else waiting).append(name)
+        if first and len(first) == len(ahead):
+            reduced(first)
+        if waiting and (not left or sum(plan[n].nbytes for n in waiting) >= wanted.nbytes):
+            reduced(waiting)
         if op is overflow:  # a step counts on every rank, or on none
             ops.append(all_reduce("overflow.all_reduce", {"overflow": "overflow"}, 1.0, "max"))
     plan = replace(plan, ops=tuple(ops))
@@ -131,76 +138,32 @@ def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[s
     return replace(plan, ops=(*rest[:behind], *moved, *rest[behind:])), gradients.keys() - late
 
 
-def _reduction(plan: Plan, names: Sequence[str]) -> Op:
-    return all_reduce(f"{names[-1]}.all_reduce", {f"g{i}": n for i, n in enumerate(names)},
-                      plan.weight)
-
-
-class Shards:
-    """Of every matrix whose rows the ranks can share evenly, the rows of this one: they alone are
-    updated here, from a gradient of which nobody has the whole (Rajbhandari et al., ZeRO, 2020).
-
-    Products read the copies of the weights, or the weights where they have none: those are gathered
-    behind each update. Masters and the optimizer's state are gathered once an epoch
-    (step/around.py).
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        gradients = [op.operands["dw"] for op in plan.ops if steps_a_parameter(op)]
-        self._shared = {name for name in gradients if len(plan[name].shape) == 2
-                        and plan[name].shape[0] % plan.ranks == 0}
-
-    def _view(self, name: str) -> Tensor:
-        t = self._plan[name]
-        rows = t.shape[0] // self._plan.ranks
-        made = replace(t, name=name + PART, shape=(rows, t.shape[1]), role=Role.VIEW,
-                       lines=t.lines or t.role in MULTIPLIED, symbol="", source=name,
-                       first=self._plan.rank * rows)
-        assert made.ld == t.ld  # its rows lie where those of the whole do
-        return made
-
-    def reductions(self, names: Sequence[str]) -> list[Op]:
-        """Those of a bucket."""
-        whole = [name for name in names if name not in self._shared]
-        parts = [(name, name + PART) for name in names if name in self._shared]
-        return [*([_reduction(self._plan, whole)] if whole else []),
-                *([reduce_scatter(f"{parts[-1][0]}.reduce_scatter", parts, self._plan.weight)]
-                  if parts else [])]
-
-    def updated(self, plan: Plan, early: bool) -> Plan:
-        """The plan, in which the updates work on this rank's rows, and the parts are gathered. With
-        `early` this stands behind the scattered sums of each bucket, else where updates stood: the
-        next collective waits for it then."""
-        views: dict[str, Tensor] = {}
-        made: dict[str, tuple[Op, str]] = {}
-        for op in plan.ops:
-            if steps_a_parameter(op) and op.operands["dw"] in self._shared:
-                mine = {role: self._view(name) for role, name in op.operands.items()
-                        if plan[name].shape == plan[op.operands["w"]].shape}
-                views |= {view.name: view for view in mine.values()}
-                # Every rank rounds its rows by numbers of its own.
-                stream = op.attributes["stream"] + (self._plan.rank << 16)
-                made[op.operands["dw"]] = replace(
-                    op, operands={**op.operands, **{r: v.name for r, v in mine.items()}},
-                    attributes={**op.attributes, "stream": stream},
-                ), op.operands.get("copy", op.operands["w"])
-        ops: list[Op] = []
-        for op in plan.ops:
-            if not steps_a_parameter(op) or op.operands["dw"] not in self._shared:
-                ops.append(op)
-                if early and op.kind == SCATTER:
-                    ops += self._stepped([made[op.operands[role]] for role in wholes(op)])
-            elif not early:
-                ops += self._stepped([made[op.operands["dw"]]])
-        return replace(plan.with_tensors(*views.values()), ops=tuple(ops))
-
-    @staticmethod
-    def _stepped(made: Sequence[tuple[Op, str]]) -> list[Op]:
-        """Updates, and what gathers the weights that products read."""
-        gathered = all_gather(f"{made[-1][1]}.all_gather",
-                              [(name, name + PART) for _, name in made])
-        return [*(op for op, _ in made), gathered]
+def _last_behind(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
+    """The same where nothing that is sent takes multiprocessors. The gradient of the last layer
+    that is large comes behind the rest of the backward pass: the first layer's is sent beside it,
+    and it beside the next step's forward pass. All others come where the backward pass has them,
+    and are sent beside the rest of it."""
+    updates = [op for op in plan.ops if steps_a_parameter(op)]
+    layer = {op.operands["dw"]: plan[op.operands["w"]].layer for op in updates}
+    large = {n for n in gradients if plan[n].nbytes >= SMALL_MB * 1_000_000}
+    ahead = {n for n in gradients if n not in large or layer[n] == min(layer.values())}
+    last = max(large - ahead, key=lambda n: layer[n], default="")
+    moved = next((op for op in plan.ops if [n for n, _ in op.writes] == [last]), None)
+    if moved is None or "overflow" in plan.tensors:
+        return plan, set()
+    begin, end = plan.ops.index(moved), plan.ops.index(updates[0])
+    between = plan.ops[begin + 1:end]
+    if not {n for n, _ in moved.reads}.isdisjoint(n for op in between for n, _ in op.writes):
+        return plan, set()
+    ops = [*plan.ops[:begin], *between, moved]
+    turn: dict[str, str] = {}
+    for i, op in enumerate(ops):  # side by side both would end late
+        if op.kind == "matmul" and plan[op.operands["c"]].nbytes >= SMALL_MB * 1_000_000:
+            ops[i] = replace(op, attributes={**op.attributes, **turn})
+            turn = {"behind": op.name} if op.operands["c"] in gradients else {}
+    i = next(i for i, op in enumerate(ops) if op.kind == "matmul")
+    ops[i] = replace(ops[i], attributes={**ops[i].attributes, "behind": moved.name})
+    return replace(plan, ops=(*ops, *plan.ops[end:])), ahead
 
 
 def _gradients(plan: Plan, wanted: Buckets) -> dict[str, Tensor]:

@@ -6,20 +6,21 @@
 //
 // w, dw, copy, m, v: [rows, cols], each with its own pitch (a vector is one row); m and v are float32
 // and start at 0. What the optional operands mean: updates.cuh.
-// template <TW, TG, TC>: storage types of w, dw and copy. Scalars: rows, cols, lr, decay, beta1,
-// beta2 (double: 1 - beta is what counts), eps, decoupled (bool), copy_scale, offset, stochastic
-// (bool), seed, stream.
+// template <TW, TG, TC>: storage types of w, dw (and other) and copy. Scalars: rows, cols, share,
+// other_share, lr, decay, beta1, beta2 (double: 1 - beta is what counts), eps, decoupled (bool),
+// copy_scale, offset, stochastic (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 16 bytes a weight more than sgd.
 #include "rules.cuh"
 #include "updates.cuh"
 
 template <typename TW, typename TG, typename TC>
 __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
-                     float* __restrict__ m, int ldm, float* __restrict__ v, int ldv,
-                     TC* __restrict__ copy, int ldcopy, const float* __restrict__ rates,
-                     const int* __restrict__ cursor, const int* __restrict__ clock,
-                     const float* __restrict__ loss_scale, const int* __restrict__ overflow,
-                     int rows, int cols, float lr, float decay, double beta1, double beta2,
+                     const TG* __restrict__ other, int ldother, float* __restrict__ m, int ldm,
+                     float* __restrict__ v, int ldv, TC* __restrict__ copy, int ldcopy,
+                     const float* __restrict__ rates, const int* __restrict__ cursor,
+                     const int* __restrict__ clock, const float* __restrict__ loss_scale,
+                     const int* __restrict__ overflow, int rows, int cols, float share,
+                     float other_share, float lr, float decay, double beta1, double beta2,
                      float eps, bool decoupled, float copy_scale, int offset, bool stochastic,
                      unsigned long long seed, unsigned int stream) {
   pdl_wait();
@@ -32,7 +33,7 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
   float first[N];
   float second[N];
   update_matrix(
-      w, ldw, dw, lddw, copy, ldcopy, copy_scale,
+      w, ldw, dw, lddw, other, ldother, share, other_share, copy, ldcopy, copy_scale,
       vector_aligned<N>(m, ldm) && vector_aligned<N>(v, ldv), loss_scale, rows, cols, how,
       [&](int row, int column, bool whole, int count) {
         load_part<N>(first, at(m, ldm, row, column), whole, count);

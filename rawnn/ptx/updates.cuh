@@ -3,11 +3,14 @@
 //
 //   s = *cursor + offset: the step in the epoch.   lr: rates[s] where rates is given, else the scalar
 //   g = dw / loss_scale[0] + decay * w             the whole update is left out if overflow[0] != 0
+//   where other is given, dw is share * dw + other_share * other, rounded to their type: what two
+//   ranks have of a gradient
 //   copy = the new weights times copy_scale (a power of two), rounded to nearest even
 //   stochastic: weights stored as bfloat16 are rounded by chance, from the random bits of (seed,
 //   stream, clock[1] + s, element); `element` counts row by row without padding
 //
-// Operands that are null are not used: rates, clock, loss_scale, overflow, copy; cursor counts as 0.
+// Operands that are null are not used: other, rates, clock, loss_scale, overflow, copy; cursor counts
+// as 0.
 #pragma once
 #include "common.cuh"
 #include "rounding.cuh"
@@ -108,6 +111,8 @@ __device__ __forceinline__ void store_weights(T* to, const float (&values)[N], b
 template <typename TW, typename TG, typename TC, typename Load, typename Body, typename Store>
 __device__ __forceinline__ void update_matrix(TW* __restrict__ w, int ldw,
                                               const TG* __restrict__ dw, int lddw,
+                                              const TG* __restrict__ other, int ldother,
+                                              float share, float other_share,
                                               TC* __restrict__ copy, int ldcopy,
                                               float copy_scale, bool wide_state,
                                               const float* __restrict__ loss_scale, int rows,
@@ -116,13 +121,22 @@ __device__ __forceinline__ void update_matrix(TW* __restrict__ w, int ldw,
   constexpr int N = update_length<TW>();
   const float factor = unscale(loss_scale);
   const bool wide = wide_state && vector_aligned<N>(w, ldw) && vector_aligned<N>(dw, lddw) &&
-                    vector_aligned<N>(copy, ldcopy);
+                    vector_aligned<N>(other, ldother) && vector_aligned<N>(copy, ldcopy);
   for_vectors<N>(rows, cols, wide, [&](int row, int column, bool whole, int count) {
     TW* const weights = at(w, ldw, row, column);
     float values[N];
     float gradients[N];
     load_part<N>(values, weights, whole, count);
     load_part<N>(gradients, at(dw, lddw, row, column), whole, count);
+    if (other != nullptr) {
+      float theirs[N];
+      load_part<N>(theirs, at(other, ldother, row, column), whole, count);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        gradients[i] = to_float(
+            from_float<TG>(share * gradients[i] + other_share * theirs[i]));
+      }
+    }
     load(row, column, whole, count);
 #pragma unroll
     for (int i = 0; i < N; ++i) values[i] = body(values[i], gradients[i] * factor, i);

@@ -25,13 +25,18 @@ CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",)
 """Operands that any update may have."""
 
 
+def _updated(op: Op, plan: Plan) -> Scalars:
+    """Of what is updated; what of the gradient is this rank's is all of it as a rule."""
+    return {**matrix("w")(op, plan), "share": op.attributes.get("share", 1.0),
+            "other_share": op.attributes.get("other_share", 0.0)}
+
+
 def register_update(family: Family, name: str, source: str, *state: str) -> None:
     """Add the kernel of an optimizer's step, the op `name`: its parameters are those of sgd.cu, and
     `state` what it keeps of each weight beside."""
-    shapes = dict.fromkeys(("w", "dw", "copy", *state), _MATRIX)
+    shapes = dict.fromkeys(("w", "dw", "other", "copy", *state), _MATRIX)
     family.register(name, "naive", KernelImpl(
-        source, name, typed("w", "dw", "copy"), matrix("w"), vectors("w"),
-        {**shapes, **CONTEXT}))
+        source, name, typed("w", "dw", "copy"), _updated, vectors("w"), {**shapes, **CONTEXT}))
 
 
 register_update(FAMILY, "sgd", "sgd.cu")

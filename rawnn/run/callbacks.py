@@ -29,6 +29,7 @@ class Listeners(Listener):
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = list(listeners)
+        self.reads = any(listener.reads for listener in self._listeners)
 
     def notify(self, message: str) -> None:
         logging.getLogger("rawnn").info(message)
@@ -202,6 +203,8 @@ class EarlyStopping(Listener):
 class CsvLog(Listener):
     """Writes every report as a row of a CSV file, as soon as it is there. Continues a file where a
     resumed run continues training."""
+
+    reads = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path

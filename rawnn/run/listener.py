@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Hears of a run; every method may be overridden."""
+    """Hears of a run; every method may be overridden. `reads` says whether it may ask for
+    parameters or state before the run has ended: then ranks that keep a part each make them whole
+    behind every epoch."""
+
+    reads = True
 
     def notify(self, message: str) -> None:
         """One sentence that the user should read."""

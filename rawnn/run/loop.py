@@ -20,6 +20,7 @@ from rawnn.run.result import Report
 from rawnn.runners.base import Evaluation, State
 
 if TYPE_CHECKING:
+    from rawnn.ranks import Team
     from rawnn.run.training import Session
 
 
@@ -58,6 +59,7 @@ class Loop:
         self._watch = _Stopwatch()
         self._whole = True  # whether no epoch was broken off
         self._kept: tuple[int, State] = (0, {})  # an epoch, and the state behind it
+        self._long = False  # whether epochs are so long that the state behind each is kept
         self.stale = False  # whether parameters were replaced since they were last measured
 
     @property
@@ -69,8 +71,11 @@ class Loop:
         with Signals(self._listener.notify) as self._signals:
             broken = self._epochs()
             with self.paused():
+                if broken:
+                    self._runner.keep_apart()
                 if broken and not self._whole:
                     self._go_back()
+                self._runner.assemble()
                 if self._whole:
                     self._listener.ended(self._epoch)
                 if self._reported < self._epoch or self.stale or math.isnan(self.reached.loss):
@@ -83,6 +88,8 @@ class Loop:
         self._epoch = self._reported = session.resumed
         if session.resumed and signals.installed:
             self._keep()
+        parted = session.team if session.work.assemble.ops else None
+        read = bool(parted and parted.any("what is read", self._listener.reads * "state"))
         self._watch.start()
         try:
             while self._epoch < total and not self._stops():
@@ -93,13 +100,15 @@ class Loop:
                 signals.inside = False
                 self._epoch += 1
                 self._whole = True
+                if read:
+                    self._runner.assemble()
                 self._listener.epoch_done(self._epoch)
                 if due:
                     self._report(self._epoch, self._epoch - self._reported)
                     self._reported = self._epoch
                 self._listener.settled(self._epoch)
-                if signals.kept or self._epoch == session.resumed + 1:
-                    self._keep_if_long()
+                if signals.kept or self._long or self._epoch == session.resumed + 1:
+                    self._keep_if_long(parted)
         except (BrokenOff, KeyboardInterrupt):
             return True
         finally:
@@ -119,16 +128,22 @@ class Loop:
             session.stop(said)
         return bool(said)
 
-    def _keep_if_long(self) -> None:
-        """Keep the state behind an epoch if epochs are long, and so may have to be given up.
+    def _keep_if_long(self, parted: Team | None) -> None:
+        """Keep the state behind an epoch if epochs are long, and so may have to be given up. Ranks
+        that are `parted`, each with parts of it, do so together.
 
         This waits for the first epoch, which costs some 20 us once, and for all long ones: where
         reports are rare, a GPU would be given ten of them at a time.
         """
-        if not self._signals.installed or self._epoch == self._config.epochs:
+        if self._epoch == self._config.epochs or not (self._signals.installed or parted):
             return
         with self.paused():
-            self._signals.kept = self._runner.epoch_milliseconds()[-1] > LONG_SECONDS * 1e3
+            self._long = self._runner.epoch_milliseconds()[-1] > LONG_SECONDS * 1e3
+            if parted:
+                self._long = bool(parted.any("how long epochs are", self._long * "long"))
+            if self._long:
+                self._runner.assemble()
+            self._signals.kept = self._long and self._signals.installed
             if self._signals.kept:
                 self._keep()
 

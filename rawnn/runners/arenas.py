@@ -3,32 +3,33 @@ everything else."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from rawnn.device.cuda.memory import Memory, Source
 from rawnn.runners.lowering import Lowering
-from rawnn.step.ops.collectives import GATHER, TURN
+from rawnn.step.ops.collectives import GATHER
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Tensor, whole
 
 
-def shared_by_ranks(plans: Iterable[Plan]) -> set[str]:
-    """The tensors that ranks gather; they are of the same size on all of them."""
-    return {whole(name) for plan in plans for op in plan.ops if op.kind == GATHER
-            for name in op.operands.values()} - {TURN.name}
+def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
+    """The tensors that ranks gather, which are of the same size on all of them, and whose turn each
+    takes."""
+    return {whole(name): op.operands["turn"] for plan in plans for op in plan.ops
+            if op.kind == GATHER for role, name in op.operands.items() if role != "turn"}
 
 
-def place(tensors: Sequence[Tensor], purpose: str, memory: Memory, shared: Container[str],
+def place(tensors: Sequence[Tensor], purpose: str, memory: Memory, shared: Mapping[str, str],
           lowering: Lowering, closing: ExitStack) -> dict[str, int]:
     """The address of every tensor: those that are `shared` lie in symmetric memory, which
     `lowering` is asked for where there are any, all others in `memory`. All goes back when
     `closing` ends."""
     addresses: dict[str, int] = {}
-    for together in (True, False):
-        group = [(t.name, t.nbytes) for t in tensors if (t.name in shared) is together]
+    for turn in (*dict.fromkeys(shared.values()), ""):
+        group = [(t.name, t.nbytes) for t in tensors if shared.get(t.name, "") == turn]
         if group:
-            source: Source = lowering.symmetric() if together else memory
+            source: Source = lowering.symmetric(turn) if turn else memory
             block, placed = memory.arena(group, purpose, source)
             closing.callback(source.free, block)
             addresses |= placed

@@ -71,6 +71,7 @@ class Work:
     begin: Plan
     end: Plan
     between: Plan
+    assemble: Plan
     evaluate: tuple[Part, ...]
     steps: int
     updates: int
@@ -84,7 +85,7 @@ class Work:
     def device_bytes(self) -> int:
         """Bytes of device memory that all tensors of the run take, each placed once."""
         plans = [p for p in (self.train, self.quiet, self.rest) if p is not None]
-        placed = used_tensors([*plans, self.begin, self.end]).values()
+        placed = used_tensors([*plans, self.begin, self.end, self.assemble]).values()
         tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
                  if t.role not in (Role.PARAMETER, Role.COPY)]
         twice = {*self.train.alternating()} if self.policy.graph else set()
@@ -138,7 +139,7 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
             around.start(train, network, recipe.seed), around.refresh(train),
             around.begin(train, recipe, form.examples), around.end(train, updates)))
     return Work(network, data, recipe, policy, train, quiet, rest, start, refresh, begin, end,
-                around.between(begin, end), evaluate, steps, updates)
+                around.between(begin, end), around.assemble(train), evaluate, steps, updates)
 
 
 def read_across(plan: Plan) -> frozenset[str]:
@@ -167,6 +168,13 @@ class Runner(Protocol):
 
     def evaluate(self) -> Evaluation:
         """Loss and accuracy on the test set with the parameters as they are."""
+
+    def assemble(self) -> None:
+        """Give every rank whole parameters and state, where each keeps a part for itself. All ranks
+        call it together; `parameters` and `state` do where nobody has."""
+
+    def keep_apart(self) -> None:
+        """Leave it at the parts that this rank has: the others may have gone."""
 
     def parameters(self) -> Parameters:
         """The parameters as they are, float32, on the host."""

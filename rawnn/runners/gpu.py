@@ -3,7 +3,7 @@ epoch. How the epoch runs (stream or graph) and where temporaries live follow th
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,7 @@ class GpuRunner:
              for p in (work.train, work.quiet)]
         between = replace(work.between, ops=()) if holds_between(
             work.train, work.policy, work.end, work.rest is not None) else work.between
-        around = [work.start, work.refresh, work.begin, between]
+        around = [work.start, work.refresh, work.begin, between, work.assemble]
         steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
         if work.policy.streams and not graphs:
             steps += [turns(p)[1] for p in (work.train, work.quiet)]
@@ -104,6 +104,7 @@ class GpuRunner:
         self._metrics = Metrics(device, self._pinned, self._tensors, self._addresses, work.updates)
         self._epochs = 0
         self._begun = False  # whether what the next epoch begins with is made
+        self._parted = False  # whether this rank has steps behind it whose results others keep
         if graphs:
             self._train = self._graph(graphs[0], "measured epoch")
             self._quiet = self._train if work.quiet is work.train \
@@ -113,7 +114,8 @@ class GpuRunner:
             self._quiet = self._train if work.quiet is work.train else self._steps(work.quiet)
         self._moves = isinstance(self._train, GraphProgram) and self._train.moves
         self._rest = self._stream(work.rest) if work.rest is not None else None
-        start, self._refresh, self._begin, self._between = map(self._stream, around)
+        start, self._refresh, self._begin, self._between, self._assemble = \
+            map(self._stream, around)
         self._tests: list[tuple[Part, Program, dict[str, int]]] = [
             self._test(part, plan) for part, plan in zip(work.evaluate, tests, strict=True)
         ]
@@ -218,7 +220,7 @@ class GpuRunner:
         return part, program, addresses
 
     def _place(self, purpose: str, tensors: Mapping[str, Tensor], part: str, first: int = 0,
-               shared: Container[str] = ()) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
+               shared: Mapping[str, str] = {}) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
         """Give every tensor an address and fill in the data set's `part` from example `first` on.
 
         Parameters are placed by the first call and shared by later ones. Temporaries get no
@@ -242,7 +244,7 @@ class GpuRunner:
                 allocation = allocator.allocate(tensor.nbytes, tensor.name)
                 self._closing.callback(allocator.free, allocation)
                 addresses[tensor.name] = allocation.address
-        addresses |= {n: addresses[t.source] + t.first * t.ld * t.itemsize
+        addresses |= {n: addresses[t.source] + (t.first * t.ld + t.column) * t.itemsize
                       for n, t in tensors.items() if t.role is Role.VIEW}
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():
@@ -307,6 +309,7 @@ class GpuRunner:
                 self._rest.step(self._work.steps)
             self._metrics.unfetched = measured
         self._epochs += 1
+        self._parted = bool(self._work.assemble.ops)
         self._between.step(self._epochs)
         self._begun = True
         if log is not None:
@@ -345,11 +348,22 @@ class GpuRunner:
             measured.append((part, loss, correct))
         return evaluation_of(self._work, measured)
 
+    def assemble(self) -> None:
+        if self._parted:
+            self._pause()
+            self._assemble.run(1)
+            self._parted = False
+
+    def keep_apart(self) -> None:
+        self._parted = False
+
     def parameters(self) -> Parameters:
+        self.assemble()
         return {t.name: self._read(t.name).astype(np.float32)
                 for t in self._work.network.parameters()}
 
     def state(self) -> dict[str, NDArray[Any]]:
+        self.assemble()
         return {name: self._read(name) for name in self._work.state if name in self._addresses}
 
     def load(self, state: State) -> None:
@@ -361,7 +375,7 @@ class GpuRunner:
             self._write(name, value)
         if "clock" in state:
             self._epochs = int(state["clock"][0])
-        self._begun = False
+        self._begun = self._parted = False
         self._refresh.run(1)
         self._device.stream.synchronize("loading")
 

@@ -40,13 +40,14 @@ class HostRunner:
         self._work, self._team = work, team
         self._threads = ExitStack()
         self._dtype = np.dtype(dtype)
-        around = (work.start, work.refresh, work.begin, work.end)
+        around = (work.start, work.refresh, work.begin, work.end, work.assemble)
         steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
         self._arrays = self._place((*around, *steps), "train")
         self._tensors = used_tensors((*around, *steps))
         hosted = {n: a for n, a in self._arrays.items() if self._tensors[n].role is Role.HOST}
         self._order = HostOrder(hosted, work.recipe.seed) if work.shuffles_host else None
-        self._start, self._refresh, self._begin, self._end = map(self._program, around)
+        self._start, self._refresh, self._begin, self._end, self._assemble = \
+            map(self._program, around)
         self._train, self._quiet = self._program(work.train), self._program(work.quiet)
         self._rest = self._program(work.rest) if work.rest is not None else None
         for name, value in initial_state(work.train).items():
@@ -72,7 +73,9 @@ class HostRunner:
         tensors = used_tensors(plans)
         for name, tensor in sorted(tensors.items(), key=lambda item: item[1].role is Role.VIEW):
             if tensor.role is Role.VIEW:
-                arrays[name] = arrays[tensor.source][tensor.first : tensor.first + tensor.shape[0]]
+                rows, columns = (slice(begin, begin + n) for begin, n in zip(
+                    (tensor.first, tensor.column), tensor.shape, strict=True))
+                arrays[name] = arrays[tensor.source][rows, columns]
             elif part == "test" and tensor.role in (Role.PARAMETER, Role.COPY):
                 arrays[name] = self._arrays[name]
             elif tensor.role in (Role.DATA, Role.HOST):
@@ -95,6 +98,7 @@ class HostRunner:
         if self._rest is not None:
             self._rest.run(range(work.steps, work.steps + 1))
         self._end.run(range(1))
+        self._assemble.run(range(1))
         self._milliseconds.append((perf_counter() - started) * 1e3)
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
@@ -108,6 +112,12 @@ class HostRunner:
             program.run(range(part.steps))
         return evaluation_of(self._work, ((part, a["loss"], a.get("correct", np.zeros(part.steps)))
                                           for part, _, a in self._tests))
+
+    def assemble(self) -> None:
+        """Every epoch ends with it here."""
+
+    def keep_apart(self) -> None:
+        """As `assemble`."""
 
     def parameters(self) -> Parameters:
         return {t.name: self._arrays[t.name].astype(np.float32)

@@ -23,7 +23,7 @@ from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
-from rawnn.step.ops.collectives import part_of, wholes
+from rawnn.step.ops.collectives import TURN, part_of, wholes
 from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Lowering:
         self._closing = ExitStack()
         self._lt: LtContext | None = None
         self._cudnn: CudnnContext | None = None
-        self._nccl: NcclContext | None = None
+        self._nccl: dict[str, NcclContext] = {}  # by whose turn it takes
         self._urgent: Stream | None = None
         self.libraries: dict[str, str] = {}
 
@@ -134,7 +134,8 @@ class Lowering:
                             arguments, impl.shared(scalars),
                             (blocks, 1, 1) if blocks > 1 else None,
                             self._programmatic and follows_anything(op, plan, function.proof),
-                            impl.cooperative)
+                            impl.cooperative,
+                            self._urgently().priority if op.attributes.get("urgent") else 0)
 
     def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays,
                 stream: Stream) -> list[Command]:
@@ -221,7 +222,7 @@ class Lowering:
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.ranks} ranks, and this process is no rank "
                               f"of theirs")
-        context, urgent = self._together()
+        context = self._together(op.operands["turn"])
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
         call: Collective
@@ -234,26 +235,34 @@ class Lowering:
             call = context.reduce_scatter(label, parts, weight) \
                 if op.kind == "reduce_scatter" else context.all_gather(label, parts)
         operands = {role: addresses.get(op.operands[role], 0) for role in roles}
-        return CollectiveCall(call, self.device.stream, label, operands, urgent)
+        return CollectiveCall(call, self.device.stream, label, operands, self._urgently())
 
-    def _together(self) -> tuple[NcclContext, Stream]:
-        """The communicator of all ranks, and the stream whose priority their work takes."""
+    def _urgently(self) -> Stream:
+        """A stream, of which urgent work takes the priority."""
+        if self._urgent is None:
+            self._urgent = Stream(self.device.driver, urgent=True)
+            self._closing.callback(self._urgent.close)
+        return self._urgent
+
+    def _together(self, turn: str) -> NcclContext:
+        """A communicator of all ranks, which all of them ask for at once: one for each sort of
+        turn (that of a partial batch has a name of its own)."""
         from rawnn.device.libs.collectives import NcclContext
 
         assert self._team is not None
-        if self._nccl is None or self._urgent is None:
-            self._nccl = NcclContext(self.device.backend.nccl(), self._team)
-            self.libraries["nccl"] = _library_version(self._nccl.version)
-            self._closing.callback(self._nccl.close)
-            self._urgent = Stream(self.device.driver, urgent=True)
-            self._closing.callback(self._urgent.close)
-        return self._nccl, self._urgent
+        sort = turn[turn.index(TURN.name.partition(".")[0]):]
+        if sort not in self._nccl:
+            made = NcclContext(self.device.backend.nccl(), self._team, sort != TURN.name)
+            self.libraries["nccl"] = _library_version(made.version)
+            self._closing.callback(made.close)
+            self._nccl[sort] = made
+        return self._nccl[sort]
 
-    def symmetric(self) -> Source:
+    def symmetric(self, turn: str) -> Source:
         """Memory that all ranks map; the device's own where NCCL is too old for that."""
         from rawnn.device.libs.collectives import WINDOWS, SymmetricMemory
 
-        if self._team is None or (context := self._together()[0]).version < WINDOWS:
+        if self._team is None or (context := self._together(turn)).version < WINDOWS:
             return self.device.memory
         return SymmetricMemory(context, self.device)
 

@@ -1,4 +1,5 @@
-"""The plans around the steps: what runs once at the start, and before and after each epoch.
+"""The plans around the steps: what runs once at the start, before and after each epoch, and where
+parameters are asked for.
 
 They follow from the rewritten training plan: a tensor that some op of it reads is made here.
 """
@@ -60,17 +61,22 @@ def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
 
 
 def end(train: Plan, steps: int) -> Plan:
-    """What an epoch ends with: the clock goes on, where anything reads it; and what each rank has
-    kept of parameters and state for itself, every rank gets."""
-    ops = [Op("tick", "tick", {"clock": "clock"}, {"steps": steps})] \
-        if "clock" in train.tensors else []
+    """What an epoch ends with: the clock goes on, where anything reads it."""
+    ops = (Op("tick", "tick", {"clock": "clock"}, {"steps": steps}),) \
+        if "clock" in train.tensors else ()
+    return Plan("end", {**train.tensors, "clock": CLOCK} if ops else {}, ops, train.batch,
+                target=train.target).check()
+
+
+def assemble(train: Plan) -> Plan:
+    """What makes parameters and state whole of which each rank keeps a part for itself."""
     tensors, gathered = used_tensors([train]), {op.operands[role] for op in train.find(kind=GATHER)
                                                 for role in op.operands}
     parts = [(t.source, t.name) for t in tensors.values() if t.role is Role.VIEW
-             and train[t.source].role is not Role.REDUCED and t.name not in gathered]
-    if parts:
-        ops.append(all_gather("parts.all_gather", parts))
-    return Plan("end", {**train.tensors, "clock": CLOCK} if ops else {}, tuple(ops), train.batch,
+             and train[t.source].role in (Role.PARAMETER, Role.STATE) and t.name not in gathered]
+    turn = next((op.operands["turn"] for op in train.find(kind=GATHER)), "")
+    ops = (all_gather("parts.all_gather", parts, turn),) if parts else ()
+    return Plan("assemble", dict(train.tensors) if ops else {}, ops, train.batch,
                 target=train.target).check()
 
 

@@ -13,7 +13,7 @@ from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.joining import DEFERRED, SPANS, joined, spans
 from rawnn.step.op import OPS, Access, Op
-from rawnn.step.tensor import Role, Tensor
+from rawnn.step.tensor import Role, Tensor, whole
 
 WITHOUT_TENSOR_CORES = ("naive", "tiled")
 """Implementations of products."""
@@ -130,8 +130,9 @@ class Plan:
         """The same plan with temporaries of its own, their names behind `prefix`: for a plan of
         another batch beside it."""
         own = {n: prefix + n for n, t in self.tensors.items()
-               if t.role.temporary or t.role is Role.SCRATCH}
-        tensors = {own.get(n, n): replace(t, name=own.get(n, n)) for n, t in self.tensors.items()}
+               if self[whole(n)].role.temporary or t.role is Role.SCRATCH}
+        tensors = {own.get(n, n): replace(t, name=own.get(n, n), source=own.get(t.source, t.source))
+                   for n, t in self.tensors.items()}
         ops = tuple(replace(op, operands={r: own.get(n, n) for r, n in op.operands.items()})
                     for op in self.ops)
         return replace(self, tensors=tensors, ops=ops)

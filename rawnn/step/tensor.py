@@ -20,12 +20,12 @@ gradients padded so, and 180 us with all."""
 LONG = 512
 
 PART = "/part"
-"""What the name of a view ends in, behind that of its source."""
+"""What stands in the name of a view behind that of its source."""
 
 
 def whole(name: str) -> str:
     """The tensor whose memory one of this name lies in."""
-    return name.removesuffix(PART)
+    return name.partition(PART)[0]
 
 
 class Role(StrEnum):
@@ -70,8 +70,9 @@ class Tensor:
     asks for rows that begin with cache lines whatever the role, `near` for none that do. `source`
     names the parameter that a copy is made from, `scale` what its values are multiplied by before
     they are rounded. `bound` is half the width of the distribution that a parameter is drawn from.
-    A view's `source` is the matrix whose rows it is, from `first` on; it is named after that,
-    behind PART.
+    A view's `source` is the matrix whose rows it is, from `first` on; its name is that one, PART
+    and what tells it from other views of the matrix. One that is columns of it has the number of
+    the first as `column`, and as `pitch` the matrix's elements from one row to the next.
 
     `layer` is that of a parameter, from 1 on, and of what is kept of it. `symbol` is what formulas
     and the kernels of whole steps call a tensor, where that is not its name: w1 and b1 the first
@@ -90,6 +91,8 @@ class Tensor:
     scale: float = 1.0
     bound: float = 0.0
     first: int = 0
+    column: int = 0
+    pitch: int = 0
     layer: int = 0
     symbol: str = ""
 
@@ -104,6 +107,8 @@ class Tensor:
     @property
     def ld(self) -> int:
         """Leading dimension: elements from one row to the next (the length, for a vector)."""
+        if self.pitch:
+            return self.pitch
         if len(self.shape) < 2 or self.packed:
             return self.shape[-1]
         length = self.shape[-1] * self.itemsize

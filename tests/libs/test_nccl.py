@@ -30,6 +30,8 @@ class Bindings(ModuleType):
         self.ScalarResidence = SimpleNamespace(HostImmediate=1)
         self.UniqueId = SimpleNamespace(from_buffer=lambda data: ("id", bytes(data)))
         self.Comm = lambda handle: f"communicator {handle}"
+        self.config = SimpleNamespace(ptr=99, cta_policy=None)
+        self.Config = lambda: self.config
 
     def get_version(self) -> int:
         return 23203
@@ -74,13 +76,16 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
 def test_calls_reach_the_bindings_as_they_are(bindings: Bindings) -> None:
     library = Nccl()
     assert library.ncclGetVersion() == (0, 23203)
-    assert library.ncclCommInitRank(2, b"x" * 128, 1) == (0, 7)
+    assert library.ncclCommInitRankConfig(2, b"x" * 128, 1, 0) == (0, 7)
+    assert bindings.config.cta_policy is None  # which releases without it need not know
+    assert library.ncclCommInitRankConfig(2, b"x" * 128, 1, 2) == (0, 7)
+    assert bindings.config.cta_policy == 2
     assert library.ncclMemAlloc(512) == (0, 7)
     assert library.ncclCommWindowRegister("comm", 7, 512, 1) == (0, 7)
     assert library.ncclAllReduce(16, 16, 4, 7, 0, "comm", 5) == (0,)
     assert library.ncclRedOpCreatePreMulSum(0.5, DATA_TYPE["bfloat16"], "comm") == (0, 17)
     assert bindings.calls == [
-        ("comm_init_rank", (2, ("id", b"x" * 128), 1)),
+        *[("comm_init_rank_config", (2, ("id", b"x" * 128), 1, 99))] * 2,
         ("mem_alloc", (512,)), ("comm_window_register", ("comm", 7, 512, 1)),
         ("all_reduce", (16, 16, 4, 7, 0, "comm", 5)),
         ("premul", (b"\0\x3f\0\0", 9, 1, "comm")),
@@ -88,7 +93,7 @@ def test_calls_reach_the_bindings_as_they_are(bindings: Bindings) -> None:
 
 
 @pytest.mark.parametrize("call", [
-    lambda n: n.ncclGetUniqueId(), lambda n: n.ncclCommInitRank(1, b"", 0),
+    lambda n: n.ncclGetUniqueId(), lambda n: n.ncclCommInitRankConfig(1, b"", 0, 0),
     lambda n: n.ncclCommDestroy("c"), lambda n: n.ncclCommAbort("c"),
     lambda n: n.ncclRedOpDestroy(1, "c"), lambda n: n.ncclMemAlloc(1), lambda n: n.ncclMemFree(1),
     lambda n: n.ncclCommWindowRegister("c", 1, 1, 1),

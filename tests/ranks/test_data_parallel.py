@@ -121,61 +121,119 @@ SHARDED = (
         "preload,graphs=epoch,mma,fuse,bf16", "preload,graphs=epoch,mma,fuse,fp16"][: 4 * FULL])
 
 
-@pytest.mark.parametrize("opt", SHARDED)
-@pytest.mark.parametrize("optimizer", [
-    Optimizer("adam", 1e-2), *[Optimizer("sgd", 0.1, {"momentum": 0.9})][:FULL]],
-    ids=["adam", *["momentum"][:FULL]])
-def test_sharded_updates_equal_whole_ones(opt: str, optimizer: Optimizer) -> None:
-    """18 rows are shared by two ranks, 7 are not."""
-    options = {"optimizer": optimizer, "shuffle": True, "partial": True}
-    found = on_simulated(f"{opt},nccl=sharded", LAYERS, DATA, BATCH, 2, **options)
-    plan = found[0].work.train
-    assert len(plan.find(kind="reduce_scatter")) == len(plan.find(kind="all_gather")) == 1
-    assert {plan[op.operands["w"]].shape for op in plan.ops if "dw" in op.operands} \
-        == {(9, 29), (18,), (7, 18), (7,)}
-    whole = on_simulated(f"{opt},nccl", LAYERS, DATA, BATCH, 2, **options)
-    for name, array in whole[0].state.items():
-        if "sr" not in opt:  # the same bits; with sr each rank rounds by numbers of its own
-            np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
-    same(found, SimpleNamespace(**vars(whole[0]) | dict(zip(("loss", "correct"), joined(whole),
-                                                            strict=True))), {"bfloat16"})
-    for one, other in zip(*(each.state.values() for each in found), strict=True):
-        assert np.array_equal(one, other)
-
-
-@pytest.mark.parametrize("more", [",fuse,bf16,mma", *["", ",fuse,mma", ",cublas,fuse"][:3 * FULL]])
-def test_sharded_in_several_buckets(more: str) -> None:
-    """Layers are updated while those below are still passed back."""
-    layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=16, test=4)
-    opt = f"preload,graphs=epoch,streams{more}"
-    found = on_simulated(f"{opt},nccl=sharded:1", layers, data, BATCH, 2)
-    assert len(found[0].work.train.find(kind="reduce_scatter")) == 2
-    whole = on_simulated(f"{opt},nccl=1", layers, data, BATCH, 2)[0]
-    for name, array in whole.state.items():
-        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
-
-
 FORWARD = ("preload,graphs=epoch,streams,fuse,bf16,mma", *[
     "preload,graphs=3,streams,fuse,mma", "preload,arena,nosync,fuse,tiled", "pool",
     "preload,cublas,fuse,graphs=epoch,streams"][:4 * FULL])
 
 
+@pytest.fixture
+def nothing_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of 1,500 bytes are large."""
+    monkeypatch.setattr("rawnn.opts.nccl.SMALL_MB", 0.0015)
+
+
+@pytest.mark.parametrize(("opt", "ranks"), [
+    *((opt, 2) for opt in SHARDED), *((opt, 3) for opt in SHARDED[: 1 + 7 * FULL])])
+@pytest.mark.parametrize("optimizer", [
+    Optimizer("adam", 1e-2), *[Optimizer("sgd", 0.1, {"momentum": 0.9})][:FULL]],
+    ids=["adam", *["momentum"][:FULL]])
+@pytest.mark.usefixtures("nothing_small")
+def test_sharded_updates_equal_whole_ones(opt: str, ranks: int, optimizer: Optimizer) -> None:
+    """96 rows are shared by two ranks or three, 7 are not. Two whose memory is placed once send
+    each other what the other updates, in place; each adds it to its own: the same bits."""
+    if "sr" in opt:  # Adam makes as much of a gradient that is nothing but what rounding left
+        optimizer = Optimizer("sgd", 0.1)
+    options = {"optimizer": optimizer, "shuffle": True, "partial": True}
+    batch, layers = BATCH if ranks == 2 else 9, (29, 96, 7)
+    found = on_simulated(f"{opt},nccl=sharded", layers, DATA, batch, ranks, **options)
+    work = found[0].work
+    plan, exchanged = work.train, ranks == 2 and work.policy.allocator == "arena"
+    assert [len(plan.find(kind=kind)) for kind in ("all_gather", "reduce_scatter")] \
+        == ([2, 0] if exchanged else [1, 1])
+    assert exchanged == any("other" in op.operands for op in plan.ops)
+    assert {plan[op.operands["w"]].shape for op in plan.ops if "dw" in op.operands} \
+        == {(96 // ranks, 29), (96,), (7, 96), (7,)}
+    whole = on_simulated(f"{opt},nccl=whole", layers, DATA, batch, ranks, **options)
+    for name, array in whole[0].state.items():
+        if "sr" not in opt:  # the same bits; with sr each rank rounds by numbers of its own
+            np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+    same(found, SimpleNamespace(**vars(whole[0]) | dict(zip(("loss", "correct"), joined(whole),
+                                                            strict=True))), {"bfloat16"})
+    for one, other in zip(*(each.state.values() for each in found[:2]), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_small_matrices_are_not_sharded() -> None:
+    work = work_of("preload,nccl=sharded", LAYERS, DATA, BATCH, 2, 0)
+    assert [op.kind for op in work.train.ops if op.impl == "nccl"] == ["all_reduce"]
+    assert not work.assemble.ops
+
+
+@pytest.mark.parametrize("more", [",fuse,bf16,mma", *["", ",fuse,mma", ",cublas,fuse"][:3 * FULL]])
+def test_sharded_in_the_order_of_the_backward_pass(more: str) -> None:
+    layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=16, test=4)
+    opt = f"preload,graphs=epoch,streams{more}"
+    found = on_simulated(f"{opt},nccl=sharded:1:backward", layers, data, BATCH, 2)
+    assert sum("other" in op.operands for op in found[0].work.train.ops) == 1  # of the largest
+    whole = on_simulated(f"{opt},nccl=1:backward:whole", layers, data, BATCH, 2)[0]
+    for name, array in whole.state.items():
+        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+
+
 @pytest.mark.parametrize("more", FORWARD)
-@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
-def test_gradients_come_as_the_next_step_needs_them(more: str, sharded: bool) -> None:
+@pytest.mark.usefixtures("nothing_small")
+def test_what_sharded_ranks_send_has_something_to_run_beside(
+        more: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last large gradient comes last, and what is sent of it first; weights are updated once
+    nothing reads them. Two ranks take that by themselves where their memory is placed once."""
+    monkeypatch.setattr("rawnn.opts.nccl.BUCKET_MB", 0.0005)
+    monkeypatch.setattr("rawnn.opts.shards.TILE", 1)
+    layers, data = (29, 32, 48, 32, 4), random_dataset(29, 4, train=45, test=4)
+    options = {"shuffle": True, "partial": True}
+    found = on_simulated(f"{more},nccl", layers, data, BATCH, 2, **options)
+    plan = found[0].work.train
+    places = {op.name: i for i, op in enumerate(plan.ops)}
+    if found[0].work.policy.allocator == "arena":
+        copy = ".bfloat16" if "bf16" in more else ""
+        wanted = ["fc2.weight_grad", "dw2.exchange", "fc2.input_grad", "fc2.weight.sgd",
+                  f"fc2.weight{copy}.all_gather", "fc1.weight_grad", "dw1.exchange",
+                  "fc1.weight.sgd", f"fc1.weight{copy}.all_gather", "fc3.weight_grad.sent",
+                  "dw3.exchange", "fc3.weight_grad", "fc3.weight.sgd"]
+        assert sorted(wanted, key=lambda name: places[name]) == wanted
+    whole = on_simulated(f"{more},nccl=whole", layers, data, BATCH, 2, **options)[0]
+    for name, array in whole.state.items():
+        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+
+
+def test_what_is_sent_waits_for_nothing_else() -> None:
+    """Neither for sums of small gradients, nor for weights that are gathered."""
+    data = random_dataset(train=16, test=9)
+    work = work_of("preload,graphs=epoch,streams,nccl=1,fuse,mma,pdl", (29, 600, 600, 700, 7),
+                   data, 8, 2, 0)
+    graph, = graph_plans(work.train, work.policy, 2)
+    ops, edges = graph.plan.ops, graph.edges()
+    places = {op.name: i for i, op in enumerate(ops)}
+    for name, ahead in (("dw3.exchange@0", {"dw2.exchange@0", "fc3.weight_grad@0"}),
+                        ("fc2.weight.all_gather@0", {"fc2.weight.sgd@0"}),
+                        ("fc2.weight.sgd@0", {"dw2.exchange@0", "fc2.input_grad@0"})):
+        assert {ops[i].name for i in edges[places[name]]} == ahead, name
+    assert all(op.attributes.get("urgent") for op in ops if "dw" in op.operands)
+
+
+@pytest.mark.parametrize("more", FORWARD)
+def test_gradients_come_as_the_next_step_needs_them(more: str) -> None:
     """The same numbers in another order: whose turn it is changes no sum."""
     layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=45, test=4)
     options = {"shuffle": True, "partial": True}
-    word = "sharded:1" if sharded else "1"
-    found = on_simulated(f"{more},nccl={word}", layers, data, BATCH, 2, **options)
+    found = on_simulated(f"{more},nccl=1:whole", layers, data, BATCH, 2, **options)
     plan = found[0].work.train
     reduced = [n for op in plan.ops if op.impl == "nccl" and op.kind != "all_gather"
                for n, _ in op.writes if n.startswith("dw")]
     assert list(dict.fromkeys(reduced)) == ["dw1", "dw3", "dw2"]  # the small ones ahead
-    assert len(plan.find(kind="reduce_scatter" if sharded else "all_reduce")) == 2
+    assert len(plan.find(kind="all_reduce")) == 2
     first = min(i for i, op in enumerate(plan.ops) for n, _ in op.writes if n.startswith("dw"))
     assert all(i < first for i, op in enumerate(plan.ops) if "input_grad" in op.name)
-    whole = on_simulated(f"{more},nccl={word}:backward", layers, data, BATCH, 2, **options)[0]
+    whole = on_simulated(f"{more},nccl=1:backward", layers, data, BATCH, 2, **options)[0]
     for name, array in whole.state.items():
         np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
 
@@ -249,7 +307,7 @@ def test_buckets_follow_the_backward_pass_and_are_filled() -> None:
         ["dw3", "db3", "dw2", "nccl.turn"], ["db2", "dw1", "db1", "nccl.turn"]]
     places = {op.name: i for i, op in enumerate(wide.ops)}
     assert places[reductions[0].name] < places["fc1.weight_grad"]
-    wide = work_of("preload,nccl=1", (29, 600, 600, 700, 7), data, 8, 2, 0).train
+    wide = work_of("preload,nccl=1:whole", (29, 600, 600, 700, 7), data, 8, 2, 0).train
     assert [list(op.operands.values()) for op in wide.find(kind="all_reduce")] == [
         ["dw1", "db1", "db2", "db3", "dw4", "db4", "nccl.turn"], ["dw2", "nccl.turn"],
         ["dw3", "nccl.turn"]]
@@ -277,8 +335,8 @@ def test_a_reduction_has_a_branch_of_its_own_beside_the_backward_pass() -> None:
 
 def test_the_last_reduction_is_beside_the_next_forward_pass() -> None:
     data = random_dataset(train=16, test=9)
-    work = work_of("preload,graphs=epoch,streams,nccl=1,fuse,mma,pdl", (29, 600, 600, 700, 7), data,
-                   8, 2, 0)
+    work = work_of("preload,graphs=epoch,streams,nccl=1:whole,fuse,mma,pdl",
+                   (29, 600, 600, 700, 7), data, 8, 2, 0)
     graph, = graph_plans(work.train, work.policy, 2)
     ops, edges = graph.plan.ops, graph.edges()
     places = {op.name: i for i, op in enumerate(ops)}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from rawnn.device.cuda.device import Device
@@ -18,13 +19,14 @@ from rawnn.run.config import Config
 from rawnn.run.listener import Listener
 from rawnn.run.machine import Opened, machine_of
 from rawnn.run.training import Session
+from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.graphplan import GraphPlan, graph_plans
 from tests.engine import FULL, random_dataset
 from tests.ranks.runs import teams, tried, work_of
 
 LAYERS = (9, 500, 600, 5)
 DATA = random_dataset(LAYERS[0], LAYERS[-1], train=8, test=4)
-OPTS = tuple(f"preload,graphs=epoch,streams,nccl=1{more}" for more in ("", ":sharded"))
+OPTS = tuple(f"preload,graphs=epoch,streams,nccl=1{more}" for more in (":whole", ":sharded"))
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 
 
@@ -47,12 +49,13 @@ EDGES = [(opt, edge) for opt in OPTS for edge in edges_of_collectives(opt)]
 
 @pytest.mark.parametrize("opt", OPTS)
 def test_there_are_edges_of_every_sort(opt: str) -> None:
-    """From a gradient, to an update, from a collective to the next, and back to the next step."""
+    """From a gradient, to an update, from a collective to the next where nothing stands between,
+    and back to the next step."""
     work = work_of(opt, LAYERS, DATA, 4, 2, 0)
     graph, = graph_plans(work.train, work.policy, work.steps)
     kinds = {tuple(graph.plan.ops[i].impl == "nccl" for i in edge)
              for of, edge in EDGES if of == opt}
-    assert kinds == {(True, True), (True, False), (False, True)}
+    assert kinds == {(True, False), (False, True)} | ({(True, True)} if "whole" in opt else set())
 
 
 @pytest.mark.parametrize("opt", OPTS)
@@ -110,7 +113,7 @@ def test_two_sessions_reach_what_one_does() -> None:
     assert [r.train_loss for r in first.history] == [r.train_loss for r in second.history]
     assert "nccl" in first.toggles
     assert [each["device"] for each in first.facts["ranks"]] == ["simulated GPU"] * 2
-    assert first.environment.libraries["nccl"] == "2.27.3"
+    assert first.environment.libraries["nccl"] == "2.28.9"
 
 
 def test_what_can_be_expected_is_said_before_it_starts() -> None:
@@ -128,14 +131,41 @@ def test_what_can_be_expected_is_said_before_it_starts() -> None:
     assert second.facts["compute_us"] == first.facts["compute_us"]
 
 
+@pytest.mark.parametrize(("reads", "times"), [(True, 3), (False, 1)])
+def test_parts_are_put_together_where_somebody_reads_them(
+        reads: bool, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind every epoch, or but at the end; the same on rank 0, which alone has the listener."""
+    monkeypatch.setattr("rawnn.opts.nccl.SMALL_MB", 0.0)
+    asked: list[GpuRunner] = []
+    plain = GpuRunner.assemble
+
+    def assemble(self: GpuRunner) -> None:
+        if self._parted:
+            asked.append(self)
+        plain(self)
+
+    monkeypatch.setattr(GpuRunner, "assemble", assemble)
+    listener = Listener()
+    listener.reads = reads
+    opt = "preload,graphs=epoch,bf16,nccl"
+    found = ranks_of_a_session({}, f"{opt}=sharded", listener, (9, 16, 5))
+    assert len(asked) == 2 * times
+    whole, _ = ranks_of_a_session({}, f"{opt}=whole", layers=(9, 16, 5))
+    for each in found:
+        for name, array in whole.parameters.items():
+            assert np.array_equal(each.parameters[name], array), name
+
+
 LAST = ("ncclCommWindowDeregister", "ncclMemFree", "ncclCommDestroy")  # behind all training
-CALLS = ("ncclGetVersion", "ncclCommInitRank", "ncclMemAlloc", "ncclCommWindowRegister",
+CALLS = ("ncclGetVersion", "ncclCommInitRankConfig", "ncclMemAlloc", "ncclCommWindowRegister",
          "ncclRedOpCreatePreMulSum", "ncclGroupStart", "ncclAllReduce",
          "ncclAllGather", "ncclGroupEnd", *LAST)
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_of_nccl_that_fails_on_one_rank_ends_both(call: str) -> None:
+def test_a_call_of_nccl_that_fails_on_one_rank_ends_both(
+        call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.opts.nccl.SMALL_MB", 0.0)
     codes = [name for name, (value, _) in CODES["nccl"].items() if value]
     for code in codes if FULL else codes[:1]:
         found = ranks_of_a_session({1: Faults(Fault(code, call=call))}, "preload,nccl=sharded",

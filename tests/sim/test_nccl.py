@@ -168,7 +168,7 @@ def test_a_rank_that_has_left_is_reported_with_what_it_did_last() -> None:
 def test_a_rank_that_never_comes_is_reported() -> None:
     waiting = Waiting(2)
     found, = together(1, lambda rank: Rank(waiting, rank))
-    assert "rank 0 waits in ncclCommInitRank for rank 1, which has not come within 1 s" \
+    assert "rank 0 waits in ncclCommInitRankConfig for rank 1, which has not come within 1 s" \
         in str(found)
 
 
@@ -264,7 +264,7 @@ def test_a_rank_that_is_alone_with_its_window_is_reported() -> None:
     assert "rank 0 waits in ncclCommWindowRegister of 512 bytes for rank 1" in str(first)
 
 
-CALLS = ("ncclGetUniqueId", "ncclCommInitRank", "ncclRedOpCreatePreMulSum", "ncclGroupStart",
+CALLS = ("ncclGetUniqueId", "ncclCommInitRankConfig", "ncclRedOpCreatePreMulSum", "ncclGroupStart",
          "ncclAllReduce", "ncclGroupEnd", "ncclCommDestroy", "ncclMemAlloc",
          "ncclCommWindowRegister", "ncclCommWindowDeregister", "ncclMemFree")
 

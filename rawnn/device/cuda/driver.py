@@ -194,12 +194,12 @@ class Driver:
 
     def cuGraphKernelNodeSetAttribute(self, node: Any, attribute: str,
                                       value: Dim | int) -> tuple[Any, ...]:
-        """`attribute` is "CLUSTER_DIMENSION", its value the shape of a cluster in blocks, or
-        "COOPERATIVE", its value 0 or 1."""
+        """`attribute` is "CLUSTER_DIMENSION", its value the shape of a cluster in blocks,
+        "COOPERATIVE", its value 0 or 1, or "PRIORITY", its value as that of a stream."""
         enum = getattr(self._cu.CUlaunchAttributeID, "CU_LAUNCH_ATTRIBUTE_" + attribute)
         wrapped = self._cu.CUkernelNodeAttrValue()
         if isinstance(value, int):
-            wrapped.cooperative = value
+            setattr(wrapped, attribute.lower(), value)
         else:
             wrapped.clusterDim.x, wrapped.clusterDim.y, wrapped.clusterDim.z = value
         result: tuple[Any, ...] = self._cu.cuGraphKernelNodeSetAttribute(node, enum, wrapped)

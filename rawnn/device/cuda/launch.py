@@ -152,7 +152,8 @@ class KernelLaunch:
     launch on a stream may begin once the kernel before it has triggered; only a kernel that waits
     (rawnn.device.compiling.programmatic proves it) may be given that. A `cooperative` kernel has
     all its blocks on the GPU at once, so that they may wait for each other; the driver refuses one
-    of more blocks than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE).
+    of more blocks than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE). `priority` counts in graphs:
+    below 0 it gets the first multiprocessors that come free.
 
     Raises CallFailed where the device has not that much shared memory or no such clusters.
     """
@@ -160,12 +161,12 @@ class KernelLaunch:
     def __init__(self, driver: Any, stream: Stream, function: Any, label: str, grid: Dim,
                  block: Dim, arguments: Arguments, shared_bytes: int = 0,
                  cluster: Dim | None = None, programmatic: bool = False,
-                 cooperative: bool = False) -> None:
+                 cooperative: bool = False, priority: int = 0) -> None:
         self._driver, self._stream = driver, stream
         self.label = label
         self.arguments = arguments
         self.programmatic = programmatic
-        self.cooperative = cooperative
+        self.cooperative, self._priority = cooperative, priority
         self._geometry = (function, grid, block, shared_bytes)
         self._cluster = cluster
         self._offset = arguments.cell("offset")
@@ -235,7 +236,7 @@ class KernelLaunch:
         self._offset.value = offset
         return [graph.add_kernel(dependencies, *self._geometry, self.arguments.address,
                                  self.context, programmatic_after, self._cluster,
-                                 self.cooperative)]
+                                 self.cooperative, self._priority)]
 
     def rebind(self, operand: str, address: int) -> None:
         self.arguments.set(operand, address)

@@ -17,15 +17,15 @@ class Stream:
     on an `urgent` one get the first multiprocessors that come free."""
 
     def __init__(self, driver: Any, urgent: bool = False) -> None:
-        self._driver, self.urgent = driver, urgent
+        self._driver, self.urgent, self.priority = driver, urgent, 0
         if not urgent:
             self.handle = check(driver, "cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING),
                                 "a non-blocking stream")
             return
-        _, greatest = check(driver, "cuCtxGetStreamPriorityRange",
-                            driver.cuCtxGetStreamPriorityRange(), "an urgent stream")
+        _, self.priority = check(driver, "cuCtxGetStreamPriorityRange",
+                                 driver.cuCtxGetStreamPriorityRange(), "an urgent stream")
         self.handle = check(driver, "cuStreamCreateWithPriority",
-                            driver.cuStreamCreateWithPriority(_NON_BLOCKING, greatest),
+                            driver.cuStreamCreateWithPriority(_NON_BLOCKING, self.priority),
                             "an urgent stream")
 
     def synchronize(self, context: str = "") -> None:

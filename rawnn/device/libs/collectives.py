@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rawnn.common.dtypes import itemsize
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.memory import Allocation
-from rawnn.device.libs.nccl import DATA_TYPE, MAX, SUM, SYMMETRIC
+from rawnn.device.libs.nccl import DATA_TYPE, DEFAULT_BLOCKS, MAX, NO_BLOCKS, SUM, SYMMETRIC
 
 if TYPE_CHECKING:
     from rawnn.device.cuda.device import Device
 
 WINDOWS = 22700
 """The version of NCCL from which on it has windows."""
+COPY_ENGINES = 22800
+"""That from which on copy engines gather what lies in them."""
 
 
 class Meeting(Protocol):
@@ -37,12 +39,13 @@ class Meeting(Protocol):
 
 
 class NcclContext:
-    """A communicator of all ranks on the current device, which all of them make at once.
+    """A communicator of all ranks on the current device, which all of them make at once. That of
+    `copies` has copy engines gather what lies in windows.
 
     Raises CallFailed with NCCL's name, code and last error text.
     """
 
-    def __init__(self, api: Any, team: Meeting) -> None:
+    def __init__(self, api: Any, team: Meeting, copies: bool = False) -> None:
         self.api, self.team = api, team
         self._reductions: dict[tuple[str, float], int] = {}
         self._lock = threading.Lock()
@@ -51,8 +54,9 @@ class NcclContext:
         self.version: int = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
         made = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
             if team.rank == 0 else None
-        self.communicator = check(api, "ncclCommInitRank", api.ncclCommInitRank(
-            team.size, team.broadcast(made), team.rank), what)
+        self.communicator = check(api, "ncclCommInitRankConfig", api.ncclCommInitRankConfig(
+            team.size, team.broadcast(made), team.rank,
+            NO_BLOCKS if copies and self.version >= COPY_ENGINES else DEFAULT_BLOCKS), what)
         team.on_failure(self.abort)
 
     def sum_of(self, dtype: str, weight: float) -> int:

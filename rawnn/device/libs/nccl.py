@@ -17,6 +17,8 @@ from rawnn.errors import MissingLibrary
 DATA_TYPE = {"uint8": 1, "int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
 SUM, MAX = 0, 2
 UNIQUE_ID_BYTES = 128
+# ncclConfig_t's CTAPolicy: NCCL's own; copy engines do what computes nothing (from 2.28 on).
+DEFAULT_BLOCKS, NO_BLOCKS = 0, 2
 SYMMETRIC = 1
 """The flag of a window in which buffers have one offset on all ranks."""
 
@@ -66,11 +68,15 @@ class Nccl:
         except self._failed as error:
             return error.status, b""
 
-    def ncclCommInitRank(self, nranks: int, commId: bytes, rank: int) -> tuple[int, Any]:
+    def ncclCommInitRankConfig(self, nranks: int, commId: bytes, rank: int,
+                               CTAPolicy: int) -> tuple[int, Any]:
         """(code, communicator) of the current device; returns once all ranks have called it."""
+        config = self._nccl.Config()
+        if CTAPolicy:
+            config.cta_policy = CTAPolicy
         try:
-            return 0, self._nccl.comm_init_rank(
-                nranks, self._nccl.UniqueId.from_buffer(commId), rank)
+            return 0, self._nccl.comm_init_rank_config(
+                nranks, self._nccl.UniqueId.from_buffer(commId), rank, config.ptr)
         except self._failed as error:
             return error.status, None
 

@@ -95,7 +95,7 @@ class GraphCalls(Effects):
             if value:
                 self.check_cooperative(found.kernel, found.geometry)
             found.cooperative = bool(value)
-        else:
+        elif attribute != "PRIORITY" or not isinstance(value, int):
             raise Refused(_INVALID)
         return (0,)
 

@@ -106,7 +106,7 @@ class Meeting:
         with self.changed:
             self.present.add(rank)
             self.changed.notify_all()
-            self._wait(lambda: len(self.present) == self.size, rank, "ncclCommInitRank",
+            self._wait(lambda: len(self.present) == self.size, rank, "ncclCommInitRankConfig",
                        lambda: set(range(self.size)) - self.present)
 
     def leave(self, rank: int, how: str) -> None:
@@ -115,9 +115,11 @@ class Meeting:
             self.changed.notify_all()
 
     def reduce(self, rank: int, number: int, label: str, words: str, parts: list[Part],
-               brought: list[NDArray[Any]]) -> list[NDArray[Any]]:
+               brought: list[NDArray[Any]], meanwhile: Callable[[], bool] = lambda: False
+               ) -> list[NDArray[Any]]:
         """The result of collective `number` of this rank, once all ranks have come to it; `words`
-        are what all must have in common."""
+        are what all must have in common. `meanwhile` does something else that the rank has to do,
+        if there is any."""
         with self.changed:
             here = self.rounds.setdefault(number, _Round())
             here.words[rank] = words
@@ -134,12 +136,13 @@ class Meeting:
                 here.result = [_combined(part, [here.brought[r][i] for r in range(self.size)])
                                for i, part in enumerate(parts)]
             self._wait(lambda: here.result is not None, rank, label,
-                       lambda: set(range(self.size)) - here.brought.keys())
+                       lambda: set(range(self.size)) - here.brought.keys(), meanwhile)
             assert here.result is not None
             return here.result
 
     def _wait(self, done: Callable[[], bool], rank: int, label: str,
-              missing: Callable[[], set[int]]) -> None:
+              missing: Callable[[], set[int]], meanwhile: Callable[[], bool] = lambda: False
+              ) -> None:
         until, aborted = monotonic() + PATIENCE, 0.0
         while not done():
             if self.error:
@@ -157,7 +160,13 @@ class Meeting:
                 how = self.gone.get(other, f"has not come within {PATIENCE:g} s")
                 raise SimulationError(f"rank {rank} waits in {label} for rank {other}, which "
                                       f"{how}; {did}")
-            self.changed.wait(0.05)
+            self.changed.release()
+            try:
+                worked = meanwhile()
+            finally:
+                self.changed.acquire()
+            if not worked:
+                self.changed.wait(0.05)
 
 
 def _combined(part: Part, values: list[NDArray[Any]]) -> NDArray[Any]:

@@ -75,14 +75,15 @@ class SimNccl:
 
     @seam(0)
     def ncclGetVersion(self) -> tuple[int, int]:
-        return 0, 22703
+        return 0, 22809
 
     @seam(b"")
     def ncclGetUniqueId(self) -> tuple[int, bytes]:
         return 0, next(_NUMBERS).to_bytes(UNIQUE_ID_BYTES, "little")
 
     @seam(None)
-    def ncclCommInitRank(self, nranks: int, commId: bytes, rank: int) -> tuple[int, Any]:
+    def ncclCommInitRankConfig(self, nranks: int, commId: bytes, rank: int,
+                               CTAPolicy: int) -> tuple[int, Any]:
         if not self.simulation.current or not 0 <= rank < nranks:
             raise Refused(_INVALID)
         meeting = _MEETINGS.setdefault(bytes(commId), Meeting(nranks))
@@ -249,7 +250,7 @@ class SimNccl:
             found.collectives += 1
             words = "; ".join(map(found.words, parts))
             results = found.meeting.reduce(found.rank, found.collectives, str(task), words, parts,
-                                           brought)
+                                           brought, self.simulation.scheduler.run_another)
             for i, (part, result) in enumerate(zip(parts, results, strict=True)):
                 target = region(task, f"receive buffer {i}", part.receive, part.received(size))
                 memory.write(task, target, f"receive buffer {i}")

@@ -111,6 +111,13 @@ class Scheduler:
             self._step()
         self.host = tuple(self._lanes)
 
+    def run_another(self) -> bool:
+        """Run a task while one that has begun waits for somebody else; whether there was any."""
+        if not self._ready or self.broken:
+            return False
+        self._step()
+        return True
+
     def run_down(self, most: int) -> None:
         """Run tasks until at most `most` are left: a launch queue is finite."""
         while self._pending > most and self._ready and not self.broken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +17,11 @@ SCATTER, GATHER = "reduce_scatter", "all_gather"
 SUMMARIES = {SCATTER: "Each part becomes this rank's rows of the weighted sum over ranks.",
              GATHER: "Each whole becomes the parts of all ranks, one behind the other."}
 TURN = Tensor("nccl.turn", (1,), "int32", Role.SCRATCH)
-"""What every collective reads and writes, so that they have one order, the same on all ranks. It
-holds nothing."""
+"""What every collective of a communicator reads and writes, so that they have one order, the same
+on all ranks. It holds nothing."""
+COPIES, EXCHANGES = (replace(TURN, name=f"nccl.{name}") for name in ("copies", "exchanges"))
+"""Those of communicators for what copy engines do, which wait for nobody else: weights that are
+gathered, and parts of gradients that two ranks send each other."""
 
 
 def all_reduce(name: str, tensors: Mapping[str, str], weight: float, reduce: str = "sum") -> Op:
@@ -33,9 +37,9 @@ def reduce_scatter(name: str, parts: Sequence[tuple[str, str]], weight: float) -
               {"weight": weight, "reduce": "sum"}, "nccl")
 
 
-def all_gather(name: str, parts: Sequence[tuple[str, str]]) -> Op:
+def all_gather(name: str, parts: Sequence[tuple[str, str]], turn: str = TURN.name) -> Op:
     """The op that makes each whole of (whole, part) from the parts of all ranks."""
-    return Op(GATHER, name, {**_paired(parts), "turn": TURN.name}, {}, "nccl")
+    return Op(GATHER, name, {**_paired(parts), "turn": turn}, {}, "nccl")
 
 
 def _paired(parts: Sequence[tuple[str, str]]) -> dict[str, str]:

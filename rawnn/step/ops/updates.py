@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 
 from rawnn.common import random
+from rawnn.common.dtypes import rounded
 from rawnn.step.op import Attributes, Reference, define
 from rawnn.step.ops.common import Array, matrix_view, step_of
 
 _CONTEXT = ("rates", "cursor", "clock", "loss_scale", "overflow")
 """Operands that any update may have: the schedule's rates, where and when this step is, and the
-loss scaling of float16."""
+loss scaling of float16. With `other` the gradient is `share` times dw and `other_share` times that:
+what two ranks have of it."""
 
 
 def _skipped(t: SimpleNamespace) -> bool:
@@ -24,7 +26,12 @@ def _rate(t: SimpleNamespace, a: Attributes) -> float:
     return float(t.rates[step_of(t, a)]) if hasattr(t, "rates") else float(a["lr"])
 
 
-def _gradient(t: SimpleNamespace, gradient: Array) -> Array:
+def _gradient(t: SimpleNamespace, gradient: Array, a: Attributes) -> Array:
+    """With what another rank has of it, where that is given, and without the loss scale."""
+    if hasattr(t, "other"):
+        number = gradient.dtype.type
+        gradient = rounded(number(a["share"]) * gradient + number(a["other_share"]) * t.other,
+                           a.get("stored", {}).get("dw", "float32"))
     return gradient / gradient.dtype.type(t.loss_scale[0]) if hasattr(t, "loss_scale") else gradient
 
 
@@ -48,30 +55,31 @@ def _store(t: SimpleNamespace, a: Attributes, w: Array, value: Array) -> None:
         t.copy[...] = w * w.dtype.type(a["copy_scale"])
 
 
-@define("sgd", reads=("w", "dw", *_CONTEXT), writes=("w", "copy"), optional=("copy", *_CONTEXT))
+@define("sgd", reads=("w", "dw", "other", *_CONTEXT), writes=("w", "copy"),
+        optional=("other", "copy", *_CONTEXT))
 def sgd(t: SimpleNamespace, a: Attributes) -> None:
     """w -= lr * (dw + decay * w)."""
     if _skipped(t):
         return
     lr, decay = t.w.dtype.type(_rate(t, a)), t.w.dtype.type(a["decay"])
-    _store(t, a, t.w, t.w - lr * (_gradient(t, t.dw) + decay * t.w))
+    _store(t, a, t.w, t.w - lr * (_gradient(t, t.dw, a) + decay * t.w))
 
 
-@define("momentum", reads=("w", "dw", "v", *_CONTEXT), writes=("w", "v", "copy"),
-        optional=("copy", *_CONTEXT))
+@define("momentum", reads=("w", "dw", "other", "v", *_CONTEXT), writes=("w", "v", "copy"),
+        optional=("other", "copy", *_CONTEXT))
 def momentum(t: SimpleNamespace, a: Attributes) -> None:
     """g = dw + decay * w; v = momentum * v + g; w -= lr * v, or lr * (g + momentum * v)."""
     if _skipped(t):
         return
     number = t.w.dtype.type
     lr, mu = number(_rate(t, a)), number(a["momentum"])
-    g = _gradient(t, t.dw) + number(a["decay"]) * t.w
+    g = _gradient(t, t.dw, a) + number(a["decay"]) * t.w
     t.v[...] = mu * t.v + g
     _store(t, a, t.w, t.w - lr * (g + mu * t.v if a["nesterov"] else t.v))
 
 
-@define("adam", reads=("w", "dw", "m", "v", *_CONTEXT), writes=("w", "m", "v", "copy"),
-        optional=("copy", "rates", "loss_scale", "overflow"))
+@define("adam", reads=("w", "dw", "other", "m", "v", *_CONTEXT), writes=("w", "m", "v", "copy"),
+        optional=("other", "copy", "rates", "loss_scale", "overflow"))
 def adam(t: SimpleNamespace, a: Attributes) -> None:
     """Adam (Kingma and Ba, 2015), bias-corrected.
 
@@ -81,7 +89,7 @@ def adam(t: SimpleNamespace, a: Attributes) -> None:
     number = t.w.dtype.type
     lr, decay = number(_rate(t, a)), number(a["decay"])
     step = _global_step(t, a) + 1
-    g, w = _gradient(t, t.dw), t.w
+    g, w = _gradient(t, t.dw, a), t.w
     if a["decoupled"]:
         w = w - lr * decay * w
     else:
@@ -103,7 +111,7 @@ def bias_sgd(t: SimpleNamespace, a: Attributes) -> None:
 
 def _update_bias(t: SimpleNamespace, a: Attributes) -> None:
     number = t.bias.dtype.type
-    gradient = _gradient(t, t.dz.sum(axis=0))
+    gradient = _gradient(t, t.dz.sum(axis=0), a)
     t.bias -= number(_rate(t, a)) * (gradient + number(a["decay"]) * t.bias)
 
 
@@ -117,7 +125,7 @@ def weight_update(t: SimpleNamespace, a: Attributes) -> None:
         return
     number = t.w.dtype.type
     lr, decay = number(_rate(t, a)), number(a["decay"])
-    _store(t, a, t.w, t.w - lr * (_gradient(t, t.dz.T @ t.x) + decay * t.w))
+    _store(t, a, t.w, t.w - lr * (_gradient(t, t.dz.T @ t.x, a) + decay * t.w))
     if hasattr(t, "bias"):
         _update_bias(t, a)
 

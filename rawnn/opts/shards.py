@@ -1,0 +1,214 @@
+"""`nccl=sharded`: of every large matrix each rank sums and updates its own rows.
+
+Of the sum of a gradient nobody has the whole then (Rajbhandari et al., ZeRO, 2020). Products read
+the copies of the weights, or the weights where they have none: those are gathered behind each
+update. Masters and the optimizer's state are gathered when they are asked for (step/around.py).
+
+Two ranks send each other what the other updates, and the update adds it to their own. That computes
+nothing on the way, so that copy engines do it and products keep all multiprocessors: an all-gather
+in place, of the rows that the one sends and the other gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rawnn.opts.precision import steps_a_parameter
+from rawnn.run.policy import Policy
+from rawnn.step.op import Op
+from rawnn.step.ops.collectives import (
+    COPIES,
+    EXCHANGES,
+    SCATTER,
+    TURN,
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+    wholes,
+)
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import MULTIPLIED, PART, ROW_ALIGNMENT, Role, Tensor, whole
+
+TILE = 256 * 128
+"""Elements of the largest tile that a multiprocessor computes at once (rawnn/ptx/mma.py)."""
+
+
+OWN, SENT, GOT = ":own", ":sent", ":got"
+"""Views of what is exchanged."""
+
+
+def reduction(plan: Plan, names: Sequence[str]) -> Op:
+    """The op that sums whole gradients."""
+    return all_reduce(f"{names[-1]}.all_reduce", {f"g{i}": n for i, n in enumerate(names)},
+                      plan.weight)
+
+
+class Shards:
+    """The matrices of a plan of which each rank updates its rows: those whose gradients have
+    `least` bytes, and rows that the ranks can share evenly. `exchanges` says whether there are
+    some of which two ranks send each other parts."""
+
+    def __init__(self, plan: Plan, policy: Policy, least: float) -> None:
+        self._plan = plan
+        self._of = {op.operands["dw"]: op for op in plan.ops if steps_a_parameter(op)}
+        self._shared = {name for name in self._of if len(plan[name].shape) == 2
+                        and plan[name].shape[0] % plan.ranks == 0 and plan[name].nbytes >= least}
+        self._turn = COPIES if policy.allocator == "arena" else TURN
+        self._exchanged = {name for name in self._shared if self._turn is COPIES
+                           and plan.ranks == 2 and not plan.own and self._is_exchanged(name)}
+        self._made: dict[str, Tensor] = {t.name: t for t in (self._turn, EXCHANGES)}
+
+    @property
+    def exchanges(self) -> bool:
+        return bool(self._exchanged)
+
+    def _is_exchanged(self, name: str) -> bool:
+        """Whether a gradient is that of one product, and its update takes two parts of it."""
+        made = [op for op in self._plan.ops if any(n == name for n, _ in op.writes)]
+        return "other" in self._of[name].spec.reads and len(made) == 1 \
+            and made[0].kind == "matmul" and made[0].attributes["layout"] == "tn"
+
+    def _is_halved(self, op: Op) -> bool:
+        """Whether a product fills the GPU by half of its rows, whose factors can be taken apart."""
+        rows, cols = self._plan[op.operands["c"]].shape
+        columns = rows // 2 * self._plan[op.operands["a"]].itemsize
+        return columns % ROW_ALIGNMENT == 0 \
+            and rows // 2 * cols >= TILE * self._plan.target.multiprocessors
+
+    def _with(self, tensor: Tensor) -> str:
+        """The name of a tensor that is made."""
+        self._made[tensor.name] = tensor
+        return tensor.name
+
+    def _rows(self, name: str, what: str = "", first: int = -1, shares: int = 1) -> str:
+        """The name of a view: this rank's rows of a matrix; or `shares` as many, from the share
+        `first` on, of what is made beside a gradient to be exchanged."""
+        t = self._plan[name]
+        rows, source = t.shape[0] // self._plan.ranks, _both(name) if what else name
+        made = replace(t, name=source + PART + what, shape=(rows * shares, t.shape[1]),
+                       role=Role.VIEW, lines=t.lines or t.role in MULTIPLIED, symbol="",
+                       source=source, first=rows * (self._plan.rank if first < 0 else first))
+        assert made.ld == t.ld  # its rows lie where those of the whole do
+        return self._with(made)
+
+    def reductions(self, names: Sequence[str]) -> list[Op]:
+        """Those of a bucket, but for what is exchanged: that stands amid the products."""
+        plan = self._plan
+        whole = [name for name in names if name not in self._shared]
+        scattered = [(name, self._rows(name)) for name in names
+                     if name in self._shared - self._exchanged]
+        return [*([reduction(plan, whole)] if whole else []),
+                *([reduce_scatter(f"{scattered[-1][0]}.reduce_scatter", scattered, plan.weight)]
+                  if scattered else [])]
+
+    def updated(self, plan: Plan, early: bool) -> Plan:
+        """The plan, in which the updates work on this rank's rows, and the parts are gathered. With
+        `early` this stands behind the gradient of each, once all have read the weights, else where
+        updates stood: the next collective waits for it then."""
+        read = {name: i for i, op in enumerate(plan.ops) if not steps_a_parameter(op)
+                for name, _ in op.reads}  # where last
+        sent = [op for op in plan.ops if op.kind == "matmul" and op.operands["c"] in
+                self._exchanged]
+        halved = sent[-1] if early and sent and self._is_halved(sent[-1]) else None
+        ops: list[Op] = []
+        held: dict[str, int] = {}
+
+        def sums(names: Sequence[str]) -> None:
+            held.update((name, max(read.get(n, 0) for n, _ in self._of[name].writes))
+                        for name in names)
+
+        for i, op in enumerate(plan.ops):
+            if early and (op.kind == "matmul" or steps_a_parameter(op)):
+                ready = [name for name, last in held.items() if last < i]
+                ops += self._stepped(ready)
+                for name in ready:
+                    del held[name]
+            if op is halved:
+                ops += self._halves(op)
+                sums([op.operands["c"]])
+            elif any(op is each for each in sent):
+                ops += self._sent(op)
+                sums([op.operands["c"]])
+            elif not steps_a_parameter(op):
+                ops.append(op)
+            elif op.operands["dw"] not in self._shared:
+                ops.append(_urgent(op))
+            elif not early:
+                ops += self._stepped([op.operands["dw"]])
+            if op.kind == SCATTER:
+                sums([op.operands[role] for role in wholes(op)])
+        return replace(plan.with_tensors(*self._made.values()), ops=tuple(ops))
+
+    def _stepped(self, gradients: Sequence[str]) -> list[Op]:
+        """Updates of this rank's rows, and what gathers the weights that products read."""
+        if not gradients:
+            return []
+        made = [self._of_rank(name) for name in gradients]
+        parts = [op.operands.get("copy", op.operands["w"]) for op in made]
+        return [*made, all_gather(f"{whole(parts[-1])}.all_gather",
+                                  [(whole(part), part) for part in parts], self._turn.name)]
+
+    def _of_rank(self, name: str) -> Op:
+        """The update of this rank's rows, whose gradient has the name."""
+        plan, op = self._plan, self._of[name]
+        mine = {role: self._rows(n) for role, n in op.operands.items()
+                if plan[n].shape == plan[op.operands["w"]].shape and n not in self._exchanged}
+        # Every rank rounds its rows by numbers of its own.
+        attributes = {**op.attributes, "stream": op.attributes["stream"] + (plan.rank << 16)}
+        if name in self._exchanged:
+            mine["other"] = _both(name) + PART + GOT
+            if (own := _both(name) + PART + OWN) in self._made:
+                mine["dw"] = own
+            attributes |= {"share": plan.weight, "other_share": 1 - plan.weight}
+        return _urgent(replace(op, operands={**op.operands, **mine}, attributes=attributes))
+
+    def _exchange(self, name: str, room: int, first: int) -> Op:
+        """Each rank sends a share of a gradient, and gets one: two that lie side by side, the first
+        sent by rank 0, from the share `first` on of `room` shares."""
+        t, rank = self._plan[name], self._plan.rank
+        self._with(replace(t, name=_both(name), shape=(t.shape[0] // 2 * room, t.shape[1])))
+        both = self._rows(name, ":both", first, 2)
+        sent = self._rows(name, SENT, first + rank)
+        self._rows(name, GOT, first + 1 - rank)
+        return all_gather(f"{name}.exchange", [(both, sent)], EXCHANGES.name)
+
+    def _sent(self, op: Op) -> list[Op]:
+        """The product of a gradient, and what sends a share of it. Of four shares of memory the
+        middle ones are exchanged; the gradient are the first two on rank 0, the last two on rank
+        1."""
+        name, rank = op.operands["c"], self._plan.rank
+        exchange = self._exchange(name, 4, 1)
+        self._rows(name, OWN, 3 * rank)
+        gradient = self._rows(name, ":gradient", 2 * rank, 2)
+        return [replace(op, operands={**op.operands, "c": gradient}), exchange]
+
+    def _halves(self, op: Op) -> list[Op]:
+        """The same by two products, the first of what is sent beside the other: for the last one,
+        beside which there is little else."""
+        name, rank = op.operands["c"], self._plan.rank
+        t, factor = self._plan[name], self._plan[op.operands["a"]]
+        rows = t.shape[0] // 2
+        exchange = self._exchange(name, 2, 0)
+        self._with(replace(t, shape=(rows, t.shape[1])))
+
+        def half(which: int, named: str, c: str, **more: str) -> Op:
+            columns = self._with(replace(
+                factor, name=f"{factor.name}{PART}:{which}", shape=(factor.shape[0], rows),
+                role=Role.VIEW, source=factor.name, column=rows * which, pitch=factor.ld))
+            return replace(op, name=named, operands={**op.operands, "a": columns, "c": c},
+                           attributes={**op.attributes, "m": rows, **more})
+
+        first = half(1 - rank, f"{op.name}.sent", _both(name) + PART + SENT)
+        return [first, exchange, half(rank, op.name, name, behind=first.name)]
+
+
+def _urgent(op: Op) -> Op:
+    """An op that somebody waits for, but no product beside it: it takes the multiprocessors that
+    come free ahead of theirs."""
+    return replace(op, attributes={**op.attributes, "urgent": True})
+
+
+def _both(name: str) -> str:
+    """Memory in which a gradient is exchanged."""
+    return f"{name}.both"
