@@ -19,6 +19,8 @@ from rawnn.common import tolerances
 from rawnn.common.dtypes import numpy_dtype, rounded
 from rawnn.device.cuda.device import Device, padded
 from rawnn.network.losses import LOSSES
+from rawnn.ptx import narrow
+from rawnn.ptx.own import OWN
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import Op
 from rawnn.step.ops.metrics import KIND as LOSS_SUMS
@@ -30,6 +32,7 @@ STEP = 1
 
 Values = dict[str, np.ndarray]
 
+_NARROW = {key.kind for key in narrow.FAMILY.kernels}
 _EIGHT_BITS = {"float8_e4m3", "float8_e5m2"}
 
 
@@ -37,7 +40,8 @@ def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
     """Random valid values for every tensor that an op touches, float64 where it is a float."""
     op = _as_of(op)
     generator = np.random.default_rng(seed)
-    classes = [t.shape[0] for n, t in plan.tensors.items() if n.endswith(".weight")][-1:] or [10]
+    classes = [t.shape[0] for t in plan.tensors.values()
+               if t.role is Role.PARAMETER and len(t.shape) == 2][-1:] or [10]
     values: Values = {}
     for role, name in op.operands.items():
         tensor = plan[name]
@@ -45,7 +49,7 @@ def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
         if tensor.floating:
             drawn = rounded(drawn.astype(np.float32), tensor.dtype).astype(np.float64)
         values[name] = drawn.astype(np.float64 if tensor.floating else tensor.dtype)
-    if op.kind.startswith("narrow"):
+    if op.kind in _NARROW:
         _clear_behind_layers(op, plan, values)
     if op.kind == "layer_backward" and "copy" in op.operands:  # kernels may read either
         copy = op.operands["copy"]
@@ -116,15 +120,17 @@ def length_of(op: Op, plan: Plan) -> int:
         return shape("loss_parts")[1]
     if op.kind == "layer_backward":
         return max(shape("dz"))
-    if op.kind.startswith(("weight_", "bias")):
-        return shape("dz")[0] if "dz" in op.operands else 1
+    if _updates(op) or op.kind in ("bias_grad", "bias_sgd"):
+        return shape("dz")[0]
+    if {"z", "bias"} <= {*op.spec.reads}:  # element by element
+        return 1
     if op.kind in ("slices_sgd", "linear_update"):
         return plan.batch
     if op.kind == "linear_forward":
         return shape("w")[1]
     if op.kind == "softmax_head":
         return max(shape("w")[1], prod((shape("a")[0], shape("w")[0])))
-    if op.kind.startswith("narrow"):
+    if op.kind in _NARROW:
         return max(max(plan[n].shape) for n in op.operands.values() if plan[n].role in (
             Role.PARAMETER, Role.COPY))
     if "loss" in op.operands or "z" in op.operands:  # a mean over the batch, a sum over a row
@@ -136,18 +142,17 @@ def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
     """How far the norm of what an op writes into `tensor` may be off, relative."""
     op = _as_of(op)
     compute = str(op.attributes.get("compute", "float32"))
-    updates = op.kind.startswith("weight_") or op.kind == "layer_backward"
-    roles = ("dz", "x") if updates else ("a", "b")
+    roles = ("dz", "x") if _updates(op) else ("a", "b")
     factors = {plan[op.operands[r]].dtype for r in roles if r in op.operands}
     sums: str | float = "float16" if compute == "float16" else "float32"
     library = op.impl == "cublas" and (compute == "tf32" or factors != {"float32"})
-    whole_layers = op.kind.startswith("narrow") or op.kind == "softmax_head"
+    whole_layers = op.kind in _NARROW or op.kind == "softmax_head"
     if op.impl in ("mma", "wgmma", "wgmma_tf32") or library or whole_layers:
         sums = tolerances.UNIT["float16"] if sums == "float16" else \
             tolerances.TENSOR_CORE_8_BIT if factors & _EIGHT_BITS else tolerances.TENSOR_CORE
     bound = tolerances.of_op(tensor.dtype, length_of(op, plan), compute, sums,
                              bool(op.attributes.get("stochastic")))
-    if op.kind.startswith("narrow"):  # each layer's values are rounded on the way
+    if op.kind in _NARROW:  # each layer's values are rounded on the way
         bound += 4 * tolerances.UNIT[str(op.attributes["dtype"])]
     if op.kind == "softmax_head":  # the last gradient is
         bound += tolerances.UNIT[plan[op.operands["a"]].dtype]
@@ -156,7 +161,12 @@ def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
 
 def _as_of(op: Op) -> Op:
     """The op by its kind in the vocabulary, where a user's kernel runs it."""
-    return replace(op, kind=op.kind.partition("=")[0])
+    return replace(op, kind=OWN[op.kind].op) if op.kind in OWN else op
+
+
+def _updates(op: Op) -> bool:
+    """Whether it makes a weight gradient of `dz` and `x` on its way."""
+    return {"dz", "x"} <= {*op.spec.reads}
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ struct Mma {
     constexpr bool kAhead = !Same<SUM, tf32x3>::kValue && (sizeof(TA) < 4 || DEEP_A || DEEP_B);
     constexpr int kFirst = kAhead ? kStages : kStages - 1;  // stages that are asked for at once
     if constexpr (TILE::kEarly) load_ahead<kFirst>(load_b, shared + PanelA::kBytes, kTile, stages);
+    epilogue.ahead();
     pdl_wait();
 #pragma unroll 1
     for (int stage = 0; stage < kFirst; ++stage) {

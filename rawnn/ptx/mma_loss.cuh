@@ -32,7 +32,7 @@ struct LossEpilogue {
   int block;  // of the grid
   int m, n;
   float alpha;
-  float share{};  // until begin()
+  float share{};  // until begin(), the step until ahead()
   int step = 0;
   Tally tally = {0.0f, 0};
 
@@ -41,6 +41,7 @@ struct LossEpilogue {
     float t[LOSS::kRows ? 1 : 4];  // of whole rows the label's bits
   };
 
+  __device__ __forceinline__ void ahead() { step = current_step(cursor, offset); }
   __device__ __forceinline__ void begin() {
     const float scale = loss_scale == nullptr ? 1.0f : loss_scale[0];
     if constexpr (LOSS::kRows) {
@@ -48,7 +49,6 @@ struct LossEpilogue {
     } else {
       share = scale / (static_cast<float>(m) * static_cast<float>(n));
     }
-    step = current_step(cursor, offset);
   }
 
   __device__ __forceinline__ bool whole() const {

@@ -4,15 +4,6 @@
 #include "rounding.cuh"
 #include "rules.cuh"
 
-// Roots and quotients within two units in the last place, of numbers that are not subnormal: of Adam's 38
-// instructions a weight 14 are a root and a quotient, and 5 of these for numbers at the ends of the range.
-struct Approximate {
-  static __device__ __forceinline__ float root(float x) { return ptx::approximate_sqrt(x); }
-  static __device__ __forceinline__ float quotient(float a, float b) {
-    return ptx::approximate_quotient(a, b);
-  }
-};
-
 // An optimizer's rule as it is taken on the chip, where updates are bound by their instructions.
 template <typename RULE>
 struct OnChip {
@@ -21,7 +12,7 @@ struct OnChip {
 
 template <>
 struct OnChip<Adam> {
-  using Rule = AdamBy<Approximate>;
+  using Rule = QuickAdam;
 };
 
 // How new weights are kept. HOW says it for the tile (mt, nt) of a layer: with tile(mt, nt), which is

@@ -42,7 +42,15 @@ template <int N>
 __device__ __forceinline__ Words rounding_window(const Rounding& how, unsigned int element) {
   Words found = rounding_group(how.seed, how.stream, how.step, element / 8u);
   const unsigned int skip = element % 8u;
-  if (skip == 0u) return found;
+  if constexpr (N <= 4) {
+    if (skip % 4u == 0u) {  // rows of whole quads have no other places
+      found.word[0] = skip == 0u ? found.word[0] : found.word[2];
+      found.word[1] = skip == 0u ? found.word[1] : found.word[3];
+      return found;
+    }
+  } else if (skip == 0u) {
+    return found;
+  }
   Words next = found;
   if (skip + N > 8u) next = rounding_group(how.seed, how.stream, how.step, element / 8u + 1u);
   unsigned int all[8];

@@ -1,4 +1,4 @@
-// Rules of optimizers, as types for kernels' template parameters: Sgd, Momentum, Adam.
+// Rules of optimizers, as types for kernels' template parameters: Sgd, Momentum, Adam, QuickAdam.
 //
 //   RULE(rate, t, decay, ...)   of one step: its learning rate, its number from 1 on since training
 //                               began, and the settings of its op in their order
@@ -7,6 +7,7 @@
 //
 // What each computes stands in sgd.cu, momentum.cu, adam.cu.
 #pragma once
+#include "device/convert.cuh"
 
 struct Sgd {
   static constexpr int kStates = 0;
@@ -69,3 +70,15 @@ struct AdamBy {
   }
 };
 using Adam = AdamBy<AsCompiled>;
+
+// Roots and quotients within two units in the last place, of numbers that are not subnormal, for
+// kernels that are bound by their instructions or wait for few of them: of Adam's 38 instructions a
+// weight 14 are a root and a quotient, and 5 of these for numbers at the ends of the range, which
+// units that get no gradient bring about.
+struct Approximate {
+  static __device__ __forceinline__ float root(float x) { return ptx::approximate_sqrt(x); }
+  static __device__ __forceinline__ float quotient(float a, float b) {
+    return ptx::approximate_quotient(a, b);
+  }
+};
+using QuickAdam = AdamBy<Approximate>;

@@ -96,6 +96,7 @@ struct Tiled {
       commit_copies();
     }
 
+    epilogue.ahead();
     epilogue.begin();
 
     float sums[kRows][kColumns] = {};

@@ -112,6 +112,7 @@ struct Wgmma {
     if constexpr (TILE::kEarly) {
       load_ahead<Group::kAhead>(load_b, shared + Group::PanelA::kBytes, Group::kTile, stages);
     }
+    epilogue.ahead();
     pdl_wait();
     pdl_trigger();
 #pragma unroll

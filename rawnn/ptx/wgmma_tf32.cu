@@ -161,6 +161,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
     }
     commit_copies();
   }
+  epilogue.ahead();  // not before: Adam's numbers would have to wait in registers that there are not
   epilogue.begin();
   wait_for_copies<kStages - 2>();
   if constexpr (!DEEP_R) __syncthreads();

@@ -17,6 +17,7 @@ from rawnn.common.dtypes import numpy_dtype
 from rawnn.device.cuda.device import padded
 from rawnn.device.target import known
 from rawnn.network.layers import Network
+from rawnn.onchip import layout
 from rawnn.onchip.choose import Choice
 from rawnn.onchip.decompose import CLUSTER, L2, Decomposition
 from rawnn.onchip.layout import COUNTS, layout_of
@@ -210,6 +211,25 @@ def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: in
                                             types: str) -> None:
     """New weights are told as changes, of which some lose a bit: to all clusters alike."""
     check_alike(Launch(name, ranks, groups, types), tmp_path, 1)
+
+
+IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
+             ("Adam in an order, state far", 2, 3, "FSFF"), ("a wide middle", 1, 7, "FFFF"),
+             ("rounded by chance, Adam", 2, 3, "FSFF"),
+             ("float32 inputs, a schedule", 2, 5, "SFFF")]
+"""Problems so small that all clusters would sum, with fewer tiles than a block has warps."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), IN_SHARES if FULL else IN_SHARES[:2])
+def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+                                  ranks: int, groups: int, types: str) -> None:
+    """Clusters of which some have a tile more to hear of than others."""
+    monkeypatch.setattr(layout, "MOST_SUMMED_BY_ALL", 0)
+    launch = Launch(name, ranks, groups, types)
+    found = launch.op.attributes["chosen"].layout
+    assert found.sync == layout.SHARE
+    assert found.tiles % groups or groups == 2
+    check(launch, tmp_path, 1)
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups"), CHOSEN if FULL else CHOSEN[3:4])

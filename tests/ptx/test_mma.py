@@ -138,7 +138,17 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
             assert compiled.proofs[expression].ordered
             # The second operand's first tiles, where the last parameter says so.
             early = expression.endswith((",true,true>", ",false,true>"))
-            assert compiled.proofs[expression].early == ((_second(expression),) if early else ())
+            found = set(compiled.proofs[expression].early)
+            assert found - _of_the_step(impl, expression) == (
+                {_second(expression)} if early else set())
+
+
+def _of_the_step(impl: str, expression: str) -> set[str]:
+    """What says which step it is, where a kernel asks for it as early."""
+    plain = expression.startswith(("product_nt", "product_nn", "product_tn"))
+    if plain or impl in ("tiled", "wgmma_tf32"):
+        return set()
+    return {"cursor"} if expression.startswith("product_loss") else {"cursor", "rates", "clock"}
 
 
 CUT = [("mma", "Mma", tile) for tile in TILES if tile.cluster > 1] + \

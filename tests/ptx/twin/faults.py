@@ -64,7 +64,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("turn", r">> 1 & 1", "& 1"),
     ("store", r"__stcg\([^;]*\);", ";"),
     ("mark", r"(unsigned int (?:said_)?mark = )[^;]*;", r"\g<1>1u;"),
-    ("mark", r"ptx::has_mark\(place\(i\), v\[i\], mark\)", "true"),
+    ("mark", r"ptx::look_for\([^;]*;", ";"),
     ("mark", r"(?<!float4 )\b(?:without_mark|markable)\(", "("),
     ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
     ("mark", r"(?<=next\[\d\]) - w\[\d\]", ""),

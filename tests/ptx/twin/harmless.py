@@ -33,6 +33,9 @@ HARMLESS: dict[str, str] = {
         "a warp without examples keeps nothing of the logits that it reads",
     "onchip_groups.cuh: mark: return without_mark(ptx::load_marked(at)); [11]":
         "of micro-batches: a unit in the last place of one in four sums, which the mark takes",
+    "onchip_groups.cuh: zero fill: return parts + tile * kTileQuads + (at.there ? lane_index() : "
+    "0); [61]":
+        "lanes that have no part ask for any that is there, and leave what comes",
     "onchip_trace.cuh: barrier: __syncwarp(); [4]":
         "the clock of the lane that comes first is as good, and no other stores",
     "onchip_fragments.cuh: zero fill: for (int j = 0; j < NT; ++j) step.b[j][0] = step.b[j][1] = "
