@@ -102,7 +102,7 @@ def group(phase: str, choice: Choice) -> str:
     next; what exchanges through the L2 cache begin with is spread over them."""
     if phase.startswith(("gradient ", "rounding ")):
         return "gradients"
-    exchange = phase.startswith(("sum ", "gather ", "exchanges "))
+    exchange = phase.startswith(("sum ", "gather ", "exchange"))
     return "exchanges" if exchange and choice.decomposition.far else phase
 
 

@@ -17,6 +17,7 @@ from rawnn.onchip.decompose import (
     Decomposition,
     ceil,
     kinds,
+    last_types,
     up,
 )
 from rawnn.onchip.layout import Layout, layout_of
@@ -154,7 +155,7 @@ def _best_types(problem: Problem, costs: cost.Costs, ranks: int, groups: int, pr
     depth = problem.depth
     if ranks == 1:
         return FULL * (depth + 1)
-    last = FULL + (GATHERED if problem.labelled else SLICED)
+    last = last_types(problem)
     paths: dict[str, tuple[float, str]] = {FULL: (0.0, FULL), SLICED: (0.0, SLICED)}
     for layer in range(depth):
         longer: dict[str, tuple[float, str]] = {}
@@ -182,8 +183,8 @@ def _layer(problem: Problem, costs: cost.Costs, ranks: int, groups: int, layer: 
         types = GATHERED * layer + below + above + FULL * (problem.depth - layer - 1)
     d = Decomposition(problem, ranks, groups, MOST_WARPS * 32, types, exchange=exchange)
     found = cost.layer_cycles(d, layer, costs)
-    if layer == problem.depth - 1 and above != FULL:
-        found -= costs.elementwise
+    if layer == problem.depth - 1:
+        found += sum(phase.cycles for phase in cost.loss_phases(d, costs))
     if d.far and not d.messages:
         found *= costs.far_rest
     return found, cost.layer_bytes(d, layer)

@@ -22,7 +22,7 @@ from rawnn.onchip.decompose import (
     up,
 )
 from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE, Layout
-from rawnn.onchip.tiles import softmax_cycles, tiling
+from rawnn.onchip.tiles import softmax_of, tiling
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Costs:
     far_parts: float = 15.9
     far_rest: float = 1.01
     far_step: float = 272.0
-    softmax: float = 690.0
-    softmax_rows: float = 1.20
+    softmax: float = 230.0
+    softmax_rows: float = 1.00
     elementwise: float = 106.0
     elementwise_round: float = 323.0
     convert: float = 112.0
@@ -229,22 +229,37 @@ def fixed_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
         quads = d.columns * ceil(ceil(p.layers[0], 4), d.ranks if d.types[0] != FULL else 1)
         found.append(Phase("input", costs.convert
                            + costs.convert_round * ceil(quads, d.threads)))
-    if p.labelled:
-        found.append(Phase("softmax", costs.softmax + costs.softmax_rows * softmax_cycles(
-            d.columns, p.outputs, d.warps)))
-    else:
-        elements = d.columns * d.outs(p.depth - 1)
-        found.append(Phase("loss", costs.elementwise
-                           + costs.elementwise_round * ceil(elements, d.threads)))
+    found += loss_phases(d, costs)
     if p.scaled:
         told = far_cycles(d, Message(0, True), costs) if d.far else \
             costs.exchange if d.ranks > 1 else 0.0
         between = costs.decision_between if d.groups > 1 else 0.0
         found.append(Phase("overflow", costs.decision + told + between))
-    found = [Phase(phase.name, beside_exchanges(d, costs) * phase.cycles) for phase in found]
+    found = [phase if phase.name == SHARED_SOFTMAX
+             else Phase(phase.name, beside_exchanges(d, costs) * phase.cycles) for phase in found]
     if d.far and d.messages:
         found.append(Phase("exchanges begin", costs.far_step))
     return found
+
+
+SHARED_SOFTMAX = "exchange of softmax"
+"""The phase in which blocks tell each other of their slices of the outputs."""
+
+
+def loss_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
+    """The gradient of the outputs, as far as a block has them."""
+    p = d.problem
+    if p.labelled:
+        found = [Phase("softmax", costs.softmax + costs.softmax_rows * softmax_of(d).cycles)]
+        if d.slices_softmax:
+            told = d.slices_told
+            nbytes = told.rows * d.sent * 4
+            found.append(Phase(SHARED_SOFTMAX, far_cycles(d, told, costs) if d.far else
+                               costs.exchange + costs.second + nbytes / costs.exchange_bytes))
+        return found
+    elements = d.columns * d.outs(p.depth - 1)
+    return [Phase("loss", costs.elementwise
+                  + costs.elementwise_round * ceil(elements, d.threads))]
 
 
 def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:

@@ -127,7 +127,7 @@ class Decomposition:
         sizes[0] = up(sizes[0], whole)
         if p.reconstruct:
             sizes[-1] = sizes[0]
-        elif self.types[-1] == SLICED:
+        elif self.types[-1] == SLICED and not p.labelled:
             sizes[-1] = up(sizes[-1], 4)
         return tuple(sizes)
 
@@ -159,7 +159,19 @@ class Decomposition:
             if layer and kind == BY_OUTPUTS:
                 found += [Message(self.slices[layer] * self.ranks, False, parts=self.ranks)] \
                     if self.types[layer] == GATHERED else self.summed(layers[layer])
+        if self.slices_softmax:
+            found.append(self.slices_told)
         return tuple(found)
+
+    @property
+    def slices_softmax(self) -> bool:
+        """Whether each block has the softmax of its own slice of the outputs."""
+        return self.problem.labelled and self.types[-1] == SLICED
+
+    @property
+    def slices_told(self) -> Message:
+        """What blocks tell each other for that: four floats of each example (onchip_slices.cuh)."""
+        return Message(4 * self.ranks, True)
 
     def summed(self, features: int) -> list[Message]:
         """The messages by which so many features' partial sums are added up for all."""
@@ -215,6 +227,11 @@ MOST_AT_ONCE = 8192
 MOST_AT_ONCE_FAR = 65_536
 """The same through the L2 cache, where a second exchange takes about as long as these bytes, and
 all read one copy."""
+
+
+def last_types(problem: Problem) -> str:
+    """The types that the outputs may have."""
+    return FULL + SLICED + (GATHERED if problem.labelled else "")
 
 
 def kinds(types: str) -> tuple[str, ...] | None:

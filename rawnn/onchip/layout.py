@@ -232,6 +232,8 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         take("order", 2 * d.columns, "numbers of examples")
     take("rules", RULE_BYTES // 4, "rule of the update")
     take("barriers", 8, "barriers")
+    if sync:
+        take("places", 2 * base, "places of the tiles of gradients")
     take("tallies", 2 * tallies(d), "losses")
     if p.scaled:
         take("scaling", 4, "loss scale")

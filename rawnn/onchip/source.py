@@ -143,6 +143,7 @@ class _Kernel(StepWriter):
         w("__syncthreads();")
         for layer in range(p.depth):
             self.load_layer(layer)
+        self.tell_places()
         if p.normalised:
             start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
             w(f"for (int i = thread; i < {self.count(0)}; i += {d.threads}) {{")
@@ -208,7 +209,7 @@ class _Kernel(StepWriter):
         n = layer + 1
         w(f"const Part part{n} = {self.part_of(layer)};")
         w(f"float* const weights{n} = shared + {part.weights};")
-        w(f"float* const biases{n} = shared + {part.bias};")
+        w(f"[[maybe_unused]] float* const biases{n} = shared + {part.bias};")
         w(f"load_weights<Shape, {part.pitch}>(weights{n}, w{n}, ldw{n}, part{n});")
         if p.bias:
             w(f"for (int i = thread; i < part{n}.outs; i += {self.d.threads}) "

@@ -14,6 +14,7 @@ from rawnn.onchip.decompose import (
     WARP,
     Decomposition,
     kinds,
+    last_types,
 )
 from rawnn.onchip.layout import layout_of
 from rawnn.onchip.problem import Problem, Unsupported
@@ -59,9 +60,9 @@ def _wrong(problem: Problem, ranks: int, types: str) -> str:
         return "" if types == FULL * len(types) else "one block has all in full"
     if kinds(types) is None:
         return "behind a sliced one there must be a full one"
-    last = FULL + (GATHERED if problem.labelled else SLICED)
+    last = last_types(problem)
     if types[0] == GATHERED or types[-1] not in last:
-        return f"the first is {FULL} or {SLICED}, the last {last[0]} or {last[1]} here"
+        return f"the first is {FULL} or {SLICED}, the last {' or '.join(last)} here"
     if problem.reconstruct and types[0] == SLICED and types[-1] != SLICED:
         return "where inputs are the targets, both are sliced or the first is not"
     return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rawnn.onchip.decompose import (
     BY_OUTPUTS,
     EVERYWHERE,
@@ -10,12 +12,12 @@ from rawnn.onchip.decompose import (
     ceil,
 )
 from rawnn.onchip.exchanges import Exchange, share_of
-from rawnn.onchip.inputs import BETWEEN, InputWriter
-from rawnn.onchip.tiles import softmax_floats, softmax_warps
+from rawnn.onchip.inputs import BETWEEN
+from rawnn.onchip.loss import LossWriter
 from rawnn.onchip.writer import literal
 
 
-class StepWriter(InputWriter):
+class StepWriter(LossWriter):
     """Writes the phases of a step, one behind the other."""
 
     def step(self) -> None:
@@ -191,9 +193,10 @@ class StepWriter(InputWriter):
             self.stamp(phase)
 
     def all_reduce(self, kind: str, layer: int, n: int, text: str, meanwhile: list[int],
-                   phase: str) -> None:
+                   phase: str, beside: Callable[[], None] = lambda: None) -> None:
         """A product whose partial sums all blocks want in full: added up by every block, or by the
-        one whose share they are, which sends the sums to all."""
+        one whose share they are, which sends the sums to all. The weight gradients `meanwhile` and
+        what `beside` writes are done while those of other blocks are on their way."""
         d, w = self.d, self.w
         nbytes = d.sent * 4
         finish = f"by_pairs({self.body(str(n), text)})"
@@ -205,12 +208,14 @@ class StepWriter(InputWriter):
                          sent=True)
             self.fetch_once()
             self.gradients(meanwhile)
+            beside()
             message.add(message.awaited(phase), d.ranks, n, n, finish)
             return
         size, mine = share_of(n, d.ranks)
         parts = self.reduce(kind, layer, n, size, mine, phase=phase)
         self.fetch_once()
         self.gradients(meanwhile)
+        beside()
         w("{")
         box = parts.received()
         if not d.far:  # ahead of what the next message expects
@@ -240,39 +245,6 @@ class StepWriter(InputWriter):
         self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
         return message
 
-    def loss(self) -> None:
-        d, p, w = self.d, self.p, self.w
-        last = p.depth
-        w("// the loss")
-        if p.scheduled:
-            w("if (u + 1 < span) {")
-            w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
-            w("}")
-        made = ", ScaledGradient{scaling->scale, found}" if p.scaled else ""
-        if p.labelled:
-            shared = softmax_warps(d.columns, p.outputs, d.warps)
-            scratch = self.at("scratch") if softmax_floats(d) else "nullptr"
-            gathered = d.types[last] == GATHERED
-            logits = self.at("logits") if gathered else self.z(last)
-            first = f"rank * {d.slices[last]}" if gathered else "0"
-            w(f"softmax_loss<Shape, {p.outputs}, {shared}>({logits}, {self.z(last)}, {first}, "
-              f"{self.count(last)}, y, present, {self.share(p.batch)}, tallies, {scratch}{made});")
-        else:
-            if p.reconstruct:
-                offset = f" + rank * {d.slices[last]}" \
-                    if d.types[0] != SLICED and d.types[last] == SLICED else ""
-                targets, pitch = f"x{offset}", self.layout.input_pitch
-            else:
-                pitch = self.layout.target_pitch
-                targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
-            w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
-              f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
-              f"tallies{made});")
-        w("__syncthreads();")
-        self.stamp("softmax" if p.labelled else "loss")
-        if not self.meets_ahead:
-            self.tally()
-
     def slope(self, boundary: int, row: str, saved_row: str) -> str:
         """Text that stores a gradient of the boundary's pre-activations."""
         p = self.p
@@ -300,6 +272,7 @@ class StepWriter(InputWriter):
                 count = str(n)
             else:
                 text, count = self.slope(layer, "m", "m"), self.count(layer)
+            self.tally_beside(layer)
             self.product("backward", layer, self.body(count, text), count)
             tiles = self.layout.layers[layer].backward
             assert tiles is not None
@@ -308,12 +281,14 @@ class StepWriter(InputWriter):
             idle = d.idle(layer)
             message = self.reduce("backward", layer, n, size, f"n{layer}", idle, phase=phase)
             self.gradients(waiting)
+            self.tally_beside(layer)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
             received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0",
                                     phase=phase) if idle else message.awaited(phase)
             message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
-            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase)
+            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase,
+                            lambda: self.tally_beside(layer))
         w("__syncthreads();")
         self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
                      else (f"backward {layer + 1}", "barrier")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from rawnn.onchip.decompose import Decomposition, ceil, pitch
+from rawnn.onchip.decompose import FULL, Decomposition, ceil, pitch
 
 SCRATCH_FLOATS = 6144
 """Most floats of partial sums of a product that is split."""
@@ -104,30 +104,60 @@ FAR_ROUND, FAR_TILE = 600.0, 150.0
 """Cycles of a round of tasks, and more for each of a task's tiles (H200)."""
 
 
-SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_SHARED = 30.0, 45.0, 250.0
-"""Cycles of an output of a lane in the softmax, where its outputs stay in registers and where not,
-and of two meetings of the warps that share it."""
-MOST_KEPT = 12
+SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_STEP, SOFTMAX_MEETING = 88.0, 30.0, 100.0, 800.0
+"""Cycles of an output of a lane in the softmax: of one of the first MOST_UNROLLED, whose
+instructions are read for it alone, and of another; of a step of the sums that lanes pass each
+other, and of a meeting of warps or blocks that share it (H200)."""
+MOST_UNROLLED = 12
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """`lanes` of a warp share the outputs of an example that a block has of it, or of each of so
+    many `warps`. `cycles` is what that is expected to take."""
+
+    lanes: int
+    warps: int
+    cycles: float
+
+
+def softmax_of(d: Decomposition) -> Softmax:
+    """The fastest way to share a labelled loss: of outputs that are sliced or gathered, an example
+    is one warp's."""
+    outputs = d.slices[-1] if d.slices_softmax else d.problem.outputs
+    told = d.ranks if d.slices_softmax else 1
+    return _softmax(d.columns, outputs, told, d.warps, d.types[-1] == FULL)
 
 
 @cache
-def softmax_warps(columns: int, outputs: int, warps: int) -> int:
-    """Warps that share the outputs of eight examples: a lane has a quarter of its warp's."""
-    return min((n for n in (1, 2, 4, 8, 16) if n == 1 or n * columns // 8 <= warps),
-               key=lambda n: softmax_cycles(columns, outputs, warps, n))
+def _softmax(columns: int, outputs: int, told: int, warps: int, many: bool) -> Softmax:
+    ways = [(lanes, shared) for lanes in (4, 8, 16) for shared in ((1, 2, 4, 8) if many else (1,))]
+    return min((Softmax(*way, _softmax_cycles(columns, outputs, told, warps, *way))
+                for way in ways), key=lambda found: found.cycles)
 
 
-def softmax_cycles(columns: int, outputs: int, warps: int, shared: int = 0) -> float:
-    """What the outputs take in the softmax, shared by so many warps (0: by as many as is best)."""
-    shared = shared or softmax_warps(columns, outputs, warps)
-    each, tasks = ceil(outputs, 4 * shared), columns // 8 * shared
-    rounds = each * ceil(tasks, warps) * max(1.0, min(tasks, warps) / 4)
-    row = SOFTMAX_ROW if each <= MOST_KEPT else SOFTMAX_AGAIN
-    return row * rounds + (SOFTMAX_SHARED if shared > 1 else 0.0)
+def _softmax_cycles(columns: int, outputs: int, told: int, warps: int, lanes: int,
+                    shared: int) -> float:
+    """What it takes where `told` blocks tell each other, and of a block `shared` warps. More than
+    four lanes read rows of an example from the same banks."""
+    tasks, parts = columns * lanes // 32 * shared, told * shared
+    rows = ceil(outputs, lanes * shared) + (ceil(parts, lanes) if parts > 1 else 0)
+    cycles = SOFTMAX_ROW * min(rows, MOST_UNROLLED) + SOFTMAX_AGAIN * max(rows - MOST_UNROLLED, 0)
+    steps = SOFTMAX_STEP * (lanes.bit_length() - 1) * (2 if parts > 1 else 1)
+    banks = outputs * columns / 32 * (lanes // 4 - 1) * 2
+    meeting = SOFTMAX_MEETING if parts > 1 else 0.0
+    return ceil(tasks, warps) * (cycles + steps) + banks + meeting
 
 
 def softmax_floats(d: Decomposition) -> int:
-    """Floats of scratch memory by which warps that share an example tell each other what they
-    found."""
-    p = d.problem
-    return 32 * d.warps if p.labelled and softmax_warps(d.columns, p.outputs, d.warps) > 1 else 0
+    """Floats of scratch memory by which warps or blocks that share an example's softmax tell each
+    other what they found."""
+    if not d.problem.labelled:
+        return 0
+    told = d.slices_told.rows * d.sent if d.slices_softmax and d.far else 0
+    return told + (slices_floats(d) if d.slices_softmax or softmax_of(d).warps > 1 else 0)
+
+
+def slices_floats(d: Decomposition) -> int:
+    """Floats of what a block's warps have found."""
+    return 4 * softmax_of(d).warps * d.columns

@@ -72,6 +72,21 @@ class UpdateWriter(ExchangeWriter):
             uses = "(meeting >> 1)" if self.layout.sync == ALL else "meeting"
             self.w(f"const unsigned int mark = ~{uses} & 1u;")
 
+    def tell_places(self) -> None:
+        """Where each tile lies, for the meetings of clusters."""
+        d, w, found = self.d, self.w, self.layout
+        if not found.sync:
+            return
+        assert found.nbytes <= 4 << 16, "an entry has 16 bits for a float's place"
+        w(f"uint2* const places = reinterpret_cast<uint2*>{self.at('places')};")
+        w("const auto place_of_tile = [](int tile) {")
+        self.by_layer(lambda part, n: f"place_of<{part.pitch}, {part.rows}, {part.across}, "
+                                      f"{part.tiles}>(tile - {part.base}, {part.weights}u, "
+                                      f"{part.bias}u)")
+        w("};")
+        w(f"for (int i = thread; i < {found.tiles}; i += {d.threads}) "
+          "places[i] = place_of_tile(i);")
+
     def meet(self, meanwhile: Callable[[bool], None]) -> None:
         """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is
         done while those are on their way, for the last time or not."""
@@ -84,10 +99,7 @@ class UpdateWriter(ExchangeWriter):
         far = literal(found.shared_state is None and bool(self.p.states))
         w("{")
         w("// gradients of all clusters")
-        w("const auto place = [=](int tile) {")
-        self.by_layer(lambda part, n: f"place_of<{part.pitch}, {part.rows}, {part.across}, "
-                                      f"{part.tiles}>(tile - {part.base}, weights{n}, biases{n})")
-        w("};")
+        w("const auto place = [=](int tile) { return place_in(shared, places[tile]); };")
         how = ""
         if self.p.streams:
             how = ", how"

@@ -8,5 +8,6 @@
 #include "onchip_loss.cuh"
 #include "onchip_product.cuh"
 #include "onchip_scale.cuh"
+#include "onchip_slices.cuh"
 #include "onchip_weights.cuh"
 #include "pdl.cuh"

@@ -89,22 +89,49 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
 }
 
 // Adds up a lane's part of a tile over the clusters from `first` to `end`, MOST of them at most, once
-// they have come; nothing where the lane has none.
+// they have come.
 template <int MOST>
-__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, bool there,
-                                           long long stride, unsigned int mark, int first,
-                                           int end) {
-  constexpr int once = ceil_div(MOST, ceil_div(MOST, 8));
+__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, long long stride,
+                                           unsigned int mark, int first, int end) {
+  constexpr int once = ceil_div(MOST, ceil_div(MOST, 16));
 #pragma unroll 1
   for (int group = first; group < end; group += once) {
     float4 v[once];
-    hear(v, [=](int i) { return part + (group + i) * stride; },
-         [=](int i) { return there && group + i < end; }, mark, kGradients);
+    hear(v, [=](int i) { return part + min(group + i, end - 1) * stride; }, mark, kGradients);
 #pragma unroll
     for (int i = 0; i < once; ++i) {
       if (group + i < end) accumulate(sum, v[i]);
     }
   }
+}
+
+// The same of all GROUPS clusters for MANY tiles at once, a lane's part of which in cluster 0 is `of`.
+template <int GROUPS, int MANY>
+__device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], const float4* const (&of)[MANY],
+                                          long long stride, unsigned int mark) {
+#pragma unroll
+  for (int t = 0; t < MANY; ++t) sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.0f;
+  if constexpr (MANY == 1) {
+    sum_groups<GROUPS>(sums[0], of[0], stride, mark, 0, GROUPS);
+  } else {
+    float4 v[MANY * GROUPS];
+    hear(v, [&](int i) { return of[i / GROUPS] + i % GROUPS * stride; }, mark, kGradients);
+#pragma unroll
+    for (int i = 0; i < MANY * GROUPS; ++i) accumulate(sums[i / GROUPS], v[i]);
+  }
+}
+
+// Of the tiles that a warp has `each` of, those that it asks for at once: as many as nine loads bring,
+// two of up to eight clusters, and two at most where state comes from far.
+__device__ __forceinline__ constexpr int tiles_at_once(int each, int groups, bool far) {
+  const int most = groups > 8 ? 1 : groups > 4 || far ? 2 : 9 / groups;
+  return ceil_div(each, ceil_div(each, most));
+}
+
+// A lane's part of a tile of cluster 0. Lanes that have none ask for that of the first, which is on its
+// way anyway.
+__device__ __forceinline__ const float4* part_of(const float4* parts, int tile, const Place& at) {
+  return parts + tile * kTileQuads + (at.there ? lane_index() : 0);
 }
 
 // Every cluster updates everything, if the step counts: `parts` is this rank's first tile of cluster 0,
@@ -115,18 +142,33 @@ template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typena
 __device__ __forceinline__ void update_all(const float4* parts, long long stride, unsigned int mark,
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
+  constexpr int warps = SHAPE::kThreads / 32;
+  constexpr int many = tiles_at_once(ceil_div(TILES, warps), SHAPE::kGroups, FAR);
   const int lane = lane_index();
 #pragma unroll 1
-  for (int tile = warp_index(); tile < TILES; tile += SHAPE::kThreads / 32) {
-    Kept<RULE, FAR> kept;
-    kept.load(state(tile) + lane);
-    const Place at = place(tile);
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
-                      SHAPE::kGroups);
-    if (counts) {
-      kept.update(rule, at.first, at.second, sum, how(tile));
-      kept.store(state(tile) + lane);
+  for (int first = warp_index(); first < TILES; first += many * warps) {
+    Place at[many];
+    const float4* of[many];
+    Kept<RULE, FAR> kept[FAR ? many : 1];
+#pragma unroll
+    for (int t = 0; t < many; ++t) {
+      const int tile = first + t * warps < TILES ? first + t * warps : first;
+      at[t] = place(tile);
+      of[t] = part_of(parts, tile, at[t]);
+      if constexpr (FAR) kept[t].load(state(tile) + lane);
+    }
+    float sums[many][4];
+    sum_tiles<SHAPE::kGroups>(sums, of, stride, mark);
+#pragma unroll
+    for (int t = 0; t < many; ++t) {
+      const int tile = first + t * warps;
+      if (tile >= TILES) break;
+      Kept<RULE, FAR>& own = kept[FAR ? t : 0];
+      if (counts && at[t].there) {
+        if constexpr (!FAR) own.load(state(tile) + lane);
+        own.update(rule, at[t].first, at[t].below, sums[t], how(tile));
+        own.store(state(tile) + lane);
+      }
     }
   }
 }
@@ -140,16 +182,15 @@ __device__ __forceinline__ float4 to_tell(const float (&w)[4], const float (&nex
   return make_float4(next[0] - w[0], next[1] - w[1], next[2] - w[2], next[3] - w[3]);
 }
 
-// The same arithmetic in every cluster, of what was told without its mark.
+// The same arithmetic in every cluster, of the weights and of what was told without its mark.
 template <typename TILE>
-__device__ __forceinline__ void take_in(const Place& at, const float4& told, const TILE& kept) {
-  float w[4];
-  read_weights(w, at.first, at.second);
+__device__ __forceinline__ void take_in(const Place& at, const float (&w)[4], const float4& told,
+                                        const TILE& kept) {
   const float next[4] = {told.x + (kept.spares_bits() ? 0.0f : w[0]),
                          told.y + (kept.spares_bits() ? 0.0f : w[1]),
                          told.z + (kept.spares_bits() ? 0.0f : w[2]),
                          told.w + (kept.spares_bits() ? 0.0f : w[3])};
-  write_weights(next, at.first, at.second);
+  write_weights(next, at.first, at.below);
 }
 
 // Each cluster updates every kGroups-th tile and tells the others in `fresh`; of a step that does not
@@ -165,75 +206,101 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
   constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
   const int lane = lane_index();
   const int warp = warp_index();
+  constexpr int warps = SHAPE::kThreads / 32;
   if constexpr (SHARES > 1) {
 #pragma unroll 1
-    for (int item = warp; item < mine * SHARES; item += SHAPE::kThreads / 32) {
+    for (int item = warp; item < mine * SHARES; item += warps) {
       const int tile = group + item / SHARES * SHAPE::kGroups;
       if (tile < TILES) {
         const int first = item % SHARES * each;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_groups<each>(sum, parts + tile * kTileQuads + lane, place(tile).there, stride, mark,
-                          first, min(SHAPE::kGroups, first + each));
+        sum_groups<each>(sum, part_of(parts, tile, place(tile)), stride, mark, first,
+                         min(SHAPE::kGroups, first + each));
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
       }
     }
     __syncthreads();
   }
+  constexpr int many = SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kGroups, FAR);
+  const auto tile_of = [=](int slot) { return group + slot * SHAPE::kGroups; };
 #pragma unroll 1
-  for (int slot = warp; slot < mine; slot += SHAPE::kThreads / 32) {
-    const int tile = group + slot * SHAPE::kGroups;
-    if (tile < TILES) {
-      Kept<RULE, FAR> kept;
-      kept.load(state(slot) + lane);
-      const Place at = place(tile);
-      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if constexpr (SHARES == 1) {
-        sum_groups<SHAPE::kGroups>(sum, parts + tile * kTileQuads + lane, at.there, stride, mark, 0,
-                          SHAPE::kGroups);
-      } else {
+  for (int first = warp; tile_of(first) < TILES; first += many * warps) {
+    Place at[many];
+    const float4* of[many];
+    Kept<RULE, FAR> kept[FAR ? many : 1];
 #pragma unroll
-        for (int share = 0; share < SHARES; ++share) {
-          accumulate(sum, *reinterpret_cast<const float4*>(
-                              scratch + (slot * SHARES + share) * kTileFloats + lane * 4));
-        }
+    for (int t = 0; t < many; ++t) {
+      const int slot = tile_of(first + t * warps) < TILES ? first + t * warps : first;
+      at[t] = place(tile_of(slot));
+      of[t] = part_of(parts, tile_of(slot), at[t]);
+      if constexpr (FAR) kept[t].load(state(slot) + lane);
+    }
+    float sums[many][4];
+    if constexpr (SHARES == 1) {
+      sum_tiles<SHAPE::kGroups>(sums, of, stride, mark);
+    } else {
+      sums[0][0] = sums[0][1] = sums[0][2] = sums[0][3] = 0.0f;
+#pragma unroll
+      for (int share = 0; share < SHARES; ++share) {
+        accumulate(sums[0], *reinterpret_cast<const float4*>(
+                                scratch + (first * SHARES + share) * kTileFloats + lane * 4));
       }
+    }
+#pragma unroll
+    for (int t = 0; t < many; ++t) {
+      const int slot = first + t * warps;
+      const int tile = tile_of(slot);
+      if (tile >= TILES) break;
+      Kept<RULE, FAR>& own = kept[FAR ? t : 0];
       const auto way = how(tile);
+      float w[4];
+      read_weights(w, at[t].first, at[t].below);
       float4 told = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (counts) {
-        float w[4], next[4];
-        read_weights(w, at.first, at.second);
-        kept.apply(next, rule, w, sum, way);
-        kept.store(state(slot) + lane);
+      if (counts && at[t].there) {
+        if constexpr (!FAR) own.load(state(slot) + lane);
+        float next[4];
+        own.apply(next, rule, w, sums[t], way);
+        own.store(state(slot) + lane);
         told = markable(to_tell(w, next, way));
       }
       tell(fresh + tile * kTileQuads + lane, told, mark);
-      if (counts) take_in(at, told, way);
+      if (counts) take_in(at[t], w, told, way);
     }
   }
 }
 
 // What the other clusters tell. A load takes a round trip to the L2 cache, however many run at once.
-// (A load of a tile that is not there must not be one of another tile in its place: all blocks would
-// ask for the same few lines.)
 template <typename SHAPE, int TILES, typename P, typename H = AllAsTheyAre>
 __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int mark, bool counts,
                                             int group, P place, H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int each = ceil_div(TILES, warps);
-  constexpr int many = ceil_div(each, ceil_div(each, 8));  // neighbouring tiles, of few clusters each
-  const int lane = lane_index();
+  constexpr int others = SHAPE::kGroups - 1;
+  constexpr int most = TILES / SHAPE::kGroups * others + smaller(TILES % SHAPE::kGroups, others);
+  constexpr int many = ceil_div(ceil_div(most, warps), ceil_div(ceil_div(most, warps), 8));
+  const float4* const from = fresh + lane_index();
+  // Of the tiles of others in their order. A warp that has fewer asks for its first again.
+  const auto tile_of = [=](int item) {
+    const int owner = item % others;
+    return item / others * SHAPE::kGroups + owner + (owner >= group ? 1 : 0);
+  };
 #pragma unroll 1
-  for (int first = warp_index() * many; first < TILES; first += many * warps) {
-    const float4* const from = fresh + first * kTileQuads + lane;
+  for (int first = warp_index() * many; tile_of(first) < TILES; first += many * warps) {
+    int tiles[many];
+    Place at[many];  // found while the numbers are on their way
     float4 told[many];
-    const auto of_others = [=](int i) {
-      return first + i < TILES && (first + i) % SHAPE::kGroups != group;
-    };
-    hear(told, [=](int i) { return from + i * kTileQuads; }, of_others, mark, kChanges);
 #pragma unroll
     for (int i = 0; i < many; ++i) {
-      if (counts && of_others(i)) take_in(place(first + i), told[i], how(first + i));
+      const int tile = tile_of(first + i);
+      tiles[i] = tile < TILES ? tile : tile_of(first);
+      at[i] = place(tiles[i]);
     }
+    hear(told, [&](int i) { return from + tiles[i] * kTileQuads; }, mark, kChanges);
+    if (!counts) continue;
+    float w[many][4];
+#pragma unroll
+    for (int i = 0; i < many; ++i) read_weights(w[i], at[i].first, at[i].below);
+#pragma unroll
+    for (int i = 0; i < many; ++i) take_in(at[i], w[i], told[i], how(tiles[i]));
   }
 }

@@ -10,120 +10,122 @@ struct AsItIs {
   __device__ __forceinline__ float operator()(float gradient) const { return gradient; }
 };
 
-// What a lane knows of an example: the largest value and where it is, then the sum of powers and the
-// label's.
+// An example that is not there, or whose label another block has.
+constexpr Tally kAbsent = {1.0f, 0};
+
+// How LANES of a warp share an example: 4 read rows of kPitch from 32 banks, more have fewer outputs each
+// and more to tell each other.
+template <int LANES>
+struct Lanes {
+  static constexpr int kExamples = 32 / LANES;  // of a warp
+
+  static __device__ __forceinline__ int example() { return lane_index() % kExamples; }
+  static __device__ __forceinline__ int part() { return lane_index() / kExamples; }
+  // What all lanes of an example have in sum, by the same steps in each.
+  static __device__ __forceinline__ float sum(float value) {
+#pragma unroll
+    for (int step = kExamples; step < 32; step *= 2) {
+      value += __shfl_xor_sync(kFullWarp, value, step);
+    }
+    return value;
+  }
+};
+
+constexpr int kNowhere = 0x7fffffff;  // the place of the largest of no values
+
+// The largest of some values, and the first place that it has.
 struct Largest {
   float value;
   int place;
   __device__ __forceinline__ void join(float other, int at) {
     if (other > value || (other == value && at < place)) value = other, place = at;
   }
+  // Of all LANES of an example.
+  template <int LANES>
+  __device__ __forceinline__ void join_lanes() {
+#pragma unroll
+    for (int step = Lanes<LANES>::kExamples; step < 32; step *= 2) {
+      join(__shfl_xor_sync(kFullWarp, value, step), __shfl_xor_sync(kFullWarp, place, step));
+    }
+  }
 };
 
-// Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. A warp takes 8 examples, four lanes
-// each: rows of kPitch then lie in 32 banks. WARPS of them share the rows of the same examples, and tell
-// each other what they found in `scratch`, 4 floats for each of a warp's examples.
+// Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES of a warp share an example.
+// (Where several warps share one: onchip_slices.cuh.)
 // `logits` are all OUTPUTS rows; dz goes to the rows of `dz`, which are those from `first` on, `count`
-// of them; the two may be the same memory where first is 0. Each example leaves a tally.
-template <typename SHAPE, int OUTPUTS, int WARPS, typename MADE = AsItIs>
+// of them; the two may be the same memory where first is 0. Each example leaves a tally, with the
+// probability of its label in place of the loss (add_tallies).
+//
+// It is a chain of latencies, most of them of what lanes pass each other: with 16 lanes an example of 10
+// outputs took 846 cycles, with 4 of three outputs each 749 (H200).
+template <typename SHAPE, int OUTPUTS, int LANES, typename MADE = AsItIs>
 __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int first, int count,
                                              const int* labels, int present, float share,
-                                             Tally* tallies, float* scratch, MADE made = {}) {
-  constexpr int lanes = 4 * WARPS;
-  constexpr int each = ceil_div(OUTPUTS, lanes);
+                                             Tally* tallies, MADE made = {}) {
+  using Of = Lanes<LANES>;
+  constexpr int each = ceil_div(OUTPUTS, LANES);
   constexpr bool kept = each <= 12;  // in registers
   [[maybe_unused]] constexpr int at_once = kept ? each : 4;
-  constexpr int eights = SHAPE::kColumns / 8;
-  constexpr int sides = SHAPE::kThreads / 32 / WARPS;  // groups of eight examples at once
-  static_assert(WARPS == 1 || sides >= eights, "all meet at the barrier once");
-  const int lane = lane_index();
-  const int warp = warp_index();
-  const int of_warps = warp % WARPS;
-  const int part = of_warps * 4 + lane / 8;
-  for (int eight = warp / WARPS; WARPS > 1 || eight < eights; eight += sides) {
-    const int example = eight * 8 + lane % 8;
-    const bool there = eight < eights && example < present;
-    const bool works = eight < eights;
+  constexpr int tasks = SHAPE::kColumns / Of::kExamples;
+  const int part = Of::part();
+#pragma unroll 1
+  for (int task = warp_index(); task < tasks; task += SHAPE::kThreads / 32) {
+    const int example = task * Of::kExamples + Of::example();
+    const bool there = example < present;
     const int label = there ? labels[example] : -1;
-    const float* const z = logits + (works ? example : 0);
+    const float* const z = logits + example;
     float values[kept ? each : 1] = {};
     const auto value_of = [&](int i) {
-      const int m = i * lanes + part;
+      const int m = i * LANES + part;
       if constexpr (kept) return values[i];
       return m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
     };
-    Largest best = {-infinity(), OUTPUTS};
     if constexpr (kept) {
 #pragma unroll
       for (int i = 0; i < each; ++i) {
-        const int m = i * lanes + part;
+        const int m = i * LANES + part;
         values[i] = m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
       }
     }
+    Largest best = {-infinity(), kNowhere};
 #pragma unroll at_once
     for (int i = 0; i < each; ++i) {
       const float value = value_of(i);
-      if (value > best.value) best = {value, i * lanes + part};
+      if (value > best.value) best = {value, i * LANES + part};
     }
-#pragma unroll
-    for (int step = 8; step < 32; step *= 2) {
-      best.join(__shfl_xor_sync(kFullWarp, best.value, step),
-                __shfl_xor_sync(kFullWarp, best.place, step));
-    }
-    float2* const heard = reinterpret_cast<float2*>(scratch) + (warp - of_warps) * 8 + lane % 8;
-    if constexpr (WARPS > 1) {
-      if (lane < 8) heard[of_warps * 8] = make_float2(best.value, __int_as_float(best.place));
-      __syncthreads();
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) {
-        const float2 other = heard[w * 8];
-        best.join(other.x, __float_as_int(other.y));
-      }
-    }
+    best.template join_lanes<LANES>();
     float total = 0.0f;  // a NaN where one is among the values
     float labelled = 0.0f;
 #pragma unroll at_once
     for (int i = 0; i < each; ++i) {
       const float power = expf(value_of(i) - best.value);
-      if (i * lanes + part == label) labelled = power;
+      if (i * LANES + part == label) labelled = power;
       if constexpr (kept) values[i] = power;
       total += power;
     }
 #pragma unroll
-    for (int step = 8; step < 32; step *= 2) {
+    for (int step = Of::kExamples; step < 32; step *= 2) {
       total += __shfl_xor_sync(kFullWarp, total, step);
       labelled += __shfl_xor_sync(kFullWarp, labelled, step);
     }
-    if constexpr (WARPS > 1) {
-      float2* const sums = heard + SHAPE::kThreads / 32 * 8;
-      if (lane < 8) sums[of_warps * 8] = make_float2(total, labelled);
-      __syncthreads();
-      total = 0.0f, labelled = 0.0f;
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) {
-        const float2 other = sums[w * 8];
-        total += other.x, labelled += other.y;
-      }
-    }
     if (total != total) best.place = 0;  // all probabilities are NaN: the first maximum is at 0
-    const float inverse = 1.0f / total;
+    const float inverse = __fdividef(1.0f, total);  // of 1 to OUTPUTS
     __syncwarp();
 #pragma unroll at_once
     for (int i = 0; i < each; ++i) {
-      const int m = i * lanes + part;
+      const int m = i * LANES + part;
       const int row = m - first;
-      if (works && m < OUTPUTS && row >= 0 && row < count) {
+      if (m < OUTPUTS && row >= 0 && row < count) {
         const float power = kept ? value_of(i) : expf(value_of(i) - best.value);
         const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
         dz[row * SHAPE::kPitch + example] = there ? made(slope) : 0.0f;
       }
     }
-    if (works && part == 0) {
+    if (part == 0) {
       if (label < 0 || label >= OUTPUTS) labelled = not_a_number();
-      const Tally seen = {negative_log(labelled * inverse), best.place == label ? 1 : 0};
-      tallies[example] = there ? seen : Tally{0.0f, 0};
+      const Tally seen = {labelled * inverse, best.place == label ? 1 : 0};
+      tallies[example] = there ? seen : kAbsent;
     }
-    if constexpr (WARPS > 1) break;
   }
 }
 
@@ -152,8 +154,9 @@ __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, i
   if (thread_index() < tallied) tallies[thread_index()] = tally;
 }
 
-// One warp adds up COUNT tallies, in the same order each time; the sum is valid in its first lane.
-template <int COUNT>
+// One warp adds up COUNT tallies, in the same order each time; the sum is valid in its first lane. Of
+// PROBABILITIES the losses are the logarithms: nobody but this warp takes them, while others go on.
+template <int COUNT, bool PROBABILITIES>
 __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
   Tally total = {0.0f, 0};
   constexpr int rounds = ceil_div(COUNT, 32);
@@ -162,7 +165,7 @@ __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
     const int i = round * 32 + lane_index();
     if (COUNT % 32 == 0 || i < COUNT) {
       const Tally one = tallies[i];
-      total.loss += one.loss;
+      total.loss += PROBABILITIES ? negative_log(one.loss) : one.loss;
       total.right += one.right;
     }
   }

@@ -23,41 +23,31 @@ __device__ __forceinline__ void tell(float4* to, const float4& v, unsigned int m
   ptx::store_marked(to, markable(v), mark);
 }
 
-// What lies at place(0) to place(MANY - 1) once all of it has come; zeros where there(i) is not so. All
-// are asked for at once, and again those that are not there: a round trip to the L2 cache takes as
-// long for one. `what` is the name of the wait.
-template <int MANY, typename P, typename T>
-__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, T there, unsigned int mark,
-                                     int what) {
-  bool missing[MANY];
+// What lies at place(0) to place(MANY - 1) once all of it has come. All are asked for at once, and again
+// those that are not there: a round trip to the L2 cache takes as long for one. `what` is the name of
+// the wait. (No first load is conditional: with a branch between two, the compiler looks at what one
+// brought ahead of asking for the next, which is one more trip.)
+template <int MANY, typename P>
+__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, unsigned int mark, int what) {
+  unsigned int lacking = 0;
 #pragma unroll
-  for (int i = 0; i < MANY; ++i) {
-    v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    missing[i] = there(i);
-    if (missing[i]) v[i] = ptx::load_marked(place(i));
-  }
+  for (int i = 0; i < MANY; ++i) v[i] = ptx::load_marked(place(i));
+#pragma unroll
+  for (int i = 0; i < MANY; ++i) ptx::look_for(lacking, place(i), v[i], mark);
   int tries = 0;
 #pragma unroll 1
-  for (;;) {
-    bool any = false;
-#pragma unroll
-    for (int i = 0; i < MANY; ++i) {
-      missing[i] = missing[i] && !ptx::has_mark(place(i), v[i], mark);
-      any = any || missing[i];
-    }
-    if (!any) break;
+  while ((lacking & 1u) != 0) {
     ptx::look_again(tries, what);
 #pragma unroll
     for (int i = 0; i < MANY; ++i) {
-      if (missing[i]) v[i] = ptx::load_marked(place(i));
+      lacking = 0;
+      ptx::look_for(lacking, place(i), v[i], mark);
+      if ((lacking & 1u) != 0) v[i] = ptx::load_marked(place(i));
     }
+    lacking = 0;
+#pragma unroll
+    for (int i = 0; i < MANY; ++i) ptx::look_for(lacking, place(i), v[i], mark);
   }
 #pragma unroll
   for (int i = 0; i < MANY; ++i) v[i] = without_mark(v[i]);
-}
-
-// The same of places that are null where there is nothing.
-template <int MANY, typename P>
-__device__ __forceinline__ void hear(float4 (&v)[MANY], P place, unsigned int mark, int what) {
-  hear(v, place, [=](int i) { return place(i) != nullptr; }, mark, what);
 }

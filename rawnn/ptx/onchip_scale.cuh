@@ -72,8 +72,7 @@ __device__ __forceinline__ bool any_group(const float4* said, unsigned int mark)
   bool any = false;
   for (int group = thread_index(); group < SHAPE::kGroups; group += SHAPE::kThreads) {
     float4 v[1];
-    hear(v, [=](int) { return said + group * SHAPE::kRanks; }, [](int) { return true; }, mark,
-         kOverflows);
+    hear(v, [=](int) { return said + group * SHAPE::kRanks; }, mark, kOverflows);
     any = any || v[0].x != 0.0f;
   }
   return __syncthreads_or(any ? 1 : 0) != 0;

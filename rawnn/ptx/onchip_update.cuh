@@ -15,18 +15,18 @@ __device__ __forceinline__ void spread(float (&to)[4], const float4& from) {
   to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
 }
 
-// A lane's two pairs of weights, the second of which may not be there.
-__device__ __forceinline__ void read_weights(float (&w)[4], const float* first,
-                                             const float* second) {
+// A lane's two pairs of weights, the second of which lies `below` floats behind the first: 0 where it is
+// not there. (A pointer that may be null would no longer be known to be one of shared memory.)
+__device__ __forceinline__ void read_weights(float (&w)[4], const float* first, int below) {
   const float2 upper = *reinterpret_cast<const float2*>(first);
-  const float2 lower = second != nullptr ? *reinterpret_cast<const float2*>(second)
-                                         : make_float2(0.0f, 0.0f);
+  const float2 lower = below != 0 ? *reinterpret_cast<const float2*>(first + below)
+                                  : make_float2(0.0f, 0.0f);
   w[0] = upper.x, w[1] = upper.y, w[2] = lower.x, w[3] = lower.y;
 }
 
-__device__ __forceinline__ void write_weights(const float (&w)[4], float* first, float* second) {
+__device__ __forceinline__ void write_weights(const float (&w)[4], float* first, int below) {
   *reinterpret_cast<float2*>(first) = make_float2(w[0], w[1]);
-  if (second != nullptr) *reinterpret_cast<float2*>(second) = make_float2(w[2], w[3]);
+  if (below != 0) *reinterpret_cast<float2*>(first + below) = make_float2(w[2], w[3]);
 }
 
 // A lane's state of one tile, in registers.
@@ -69,12 +69,12 @@ struct Kept {
   }
   // The same of the lane's weights where they lie. All are read ahead of the first store.
   template <typename TILE = AsTheyAre>
-  __device__ __forceinline__ void update(const RULE& rule, float* first, float* second,
+  __device__ __forceinline__ void update(const RULE& rule, float* first, int below,
                                          const float (&gradient)[4], const TILE& kept = {}) {
     float w[4], next[4];
-    read_weights(w, first, second);
+    read_weights(w, first, below);
     apply(next, rule, w, gradient, kept);
-    write_weights(next, first, second);
+    write_weights(next, first, below);
   }
 };
 
@@ -105,7 +105,7 @@ struct UpdateTiles {
     if constexpr (!FAR) kept.load(state);
     float* const at = w + (mt * 16 + lane / 4) * LDW + nt * 8 + lane % 4 * 2;
     const bool whole = ROWS % 16 == 0 || mt * 16 + 8 < ROWS;
-    kept.update(rule, at, whole ? at + 8 * LDW : nullptr, sum, how.tile(mt, nt));
+    kept.update(rule, at, whole ? 8 * LDW : 0, sum, how.tile(mt, nt));
     kept.store(state);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
@@ -139,23 +139,35 @@ struct UpdateTiles {
   }
 };
 
-// Where a lane's part of a tile lies: two pairs of weights; the second is not there where it would
-// lie beyond the layer's rows. Of a tile of biases, only lanes whose quad has columns of the layer's
-// product are `there`: nobody has a gradient for the rest.
+// Where a lane's part of a tile lies: two pairs of weights, the second `below` floats behind the first; 0
+// where it would lie beyond the layer's rows. Of a tile of biases, only lanes whose quad has columns of the
+// layer's product are `there`: nobody has a gradient for the rest.
 struct Place {
   float* first;
-  float* second;
+  int below;
   bool there;
 };
 
+// The same of a whole tile in eight bytes, for a table: finding a tile's layer, row and column takes some
+// 40 instructions of each warp that has a tile of several layers, and a meeting is bound by them.
+//   x: floats from the start of the shared memory, and from a row of the tile to the next << 16
+//   y: floats to the second pairs, lanes that have some << 16, and floats from pair to pair << 24
 template <int LDW, int ROWS, int ACROSS, int TILES>
-__device__ __forceinline__ Place place_of(int tile, float* w, float* bias) {
-  const int lane = lane_index();
+__device__ __forceinline__ uint2 place_of(int tile, unsigned int w, unsigned int bias) {
   if (tile >= TILES) {
-    const int column = (tile - TILES) * kTileFloats + lane * 4;
-    return {bias + column, bias + column + 2, column < ACROSS * 8};
+    const unsigned int before = tile - TILES;
+    const unsigned int quads = min(kTileQuads, ACROSS * 2 - static_cast<int>(before) * kTileQuads);
+    return make_uint2((bias + before * kTileFloats) | 16u << 16, 2u | quads << 16 | 4u << 24);
   }
-  const int mt = tile / ACROSS;
-  float* const at = w + (mt * 16 + lane / 4) * LDW + tile % ACROSS * 8 + lane % 4 * 2;
-  return {at, ROWS % 16 == 0 || mt * 16 + 8 < ROWS ? at + 8 * LDW : nullptr, true};
+  const unsigned int row = tile / ACROSS * 16;
+  const bool whole = ROWS % 16 == 0 || row < ROWS - 8;
+  constexpr unsigned int pitch = LDW;
+  return make_uint2((w + row * pitch + tile % ACROSS * 8) | pitch << 16,
+                    (whole ? 8u * pitch : 0u) | 32u << 16 | 2u << 24);
+}
+
+__device__ __forceinline__ Place place_in(float* shared, uint2 tile) {
+  const unsigned int lane = lane_index();
+  const unsigned int at = (tile.x & 0xffffu) + lane / 4 * (tile.x >> 16) + lane % 4 * (tile.y >> 24);
+  return {shared + at, static_cast<int>(tile.y & 0xffffu), lane < (tile.y >> 16 & 0xffu)};
 }

@@ -11,7 +11,7 @@ from rawnn.network.layers import Network
 from rawnn.onchip import cost
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
-from rawnn.onchip.decompose import L2
+from rawnn.onchip.decompose import FULL, L2, SLICED
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.report import describe
 from tests.engine import step_plan
@@ -61,6 +61,16 @@ def test_the_choice_is_the_cheapest_of_those_asked_for() -> None:
 def test_wide_layers_are_shared_and_large_batches_too() -> None:
     assert choose(problem((512, 512, 10), batch=8), HOPPER).decomposition.ranks > 1
     assert choose(problem((16, 32, 10), batch=4096), HOPPER).decomposition.groups > 1
+
+
+@pytest.mark.parametrize("chip", [HOPPER, AMPERE], ids=["Hopper", "Ampere"])
+def test_the_softmax_of_many_outputs_is_shared_and_that_of_few_is_not(chip: object) -> None:
+    many = choose(problem((400, 400, 900), batch=16), chip)  # type: ignore[arg-type]
+    few = choose(problem((400, 400, 10), batch=16), chip)  # type: ignore[arg-type]
+    assert many.decomposition.types[-1] == SLICED
+    assert few.decomposition.types[-1] == FULL
+    assert "exchange of softmax" in describe(many)
+    assert "exchange of softmax" not in describe(few)
 
 
 def test_a_batch_that_does_not_fit_is_taken_in_turns() -> None:

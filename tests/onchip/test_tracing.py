@@ -28,7 +28,8 @@ KINDS = [
     ("Adam in an order", 4, 2, "FSFF", 1, CLUSTER), ("softmax, SGD", 16, 1, "SFGF", 1, CLUSTER),
     ("clusters share sums", 2, 8, "FG", 1, CLUSTER), ("float16", 2, 3, "SFGF", 1, CLUSTER),
     ("float16", 2, 1, "FSFG", 1, CLUSTER), ("an autoencoder", 2, 1, "SFS", 1, CLUSTER),
-    ("a wide middle", 32, 1, "FGFG", 1, L2), ("softmax, SGD", 2, 2, "SFGF", 2, CLUSTER),
+    ("a wide middle", 32, 1, "FGFG", 1, L2), ("a wide middle", 12, 1, "FGFS", 1, L2),
+    ("softmax, SGD", 4, 2, "FGFS", 1, CLUSTER), ("softmax, SGD", 2, 2, "SFGF", 2, CLUSTER),
 ]
 """Problems, and how they are shared: every kind of phase comes up."""
 

@@ -17,6 +17,7 @@ from rawnn.common.dtypes import numpy_dtype
 from rawnn.device.cuda.device import padded
 from rawnn.device.target import known
 from rawnn.network.layers import Network
+from rawnn.onchip import layout
 from rawnn.onchip.choose import Choice
 from rawnn.onchip.decompose import CLUSTER, L2, Decomposition
 from rawnn.onchip.layout import COUNTS, layout_of
@@ -58,6 +59,9 @@ SHARED = [
     ("softmax, SGD", 16, 1, "SFGF"),  # blocks that have nothing of a boundary
     ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
+    ("more outputs than a register file", 4, 1, "FS"), ("softmax, SGD", 16, 1, "SFGS"),
+    ("more outputs than a register file", 2, 3, "FS"), ("a wide middle", 4, 2, "FSFS"),
+    ("rounded by chance, Adam", 2, 2, "FSFS"), ("tf32, one layer", 4, 1, "FS"),
 ]
 """The same with types of the boundaries, so that every exchange comes up."""
 
@@ -212,6 +216,25 @@ def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: in
     check_alike(Launch(name, ranks, groups, types), tmp_path, 1)
 
 
+IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
+             ("Adam in an order, state far", 2, 3, "FSFF"), ("a wide middle", 1, 7, "FFFF"),
+             ("rounded by chance, Adam", 2, 3, "FSFF"),
+             ("float32 inputs, a schedule", 2, 5, "SFFF")]
+"""Problems so small that all clusters would sum, with fewer tiles than a block has warps."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), IN_SHARES if FULL else IN_SHARES[:2])
+def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+                                  ranks: int, groups: int, types: str) -> None:
+    """Clusters of which some have a tile more to hear of than others."""
+    monkeypatch.setattr(layout, "MOST_SUMMED_BY_ALL", 0)
+    launch = Launch(name, ranks, groups, types)
+    found = launch.op.attributes["chosen"].layout
+    assert found.sync == layout.SHARE
+    assert found.tiles % groups or groups == 2
+    check(launch, tmp_path, 1)
+
+
 @pytest.mark.parametrize(("name", "ranks", "groups"), CHOSEN if FULL else CHOSEN[3:4])
 def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ranks: int,
                                                    groups: int) -> None:
@@ -220,10 +243,28 @@ def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ra
 
 @pytest.mark.parametrize("run", [0, 1, 2] if FULL else [2])
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"),
-                         SHARED if FULL else [*SHARED[2:5], SHARED[11]])
+                         SHARED if FULL else [*SHARED[2:5], SHARED[11], SHARED[18]])
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)
+
+
+LABELS = [(1, "FFFF"), (4, "FGFS"), (2, "FSFG"), (4, "FSFS")]
+
+
+@pytest.mark.parametrize(("ranks", "types"), LABELS if FULL else LABELS[:2])
+def test_a_label_that_is_none_and_logits_that_are_equal(tmp_path: Path, ranks: int,
+                                                        types: str) -> None:
+    """The one makes a step's loss a NaN; of the others the first counts as the largest."""
+    launch = Launch("softmax, SGD", ranks, 1, types)
+    launch.arrays["w3"][:], launch.arrays["b3"][:] = 0, 0
+    batch = launch.decomposition.problem.batch
+    launch.arrays["labels"][batch : batch + 4] = 0  # of the first step
+    wanted = launch.by_reference()
+    launch.arrays["labels"][3 * batch + 4] = launch.decomposition.problem.outputs
+    found = launch.on_twin(tmp_path, 1)
+    assert np.array_equal(found["correct"][:3], wanted["correct"][:3])
+    assert np.array_equal(np.flatnonzero(np.isnan(found["loss"])), [3])
 
 
 SCALES = [
@@ -238,6 +279,7 @@ SCALES = [
     ("float16, Adam, tanh", 1, 1, "", (2.0**20, 0.0)),
     ("float16, mean squares", 2, 1, "SFSF", (2.0**21, 0.0)),
     ("float16, mean squares", 4, 3, "FGFS", (2.0**21, 0.0)),
+    ("float16", 4, 2, "FGFS", (2.0**20, 5.0)),
 ]
 """Loss scales that overflow, or grow, and how the work is shared then."""
 
@@ -287,6 +329,7 @@ PARTIAL = [
     ("mean squares, gelu, no bias", 2, 3, "SFSF", 7), ("an autoencoder", 2, 1, "SFS", 2),
     ("binary cross-entropy, tanh", 4, 1, "FGFS", 9), ("float16, Adam, tanh", 2, 2, "FSFF", 6),
     ("float16 inputs, normalised", 1, 2, "", 8), ("rounded by chance", 2, 1, "FSFG", 5),
+    ("Adam in an order", 4, 2, "FGFS", 3),
 ]
 """How the work is shared where the last step has fewer examples, and how many."""
 
@@ -316,14 +359,16 @@ FAR = [
     ("more outputs than a register file", 32, 1, "FG"), ("clusters share sums", 12, 1, "SF"),
     ("a wide middle", 32, 1, "FGFG"), ("a wide middle", 32, 2, "FGSF"),
     ("float16, mean squares", 4, 3, "FGFS"), ("rounded by chance, Adam", 3, 3, "FSFF"),
-    ("tf32, one layer", 5, 2, "SF"), ("softmax, SGD", 4, 2, "FFFF"),
+    ("tf32, one layer", 5, 2, "SF"), ("more outputs than a register file", 32, 1, "FS"),
+    ("softmax, SGD", 12, 2, "FGFS"), ("a wide middle", 3, 1, "FSFS"),
+    ("tf32, one layer", 8, 1, "FS"), ("softmax, SGD", 4, 2, "FFFF"),
 ]
 """The same through the L2 cache: blocks that share the widths, groups, and types."""
 
 
 @pytest.mark.parametrize("run", [0, 1, 3] if FULL else [3])
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"),
-                         FAR if FULL else [FAR[0], FAR[4], FAR[15], FAR[-1]])
+                         FAR if FULL else [FAR[0], FAR[4], FAR[15], FAR[22], FAR[-1]])
 def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: int, groups: int,
                                              types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types, exchange=L2), tmp_path, run)
@@ -366,7 +411,7 @@ TURNS = [
     ("mean squares, gelu, no bias", 2, 2, "SFSF", 2, 3), ("an autoencoder", 2, 2, "SFS", 4, 0),
     ("binary cross-entropy, tanh", 4, 2, "FGFS", 2, 0), ("bfloat16", 2, 2, "FSFG", 2, 0),
     ("rounded by chance, Adam", 2, 2, "FSFG", 2, 3), ("a wide middle", 8, 2, "FGFG", 2, 0),
-    ("clusters share sums", 2, 3, "FG", 2, 4),
+    ("clusters share sums", 2, 3, "FG", 2, 4), ("clusters share sums", 2, 3, "FS", 2, 4),
 ]
 """How the work is shared by clusters that take their examples in micro-batches, how many, and what
 is left for a partial batch."""

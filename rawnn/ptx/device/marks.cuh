@@ -39,9 +39,13 @@ __device__ __forceinline__ float4 load_marked(const float4* from) {
   return make_float4(__uint_as_float(x), __uint_as_float(y), __uint_as_float(z), __uint_as_float(w));
 }
 
-// Whether what was loaded from there is what was waited for.
-__device__ __forceinline__ bool has_mark(const float4* /*from*/, const float4& v, unsigned int mark) {
-  return (__float_as_uint(v.w) & 1u) == mark;
+// Whether what was loaded from there is not what is waited for: sets the lowest bit of `lacking` if so, so
+// that what several loads brought is looked at together.
+// (One instruction, lacking | (bits ^ mark), that stays behind the loads ahead of it: a compiler that
+// sees through it looks at the first numbers ahead of asking for the last, which is one more trip.)
+__device__ __forceinline__ void look_for(unsigned int& lacking, const float4* /*from*/,
+                                         const float4& v, unsigned int mark) {
+  asm volatile("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(lacking) : "r"(__float_as_uint(v.w)), "r"(mark));
 }
 
 // Between two looks at what has not come yet. Traps after about a second of them, and says which of

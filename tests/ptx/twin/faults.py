@@ -38,6 +38,8 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("clusters share sums", 12, 1, "SF", (1.0, 0.0), 0, 1, L2),
     ("float16", 2, 1, "FSFG", (2.0**20, 5.0), 0, 1, L2),
     ("softmax, SGD", 12, 1, "FGGG", (1.0, 0.0), 0, 1, L2),
+    ("more outputs than a register file", 2, 3, "FS"),
+    ("softmax, SGD", 3, 1, "FGFS", (1.0, 0.0), 0, 1, L2),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
@@ -64,7 +66,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("turn", r">> 1 & 1", "& 1"),
     ("store", r"__stcg\([^;]*\);", ";"),
     ("mark", r"(unsigned int (?:said_)?mark = )[^;]*;", r"\g<1>1u;"),
-    ("mark", r"ptx::has_mark\(place\(i\), v\[i\], mark\)", "true"),
+    ("mark", r"ptx::look_for\([^;]*;", ";"),
     ("mark", r"(?<!float4 )\b(?:without_mark|markable)\(", "("),
     ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
     ("mark", r"(?<=next\[\d\]) - w\[\d\]", ""),

@@ -25,14 +25,17 @@ HARMLESS: dict[str, str] = {
     "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
     "* kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
-    "onchip_loss.cuh: barrier: __syncthreads(); [2] #3":
+    "onchip_loss.cuh: barrier: __syncthreads(); [2]":
         "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
     "onchip_loss.cuh: barrier: __syncwarp(); [4]":
-        "lanes write over nothing but what they alone have read",
-    "onchip_loss.cuh: zero fill: const float* const z = logits + (works ? example : 0); [52]":
-        "a warp without examples keeps nothing of the logits that it reads",
+        "the shuffles ahead of it bring the lanes together as well",
+    "onchip_slices.cuh: zero fill: if (at.part == (here ? place % Tasks::kLanes : 0)) { [48]":
+        "any one lane of an example may say that its label is elsewhere, or none",
     "onchip_groups.cuh: mark: return without_mark(ptx::load_marked(at)); [11]":
         "of micro-batches: a unit in the last place of one in four sums, which the mark takes",
+    "onchip_groups.cuh: zero fill: return parts + tile * kTileQuads + (at.there ? lane_index() : "
+    "0); [61]":
+        "lanes that have no part ask for any that is there, and leave what comes",
     "onchip_trace.cuh: barrier: __syncwarp(); [4]":
         "the clock of the lane that comes first is as good, and no other stores",
     "onchip_fragments.cuh: zero fill: for (int j = 0; j < NT; ++j) step.b[j][0] = step.b[j][1] = "

@@ -258,12 +258,14 @@ float4 load_marked(const float4* from) {
 }
 
 // A look that finds what it is for is a load that the next store must not overtake.
-bool has_mark(const float4* from, const float4& v, unsigned int mark) {
+void look_for(unsigned int& lacking, const float4* from, const float4& v, unsigned int mark) {
   TWIN_HERE;
-  if ((__float_as_uint(v.w) & 1u) != mark) return false;
-  touch_global(from, sizeof v, kRead | kMarked, own(), self->clock);
-  hear_of(from);
-  return true;
+  const unsigned int found = __float_as_uint(v.w) ^ mark;
+  if ((found & 1u) == 0) {
+    touch_global(from, sizeof v, kRead | kMarked, own(), self->clock);
+    hear_of(from);
+  }
+  lacking |= found;
 }
 
 // Until a store comes to one of the places that the thread has looked at.

@@ -203,7 +203,7 @@ inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 
 // marks.cuh
 void store_marked(float4* to, float4 v, unsigned int mark);
 float4 load_marked(const float4* from);
-bool has_mark(const float4* from, const float4& v, unsigned int mark);
+void look_for(unsigned int& lacking, const float4* from, const float4& v, unsigned int mark);
 void look_again(int& tries, int what);
 
 // clock.cuh

@@ -1,0 +1,84 @@
+"""The text of a step's loss: the gradient of the outputs, and what is reported."""
+
+from __future__ import annotations
+
+from rawnn.onchip.cost import SHARED_SOFTMAX
+from rawnn.onchip.decompose import GATHERED, SLICED
+from rawnn.onchip.exchanges import Exchange
+from rawnn.onchip.inputs import InputWriter
+from rawnn.onchip.tiles import slices_floats, softmax_of
+
+
+class LossWriter(InputWriter):
+    """Writes what makes gradients of the last layer's outputs."""
+
+    def loss(self) -> None:
+        d, p, w = self.d, self.p, self.w
+        last = p.depth
+        w("// the loss")
+        if p.scheduled:
+            w("if (u + 1 < span) {")
+            w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
+            w("}")
+        made = ", ScaledGradient{scaling->scale, found}" if p.scaled else ""
+        if p.labelled and (d.slices_softmax or softmax_of(d).warps > 1):
+            self.softmax_of_slices(made)
+        elif p.labelled:
+            gathered = d.types[last] == GATHERED
+            logits = self.at("logits") if gathered else self.z(last)
+            first = f"rank * {d.slices[last]}" if gathered else "0"
+            w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({logits}, {self.z(last)}, "
+              f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, tallies{made});")
+        else:
+            if p.reconstruct:
+                offset = f" + rank * {d.slices[last]}" \
+                    if d.types[0] != SLICED and d.types[last] == SLICED else ""
+                targets, pitch = f"x{offset}", self.layout.input_pitch
+            else:
+                pitch = self.layout.target_pitch
+                targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
+            w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
+              f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
+              f"tallies{made});")
+        w("__syncthreads();")
+        self.stamp("softmax" if p.labelled else "loss")
+        self.tally_beside(0)
+
+    def softmax_of_slices(self, made: str) -> None:
+        """Warps share the softmax, or blocks, each of its own outputs: they tell each other the
+        sums."""
+        d, p, w = self.d, self.p, self.w
+        last, warps = p.depth, softmax_of(d).warps
+        slices = f"reinterpret_cast<float4*>{self.at('scratch')}"
+        shape = f"{d.outs(last - 1)}, {softmax_of(d).lanes}, {warps}"
+        first = f"rank * {d.slices[last]}" if d.slices_softmax else "0"
+        mine = f"{self.z(last)}, {first}, {self.count(last)}, {slices}"
+        told, parts, columns, tell = slices, warps, d.columns, "TellNobody{}"
+        w("{")
+        if d.slices_softmax:
+            message = self.exchange(d.slices_told.rows, d.slices_told.to_all)
+            message.expect(d.slices_told.rows * d.sent * 4)
+            tell = f"to_blocks<Shape, {softmax_of(d).lanes}>(mail, {message.first if d.far else 0})"
+        w(f"powers_of_slice<Shape, {shape}>({mine}, {tell});")
+        self.stamp("softmax", "slice")
+        if d.slices_softmax:
+            told, parts, columns = self.hear_slices(message), d.ranks, d.sent
+        else:
+            w("__syncthreads();")
+        w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}>({mine}, {told}, y, "
+          f"present, {self.share(p.batch)}, tallies{made});")
+        w("}")
+
+    def hear_slices(self, message: Exchange) -> str:
+        """Returns where what all blocks told lies, once it has come."""
+        d, w, rows = self.d, self.w, self.d.slices_told.rows
+        self.fetch_once()
+        if d.far:
+            w(f"float* const told = {self.at('scratch')} + {slices_floats(d)};")
+            message.add(message.received(), 1, rows, rows, "[=](int row, int column, float4 v) {\n"
+                        f"*reinterpret_cast<float4*>(told + row * {d.sent} + column) = v;\n}}")
+            w("__syncthreads();")
+        else:
+            w(f"const float* const told = {message.received()};")
+        self.stamp(SHARED_SOFTMAX, "wait")
+        return "reinterpret_cast<const float4*>(told)"
