@@ -15,7 +15,7 @@ __device__ __forceinline__ long long example_of(const int* fetched, long long fi
 
 // The place of a thread among those that ask for something, all from FREE on, when they go round from the
 // START-th of these on: so other warps ask for targets and for the order than for most rows, and nobody
-// asks for everything one behind the other (700 cycles of an H200, of which each part took some 250).
+// asks for everything one behind the other (which took 710 cycles of an H200, a warp in the mean 470).
 template <typename SHAPE, int FREE, int START>
 __device__ __forceinline__ int place_in_turn() {
   static_assert(START % 32 == 0 && START < SHAPE::kThreads - FREE, "a warp that asks");
