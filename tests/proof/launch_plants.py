@@ -70,6 +70,8 @@ def _dead(op: Op, plan: Plan, signature: KernelSignature, values: dict[str, Any]
     dead |= {f"ld{role}" for role, name in op.operands.items() if len(plan[name].shape) == 1}
     if "cursor" in absent:
         dead.add("offset")
+    if "other" in absent:
+        dead |= {"share", "other_share"}
     if "stochastic" in names and not values["stochastic"]:
         dead |= {"seed", "stream"}
     return dead
