@@ -172,13 +172,14 @@ class _Kernel(StepWriter):
         w("__syncthreads();")
         if p.scheduled:
             w("float rate = 0.0f;")
+        self.places_in_turn()
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
-            w(f"NextLabels<Shape, {self.free}> labels_ahead;")
+            w(f"NextLabels<Shape, {self.free}, kBehindRows> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-            w(f"fetch_order<Shape, 0>(fetched, order, first_of(0), {self.present('0')});")
-            w(f"if ({self.turns} > 1) fetch_order<Shape, 0>(fetched + {d.columns}, order, "
+            w(f"fetch_order<Shape, 0, 0>(fetched, order, first_of(0), {self.present('0')});")
+            w(f"if ({self.turns} > 1) fetch_order<Shape, 0, 0>(fetched + {d.columns}, order, "
               f"first_of(1), {self.present('1')});")
             w("ptx::commit_copies();")
             w("ptx::wait_for_copies<0>();")

@@ -48,11 +48,8 @@ HARMLESS: dict[str, str] = {
         (f"train_steps {name}: barrier: cluster_arrive<Shape>(); [2]"
          for name in ("clusters share sums, 1x8", "float16, 1x1")),
         "a cluster is one block here: it is nothing"),
-    **dict.fromkeys(
-        (f"train_steps {name}: barrier: __syncthreads(); [2] #3"
-         for name in ("Adam in an order, 4x1 FSFF", "Adam in an order, state far, 2x1 FSFF",
-                      "Adam in an order, state far, 2x3 FSFF")),
-        "one warp fetches both the order and the few rows here; with long rows it is caught"),
+    "train_steps Adam in an order, state far, 2x3 FSFF: barrier: __syncthreads(); [2] #3":
+        "one warp fetches both the order and the few rows here; with long rows it is caught",
     "head_rows.cuh: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * "
     "biases[row]); [46]":
         "all columns of a product with ones are the same sum",
@@ -174,7 +171,6 @@ HARMLESS: dict[str, str] = {
     **dict.fromkeys((
         "train_steps Adam in an order, 4x2 FSFF, 3 left: barrier: __syncthreads(); [2] #3",
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
-        "train_steps rounded by chance, Adam, 4x1 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
     "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13764; i += "
     "256) shared[i] = 0.0f; [53]":
