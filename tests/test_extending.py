@@ -63,7 +63,8 @@ __global__ void signs(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, in
   const Rounding how = {false, 0, 0, 0};
   const auto nothing = [](int, int, bool, int) {};
   update_matrix(
-      w, ldw, dw, lddw, copy, ldcopy, copy_scale, true, loss_scale, rows, cols, how, nothing,
+      w, ldw, dw, lddw, static_cast<const TG*>(nullptr), 0, 1.0f, 0.0f, copy, ldcopy, copy_scale,
+      true, loss_scale, rows, cols, how, nothing,
       [&](float weight, float gradient, int) {
         const float clipped = fminf(fmaxf(gradient, -bound), bound);
         return weight - lr * (clipped + decay * weight);

@@ -129,26 +129,6 @@ class InputWriter(UpdateWriter):
         if last and self.meets_ahead:
             self.tally()
 
-    @property
-    def tallied_at(self) -> int:
-        """The layer beside whose backward product the loss is added up, which takes a warp some 300
-        cycles (H200): one whose sums other blocks are waited for, or that has no task for the last
-        warp; 0 where there is none."""
-        layers = range(self.p.depth - 1, 0, -1)
-        waiting = (n for n in layers if self.d.kinds[n] == BY_OUTPUTS)
-        return next(waiting, next((n for n in layers if self.idle_beside(n)), 0))
-
-    def idle_beside(self, layer: int) -> bool:
-        """Whether the last warp has less to do of a layer's backward product than others."""
-        tiles = self.layout.layers[layer].backward
-        return tiles is not None and tiles.tasks % self.d.warps != 0
-
-    def tally_beside(self, layer: int) -> None:
-        """The same where nothing is done while clusters meet: beside a layer's backward product, or
-        behind the loss (0)."""
-        if layer == self.tallied_at and not self.meets_ahead:
-            self.tally()
-
     def tally(self) -> None:
         """The last warp adds up what the examples or threads left of the loss."""
         d, w = self.d, self.w

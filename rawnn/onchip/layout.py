@@ -127,8 +127,11 @@ class Layout:
 
     @property
     def parts(self) -> int:
-        """Blocks that have a part of the loss: one a cluster, unless the outputs are sliced."""
+        """Parts of a step's loss: of each example, where tallies are kept, or of blocks: one a
+        cluster, unless the outputs are sliced."""
         d = self.decomposition
+        if keeps_tallies(d):
+            return d.share
         return d.blocks if d.types[-1] == SLICED else d.groups
 
     def workspaces(self, steps: int) -> dict[str, int]:
@@ -161,10 +164,18 @@ class Layout:
         return 1 if d.far and not d.mail_floats else 0
 
 
+def keeps_tallies(d: Decomposition) -> bool:
+    """Whether the tally of each example goes to global memory, and is added up behind the steps: of
+    one cluster, where a step would wait for the warp that adds them up; of few examples."""
+    return d.problem.labelled and d.groups == 1
+
+
 def tallies(d: Decomposition) -> int:
-    """Tallies of a step: of an example, or where the loss is a mean over elements, of a thread that
-    has some."""
+    """Tallies of a step in shared memory: of an example, or where the loss is a mean over elements,
+    of a thread that has some."""
     p = d.problem
+    if keeps_tallies(d):
+        return 1
     return d.columns if p.labelled else min(d.threads, d.outs(p.depth - 1) * d.columns)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from rawnn.common.dtypes import c_type
 from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
-from rawnn.onchip.layout import ALL, COUNTS, RULE_BYTES, SHARE, TILE, Layout
+from rawnn.onchip.layout import (
+    ALL,
+    COUNTS,
+    RULE_BYTES,
+    SHARE,
+    TILE,
+    Layout,
+    keeps_tallies,
+)
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.steps import StepWriter
 from rawnn.onchip.writer import Stamp, literal
@@ -283,7 +291,8 @@ class _Kernel(StepWriter):
         if p.partial:
             each = terms // p.batch
             of_step = f"[=](int step) {{ return static_cast<float>(batch_of(step) * {each}); }}"
-        w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
+        w(f"report_steps<Shape, {literal(keeps_tallies(d))}>("
+          "reinterpret_cast<const float2*>(tally), "
           f"{found.parts * d.turns}, span, {of_step}, counters, "
           f"counters + 1, {found.counters}, loss + cursor_now, "
           f"{correct}, reinterpret_cast<int*>(tallies));")

@@ -163,7 +163,9 @@ def test_node_attributes_that_are_none() -> None:
     assert set_attribute(node, "COOPERATIVE", 2) == (1,)
     assert set_attribute(node, "COOPERATIVE", (1, 1, 1)) == (1,)
     assert set_attribute(node, "CLUSTER_DIMENSION", 1) == (1,)
-    assert set_attribute(node, "PRIORITY", 1) == (1,)
+    assert set_attribute(node, "PRIORITY", (1, 1, 1)) == (1,)
+    assert set_attribute(node, "PRIORITY", -5) == (0,)
+    assert set_attribute(node, "MEMORY", 1) == (1,)
     graph.close()
 
 

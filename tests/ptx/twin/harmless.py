@@ -29,7 +29,8 @@ HARMLESS: dict[str, str] = {
         "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
     "onchip_loss.cuh: barrier: __syncwarp(); [4]":
         "the shuffles ahead of it bring the lanes together as well",
-    "onchip_slices.cuh: zero fill: if (at.part == (here ? place % Tasks::kLanes : 0)) { [48]":
+    "onchip_slices.cuh: zero fill: if (tells && at.part == (here ? place % Tasks::kLanes : 0)) { "
+    "[57]":
         "any one lane of an example may say that its label is elsewhere, or none",
     "onchip_groups.cuh: mark: return without_mark(ptx::load_marked(at)); [11]":
         "of micro-batches: a unit in the last place of one in four sums, which the mark takes",
@@ -175,7 +176,7 @@ HARMLESS: dict[str, str] = {
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
         "train_steps rounded by chance, Adam, 4x1 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
-    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13792; i += "
+    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13764; i += "
     "256) shared[i] = 0.0f; [53]":
         "a block's 16 inputs are whole tiles, which convert_rows fills up with zeros, and the "
         "gradients of examples that do not exist are zeros; with 20 inputs it is caught",
