@@ -21,7 +21,7 @@ from rawnn.onchip.decompose import (
     ceil,
     up,
 )
-from rawnn.onchip.layout import MOST_SUMMED_BY_ALL, TILE, Layout
+from rawnn.onchip.layout import TILE, Layout, summed_by_all
 from rawnn.onchip.tiles import softmax_of, tiling
 
 
@@ -30,24 +30,22 @@ class Costs:
     """Cycles: of an exchange in a cluster, of a second one that sums need, and the bytes of it a
     cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), the bytes a
     cycle of what comes to all and of parts that each block has for each other, what a step takes
-    besides that has any, and how many times as long all else takes then (five kernels are within
-    13 %); of a softmax, besides `softmax_rows` times what its outputs are
-    expected to take; of an elementwise loss and a conversion, and of each round of the threads
-    there; of a meeting of all clusters, and the bytes of gradients a cycle
-    that are summed there, by all or each its share (without state); of what every step begins and
-    ends with. What
-    the products are expected to take is multiplied by `product`, and each takes `product_begin`
-    more; weight gradients with their updates by `gradient`, those left for other clusters by
-    `published`; those of layers above the first by `overlapped` besides, as warps that are done go
-    on to the first layer's. A tile
-    whose state comes from the L2 cache takes `far_tile` more. Micro-batches in clusters take
-    `turn` times as long as batches of their size. Whether a step of float16 counts takes a block
-    `decision`, and `decision_between` more where clusters tell each other. Rounding a tile's
-    weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. A launch
-    takes `launch` besides its steps, and loads and stores so many `launch_bytes` of weights and
-    state a cycle. `clock` is in cycles a microsecond. (Fitted to the phases of
-    15 kernels that were traced and to the times of 106 more: 10 % off in the root mean square, 16 %
-    on every fourth network where it was left out of the fit.)"""
+    besides that has any, and how many times as long all else takes then (five kernels are within 13
+    %); of a softmax, besides `softmax_rows` times what its outputs are expected to take; of an
+    elementwise loss and a conversion, and of each round of the threads there; of a meeting of all
+    clusters, the bytes of gradients a cycle that are summed there, by all or each its share, and
+    those that a state is updated of; of what every step begins and ends with. What the products are
+    expected to take is multiplied by `product`, and each takes `product_begin` more; weight
+    gradients with their updates by `gradient`, those left for other clusters by `published`; those
+    of layers above the first by `overlapped` besides, as warps that are done go on to the first
+    layer's. A tile whose state comes from the L2 cache takes `far_tile` more. Micro-batches in
+    clusters take `turn` times as long as batches of their size. Whether a step of float16 counts
+    takes a block `decision`, and `decision_between` more where clusters tell each other. Rounding a
+    tile's weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. A
+    launch takes `launch` besides its steps, and loads and stores so many `launch_bytes` of weights
+    and state a cycle. `clock` is in cycles a microsecond. (Fitted to the phases of 15 kernels that
+    were traced and to the times of 106 more: 10 % off in the root mean square, 16 % on every fourth
+    network where it was left out of the fit.)"""
 
     product: float = 1.69
     product_begin: float = 119.0
@@ -69,9 +67,10 @@ class Costs:
     elementwise_round: float = 323.0
     convert: float = 112.0
     convert_round: float = 40.5
-    meeting: float = 1680.0
-    summed_bytes: float = 41.3
-    shared_bytes: float = 19.8
+    meeting: float = 1190.0
+    summed_bytes: float = 38.4
+    shared_bytes: float = 21.5
+    state_bytes: float = 25.3
     step: float = 666.0
     while_meeting: float = 329.0
     far_tile: float = 57.1
@@ -180,8 +179,7 @@ def layer_cycles(d: Decomposition, layer: int, costs: Costs = FITTED) -> float:
     found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
     if d.groups > 1:
         nbytes = layer_tiles(d, layer) * TILE * 4
-        found += min(d.groups * nbytes / costs.summed_bytes,
-                     nbytes * with_state(d) / costs.shared_bytes)
+        found += min(summed_cycles(d, nbytes, costs), shared_cycles(d, nbytes, costs))
     return found
 
 
@@ -267,16 +265,21 @@ def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     if d.groups == 1:
         return []
     nbytes = TILE * 4 * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    if d.groups * nbytes <= MOST_SUMMED_BY_ALL:
-        return [Phase("all clusters sum", costs.meeting + d.groups * nbytes / costs.summed_bytes)]
-    return [Phase("clusters sum and share", 2 * costs.meeting
-                  + nbytes * with_state(d) / costs.shared_bytes)]
+    if summed_by_all(d.groups, nbytes, len(d.problem.states)):
+        return [Phase("all clusters sum", costs.meeting + summed_cycles(d, nbytes, costs))]
+    return [Phase("clusters sum and share", 2 * costs.meeting + shared_cycles(d, nbytes, costs))]
 
 
-def with_state(d: Decomposition) -> float:
-    """How many times as long a cluster takes for its share of the sums where its update has an
-    optimizer's state: twice with Adam's two."""
-    return 1.0 + len(d.problem.states) / 2
+def summed_cycles(d: Decomposition, nbytes: int, costs: Costs = FITTED) -> float:
+    """What every cluster takes for all gradients, so many bytes of a block, besides the meeting."""
+    return d.groups * nbytes / costs.summed_bytes \
+        + len(d.problem.states) * nbytes / costs.state_bytes
+
+
+def shared_cycles(d: Decomposition, nbytes: int, costs: Costs = FITTED) -> float:
+    """The same of a cluster that updates its share, and takes in what others tell of theirs."""
+    return nbytes / costs.shared_bytes \
+        + len(d.problem.states) * nbytes / d.groups / costs.state_bytes
 
 
 LAUNCH = "launch"

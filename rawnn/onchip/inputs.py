@@ -3,7 +3,7 @@ made the numbers that the first layer reads."""
 
 from __future__ import annotations
 
-from rawnn.onchip.decompose import BY_OUTPUTS, EVERYWHERE, GATHERED, SLICED, WARP
+from rawnn.onchip.decompose import BY_OUTPUTS, EVERYWHERE, GATHERED, SLICED, WARP, up
 from rawnn.onchip.layout import tallies
 from rawnn.onchip.updates import UpdateWriter
 from rawnn.onchip.writer import literal
@@ -52,17 +52,31 @@ class InputWriter(UpdateWriter):
         w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
-        rows_by = f"fetch_rows<Shape, {self.free}, {ordered}"
-        w(f"{rows_by}, {d.ins(0)}, {pitch}>({to}, images, ldimages, {start}, {self.count(0)}, "
-          f"{rows}, first_of({step}), {present}, {barrier});")
+        w(f"fetch_rows<Shape, {self.free}, 0, {ordered}, {d.ins(0)}, {pitch}>({to}, images, "
+          f"ldimages, {start}, {self.count(0)}, {rows}, first_of({step}), {present}, {barrier});")
         if p.labelled:
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
-            w(f"{rows_by}, {found.target_width}, {found.target_pitch}>("
-              f"{self.at('y')} + {buffer} * {d.columns * found.target_pitch}, targets, ldtargets, "
-              f"{start}, {self.count(last)}, {rows}, first_of({step}), {present}, {barrier});")
+            w(f"fetch_rows<Shape, {self.free}, kBehindRows, {ordered}, {found.target_width}, "
+              f"{found.target_pitch}>({self.at('y')} + {buffer} * "
+              f"{d.columns * found.target_pitch}, "
+              f"targets, ldtargets, {start}, {self.count(last)}, {rows}, first_of({step}), "
+              f"{present}, {barrier});")
+
+    def places_in_turn(self) -> None:
+        """The first threads that ask for the labels or targets and for the order, counted from the
+        first that ask for anything: behind those that ask for rows, and for labels or targets. The
+        last warp has rules and losses to work out. While clusters meet there is time enough."""
+        d, p, w = self.d, self.p, self.w
+        many = max(d.threads - self.free - WARP, WARP)
+        rows = f"fetching_threads<Shape, {d.ins(0)}, {p.input_type}>()"
+        targets = str(up(d.columns, WARP)) if p.labelled else "0" if p.reconstruct else \
+            f"fetching_threads<Shape, {self.layout.target_width}, float>()"
+        found = ("0", "0") if self.meets_ahead else (rows, f"({rows} + {targets})")
+        for name, threads in zip(("kBehindRows", "kBehindTargets"), found, strict=True):
+            w(f"[[maybe_unused]] constexpr int {name} = {threads} % {many};")
 
     def present(self, step: str) -> str:
         """Examples of this cluster in a step."""
@@ -129,26 +143,6 @@ class InputWriter(UpdateWriter):
         if last and self.meets_ahead:
             self.tally()
 
-    @property
-    def tallied_at(self) -> int:
-        """The layer beside whose backward product the loss is added up, which takes a warp some 300
-        cycles (H200): one whose sums other blocks are waited for, or that has no task for the last
-        warp; 0 where there is none."""
-        layers = range(self.p.depth - 1, 0, -1)
-        waiting = (n for n in layers if self.d.kinds[n] == BY_OUTPUTS)
-        return next(waiting, next((n for n in layers if self.idle_beside(n)), 0))
-
-    def idle_beside(self, layer: int) -> bool:
-        """Whether the last warp has less to do of a layer's backward product than others."""
-        tiles = self.layout.layers[layer].backward
-        return tiles is not None and tiles.tasks % self.d.warps != 0
-
-    def tally_beside(self, layer: int) -> None:
-        """The same where nothing is done while clusters meet: beside a layer's backward product, or
-        behind the loss (0)."""
-        if layer == self.tallied_at and not self.meets_ahead:
-            self.tally()
-
     def tally(self) -> None:
         """The last warp adds up what the examples or threads left of the loss."""
         d, w = self.d, self.w
@@ -172,8 +166,8 @@ class InputWriter(UpdateWriter):
         w("ptx::commit_copies();")
         if self.p.ordered:
             w(f"if ({t} + 2 < {self.turns}) {{")
-            w(f"fetch_order<Shape, {self.free}>(fetched + ({t} & 1) * {d.columns}, order, "
-              f"first_of({t} + 2), {self.present(f'{t} + 2')});")
+            w(f"fetch_order<Shape, {self.free}, kBehindTargets>(fetched + ({t} & 1) * "
+              f"{d.columns}, order, first_of({t} + 2), {self.present(f'{t} + 2')});")
             w("ptx::commit_copies();")
             w("}")
         w("}")

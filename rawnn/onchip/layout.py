@@ -21,8 +21,11 @@ TILE = 128
 
 ALL, SHARE = "all", "share"
 STATE = "state of the optimizer"
-MOST_SUMMED_BY_ALL = 131_072
-"""Bytes of gradients of all clusters up to which every cluster adds up and updates all of them."""
+MOST_MORE, SUMMED_BYTES, STATE_BYTES = 1100.0, 53.0, 47.0
+"""By shares, clusters tell each other twice, which takes so many cycles; by all, each takes in so
+many bytes of the others' gradients a cycle, and updates so many of a state (ten networks that an
+H200 trained in both ways). They are no costs that a GPU may keep of its own: on them depend the
+last bits of a run, which must go on as it began."""
 
 COUNTS = ("counters", "generations", "meetings", "trace")
 """Workspaces of integers."""
@@ -39,6 +42,13 @@ FIXED_BYTES = 1024
 def settled(problem: Problem) -> int:
     """Tensors that the optimizer keeps for each parameter."""
     return len(problem.states)
+
+
+def summed_by_all(groups: int, nbytes: int, states: int) -> bool:
+    """Whether every cluster adds up and updates all gradients, of which a block has so many bytes,
+    and not each its share."""
+    others = (groups - 1) * nbytes
+    return others / SUMMED_BYTES + states * others / groups / STATE_BYTES <= MOST_MORE
 
 
 @dataclass(frozen=True)
@@ -117,8 +127,11 @@ class Layout:
 
     @property
     def parts(self) -> int:
-        """Blocks that have a part of the loss: one a cluster, unless the outputs are sliced."""
+        """Parts of a step's loss: of each example, where tallies are kept, or of blocks: one a
+        cluster, unless the outputs are sliced."""
         d = self.decomposition
+        if keeps_tallies(d):
+            return d.share
         return d.blocks if d.types[-1] == SLICED else d.groups
 
     def workspaces(self, steps: int) -> dict[str, int]:
@@ -151,10 +164,18 @@ class Layout:
         return 1 if d.far and not d.mail_floats else 0
 
 
+def keeps_tallies(d: Decomposition) -> bool:
+    """Whether the tally of each example goes to global memory, and is added up behind the steps: of
+    one cluster, where a step would wait for the warp that adds them up; of few examples."""
+    return d.problem.labelled and d.groups == 1
+
+
 def tallies(d: Decomposition) -> int:
-    """Tallies of a step: of an example, or where the loss is a mean over elements, of a thread that
-    has some."""
+    """Tallies of a step in shared memory: of an example, or where the loss is a mean over elements,
+    of a thread that has some."""
     p = d.problem
+    if keeps_tallies(d):
+        return 1
     return d.columns if p.labelled else min(d.threads, d.outs(p.depth - 1) * d.columns)
 
 
@@ -208,7 +229,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         base += tiles + bias_tiles
     parts = [(*part[:-1], base - part[-1] - part[5] - part[6]) for part in parts]
     sync = "" if d.groups == 1 else \
-        ALL if d.groups * base * TILE * 4 <= MOST_SUMMED_BY_ALL else SHARE
+        ALL if summed_by_all(d.groups, base * TILE * 4, states) else SHARE
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size

@@ -6,7 +6,9 @@ from rawnn.onchip.cost import SHARED_SOFTMAX
 from rawnn.onchip.decompose import GATHERED, SLICED
 from rawnn.onchip.exchanges import Exchange
 from rawnn.onchip.inputs import InputWriter
+from rawnn.onchip.layout import keeps_tallies
 from rawnn.onchip.tiles import slices_floats, softmax_of
+from rawnn.onchip.writer import literal
 
 
 class LossWriter(InputWriter):
@@ -28,7 +30,8 @@ class LossWriter(InputWriter):
             logits = self.at("logits") if gathered else self.z(last)
             first = f"rank * {d.slices[last]}" if gathered else "0"
             w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({logits}, {self.z(last)}, "
-              f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, tallies{made});")
+              f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, "
+              f"{self.places()}{made});")
         else:
             if p.reconstruct:
                 offset = f" + rank * {d.slices[last]}" \
@@ -42,7 +45,8 @@ class LossWriter(InputWriter):
               f"tallies{made});")
         w("__syncthreads();")
         self.stamp("softmax" if p.labelled else "loss")
-        self.tally_beside(0)
+        if not self.meets_ahead and not keeps_tallies(d):
+            self.tally()
 
     def softmax_of_slices(self, made: str) -> None:
         """Warps share the softmax, or blocks, each of its own outputs: they tell each other the
@@ -65,9 +69,18 @@ class LossWriter(InputWriter):
             told, parts, columns = self.hear_slices(message), d.ranks, d.sent
         else:
             w("__syncthreads();")
-        w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}>({mine}, {told}, y, "
-          f"present, {self.share(p.batch)}, tallies{made});")
+        w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
+          f"{literal(keeps_tallies(d))}>({mine}, {told}, y, "
+          f"present, {self.share(p.batch)}, {self.places()}{made});")
         w("}")
+
+    def places(self) -> str:
+        """Where tallies of examples go, and of how many."""
+        d = self.d
+        if not keeps_tallies(d):
+            return f"tallies, {d.columns}"
+        mine = str(d.share) if d.slices_softmax or d.ranks == 1 else f"rank == 0 ? {d.share} : 0"
+        return f"reinterpret_cast<Tally*>(tally) + {self.turn} * {d.share}ll, {mine}"
 
     def hear_slices(self, message: Exchange) -> str:
         """Returns where what all blocks told lies, once it has come."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from rawnn.common.dtypes import c_type
 from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
-from rawnn.onchip.layout import ALL, COUNTS, RULE_BYTES, SHARE, TILE, Layout
+from rawnn.onchip.layout import (
+    ALL,
+    COUNTS,
+    RULE_BYTES,
+    SHARE,
+    TILE,
+    Layout,
+    keeps_tallies,
+)
 from rawnn.onchip.problem import Problem
 from rawnn.onchip.steps import StepWriter
 from rawnn.onchip.writer import Stamp, literal
@@ -164,13 +172,14 @@ class _Kernel(StepWriter):
         w("__syncthreads();")
         if p.scheduled:
             w("float rate = 0.0f;")
+        self.places_in_turn()
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
-            w(f"NextLabels<Shape, {self.free}> labels_ahead;")
+            w(f"NextLabels<Shape, {self.free}, kBehindRows> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-            w(f"fetch_order<Shape, 0>(fetched, order, first_of(0), {self.present('0')});")
-            w(f"if ({self.turns} > 1) fetch_order<Shape, 0>(fetched + {d.columns}, order, "
+            w(f"fetch_order<Shape, 0, 0>(fetched, order, first_of(0), {self.present('0')});")
+            w(f"if ({self.turns} > 1) fetch_order<Shape, 0, 0>(fetched + {d.columns}, order, "
               f"first_of(1), {self.present('1')});")
             w("ptx::commit_copies();")
             w("ptx::wait_for_copies<0>();")
@@ -283,7 +292,8 @@ class _Kernel(StepWriter):
         if p.partial:
             each = terms // p.batch
             of_step = f"[=](int step) {{ return static_cast<float>(batch_of(step) * {each}); }}"
-        w("report_steps<Shape>(reinterpret_cast<const float2*>(tally), "
+        w(f"report_steps<Shape, {literal(keeps_tallies(d))}>("
+          "reinterpret_cast<const float2*>(tally), "
           f"{found.parts * d.turns}, span, {of_step}, counters, "
           f"counters + 1, {found.counters}, loss + cursor_now, "
           f"{correct}, reinterpret_cast<int*>(tallies));")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rawnn.onchip.decompose import (
     BY_OUTPUTS,
     EVERYWHERE,
@@ -193,10 +191,9 @@ class StepWriter(LossWriter):
             self.stamp(phase)
 
     def all_reduce(self, kind: str, layer: int, n: int, text: str, meanwhile: list[int],
-                   phase: str, beside: Callable[[], None] = lambda: None) -> None:
+                   phase: str) -> None:
         """A product whose partial sums all blocks want in full: added up by every block, or by the
-        one whose share they are, which sends the sums to all. The weight gradients `meanwhile` and
-        what `beside` writes are done while those of other blocks are on their way."""
+        one whose share they are, which sends the sums to all."""
         d, w = self.d, self.w
         nbytes = d.sent * 4
         finish = f"by_pairs({self.body(str(n), text)})"
@@ -208,14 +205,12 @@ class StepWriter(LossWriter):
                          sent=True)
             self.fetch_once()
             self.gradients(meanwhile)
-            beside()
             message.add(message.awaited(phase), d.ranks, n, n, finish)
             return
         size, mine = share_of(n, d.ranks)
         parts = self.reduce(kind, layer, n, size, mine, phase=phase)
         self.fetch_once()
         self.gradients(meanwhile)
-        beside()
         w("{")
         box = parts.received()
         if not d.far:  # ahead of what the next message expects
@@ -272,7 +267,6 @@ class StepWriter(LossWriter):
                 count = str(n)
             else:
                 text, count = self.slope(layer, "m", "m"), self.count(layer)
-            self.tally_beside(layer)
             self.product("backward", layer, self.body(count, text), count)
             tiles = self.layout.layers[layer].backward
             assert tiles is not None
@@ -281,14 +275,12 @@ class StepWriter(LossWriter):
             idle = d.idle(layer)
             message = self.reduce("backward", layer, n, size, f"n{layer}", idle, phase=phase)
             self.gradients(waiting)
-            self.tally_beside(layer)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
             received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0",
                                     phase=phase) if idle else message.awaited(phase)
             message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
-            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase,
-                            lambda: self.tally_beside(layer))
+            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase)
         w("__syncthreads();")
         self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
                      else (f"backward {layer + 1}", "barrier")))

@@ -54,7 +54,7 @@ LAUNCHES |= dict.fromkeys(("fp16", "sr"), LAUNCHES["bf16"])
 """By number format: least squares of relative errors over the runs of a random draw that went
 launch by launch (one to six layers of 5 to 992 units, batches of 11 to 3811, an H200), those with
 Adam less what its early corrections took off a step since: 1.1, 1.4 and 1.9 us. Of these 94 runs
-nine in ten are within 22 % of it, all within 0.75 and 1.35 times: tests/opts/test_earning.py.
+nine in ten are within 20 % of it, all within 0.75 and 1.35 times: tests/opts/test_earning.py.
 fp16 and sr took what bf16 did, or up to 9 % more, in nine of ten networks, and sr 1.8 times as long
 in one."""
 

@@ -53,15 +53,15 @@ struct Largest {
 // Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES of a warp share an example.
 // (Where several warps share one: onchip_slices.cuh.)
 // `logits` are all OUTPUTS rows; dz goes to the rows of `dz`, which are those from `first` on, `count`
-// of them; the two may be the same memory where first is 0. Each example leaves a tally, with the
-// probability of its label in place of the loss (add_tallies).
+// of them; the two may be the same memory where first is 0. Each of the first `tallied` examples leaves a
+// tally, with the probability of its label in place of the loss (add_tallies, report_steps).
 //
 // It is a chain of latencies, most of them of what lanes pass each other: with 16 lanes an example of 10
 // outputs took 846 cycles, with 4 of three outputs each 749 (H200).
 template <typename SHAPE, int OUTPUTS, int LANES, typename MADE = AsItIs>
 __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int first, int count,
                                              const int* labels, int present, float share,
-                                             Tally* tallies, MADE made = {}) {
+                                             Tally* tallies, int tallied, MADE made = {}) {
   using Of = Lanes<LANES>;
   constexpr int each = ceil_div(OUTPUTS, LANES);
   constexpr bool kept = each <= 12;  // in registers
@@ -121,7 +121,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
         dz[row * SHAPE::kPitch + example] = there ? made(slope) : 0.0f;
       }
     }
-    if (part == 0) {
+    if (part == 0 && example < tallied) {
       if (label < 0 || label >= OUTPUTS) labelled = not_a_number();
       const Tally seen = {labelled * inverse, best.place == label ? 1 : 0};
       tallies[example] = there ? seen : kAbsent;
@@ -185,10 +185,45 @@ __device__ __forceinline__ float terms_of(const F& terms, int step) {
   return terms(step);
 }
 
-// At the end of a launch the last block to come adds up what `parts` blocks left of each step, in
-// their order: loss[s], correct[s]. It also puts all counters back to 0. `last` is a word of shared
-// memory.
-template <typename SHAPE, typename TERMS>
+// The tallies of `parts` examples of each step, added up by a warp a step, of which it asks for several
+// at once: report(step, sum).
+template <typename SHAPE, typename REPORT>
+__device__ __forceinline__ void sum_kept(const float2* left, int parts, int steps, REPORT report) {
+  constexpr int once = 4;
+  const int lane = lane_index();
+#pragma unroll 1
+  for (int s = warp_index() * once; s < steps; s += SHAPE::kThreads / 32 * once) {
+    Tally total[once] = {};
+#pragma unroll 1
+    for (int first = 0; first < parts; first += 32) {
+      float2 found[once];
+#pragma unroll
+      for (int i = 0; i < once; ++i) {
+        const bool there = s + i < steps && first + lane < parts;
+        found[i] = make_float2(1.0f, 0.0f);
+        if (there) found[i] = __ldcg(left + static_cast<long long>(s + i) * parts + first + lane);
+      }
+#pragma unroll
+      for (int i = 0; i < once; ++i) {
+        total[i].loss += negative_log(found[i].x), total[i].right += __float_as_int(found[i].y);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < once; ++i) {
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        total[i].loss += __shfl_down_sync(kFullWarp, total[i].loss, step);
+        total[i].right += __shfl_down_sync(kFullWarp, total[i].right, step);
+      }
+      if (lane == 0 && s + i < steps) report(s + i, total[i]);
+    }
+  }
+}
+
+// At the end of a launch the last block to come adds up what `parts` blocks left of each step, or
+// EXAMPLES, in their order: loss[s], correct[s]. It also puts all counters back to 0. `last` is a word
+// of shared memory.
+template <typename SHAPE, bool EXAMPLES, typename TERMS>
 __device__ __forceinline__ void report_steps(const float2* left, int parts, int steps, TERMS terms,
                                              unsigned int* ticket, unsigned int* counters,
                                              int count_counters, float* loss, int* correct,
@@ -201,22 +236,29 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
   __syncthreads();
   if (*last == 0) return;
   __threadfence();
-  constexpr int once = 16;  // loads that a thread has under way
-  for (int s = thread_index(); s < steps; s += SHAPE::kThreads) {
-    Tally total = {0.0f, 0};
-    const float2* const of_step = left + static_cast<long long>(s) * parts;
-#pragma unroll 1
-    for (int first = 0; first < parts; first += once) {
-      float2 found[once];
-#pragma unroll
-      for (int i = 0; i < once; ++i) found[i] = __ldcg(of_step + min(first + i, parts - 1));
-#pragma unroll
-      for (int i = 0; i < once; ++i) {
-        if (first + i < parts) total.loss += found[i].x, total.right += __float_as_int(found[i].y);
-      }
-    }
+  const auto report = [=](int s, const Tally& total) {
     loss[s] = total.loss / terms_of(terms, s);
     if (correct != nullptr) correct[s] = total.right;
+  };
+  if constexpr (EXAMPLES) {
+    sum_kept<SHAPE>(left, parts, steps, report);
+  } else {
+    constexpr int once = 16;  // loads that a thread has under way
+    for (int s = thread_index(); s < steps; s += SHAPE::kThreads) {
+      Tally total = {0.0f, 0};
+      const float2* const of_step = left + static_cast<long long>(s) * parts;
+#pragma unroll 1
+      for (int first = 0; first < parts; first += once) {
+        float2 found[once];
+#pragma unroll
+        for (int i = 0; i < once; ++i) found[i] = __ldcg(of_step + min(first + i, parts - 1));
+#pragma unroll
+        for (int i = 0; i < once; ++i) {
+          if (first + i < parts) total.loss += found[i].x, total.right += __float_as_int(found[i].y);
+        }
+      }
+      report(s, total);
+    }
   }
   if (threadIdx.x == 0) *ticket = 0u;
   for (int i = thread_index(); i < count_counters; i += SHAPE::kThreads) {

@@ -115,13 +115,14 @@ __device__ __forceinline__ TellBlocks<SHAPE, LANES, MAIL> to_blocks(const MAIL& 
 }
 
 // From what all PARTS told, of COLUMNS examples each: the powers of powers_of_slice become dz, which of
-// examples from `present` on is 0. The block that has an example's label leaves its tally, others an
-// empty one.
+// examples from `present` on is 0. The block that has an example's label leaves its tally, if it is one of
+// the first `tallied`; others leave an empty one, unless all blocks have ONE place for it.
 template <typename SHAPE, int OUTPUTS, int ROWS, int LANES, int WARPS, int PARTS, int COLUMNS,
-          typename MADE = AsItIs>
+          bool ONE, typename MADE = AsItIs>
 __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, const float4* slices,
                                               const float4* told, const int* labels, int present,
-                                              float share, Tally* tallies, MADE made = {}) {
+                                              float share, Tally* tallies, int tallied,
+                                              MADE made = {}) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
   constexpr int each = ceil_div(PARTS, LANES);
   [[maybe_unused]] constexpr int at_once = smaller(each, 4);
@@ -172,7 +173,8 @@ __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, co
     const int place = label - first;
     const bool here = place >= 0 && place < count;
     const bool none = first == 0 && (label < 0 || label >= OUTPUTS);
-    if (at.part == (here ? place % Tasks::kLanes : 0)) {
+    const bool tells = at.example < tallied && (!ONE || here || none);
+    if (tells && at.part == (here ? place % Tasks::kLanes : 0)) {
       const Tally seen = {labelled, best.place == label ? 1 : 0};
       tallies[at.example] = there && (here || none) ? seen : kAbsent;
     }

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, Decomposition, kinds, pitch
-from rawnn.onchip.layout import ALL, SHARE, layout_of
+from rawnn.onchip.layout import ALL, SHARE, layout_of, summed_by_all
 from tests.onchip.problems import HOPPER, VARIETY, problem
 
 
@@ -76,3 +76,12 @@ def test_state_that_finds_no_room_goes_to_a_workspace() -> None:
     assert far.far_tiles == near.tiles
     assert "far" in far.workspaces(9)
     assert far.nbytes < near.nbytes
+
+
+def test_clusters_share_sums_where_each_would_take_in_much() -> None:
+    """More bytes, more clusters and more state all speak for shares."""
+    assert summed_by_all(2, 40_000, 0)
+    assert not summed_by_all(2, 40_000, 2)
+    assert not summed_by_all(2, 80_000, 0)
+    assert summed_by_all(16, 3_000, 0)
+    assert not summed_by_all(16, 6_000, 0)

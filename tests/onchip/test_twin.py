@@ -227,7 +227,7 @@ IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
 def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
                                   ranks: int, groups: int, types: str) -> None:
     """Clusters of which some have a tile more to hear of than others."""
-    monkeypatch.setattr(layout, "MOST_SUMMED_BY_ALL", 0)
+    monkeypatch.setattr(layout, "summed_by_all", lambda *_: False)
     launch = Launch(name, ranks, groups, types)
     found = launch.op.attributes["chosen"].layout
     assert found.sync == layout.SHARE

@@ -29,7 +29,8 @@ HARMLESS: dict[str, str] = {
         "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
     "onchip_loss.cuh: barrier: __syncwarp(); [4]":
         "the shuffles ahead of it bring the lanes together as well",
-    "onchip_slices.cuh: zero fill: if (at.part == (here ? place % Tasks::kLanes : 0)) { [48]":
+    "onchip_slices.cuh: zero fill: if (tells && at.part == (here ? place % Tasks::kLanes : 0)) { "
+    "[57]":
         "any one lane of an example may say that its label is elsewhere, or none",
     "onchip_groups.cuh: mark: return without_mark(ptx::load_marked(at)); [11]":
         "of micro-batches: a unit in the last place of one in four sums, which the mark takes",
@@ -47,11 +48,8 @@ HARMLESS: dict[str, str] = {
         (f"train_steps {name}: barrier: cluster_arrive<Shape>(); [2]"
          for name in ("clusters share sums, 1x8", "float16, 1x1")),
         "a cluster is one block here: it is nothing"),
-    **dict.fromkeys(
-        (f"train_steps {name}: barrier: __syncthreads(); [2] #3"
-         for name in ("Adam in an order, 4x1 FSFF", "Adam in an order, state far, 2x1 FSFF",
-                      "Adam in an order, state far, 2x3 FSFF")),
-        "one warp fetches both the order and the few rows here; with long rows it is caught"),
+    "train_steps Adam in an order, state far, 2x3 FSFF: barrier: __syncthreads(); [2] #3":
+        "one warp fetches both the order and the few rows here; with long rows it is caught",
     "head_rows.cuh: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * "
     "biases[row]); [46]":
         "all columns of a product with ones are the same sum",
@@ -173,9 +171,8 @@ HARMLESS: dict[str, str] = {
     **dict.fromkeys((
         "train_steps Adam in an order, 4x2 FSFF, 3 left: barrier: __syncthreads(); [2] #3",
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
-        "train_steps rounded by chance, Adam, 4x1 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
-    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13792; i += "
+    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13764; i += "
     "256) shared[i] = 0.0f; [53]":
         "a block's 16 inputs are whole tiles, which convert_rows fills up with zeros, and the "
         "gradients of examples that do not exist are zeros; with 20 inputs it is caught",
