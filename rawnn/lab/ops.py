@@ -22,7 +22,7 @@ from rawnn.network.losses import LOSSES
 from rawnn.ptx import narrow
 from rawnn.ptx.own import OWN
 from rawnn.runners.lowering import Lowering
-from rawnn.step.op import Op
+from rawnn.step.op import OPS, Op
 from rawnn.step.ops.metrics import KIND as LOSS_SUMS
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
@@ -122,7 +122,7 @@ def length_of(op: Op, plan: Plan) -> int:
         return max(shape("dz"))
     if _updates(op) or op.kind in ("bias_grad", "bias_sgd"):
         return shape("dz")[0]
-    if {"z", "bias"} <= {*op.spec.reads}:  # element by element
+    if {"z", "bias"} <= _roles(op):  # element by element
         return 1
     if op.kind in ("slices_sgd", "linear_update"):
         return plan.batch
@@ -164,9 +164,14 @@ def _as_of(op: Op) -> Op:
     return replace(op, kind=OWN[op.kind].op) if op.kind in OWN else op
 
 
+def _roles(op: Op) -> set[str]:
+    """What an op reads; its operands, where its kind stands for several ops (`bias_relu`)."""
+    return {*op.spec.reads} if op.kind in OPS else {*op.operands}
+
+
 def _updates(op: Op) -> bool:
     """Whether it makes a weight gradient of `dz` and `x` on its way."""
-    return {"dz", "x"} <= {*op.spec.reads}
+    return {"dz", "x"} <= _roles(op)
 
 
 @dataclass(frozen=True)

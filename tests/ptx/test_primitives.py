@@ -162,6 +162,9 @@ PROBES: dict[str, tuple[str, str, str]] = {
                     "out[3] = __float_as_uint(v.w);",
                     "ld.relaxed.gpu.global.b128 all, [from];\nmov.b128 {low, high}, all;\n"
                     "mov.b64 {0, 1}, low;\nmov.b64 {2, 3}, high;"),
+    "look_for": ("unsigned lacking, const float4* from, float4 found, unsigned mark",
+                 "ptx::look_for(lacking, from, found, mark); out[0] = lacking;",
+                 "lop3.b32 lacking, lacking, R, mark, 0xf6;"),
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
     "cycles": ("int nothing", "out[0] = ptx::cycles();", "mov.u64 R, %clock64;"),

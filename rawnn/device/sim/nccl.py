@@ -241,6 +241,8 @@ class SimNccl:
             return memory.region(address, nbytes, nbytes, 1, f"{what} of {task}")
 
         def run(task: Task) -> None:
+            if found.meeting.gone.get(found.rank) == ABORTED:
+                return  # as NCCL's kernels, which end where their communicator was aborted
             _in_order(found, task)
             size, brought = found.meeting.size, []
             for i, part in enumerate(parts):
