@@ -23,7 +23,7 @@ from rawnn.ptx.kernels import KernelImpl, kernel_for
 from rawnn.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.runners.programmatic import follows_anything
 from rawnn.step.op import Op
-from rawnn.step.ops.collectives import TURN, part_of, wholes
+from rawnn.step.ops.collectives import TURN, pairs, wholes
 from rawnn.step.plan import Plan
 
 if TYPE_CHECKING:
@@ -230,8 +230,8 @@ class Lowering:
             call = context.all_reduce(label, [_elements(op, plan, role) for role in roles], weight,
                                       op.attributes["reduce"] == "max")
         else:
-            parts = [_elements(op, plan, part_of(role)) for role in roles]
-            roles = [each for role in roles for each in (role, part_of(role))]
+            parts = [_elements(op, plan, part) for _, part in pairs(op)]
+            roles = [role for pair in pairs(op) for role in pair]
             call = context.reduce_scatter(label, parts, weight) \
                 if op.kind == "reduce_scatter" else context.all_gather(label, parts)
         operands = {role: addresses.get(op.operands[role], 0) for role in roles}

@@ -42,48 +42,59 @@ def all_gather(name: str, parts: Sequence[tuple[str, str]], turn: str = TURN.nam
     return Op(GATHER, name, {**_paired(parts), "turn": turn}, {}, "nccl")
 
 
+def _pairs(operands: int) -> list[tuple[str, str]]:
+    """The operands that are a whole and this rank's part of it, of an op of so many, `turn` among
+    them."""
+    return [(f"g{i}", f"p{i}") for i in range(operands // 2)]
+
+
 def _paired(parts: Sequence[tuple[str, str]]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for i, (whole, part) in enumerate(parts):
-        named |= {f"g{i}": whole, f"p{i}": part}
-    return named
+    return {role: tensor for roles, tensors in zip(_pairs(2 * len(parts)), parts, strict=True)
+            for role, tensor in zip(roles, tensors, strict=True)}
+
+
+def pairs(op: Op) -> list[tuple[str, str]]:
+    """The operands (whole, this rank's part of it) of an op that has parts."""
+    return _pairs(len(op.operands))
 
 
 def wholes(op: Op) -> list[str]:
     """The operands of a collective that are whole tensors."""
-    return [role for role in op.operands if role[0] in "go" and role != "turn"]
-
-
-def part_of(role: str) -> str:
-    """The operand that is this rank's part of a whole."""
-    return f"p{role[1:]}"
+    if op.kind == KIND:
+        return [role for role in op.operands if role != "turn"]
+    return [whole for whole, _ in pairs(op)]
 
 
 def _reference(t: SimpleNamespace, a: Attributes) -> None:
     """The other ranks are reached through the attribute `team`, which a runner adds."""
-    arrays = [array for role, array in vars(t).items() if role[0] in "go"]
+    arrays = [array for role, array in vars(t).items() if role != "turn"]
     a["team"].reduce(arrays, a["weight"], a["reduce"])
+
+
+def _scattered(t: SimpleNamespace, a: Attributes) -> None:
+    """As `_reference`; a part is a view of its whole."""
+    a["team"].reduce([getattr(t, whole) for whole, _ in _pairs(len(vars(t)))], a["weight"],
+                     a["reduce"])
 
 
 def _gathered(t: SimpleNamespace, a: Attributes) -> None:
     """As `_reference`."""
-    for role, whole in vars(t).items():
-        if role[0] == "g":
-            mine = getattr(t, part_of(role))
-            parts = a["team"].gather(f"rows of {whole.size}", mine.tobytes())
-            whole[...] = np.frombuffer(b"".join(parts), whole.dtype).reshape(whole.shape)
+    for role, part in _pairs(len(vars(t))):
+        whole = getattr(t, role)
+        parts = a["team"].gather(f"rows of {whole.size}", getattr(t, part).tobytes())
+        whole[...] = np.frombuffer(b"".join(parts), whole.dtype).reshape(whole.shape)
 
 
 def _spec(op: Op) -> OpSpec:
     roles = tuple(op.operands)
+    if op.kind == KIND:
+        return OpSpec(KIND, roles, roles, _reference, summary=SUMMARY)
+    reads, parts = (*wholes(op), "turn"), (*(part for _, part in pairs(op)), "turn")
     if op.kind == GATHER:
-        return OpSpec(GATHER, tuple(r for r in roles if r[0] in "pt"),
-                      tuple(r for r in roles if r[0] in "gt"), _gathered,
-                      summary=SUMMARIES[GATHER])
-    reads = tuple(r for r in roles if r[0] != "p")
-    return OpSpec(op.kind, reads, roles, _reference, summary=OPS[op.kind].summary)
+        return OpSpec(GATHER, parts, reads, _gathered, summary=SUMMARIES[GATHER])
+    return OpSpec(SCATTER, reads, roles, _scattered, summary=SUMMARIES[SCATTER])
 
 
 OPS[KIND] = OpSpec(KIND, (), (), _reference, summary=SUMMARY, of=_spec)
-OPS[SCATTER] = OpSpec(SCATTER, (), (), _reference, summary=SUMMARIES[SCATTER], of=_spec)
+OPS[SCATTER] = OpSpec(SCATTER, (), (), _scattered, summary=SUMMARIES[SCATTER], of=_spec)
 OPS[GATHER] = OpSpec(GATHER, (), (), _gathered, summary=SUMMARIES[GATHER], of=_spec)
