@@ -78,7 +78,8 @@ def random_headline() -> str:
     table = markdown_table(head, rows, head[:1])
     left = len(found.asked) - len(found.contests)
     if left:
-        table += ["", f"{left} more were drawn and not reached: {found.ended or 'left out'}."]
+        table += ["", f"{left} more {'was' if left == 1 else 'were'} drawn and not reached: "
+                  f"{found.ended or 'left out'}."]
     for each in filter(None, (summary.draws_line(found), summary.setups(found))):
         table += ["", f"{each[0].upper()}{each[1:]}."]
     count = len(draws(found.asked))
