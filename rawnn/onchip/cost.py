@@ -44,8 +44,9 @@ class Costs:
     tile's weights by chance takes `draws`, four draws of each lane, on one of four sub-cores. A
     launch takes `launch` besides its steps, and loads and stores so many `launch_bytes` of weights
     and state a cycle. `clock` is in cycles a microsecond. (Fitted to the phases of 15 kernels that
-    were traced and to the times of 106 more: 10 % off in the root mean square, 16 % on every fourth
-    network where it was left out of the fit.)"""
+    were traced and to the times of 106 more; those of the meeting and of the softmax, whose kernels
+    are newer, to times of steps since. 70 runs of a draw made behind that took 0.63 to 1.20 of
+    what is expected: tests/opts/test_earning.py.)"""
 
     product: float = 1.69
     product_begin: float = 119.0
