@@ -80,7 +80,8 @@ def random_headline() -> str:
     if left:
         table += ["", f"{left} more {'was' if left == 1 else 'were'} drawn and not reached: "
                   f"{found.ended or 'left out'}."]
-    for each in filter(None, (summary.draws_line(found), summary.setups(found))):
+    for each in filter(None, (summary.tensor_bound_line(found), summary.draws_line(found),
+                              summary.setups(found))):
         table += ["", f"{each[0].upper()}{each[1:]}."]
     count = len(draws(found.asked))
     several = f" in {count} draws" if count > 1 else ""
