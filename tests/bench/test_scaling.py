@@ -16,6 +16,7 @@ from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.scaling import Point, ScalingResult, measure, once, points, read_scaling, sizes
 from rawnn.bench.statistics import spread
 from rawnn.errors import ConfigError
+from rawnn.ranks.launcher import run
 from rawnn.run.result import environment
 from tests.bench.test_docs import explained, keys
 from tests.cli.conftest import Rawnn, rawnn
@@ -99,6 +100,23 @@ def test_two_ranks_on_the_host_are_measured(tmp_path: Path) -> None:
     assert found.toggles == "preload, nccl"
     assert len(found.step_us) == 1
     assert [each["device"] for each in found.ranks] == ["host"] * 2
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("time.sleep(60)", "not ended after 1 s"), ("sys.exit(3)", "failed with status 3"),
+    ("open(request['answer'], 'w').write('{\"step_us\": [7.0]}'); time.sleep(60)", [7.0]),
+    ("open(request['answer'], 'w').write('{\"step_us\": [7.0]}'); sys.exit(3)", [7.0]),
+])
+def test_a_peer_that_does_not_end_is_ended_and_what_it_answered_counts(
+        text: str, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranks(command: list[str], *rest: Any) -> int:
+        code = "import json, sys, time\nrequest = json.load(open(sys.argv[1]))\n" + text
+        return run([sys.executable, "-c", code, command[-1]], *rest)
+
+    monkeypatch.setattr("rawnn.bench.scaling.PEER_SECONDS", 1.0)
+    monkeypatch.setattr("rawnn.bench.scaling.run", ranks)
+    found = once("torch", {"dataset": "synthetic"}, 2, print)
+    assert (found if isinstance(found, str) else found.step_us) == wanted
 
 
 def test_the_command_keeps_and_shows_what_was_measured(
