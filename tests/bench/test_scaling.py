@@ -14,6 +14,7 @@ import pytest
 from rawnn.bench.plot import plot_scaling
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.scaling import Point, ScalingResult, measure, once, points, read_scaling, sizes
+from rawnn.bench.scaling_model import Link, gradients, table
 from rawnn.bench.statistics import spread
 from rawnn.errors import ConfigError
 from rawnn.ranks.launcher import run
@@ -45,6 +46,19 @@ def test_speed_ups_are_of_examples_a_second() -> None:
     assert "2 x a GPU" in RESULT.provenance()
     assert "| mlp4 | PyTorch DDP | strong | 2 | 64 | 160.0 | 160.0-160.0 | 1.25 | 62% |" \
         in RESULT.markdown()
+
+
+def test_the_model_is_set_beside_what_was_measured() -> None:
+    """mlp4 in float32: 9.9 MB at once, a rank's part of the batch on one GPU takes 60 us."""
+    assert sum(gradients("mlp4", "preload")) == 4 * (4 * 784 * 785 + 785 * 10)
+    assert sum(gradients("mlp4", "bf16, nccl")) == 2 * (4 * 784 * 784 + 7840) + 4 * (4 * 784 + 10)
+    link = Link(1e-5, 1e12)
+    small, large = [4_000_000] * 2, [50_000_000] * 4 + [40]
+    assert link.reduce_us(small, 2) == pytest.approx(10 + 8)
+    assert link.reduce_us(large, 4) == pytest.approx(40 + 2 * 0.75 * 200.00004)
+    assert table(RESULT, link).splitlines()[2:] == [
+        "| mlp4 | 2 | 10 MB | 20 us | 60 us | 80 us | 60 us | 0% |"]
+    assert table(made({("rawnn", "strong", 1): 1.0}), link) == ""
 
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -206,6 +206,26 @@ def test_what_sharded_ranks_send_has_something_to_run_beside(
             np.testing.assert_array_equal(each.state[name], array, err_msg=name)
 
 
+@pytest.mark.parametrize("optimizer", [
+    Optimizer("adam", 1e-2), Optimizer("sgd", 0.1, {"momentum": 0.9})], ids=["adam", "momentum"])
+@pytest.mark.usefixtures("nothing_small")
+def test_exchanged_gradients_serve_every_optimizer(
+        optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, also of a partial batch of which ranks have unequal shares, with the state of
+    whole sums on both in the end."""
+    monkeypatch.setattr("rawnn.opts.nccl.BUCKET_MB", 0.0005)
+    opt, options = "preload,graphs=epoch,streams,fuse,mma,pdl", {"optimizer": optimizer,
+                                                                "partial": True}
+    layers, data = (29, 32, 48, 32, 4), random_dataset(29, 4, train=45, test=4)
+    found = on_simulated(f"{opt},nccl", layers, data, BATCH, 2, **options)
+    assert sum("other" in op.operands for op in found[0].work.train.ops) == 3
+    whole = on_simulated(f"{opt},nccl=whole", layers, data, BATCH, 2, **options)[0]
+    assert any("fc2.weight" in name and name != "fc2.weight" for name in whole.state)
+    for name, array in whole.state.items():
+        for each in found:
+            np.testing.assert_array_equal(each.state[name], array, err_msg=name)
+
+
 def test_what_is_sent_waits_for_nothing_else() -> None:
     """Neither for sums of small gradients, nor for weights that are gathered."""
     data = random_dataset(train=16, test=9)
