@@ -3,6 +3,7 @@ examples with them (weak); PyTorch's DDP beside it. Every run is processes of it
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -19,12 +20,15 @@ from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.statistics import Spread, spread
 from rawnn.errors import ConfigError
 from rawnn.network.workloads import workload
-from rawnn.ranks.launcher import run
+from rawnn.ranks.launcher import TIMED_OUT, run
 from rawnn.ranks.place import VARIABLES
 from rawnn.run.config import Config
 from rawnn.run.result import Environment, environment
 
 SCHEMA_VERSION = 1
+PEER_SECONDS = 300.0
+"""What a run of a peer may take, which no message ends where its ranks wait for each other for
+ever. On two H200s one of wide8192 takes some 20 s, most of which it gets ready."""
 SYSTEMS = {"rawnn": "rawnn", "torch": "PyTorch DDP"}
 HEADINGS = ("workload", "system", "scaling", "ranks", "batch", "us a step", "min-max", "speed-up",
             "efficiency", "note")
@@ -160,14 +164,18 @@ def measure(wanted: Sequence[Point], opt: str | None, epochs: int, repeats: int,
 
 def once(system: str, options: dict[str, Any], ranks: int,
          say: Callable[[str], None]) -> Answer | str:
-    """One run of as many ranks; why there is no answer where there is none."""
+    """One run of as many ranks; why there is no answer where there is none. A peer that has
+    answered has, however its ranks end."""
     Config(**options)
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_bytes(msgspec.json.encode(Request(options, str(answer),
                                                         options["dataset"] == "synthetic")))
-        status = run([sys.executable, "-m", "rawnn.bench.ranked", system, str(request)], ranks, say)
-        if status or not answer.exists():
+        status = run([sys.executable, "-m", "rawnn.bench.ranked", system, str(request)], ranks, say,
+                     math.inf if system == "rawnn" else PEER_SECONDS)
+        if not answer.exists() and status == TIMED_OUT:
+            return f"not ended after {PEER_SECONDS:g} s"
+        if not answer.exists() or (status and system == "rawnn"):
             return f"failed with status {status}"
         return msgspec.json.decode(answer.read_bytes(), type=Answer)
 
