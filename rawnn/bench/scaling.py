@@ -18,6 +18,7 @@ from rawnn.bench.columns import markdown_table
 from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.statistics import Spread, spread
+from rawnn.common.words import counted
 from rawnn.errors import ConfigError
 from rawnn.network.workloads import workload
 from rawnn.ranks.launcher import TIMED_OUT, run
@@ -32,6 +33,9 @@ ever. On two H200s one of wide8192 takes some 20 s, most of which it gets ready.
 SYSTEMS = {"rawnn": "rawnn", "torch": "PyTorch DDP"}
 HEADINGS = ("workload", "system", "scaling", "ranks", "batch", "us a step", "min-max", "speed-up",
             "efficiency", "note")
+
+ALIKE = 1e-4
+"""The part of a loss by which two systems may differ to be called alike."""
 
 Scaling = Literal["strong", "weak"]
 
@@ -101,11 +105,29 @@ class ScalingResult(Measured, frozen=True, kw_only=True):
                 f"epochs, the first half of them warm, {self.repeats} repeats; {place.date}, "
                 f"commit {place.commit or 'unknown'}")
 
+    def losses_apart(self) -> str:
+        """How far training losses of the same batches lie apart at most, in a sentence; "" where
+        but one system was measured."""
+        found = []
+        for one in self.points:
+            same = [p for p in self.points if p.system != one.system and
+                    (p.workload, p.ranks, p.batch) == (one.workload, one.ranks, one.batch)]
+            pairs = zip(one.losses, same[0].losses, strict=False) if same else ()
+            found += [(abs(a / b - 1), f"{one.workload}, {counted(one.ranks, 'rank')}, batch "
+                       f"{one.batch:,}") for a, b in pairs if b]
+        if not found:
+            return ""
+        most, where = max(found)
+        alike = sum(apart <= ALIKE for apart, _ in found) / len(found)
+        return (f"Training losses of both systems, report by report: {alike:.0%} within "
+                f"{ALIKE:.2%} of each other, the furthest {most:.2%} apart ({where}).")
+
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""
         lines = markdown_table(HEADINGS, [self.cells(p) for p in self.points],
                                (*HEADINGS[:3], HEADINGS[-1]))
-        return "\n".join([*lines, "", f"{self.provenance()}.", ""])
+        said = [self.losses_apart(), ""] if self.losses_apart() else []
+        return "\n".join([*lines, "", *said, f"{self.provenance()}.", ""])
 
 
 SCALINGS: Mapping[str, tuple[type[ScalingResult], int]] = {

@@ -61,6 +61,18 @@ def test_the_model_is_set_beside_what_was_measured() -> None:
     assert table(made({("rawnn", "strong", 1): 1.0}), link) == ""
 
 
+def test_losses_of_both_systems_are_compared() -> None:
+    assert not RESULT.losses_apart()  # none were kept
+    assert RESULT.provenance() in RESULT.markdown()
+    losses = {"rawnn": [2.0, 1.0], "torch": [2.0, 1.002, 0.5]}
+    found = msgspec.structs.replace(RESULT, points=[
+        msgspec.structs.replace(p, losses=losses[p.system]) for p in RESULT.points])
+    assert found.losses_apart() == ("Training losses of both systems, report by report: 50% within "
+                                    "0.01% of each other, the furthest 0.20% apart (mlp4, 2 ranks, "
+                                    "batch 64).")
+    assert found.losses_apart() in found.markdown()
+
+
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
     RESULT.write_json(tmp_path / "scaling.json")
     assert read_scaling(tmp_path / "scaling.json") == RESULT
