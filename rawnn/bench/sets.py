@@ -79,7 +79,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> list[str]:
         """Its row of the table."""
         if self.reason or self.us is None or self.epoch_ms is None:
-            return [self.workload, self.opt, "-", "-", "", "", "", "",
+            return [self.workload, self.opt, "-", "-", "", *[""] * len(WHY),
                     self.reason or "not measured", "-"]
         return [self.workload, self.opt,
                 with_deviation(self.us.median, self.us.mad, self.us.n, digits=2),
