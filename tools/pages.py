@@ -140,8 +140,8 @@ def peers_headline() -> str:
                          f"**{min(theirs) / ours.time:.2f} x**" if ours and theirs else "",
                          x_floor(ours.time if ours else None, contest.footprint(numbers))])
     lines = markdown_table(PEERS_HEADINGS, rows, PEERS_HEADINGS[:3])
-    return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; the last column is our time "
-                      f"over the [least]({FLOORS_PAGE}) that any program could take; "
+    return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; the last "
+                      f"column is our time over the [least]({FLOORS_PAGE}) that any program could take; "
                       f"{summary.provenance(found)}.", ""])
 
 
