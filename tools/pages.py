@@ -141,7 +141,7 @@ def peers_headline() -> str:
                          x_floor(ours.time if ours else None, contest.footprint(numbers))])
     lines = markdown_table(PEERS_HEADINGS, rows, PEERS_HEADINGS[:3])
     return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; the last "
-                      f"column is our time over the [least]({FLOORS_PAGE}) that any program could take; "
+                      f"column is our time over the [least]({FLOORS_PAGE}) that any could take; "
                       f"{summary.provenance(found)}.", ""])
 
 
