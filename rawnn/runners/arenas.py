@@ -14,10 +14,11 @@ from rawnn.step.tensor import Tensor, whole
 
 
 def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
-    """The tensors that ranks gather, which are of the same size on all of them, and whose turn each
-    takes."""
-    return {whole(name): op.operands["turn"] for plan in plans for op in plan.ops
-            if op.kind == GATHER for role, name in op.operands.items() if role != "turn"}
+    """The tensors that ranks gather, which are of the same size on all of them, and the
+    communicator that does it."""
+    return {whole(name): plan[op.operands["turn"]].communicator for plan in plans
+            for op in plan.ops if op.kind == GATHER for role, name in op.operands.items()
+            if role != "turn"}
 
 
 def place(tensors: Sequence[Tensor], purpose: str, memory: Memory, shared: Mapping[str, str],
@@ -26,10 +27,10 @@ def place(tensors: Sequence[Tensor], purpose: str, memory: Memory, shared: Mappi
     `lowering` is asked for where there are any, all others in `memory`. All goes back when
     `closing` ends."""
     addresses: dict[str, int] = {}
-    for turn in (*dict.fromkeys(shared.values()), ""):
-        group = [(t.name, t.nbytes) for t in tensors if shared.get(t.name, "") == turn]
+    for communicator in (*dict.fromkeys(shared.values()), ""):
+        group = [(t.name, t.nbytes) for t in tensors if shared.get(t.name, "") == communicator]
         if group:
-            source: Source = lowering.symmetric(turn) if turn else memory
+            source: Source = lowering.symmetric(communicator) if communicator else memory
             block, placed = memory.arena(group, purpose, source)
             closing.callback(source.free, block)
             addresses |= placed
