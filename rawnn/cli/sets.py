@@ -132,7 +132,7 @@ def _compare(result: SetsResult, chosen: Sequence[Toggle], markdown_file: str | 
                     for toggle in chosen), markdown_file)
 
 
-_WIDTHS = (0, 0, 17, 9, 7, 8, 7, 7, 15, 13)
+_WIDTHS = (0, 0, 17, 9, 7, 8, 6, 7, 7, 15, 13)
 """Of columns at least; what is longer, or the heading, makes one wider."""
 
 
