@@ -30,8 +30,8 @@ def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
 
 
 class Places:
-    """Memory for the tensors of a Work. `allocator` gives temporaries theirs at each use; where they
-    are placed once, it is None. All goes back when `closing` ends."""
+    """Memory for the tensors of a Work. `allocator` gives temporaries theirs at each use; where
+    they are placed once, it is None. All goes back when `closing` ends."""
 
     def __init__(self, device: Device, work: Work, lowering: Lowering, closing: ExitStack) -> None:
         self._device, self._work, self._lowering, self._closing = device, work, lowering, closing
