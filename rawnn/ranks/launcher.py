@@ -23,10 +23,11 @@ FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def run(command: Sequence[str], ranks: int, say: Callable[[str], None],
-        seconds: float = math.inf) -> int:
+        seconds: float = math.inf, hear: Callable[[int], object] = lambda number: None) -> int:
     """Start them, wait for all, and return the exit status: of the rank that failed first. `say` is
     told of a rank that a signal ended, and of those that had to be ended: because one has, or all
-    after so many `seconds` (TIMED_OUT)."""
+    after so many `seconds` (TIMED_OUT). `hear` is told of the number of a signal that asks this
+    process to end; the ranks are told of it, too."""
     port = _free_port()
     processes = []
     try:
@@ -35,7 +36,7 @@ def run(command: Sequence[str], ranks: int, say: Callable[[str], None],
                 **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
                 "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RAWNN_LAUNCH": "1"}))
-        with _forwarding(processes):
+        with _forwarding(processes, hear):
             return _wait(processes, say, seconds)
     finally:
         _end(processes)
@@ -48,11 +49,13 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _forwarding(processes: Sequence[subprocess.Popen[bytes]],
+                hear: Callable[[int], object]) -> Iterator[None]:
     """What asks the launcher to end asks the ranks. A terminal's Ctrl-C has reached them already,
     as they are of one process group with it."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        hear(number)
         if number == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
             return
         for process in processes:

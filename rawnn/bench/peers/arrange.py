@@ -13,6 +13,7 @@ from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
 from rawnn.bench.suites import SweepSuite
+from rawnn.data.synthetic import EXAMPLES
 from rawnn.errors import ConfigError, unknown
 from rawnn.network.workloads import WORKLOADS, workload
 from rawnn.run.config import parse_layers
@@ -79,7 +80,7 @@ def of_workloads(names: Sequence[str], dataset: str, steps: int) -> list[Problem
     made = []
     for name in names or tuple(WORKLOADS):
         values = workload(name)
-        examples = 60_000 if dataset == "mnist" else 10_000
+        examples = 60_000 if dataset == "mnist" else EXAMPLES
         made.append(Problem(
             name=name, seed=0, layers=tuple(values["layers"]), batch=values["batch"],
             loss="cross_entropy", optimizer="sgd", lr=values["lr"],
