@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rawnn.bench.launches import HEADINGS, MOST, LaunchesResult, measure
+from rawnn.bench.launches import HEADINGS, MOST, OURS, LaunchesResult, measure
 from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say
@@ -43,7 +43,7 @@ def launches(samples: int | None, count: int | None, bench_file: str | None, dev
             result.write_json(json_file)
     finally:
         show_launches(result, markdown_file)
-    if failed := [way for way in result.ways if way.name.startswith("rawnn") and way.reason]:
+    if failed := [way for way in result.ways if way.name in OURS and way.reason]:
         raise RawnnError(f"{failed[0].name}: {failed[0].reason}")
 
 

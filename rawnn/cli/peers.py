@@ -206,7 +206,7 @@ def finish(result: ContestsResult) -> None:
     click.echo(provenance(result))
     if result.environment.device == "sim":
         click.echo("the GPU is SIMULATED: the times say nothing about a real one")
-    if result.ended.startswith("interrupted"):
+    if result.interrupted:
         raise click.Abort
     bad = [c.problem.name for c in result.contests
            if any(e.system == OURS and e.status != "measured" for e in c.entries)]

@@ -138,6 +138,7 @@ class Arrangement:
     earlier: ContestsResult | None = None
     contests: list[Contest] = field(default_factory=list)
     ended: str = ""
+    interrupted: bool = False
     part: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
@@ -180,7 +181,7 @@ class Arrangement:
             rounds=self.rules.rounds,
             systems=list(self.rules.systems), left_out=self.left_out,
             environment=self._environment, timer=TIMER, contests=list(self.contests),
-            ended=self.ended)
+            ended=self.ended, interrupted=self.interrupted)
 
     def mine(self) -> list[Problem]:
         """Those of this part that are left. Those of a draw that take longest to be made ready are
@@ -205,5 +206,6 @@ class Arrangement:
             self.ended = f"the budget of {budget:.0f} s was spent" if self.mine() else ""
         except KeyboardInterrupt:
             self.ended = f"interrupted after {monotonic() - begun:.0f} s"
+            self.interrupted = True
         return self.result()
 

@@ -149,6 +149,9 @@ class Device:
                               f"run with --device host to train on the CPU")
         return self._check("cuDeviceGet", ordinal)
 
+    def __repr__(self) -> str:
+        return f"rawnn.Device({self.info.name})"
+
     def attribute(self, name: str) -> int:
         """A number that the driver gives for the device; `name` is the driver's, without its
         `CU_DEVICE_ATTRIBUTE_`."""
