@@ -21,12 +21,16 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ptx")):
                       "archive has not: install the wheel with pip, or unpack it")
 
 if TYPE_CHECKING:
+    from rawnn import errors as errors
+    from rawnn import lab as lab
     from rawnn.data import Dataset, from_arrays, load_dataset
+    from rawnn.device import sim as sim
     from rawnn.lab import Kernel, array, check, empty, sanitize, sweep, tensor_map, time
     from rawnn.lab.graph import Graph
     from rawnn.lab.plug import impl
     from rawnn.network.layers import Network
     from rawnn.opts import TOGGLES
+    from rawnn.run import export as export
     from rawnn.run.callbacks import Checkpoints, CsvLog, EarlyStopping
     from rawnn.run.config import Config
     from rawnn.run.listener import Listener
@@ -68,17 +72,20 @@ __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStoppi
            "tensor_map", "time", "train"]
 
 
-_MODULES = {"export": "rawnn.run.export", "lab": "rawnn.lab", "sim": "rawnn.device.sim"}
+_MODULES = {"errors": "rawnn.errors", "export": "rawnn.run.export", "lab": "rawnn.lab",
+            "sim": "rawnn.device.sim"}
 """That can be reached as `rawnn.lab` without an import of their own."""
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'rawnn' has no attribute '{name}'")
+if not TYPE_CHECKING:  # to which it would say that every name exists
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        raise AttributeError(f"module 'rawnn' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

@@ -23,7 +23,7 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rawnn.bench import ablation, curves  # noqa: E402
+from rawnn.bench import ablation, curves, scaling_model  # noqa: E402
 from rawnn.bench.columns import markdown_table  # noqa: E402
 from rawnn.bench.compare import Comparison, Pair  # noqa: E402
 from rawnn.bench.figures import (  # noqa: E402
@@ -35,6 +35,7 @@ from rawnn.bench.figures import (  # noqa: E402
     sweep_figure,
 )
 from rawnn.bench.floors import read_floors  # noqa: E402
+from rawnn.bench.footprint import x_floor  # noqa: E402
 from rawnn.bench.launches import read_launches  # noqa: E402
 from rawnn.bench.peers import summary, workload_table  # noqa: E402
 from rawnn.bench.peers.problem import draws  # noqa: E402
@@ -56,6 +57,9 @@ NOT_YET = "Not measured by `bench {name}` yet.\n"
 PICTURED = ("float32 against tf32", "fastest against fastest")
 """The classes in the picture of the random draw: what the other systems take for float32 unless
 told otherwise, and whatever is fastest on both sides."""
+NVLINK = scaling_model.Link(2.6e-5, 2.9e11)
+"""Of two H200s of one host, from whole sums of wide8192 and wide4096 (docs/scaling.md)."""
+FLOORS_PAGE = "docs/floors.md#x-floor"
 SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
 
 
@@ -116,7 +120,7 @@ def peers_of_workloads() -> str:
 
 
 PEERS_HEADINGS = ("workload", "network", "numbers", "rawnn", "PyTorch", "JAX", "NumPy",
-                  "best peer over rawnn")
+                  "best peer over rawnn", "x floor")
 
 
 def peers_headline() -> str:
@@ -133,9 +137,11 @@ def peers_headline() -> str:
             rows.append([f"`{problem.name}`" if numbers == NUMBERS[0] else "",
                          f"{sizes}, batch {problem.batch}" if numbers == NUMBERS[0] else "",
                          numbers, *(f"{e.time:.1f}" if e else "" for e in each.values()),
-                         f"**{min(theirs) / ours.time:.2f} x**" if ours and theirs else ""])
+                         f"**{min(theirs) / ours.time:.2f} x**" if ours and theirs else "",
+                         x_floor(ours.time if ours else None, contest.footprint(numbers))])
     lines = markdown_table(PEERS_HEADINGS, rows, PEERS_HEADINGS[:3])
-    return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; "
+    return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; the last "
+                      f"column is our time over the [least]({FLOORS_PAGE}) that any could take; "
                       f"{summary.provenance(found)}.", ""])
 
 
@@ -257,8 +263,10 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/workloads.md": {"h200": workloads("workloads-h200.json"),
                           "h100": workloads("workloads-h100.json")},
     "docs/toggles/persistent.md": {"float32": float32_error},
-    "docs/scaling.md": {"scaling": once_measured(
-        "scaling", lambda path: read_scaling(path).markdown())},
+    "docs/scaling.md": {
+        "scaling": once_measured("scaling", lambda path: read_scaling(path).markdown()),
+        "model": once_measured("scaling", lambda path: scaling_model.table(
+            read_scaling(path), NVLINK))},
     "docs/measuring.md": {"compare": two_runs},
     "docs/floors.md": {"floors": once_measured(
         "floors", lambda path: read_floors(path).markdown())},

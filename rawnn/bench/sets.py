@@ -79,7 +79,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> list[str]:
         """Its row of the table."""
         if self.reason or self.us is None or self.epoch_ms is None:
-            return [self.workload, self.opt, "-", "-", "", "", "", "",
+            return [self.workload, self.opt, "-", "-", "", *[""] * len(WHY),
                     self.reason or "not measured", "-"]
         return [self.workload, self.opt,
                 with_deviation(self.us.median, self.us.mad, self.us.n, digits=2),
@@ -134,8 +134,8 @@ class SetsResult(Measured, frozen=True, kw_only=True):
 
     def provenance(self) -> str:
         """Where, when and how it was measured."""
-        runs = runs_text({len(m.accuracies) for m in self.measurements} - {0})
-        several = runs.startswith("medians")
+        counts = {len(m.accuracies) for m in self.measurements} - {0}
+        runs, several = runs_text(counts), max(counts, default=0) > 1
         slow = "".join(f"; {m.workload} {m.opt} {why}" for m in self.measurements
                        if (why := slowed(m.conditions)))
         if several:
@@ -180,8 +180,8 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3,
     opened device, interleaved: on `opened`, which is left open, if that is given. `epochs` are the
     workload's own unless given: for all workloads, or by name, with `others` for those that are not
     named. `stand_in` is explained at `load_dataset`. All sets are run once; a set is run once more
-    only where that is expected to end within `budget` seconds: `repeats` of the result then says
-    how often any was.
+    only where that is expected to end within `budget` seconds, so that quick ones may be run more
+    often than others: `repeats` of the result then says how often any was.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -235,7 +235,7 @@ def _config(name: str, opt: str, epochs: int | None, device: str, dataset: str) 
     return Config(**(values if epochs is None else {**values, "epochs": epochs}))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Series:
     """A set being measured. `seconds` is what its last run took, making ready included; `kept` was
     measured before."""
@@ -308,26 +308,28 @@ class _Sets:
                 if series.kept is not None:
                     on_progress(Progress(0, total, series.kept, True, self._so_far()))
             self._compile(left)
+            waiting = list(left)  # for the last of their runs
             for repeat in range(self._repeats):
+                ran = False
                 for series in left:
                     if repeat and not self._rounds.room(series.seconds):
-                        return self._short(on_progress, done)
+                        continue  # others may take less
                     self._once_more(series, repeat)
                     if self._interrupted:
                         return self.result()
-                    done += 1
-                    on_progress(Progress(done, total, series.measurement(),
-                                         repeat == self._repeats - 1, self._so_far()))
+                    ran, done = True, done + 1
+                    if complete := repeat == self._repeats - 1:
+                        waiting.remove(series)
+                    on_progress(Progress(done, total, series.measurement(), complete,
+                                         self._so_far()))
+                if not ran:
+                    break
+            if waiting:  # the budget is spent: what was measured is all there is
+                self._repeats = max(len(s.measurement().times_ms) for s in self._series)
+            for series in waiting:
+                on_progress(Progress(done, done, series.measurement(), True, self.result()))
         except KeyboardInterrupt:
             self._interrupted = True
-        return self.result()
-
-    def _short(self, on_progress: Callable[[Progress], None], done: int) -> SetsResult:
-        """The end of the budget: those that were measured are all there is."""
-        self._repeats = max(len(series.measurement().times_ms) for series in self._series)
-        for series in self._series:
-            if series.kept is None:
-                on_progress(Progress(done, done, series.measurement(), True, self.result()))
         return self.result()
 
     def _compile(self, left: Sequence[_Series]) -> None:

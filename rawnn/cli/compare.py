@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rawnn.bench.columns import TRAFFIC
 from rawnn.bench.duel import ROUNDS, Duel, duel
 from rawnn.bench.footprint import traffic, x_floor
 from rawnn.cli.grouped import Command
@@ -22,10 +23,10 @@ from rawnn.cli.screen import say, table_console
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output
 from rawnn.data.source import fitted
+from rawnn.errors import ConfigError
 from rawnn.run.machine import open_device
 
-HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", "launches", "MB moved",
-            "loss of epoch 1")
+HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", *TRAFFIC, "loss of epoch 1")
 
 
 @click.command(cls=Command)
@@ -50,12 +51,19 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     with opened:
         found = duel(config, opts, data, opened, rounds,
                      lambda number, opt: say(f"turn {number + 1} of {rounds}: {opt}"))
-    if json_file:
-        found.write_json(json_file)
-    show(found)
+    try:
+        if json_file:
+            found.write_json(json_file)
+    finally:
+        show_duel(found)
+    if found.interrupted:
+        raise click.Abort
 
 
-def show(found: Duel) -> None:
+def show_duel(found: Duel, markdown_file: str | None = None) -> None:
+    """Print the table and the verdicts, as they were printed when they were measured."""
+    if markdown_file:
+        raise ConfigError("a comparison of `rawnn compare` is not written as Markdown")
     console = table_console()
     first = found.sides[0].us.median
     print_table(HEADINGS, [

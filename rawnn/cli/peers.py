@@ -33,6 +33,7 @@ from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import markdown as workload_markdown
 from rawnn.bench.peers.workload_table import remarks, table_rows
 from rawnn.bench.suites import read_suites
+from rawnn.cli.kept import Kept
 from rawnn.cli.screen import say
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
@@ -187,10 +188,12 @@ def hold(arranged: Arrangement, budget: float | None, json_file: str | None,
     for reason in arranged.left_out.values():
         say(f"{reason}; it is left out")
 
+    kept = Kept(json_file)
+
     def over(contest: Contest) -> None:
         click.echo(line(contest))
         if json_file:
-            arranged.result().write_json(json_file)
+            kept.write(arranged.result())
 
     result = arranged.hold(budget or float("inf"), over, say)
     if json_file:
@@ -203,7 +206,7 @@ def finish(result: ContestsResult) -> None:
     click.echo(provenance(result))
     if result.environment.device == "sim":
         click.echo("the GPU is SIMULATED: the times say nothing about a real one")
-    if result.ended.startswith("interrupted"):
+    if result.interrupted:
         raise click.Abort
     bad = [c.problem.name for c in result.contests
            if any(e.system == OURS and e.status != "measured" for e in c.entries)]

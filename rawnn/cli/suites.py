@@ -163,9 +163,11 @@ def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...
     half = -(-(steps or suite.steps) // 2)
     asked = of_workloads(names or suite.names, dataset, half)
     result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
-    if json_file:
-        result.write_json(json_file)
-    show_curves(result, markdown_file)
+    try:
+        if json_file:
+            result.write_json(json_file)
+    finally:
+        show_curves(result, markdown_file)
     wrong = [c for c in result.curves if c.reason or (c.error is not None and c.error > 1)]
     if wrong:
         raise RawnnError(f"{len(wrong)} of {len(result.curves)} curves failed or are not those of "

@@ -13,6 +13,8 @@ from rawnn.errors import ConfigError, DeviceError
 from rawnn.lab.exchange import Handle
 
 Extent = int | tuple[int, ...]
+_ANY = 65_535
+"""Blocks that a grid of any GPU may have along each axis."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,12 @@ class Launch:
     programmatic: bool = False
     stream: Handle | None = None
 
+    def __str__(self) -> str:
+        more = {"shared": self.shared, "cluster": self.cluster, "cooperative": self.cooperative,
+                "programmatic": self.programmatic, "stream": self.stream}
+        return ", ".join([str(self.grid), str(self.block),
+                          *(f"{name}={value}" for name, value in more.items() if value)])
+
     def check(self, function: Function, device: Device) -> None:
         """Raises DeviceError, with the cure, for what this kernel and GPU cannot run."""
         threads, driver = prod(self.block), device.driver
@@ -37,6 +45,12 @@ class Launch:
             raise DeviceError(f"{function.expression}: a block {self.block} has {threads:,} "
                               f"threads, and it can have at most {most:,} (its registers and "
                               f"__launch_bounds__ decide): take smaller blocks and more of them")
+        for axis, blocks in zip("XYZ", self.grid, strict=True):
+            if blocks > _ANY and blocks > (most := device.attribute(f"MAX_GRID_DIM_{axis}")):
+                raise DeviceError(f"{function.expression}: the grid {self.grid} has {blocks:,} "
+                                  f"blocks along {axis.lower()}, and it can have at most {most:,} "
+                                  f"there: let threads do several elements, or use x, which has "
+                                  f"the most room")
         room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         if self.shared > room:
             raise DeviceError(f"{function.expression}: {self.shared:,} bytes of shared memory, and "

@@ -29,6 +29,7 @@ from rawnn.errors import (
     RanksError,
     RawnnError,
     TrainingDiverged,
+    unknown,
 )
 from rawnn.ranks import Team
 from rawnn.run import parallel
@@ -62,8 +63,9 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     for, `dataset="synthetic"`. Where `device` is "auto" and there is no GPU, a RuntimeWarning says
     that the host trains. Other messages go to the listener, and to the logger "rawnn".
 
-    Raises ConfigError, DataError, DeviceError and their kin with one clear sentence;
-    TrainingDiverged carries the reports reached so far as `history`.
+    Raises ConfigError, DataError, DeviceError and their kin with one clear sentence; what a
+    listener raises ends the run and is passed on, with all memory freed. TrainingDiverged carries
+    the reports reached so far as `history`.
 
     In a process that torchrun, mpirun, srun or `rawnn launch` started beside others, all of them
     train one network together (docs/scaling.md), or those of a `communicator` of mpi4py where one
@@ -76,6 +78,12 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     end the process as they would have. Signals that the process ignores or handles itself are left
     alone, and afterwards all handlers are as before.
     """
+    if config is not None and not isinstance(config, Config):
+        raise ConfigError(f"config is a rawnn.Config, not a {type(config).__name__}: give its "
+                          f"options by name, as in train(layers=(784, 10))")
+    for name in options:
+        if name not in Config.__dataclass_fields__:
+            raise unknown("option", name, Config.__dataclass_fields__)
     arrays = data is not None and not isinstance(data, str | os.PathLike)
     own = {"data": data, "validation": validation, "normalise": normalise}
     of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
@@ -85,6 +93,10 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
         config = Config(**continued({**options, **of_config}))
     dataset = given(data, config, validation, normalise) if arrays else None
     listeners = [listener] if isinstance(listener, Listener) else listener
+    if not isinstance(listeners, Sequence) or \
+            not all(isinstance(each, Listener) for each in listeners):
+        raise ConfigError(f"listener = {listener!r}: give a rawnn.Listener or several; your own is "
+                          f"a subclass, whose methods are called")
     team = team or parallel.join(config, communicator=communicator)
     with Session(config, *listeners, data=dataset, team=team) as session:
         if session.device is None and config.device == "auto":
@@ -224,6 +236,12 @@ class Session:
         if self.team is not None and opened.device and not opened.device.backend.caution:
             said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
             notify(said)
+            if self._outlook["compute_us"] < parallel.SHORT_US:
+                said, found = parallel.beside_one(self.team, runner.timed(), lambda: (
+                    parallel.timed_alone(opened, decider.by_one(self.selection, self.work))))
+                self._outlook |= found
+                if said:
+                    notify(said)
         self._setup_ms = (perf_counter() - started) * 1e3
 
     def _log_allocations(self, sink: TextSink) -> None:

@@ -14,8 +14,10 @@ import pytest
 from rawnn.bench.plot import plot_scaling
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.scaling import Point, ScalingResult, measure, once, points, read_scaling, sizes
+from rawnn.bench.scaling_model import Link, gradients, table
 from rawnn.bench.statistics import spread
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, DeviceError
+from rawnn.ranks.launcher import run
 from rawnn.run.result import environment
 from tests.bench.test_docs import explained, keys
 from tests.cli.conftest import Rawnn, rawnn
@@ -44,6 +46,31 @@ def test_speed_ups_are_of_examples_a_second() -> None:
     assert "2 x a GPU" in RESULT.provenance()
     assert "| mlp4 | PyTorch DDP | strong | 2 | 64 | 160.0 | 160.0-160.0 | 1.25 | 62% |" \
         in RESULT.markdown()
+
+
+def test_the_model_is_set_beside_what_was_measured() -> None:
+    """mlp4 in float32: 9.9 MB at once, a rank's part of the batch on one GPU takes 60 us."""
+    assert sum(gradients("mlp4", "preload")) == 4 * (4 * 784 * 785 + 785 * 10)
+    assert sum(gradients("mlp4", "bf16, nccl")) == 2 * (4 * 784 * 784 + 7840) + 4 * (4 * 784 + 10)
+    link = Link(1e-5, 1e12)
+    small, large = [4_000_000] * 2, [50_000_000] * 4 + [40]
+    assert link.reduce_us(small, 2) == pytest.approx(10 + 8)
+    assert link.reduce_us(large, 4) == pytest.approx(40 + 2 * 0.75 * 200.00004)
+    assert table(RESULT, link).splitlines()[2:] == [
+        "| mlp4 | 2 | 10 MB | 20 us | 60 us | 80 us | 60 us | 0% |"]
+    assert table(made({("rawnn", "strong", 1): 1.0}), link) == ""
+
+
+def test_losses_of_both_systems_are_compared() -> None:
+    assert not RESULT.losses_apart()  # none were kept
+    assert RESULT.provenance() in RESULT.markdown()
+    losses = {"rawnn": [2.0, 1.0], "torch": [2.0, 1.002, 0.5]}
+    found = msgspec.structs.replace(RESULT, points=[
+        msgspec.structs.replace(p, losses=losses[p.system]) for p in RESULT.points])
+    assert found.losses_apart() == ("Training losses of both systems, report by report: 50% within "
+                                    "0.01% of each other, the furthest 0.20% apart (mlp4, 2 ranks, "
+                                    "batch 64).")
+    assert found.losses_apart() in found.markdown()
 
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -101,6 +128,23 @@ def test_two_ranks_on_the_host_are_measured(tmp_path: Path) -> None:
     assert [each["device"] for each in found.ranks] == ["host"] * 2
 
 
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("time.sleep(60)", "not ended after 1 s"), ("sys.exit(3)", "failed with status 3"),
+    ("open(request['answer'], 'w').write('{\"step_us\": [7.0]}'); time.sleep(60)", [7.0]),
+    ("open(request['answer'], 'w').write('{\"step_us\": [7.0]}'); sys.exit(3)", [7.0]),
+])
+def test_a_peer_that_does_not_end_is_ended_and_what_it_answered_counts(
+        text: str, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranks(command: list[str], *rest: Any) -> int:
+        code = "import json, sys, time\nrequest = json.load(open(sys.argv[1]))\n" + text
+        return run([sys.executable, "-c", code, command[-1]], *rest)
+
+    monkeypatch.setattr("rawnn.bench.scaling.PEER_SECONDS", 1.0)
+    monkeypatch.setattr("rawnn.bench.scaling.run", ranks)
+    found = once("torch", {"dataset": "synthetic"}, 2, print)
+    assert (found if isinstance(found, str) else found.step_us) == wanted
+
+
 def test_the_command_keeps_and_shows_what_was_measured(
     rawnn: Rawnn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,3 +187,51 @@ def test_losses_are_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(ours, Answer)
     assert isinstance(theirs, Answer), theirs
     np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-4)
+
+
+def test_what_no_run_could_do_is_said_ahead_of_all(rawnn: Rawnn,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(ordinal: int, notify: Any) -> Any:
+        raise DeviceError("no NVIDIA driver can be loaded on this machine")
+
+    monkeypatch.setattr("rawnn.cli.scaling.open_gpu", none)
+    done = rawnn("bench", "scaling", "--workload", "linear")
+    assert (done.status, done.out) == (2, "")
+    assert done.err == ("rawnn: error: ranks run on a GPU each: no NVIDIA driver can be loaded on "
+                        "this machine; --device host measures them on the host\n")
+    monkeypatch.setattr("rawnn.cli.scaling.missing", lambda name: f"{name} is not installed")
+    done = rawnn("bench", "scaling", "--device", "host", "--peer", "torch")
+    assert (done.status, done.err) == (2, "rawnn: error: --peer: torch is not installed\n")
+
+
+def test_ctrl_c_ends_it_with_what_was_measured(rawnn: Rawnn, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are told of it, and what they leave unmeasured has not failed."""
+    answers = [Answer([10.0], [0.5], "nccl", [], {}, {})]
+
+    def ranks(command: Any, count: int, say: Any, seconds: float, hear: Any) -> int:
+        if answers:
+            request = msgspec.json.decode(Path(command[-1]).read_bytes(), type=Request)
+            Path(request.answer).write_bytes(msgspec.json.encode(answers.pop()))
+            return 0
+        hear(2)
+        return 130
+
+    monkeypatch.setattr("rawnn.bench.scaling.run", ranks)
+    kept = tmp_path / "s.json"
+    done = rawnn("bench", "scaling", "--device", "host", "--workload", "linear", "--json",
+                 str(kept))
+    assert done.status == 130
+    assert "10.0" in done.out
+    assert "failed" not in done.out
+    found = read_scaling(kept)
+    assert found.interrupted
+    assert [bool(p.samples) for p in found.points] == [True, False, False, False]
+
+
+def test_the_launcher_says_which_signal_it_passed_on() -> None:
+    heard: list[int] = []
+    script = ("import os, signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(7));"
+              "os.kill(os.getppid(), signal.SIGTERM); time.sleep(20)")
+    assert run([sys.executable, "-c", script], 1, print, 30.0, heard.append) == 7
+    assert heard == [15]

@@ -40,7 +40,7 @@ def test_what_cannot_run_is_kept_with_the_reason() -> None:
     result = run_sets("workloads", [("wide7", "graphs"), ("wide7", "best")], repeats=1, epochs=1,
                       device="host", data=DATA)
     assert "only for a GPU" in result.measurements[0].reason
-    assert "only for a GPU" in result.measurements[0].cells()[8]
+    assert "only for a GPU" in result.measurements[0].cells()[9]
     assert result.measurements[1].us is not None
 
 

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+import rawnn.bench.duel
 from rawnn.bench.duel import Duel, Side
+from rawnn.cli.bench import bench
 from rawnn.cli.compare import compare
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, RawnnError
 from rawnn.run.config import Config
 from rawnn.run.result import Environment
 
@@ -27,7 +29,7 @@ def test_two_sets_are_timed_in_turns_and_judged(tmp_path: Path) -> None:
     kept = tmp_path / "d.json"
     done = invoke(*SMALL, "--opt", "none", "--opt", "preload,fuse", "--json", str(kept))
     assert done.exit_code == 0, done.output
-    for words in ("turn 2 of 2: preload,fuse", "95 % interval", "MB moved"):
+    for words in ("turn 2 of 2: preload,fuse", "95 % interval", "x first"):
         assert words in done.output
     found = msgspec.json.decode(kept.read_bytes(), type=Duel)
     assert [(s.opt, len(s.milliseconds)) for s in found.sides] == [("none", 8), ("preload,fuse", 8)]
@@ -65,3 +67,39 @@ def duel_of(a: list[float], b: list[float]) -> Duel:
 def test_verdicts(a: Any, b: Any, words: str) -> None:
     found = duel_of(a, b)
     assert found.verdict(found.sides[1]).startswith(words)
+
+
+def test_what_was_timed_outlives_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each set has had a turn; and `bench show` prints it again."""
+    turns = []
+
+    def timed(program: Any) -> Any:
+        turns.append(program)
+        if len(turns) == 4:
+            raise KeyboardInterrupt
+        return original(program)
+
+    original = rawnn.bench.duel.timed
+    monkeypatch.setattr("rawnn.bench.duel.timed", timed)
+    kept = tmp_path / "d.json"
+    done = invoke(*SMALL, "--opt", "none", "--opt", "preload", "--rounds", "5", "--json", str(kept))
+    assert done.exit_code == 1  # of click's own, for Abort
+    assert "preload" in done.output
+    assert "95 % interval" in done.output
+    found = msgspec.json.decode(kept.read_bytes(), type=Duel)
+    assert found.interrupted
+    assert [len(s.milliseconds) for s in found.sides] == [8, 4]
+    shown = CliRunner().invoke(bench, ["show", str(kept)])
+    assert shown.exit_code == 0, shown.output
+    assert "95 % interval" in shown.output
+
+
+def test_the_table_is_printed_where_the_file_cannot_be_written(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Any, content: bytes) -> None:
+        raise RawnnError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("rawnn.bench.measured.write_atomically", full)
+    done = invoke(*SMALL, "--opt", "none", "--opt", "preload", "--json", str(tmp_path / "d.json"))
+    assert isinstance(done.exception, RawnnError)
+    assert "95 % interval" in done.output

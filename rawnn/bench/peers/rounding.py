@@ -12,6 +12,7 @@ rounding is still found, and nothing is forgiven in a network that rounding hard
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,9 @@ TIMES = 2.0
 """In 629-387-675-36-49 at batch 2 with Adam, whose losses in tf32 such runs move by up to 3.3 times
 the fixed shares, rounding to the nearest uses up 0.34 of this, a run without the last bias 6.1, one
 on other batches 9.6."""
-MOST_WORK = 1e12
-"""Operations of a run up to which it is measured, some seconds. A larger one has batches over which
-rounding averages out, and only the fixed shares."""
+MOST_WORK = 1e11
+"""Operations of a run up to which it is measured: all ways take some seconds. A larger one has
+batches over which rounding averages out, and only the fixed shares."""
 
 
 def share(right: Reference, problem: Problem, made: Made) -> float:
@@ -47,9 +48,14 @@ def cost(right: Reference, problem: Problem, numbers: str) -> NDArray[np.float64
     """How far rounding the operands of a class moves the losses, the furthest of WAYS, by windows;
     it never falls, as what has gone astray may come back by chance."""
     truth = windows(right.losses)
-    away = [np.abs(windows(losses(problem, by_chance(BITS[numbers], way))) - truth)
-            for way in range(WAYS)]
+    away = [np.abs(windows(way) - truth) for way in _ways(problem, numbers)]
     return np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))
+
+
+@lru_cache(8)
+def _ways(problem: Problem, numbers: str) -> list[NDArray[np.float64]]:
+    """The losses of each way; once for all programs of a class."""
+    return [losses(problem, by_chance(BITS[numbers], way)) for way in range(WAYS)]
 
 
 def losses(problem: Problem, operand: Callable[[NDArray[Any]], NDArray[Any]],
