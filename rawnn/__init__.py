@@ -6,6 +6,7 @@ The public names are imported on first use, so that `import rawnn` costs little.
 from __future__ import annotations
 
 import importlib
+import os.path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ from rawnn.version import __version__
 IMPORTED_AT = perf_counter()
 """When this package was first imported: what a result's `imports` and `process` count from. The
 process itself may be older by any amount: a shell that ended in `exec`, a notebook."""
+
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ptx")):
+    raise ImportError("rawnn reads its kernels' sources as files beside its code, which a zip "
+                      "archive has not: install the wheel with pip, or unpack it")
 
 if TYPE_CHECKING:
     from rawnn import errors as errors

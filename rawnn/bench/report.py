@@ -99,7 +99,7 @@ def write_report(files: Sequence[str], path: str | os.PathLike[str],
         import jinja2
     except ImportError as error:
         raise MissingLibrary(f"a report needs Jinja2, which cannot be imported ({error}): pip "
-                             f"install rawnn[report]") from None
+                             f"install 'rawnn[report]'") from None
     sections: list[tuple[int, Section]] = []
     for file in files:
         kind = _kind(file)

@@ -123,7 +123,8 @@ class _Screen(Listener):
     def __exit__(self, *exception: object) -> None:
         if not self._quiet:
             self._heart.__exit__()
-        self._bar.stop()
+        if not self._bar.disable:  # rich before 14.3 ends a bar that was never shown by a line
+            self._bar.stop()
 
     def _alive(self) -> None:
         """Nothing was said for seconds: data are fetched, or epochs take long, or few are reported.

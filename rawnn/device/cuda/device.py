@@ -141,7 +141,9 @@ class Device:
             raise DeviceError(
                 f"the NVIDIA driver supports CUDA {version_text(version)}, but rawnn with "
                 f"cuda-bindings {version_text(bindings)} needs {version_text(needed)} or newer: "
-                f"update the driver, or install rawnn[cu12] in place of rawnn[cu13]"
+                "update the driver" + (", or pip install 'rawnn[cu12]', which it can run"
+                                       if bindings >= 13000 and version >= MINIMUM_DRIVER[12]
+                                       else "")
             )
         if ordinal >= count:
             raise DeviceError(f"GPU {ordinal} was asked for, but this machine has "
