@@ -18,13 +18,13 @@ from rawnn.runners.feed import contents, resident
 from rawnn.runners.lowering import Lowering
 from rawnn.step.ops.collectives import GATHER
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor, whole
+from rawnn.step.tensor import Role, Tensor
 
 
 def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
     """The tensors that ranks gather, which are of the same size on all of them, and the
     communicator that does it."""
-    return {whole(name): plan[op.operands["turn"]].communicator for plan in plans
+    return {plan.whole(name): plan[op.operands["turn"]].communicator for plan in plans
             for op in plan.ops if op.kind == GATHER for role, name in op.operands.items()
             if role != "turn"}
 

@@ -20,12 +20,7 @@ gradients padded so, and 180 us with all."""
 LONG = 512
 
 PART = "/part"
-"""What stands in the name of a view behind that of its source."""
-
-
-def whole(name: str) -> str:
-    """The tensor whose memory one of this name lies in."""
-    return name.partition(PART)[0]
+"""What stands in the name of a view behind that of its source, for readers."""
 
 
 class Role(StrEnum):

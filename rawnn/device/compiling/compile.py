@@ -293,6 +293,9 @@ def _explain(
     if not code and number and int(number[1]) not in archs:
         known = ", ".join(f"sm_{entry}" for entry in archs)
         lines[0] += f": it compiles only for {known}"
+        if int(number[1]) > max(archs, default=0):
+            wheel = "nvidia-cuda-nvrtc-cu12" if major == 12 else "'nvidia-cuda-nvrtc<14'"
+            lines[0] += f"; a newer NVRTC may know it: pip install -U {wheel}"
     elif misnaming:
         lines[0] += f": {misnaming}"
         located = []
