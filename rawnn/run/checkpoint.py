@@ -242,6 +242,13 @@ def listed(directory: str | os.PathLike[str]) -> list[tuple[int, Path]]:
                   if (match := _NAME.fullmatch(name)))
 
 
+def newest(directory: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint of a directory that can be read; None where there is none."""
+    with contextlib.suppress(CheckpointError):
+        return next((path for _, path in reversed(listed(directory)) if _good(path)), None)
+    return None
+
+
 def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
     """The checkpoint at `path`: the file itself, or the newest good one of a directory.
 
