@@ -25,6 +25,7 @@ from rawnn.cli.grouped import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.common.files import SideOutput, TextSink, check_output
+from rawnn.errors import RawnnError
 from rawnn.run.checkpoint import listed
 from rawnn.run.machine import since_import
 from rawnn.run.parallel import join
@@ -74,6 +75,10 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
     try:
         if json_file:
             result.write_json(json_file)
+    except RawnnError as error:
+        if session.unsaved is None:
+            raise
+        screen.notify(str(error))
     finally:
         if quiet and result.interrupted:
             screen.notify(f"interrupted {_interruption(result)}")
@@ -84,6 +89,8 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
         click.get_current_context().exit(141)
     if screen.lost is not None:
         raise screen.lost
+    if session.unsaved is not None:
+        raise session.unsaved
     if result.interrupted:
         click.get_current_context().exit(128 + session.signal)
 

@@ -34,7 +34,7 @@ from rawnn.errors import (
 from rawnn.ranks import Team
 from rawnn.run import parallel
 from rawnn.run.callbacks import Listeners, asked_for, writing_nothing
-from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find
+from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find, newest
 from rawnn.run.config import Config
 from rawnn.run.decided import Decider
 from rawnn.run.listener import Listener as Listener
@@ -65,7 +65,8 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
 
     Raises ConfigError, DataError, DeviceError and their kin with one clear sentence; what a
     listener raises ends the run and is passed on, with all memory freed. TrainingDiverged carries
-    the reports reached so far as `history`.
+    the reports reached so far as `history`. Where a checkpoint cannot be written (a full disk) the
+    run ends after that epoch, and the CheckpointError carries its Result as `result`.
 
     In a process that torchrun, mpirun, srun or `rawnn launch` started beside others, all of them
     train one network together (docs/scaling.md), or those of a `communicator` of mpi4py where one
@@ -105,6 +106,9 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
         if session.spare:
             warnings.warn(session.spare, RuntimeWarning, stacklevel=2)
         result = session.run()
+    if session.unsaved is not None:
+        session.unsaved.result = result  # type: ignore[attr-defined]
+        raise session.unsaved
     if session.signal not in (0, signal.SIGINT):
         with suppress(OSError):
             sys.stdout.flush()
@@ -230,6 +234,7 @@ class Session:
         self._taken = taken_of(config.opt, self.selection, self.work, opened.machine)
         self.resumed = 0
         self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
+        self.unsaved: CheckpointError | None = None
         if before is not None:
             self._resume(*before)
         self._outlook: dict[str, float] = {}
@@ -277,6 +282,16 @@ class Session:
     def stop(self, reason: str) -> None:
         """End the run after this epoch; `reason` goes into the result."""
         self.stopped = reason
+
+    def stop_unsaved(self, error: CheckpointError, directory: str | os.PathLike[str]) -> None:
+        """End the run after this epoch as its state could not be kept. `unsaved` then says so, and
+        which checkpoint of the directory is whole; the result is there all the same."""
+        if self.unsaved is None:
+            whole = newest(directory)
+            cure = f"{whole} is whole: make room, and continue with --resume {directory}" \
+                if whole else f"{directory} holds no whole checkpoint"
+            self.unsaved = CheckpointError(f"{error}; {cure}")
+            self.stop("a checkpoint could not be written")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
