@@ -76,7 +76,9 @@ def random_contests(count: int | None, seeds: tuple[int, ...], device: str, peer
     systems, absent = chosen(peers, suite.systems)
     rules = Rules(systems, device, drawn_forms(asked))
     arranged = Arrangement("random-peers", asked, rules, absent, earlier, part=part)
-    _say_draws(hold(arranged, budget, json_file, markdown_file), markdown_file)
+    kept = Kept(json_file)
+    result = hold(arranged, budget, kept, json_file, markdown_file)
+    _say_draws(result, markdown_file, kept)
 
 
 def show_contests(result: ContestsResult, markdown_file: str | None) -> None:
@@ -94,10 +96,10 @@ def show_workloads(result: ContestsResult, markdown_file: str | None) -> None:
         write_atomically(markdown_file, workload_markdown(result).encode())
 
 
-def _say_draws(result: ContestsResult, markdown_file: str | None) -> None:
+def _say_draws(result: ContestsResult, markdown_file: str | None, kept: Kept) -> None:
     """The summary of drawn networks, and whether they went well."""
     _show_draws(result, markdown_file)
-    finish(result)
+    finish(result, kept)
 
 
 def _show_draws(result: ContestsResult, markdown_file: str | None) -> None:
@@ -128,7 +130,7 @@ def merge(files: tuple[str, ...], json_file: str, markdown_file: str | None) -> 
         raise RawnnError(f"these are files of {result.kind}: those of bench random --peers are "
                          f"merged")
     result.write_json(json_file)
-    _say_draws(result, markdown_file)
+    _say_draws(result, markdown_file, Kept(None))
 
 
 @click.command()
@@ -164,9 +166,10 @@ def peers(names: tuple[str, ...], peers: tuple[str, ...], bench_file: str | None
     asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
     rules = Rules(systems, device_of(device), workload_forms)
     arranged = Arrangement("peers", asked, rules, absent, earlier)
-    result = hold(arranged, budget, json_file, markdown_file)
+    kept = Kept(json_file)
+    result = hold(arranged, budget, kept, json_file, markdown_file)
     show_workloads(result, markdown_file)
-    finish(result)
+    finish(result, kept)
 
 
 def device_of(device: str) -> str:
@@ -179,7 +182,7 @@ def device_of(device: str) -> str:
     return name
 
 
-def hold(arranged: Arrangement, budget: float | None, json_file: str | None,
+def hold(arranged: Arrangement, budget: float | None, kept: Kept, json_file: str | None,
          markdown_file: str | None,
          line: Callable[[Contest], str] = network_line) -> ContestsResult:
     """Hold the contests of an arrangement, and say each as soon as it is over."""
@@ -188,26 +191,24 @@ def hold(arranged: Arrangement, budget: float | None, json_file: str | None,
     for reason in arranged.left_out.values():
         say(f"{reason}; it is left out")
 
-    kept = Kept(json_file)
-
     def over(contest: Contest) -> None:
         click.echo(line(contest))
-        if json_file:
-            kept.write(arranged.result())
+        kept.write(arranged.result())
 
     result = arranged.hold(budget or float("inf"), over, say)
-    if json_file:
-        result.write_json(json_file)
+    kept.write(result)
     return result
 
 
-def finish(result: ContestsResult) -> None:
-    """Say where it was measured. Raises RawnnError where ours failed or was wrong."""
+def finish(result: ContestsResult, kept: Kept) -> None:
+    """Say where it was measured. Raises RawnnError where its file could not be written, and where
+    ours failed or was wrong."""
     click.echo(provenance(result))
     if result.environment.device == "sim":
         click.echo("the GPU is SIMULATED: the times say nothing about a real one")
     if result.interrupted:
         raise click.Abort
+    kept.check()
     bad = [c.problem.name for c in result.contests
            if any(e.system == OURS and e.status != "measured" for e in c.entries)]
     if bad:

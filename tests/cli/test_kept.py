@@ -63,6 +63,36 @@ def test_a_full_disk_costs_no_table(command: tuple[str, ...], row: str, rawnn: R
     assert "error: cannot write" in done.err
 
 
+def test_a_full_disk_costs_no_ablation(rawnn: Rawnn, tmp_path: Path,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    disk(monkeypatch, True)
+    suite = tmp_path / "bench.toml"
+    suite.write_text("[[ablation]]\nworkload='linear'\nfull='preload,fuse'\nbase='preload'\n"
+                     "epochs=1\n")
+    done = rawnn("bench", "ablation", "--bench", str(suite), "--device", "sim", "--dataset",
+                 "synthetic", "--repeats", "1", "--json", str(tmp_path / "r.json"))
+    assert done.status == 1
+    assert done.err.count("going on, to be tried again") == 1
+    assert "in the fastest set" in done.out
+    assert "error: cannot write" in done.err
+
+
+def test_a_full_disk_costs_no_contests(rawnn: Rawnn, tmp_path: Path,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `bench all` the next suite then has its turn."""
+    disk(monkeypatch, True)
+    suite = tmp_path / "bench.toml"
+    suite.write_text("[peers]\nnames=['linear']\nsteps=4\nsystems=['numpy']\n"
+                     "[all]\nsuites=['peers']\n")
+    done = rawnn("bench", "all", "--bench", str(suite), "--device", "host", "--dataset",
+                 "synthetic", "--out", str(tmp_path / "all"))
+    assert done.status == 1
+    assert done.err.count("going on, to be tried again") == 1
+    assert "linear" in done.out
+    assert "peers: cannot write" in done.err
+    assert "1 of 1 suites failed (peers)" in done.err
+
+
 def test_rows_of_sets_that_have_some_of_their_runs(
         rawnn: Rawnn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the second of three repeats: what the first found is printed."""
