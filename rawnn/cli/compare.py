@@ -9,6 +9,7 @@ import click
 from rawnn.bench.columns import TRAFFIC
 from rawnn.bench.duel import ROUNDS, Duel, duel
 from rawnn.bench.footprint import traffic, x_floor
+from rawnn.cli.ending import as_by_ctrl_c
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import (
     OUTPUT,
@@ -44,6 +45,12 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     `--opt A --opt B`: the others are compared with the first. A difference that noise explains is
     said to be none.
     """
+    with as_by_ctrl_c():
+        _compare(json_file, rounds, config_file, options)
+
+
+def _compare(json_file: str | None, rounds: int, config_file: str | None,
+             options: dict[str, Any]) -> None:
     check_output("--json", json_file)
     opts = options.pop("opt")
     config, data = fitted(make_config(config_file, options), say)

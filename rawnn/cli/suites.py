@@ -25,6 +25,7 @@ from rawnn.bench.peers.records import read_contests
 from rawnn.bench.peers.summary import network_line
 from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.bench.suites import read_suites
+from rawnn.cli.ending import as_by_ctrl_c
 from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option, device_of, finish, hold, show_workloads
 from rawnn.cli.screen import say
@@ -164,12 +165,15 @@ def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...
         say(f"{reason}; it is left out")
     half = -(-(steps or suite.steps) // 2)
     asked = of_workloads(names or suite.names, dataset, half)
-    result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
-    try:
-        if json_file:
-            result.write_json(json_file)
-    finally:
-        show_curves(result, markdown_file)
+    with as_by_ctrl_c():
+        result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
+        try:
+            if json_file:
+                result.write_json(json_file)
+        finally:
+            show_curves(result, markdown_file)
+        if result.interrupted:
+            raise click.Abort
     wrong = [c for c in result.curves if c.reason or (c.error is not None and c.error > 1)]
     if wrong:
         raise RawnnError(f"{len(wrong)} of {len(result.curves)} curves failed or are not those of "
