@@ -47,7 +47,7 @@ def threads_of(ranks: int) -> int:
     """Threads that each of the ranks may compute with on the host: its share of the cores that this
     process may use. OpenBLAS, MKL and PyTorch take it from OMP_NUM_THREADS. Without it each takes
     all cores, and threads that wait for one another without sleeping take them from each other: two
-    ranks on four cores took 12 times as long for an epoch."""
+    ranks on four cores took 6 to 8 times as long for an epoch."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max((cores or 1) // ranks, 1)
 
