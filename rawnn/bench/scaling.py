@@ -29,7 +29,7 @@ from rawnn.run.result import Environment, environment
 SCHEMA_VERSION = 1
 PEER_SECONDS = 300.0
 """What a run of a peer may take, which no message ends where its ranks wait for each other for
-ever. On two H200s one of wide8192 takes some 20 s, most of which it gets ready."""
+ever."""
 SYSTEMS = {"rawnn": "rawnn", "torch": "PyTorch DDP"}
 HEADINGS = ("workload", "system", "scaling", "ranks", "batch", "us a step", "min-max", "speed-up",
             "efficiency", "note")

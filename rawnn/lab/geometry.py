@@ -70,7 +70,6 @@ class Launch:
                               f"(#include <cuda_device_runtime_api.h>) in it before it reads what "
                               f"the kernel before it writes")
 
-
     def _check_together(self, function: Function, device: Device) -> None:
         """Raises DeviceError, with what fits, where a cluster is too large or a cooperative launch
         has more blocks than the GPU holds at once (CUDA driver API, cuLaunchCooperativeKernel)."""
