@@ -374,8 +374,17 @@ def filled(text: str, blocks: Mapping[str, str]) -> str:
     return text
 
 
+def missing() -> str:
+    """A sentence on pages that there are not; an empty one where all are there."""
+    names = dict.fromkeys([*BLOCKS, *(f"{TOGGLE_PAGES}/{name}.md" for name in TOGGLES)])
+    absent = [page for page in names if not (ROOT / page).exists()]
+    return f"there is no {', '.join(absent)}: figures go there, and CONTRIBUTING.md says what a " \
+           f"toggle's page holds" if absent else ""
+
+
 def pages() -> dict[str, str]:
-    """Every page with blocks, by its path from the root, and what it is to say."""
+    """Every page with blocks, by its path from the root, and what it is to say; those that are
+    missing are left out."""
     measured = measured_toggles()
     blocks = {page: {name: make() for name, make in made.items()}
               for page, made in BLOCKS.items()}
@@ -385,10 +394,12 @@ def pages() -> dict[str, str]:
     for where, name, text in trials.read_trials():
         blocks.setdefault(where, {})[name] = text
     return {page: filled((ROOT / page).read_text(encoding="utf-8"), made)
-            for page, made in blocks.items()}
+            for page, made in blocks.items() if (ROOT / page).exists()}
 
 
 def main() -> None:
+    if said := missing():
+        sys.exit(said)
     for page, text in pages().items():
         (ROOT / page).write_text(text, encoding="utf-8")
     for picture, draw in PICTURES.items():
