@@ -15,7 +15,8 @@ from rawnn.bench import records, sets
 from rawnn.bench.peers.problem import draws
 from rawnn.bench.peers.records import ContestsResult, read_contests
 from rawnn.opts import TOGGLES
-from tools.pages import NOT_MEASURED, PICTURES, filled, missing, pages, worth
+from tools import trials
+from tools.pages import BLOCKS, NOT_MEASURED, PICTURES, filled, missing, pages, worth
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -122,10 +123,11 @@ def made() -> dict[str, str]:
     return pages()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/peers.md", "docs/workloads.md",
-                                  "docs/scaling.md", "docs/testing.md", "docs/floors.md",
-                                  "docs/lab.md", "docs/suites.md", *(
-    f"docs/toggles/{name}.md" for name in TOGGLES)])
+WRITTEN = sorted({*BLOCKS, *(page for page, _, _ in trials.read_trials()),
+                  *(f"docs/toggles/{name}.md" for name in TOGGLES)})
+
+
+@pytest.mark.parametrize("page", WRITTEN)
 def test_a_page_says_what_the_results_say(page: str, made: dict[str, str]) -> None:
     if page not in made:
         pytest.skip("there is no such page, as another test says")
