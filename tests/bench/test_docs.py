@@ -41,8 +41,9 @@ def explained(page: str) -> set[str]:
 WRITTEN_BY_TOOLS = ("docs/options.md",)
 
 
-def prose(text: str) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a page that a person wrote, less code and tables."""
+def prose(text: str, tables: bool = False) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page that a person wrote, less code, and less tables unless asked
+    for."""
     code, block = False, ""
     for number, line in enumerate(text.splitlines(), 1):
         mark = re.fullmatch(r"<!-- (/?)([\w -]+?)(: begin|: end)? -->", line)
@@ -50,7 +51,7 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
             ends = mark[1] or mark[3] == ": end"
             block = "" if ends else mark[2]
         code ^= line.lstrip().startswith("```")
-        if not (code or block or line.startswith("|")):
+        if not (code or block or (line.startswith("|") and not tables)):
             yield number, line
 
 
