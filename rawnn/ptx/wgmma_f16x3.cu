@@ -148,31 +148,12 @@ struct Right {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int first = column(pass);
-      float values[kCount];
-      float scale[kDeep ? 1 : 8];
-      if constexpr (kDeep) {
-        unsigned int words[4];
-        ptx::load_shared(words, raw + own + pass * (32 * PANEL::kRowBytes));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(words[i]);
-        scale[0] = scales[first];
-      } else {
-        const unsigned int from = raw + first / 32 * PANEL::kPanelBytes;
-#pragma unroll
-        for (int four = 0; four < 2; ++four) {
-          unsigned int words[4];
-          ptx::load_shared(words, from + PANEL::offset(lane, first % 32 / 4 + four));
-#pragma unroll
-          for (int i = 0; i < 4; ++i) values[4 * four + i] = __uint_as_float(words[i]);
-        }
-        load_values<8>(scale, scales + first);
-      }
       unsigned int high[kCount / 2], low[kCount / 2];
       if (writes()) *own_place(changes, pass) = 1.0f;
-      if (__any_sync(kFullWarp, parts(high, low, values, scale))) {
+      if (__any_sync(kFullWarp, parts(high, low, raw, pass))) {
         changed = true;
-        rescale(values, scale, changes, pass);
-        parts(high, low, values, scale);
+        rescale(raw, changes, pass);
+        parts(high, low, raw, pass);
       }
       if constexpr (kDeep) {
         const int chunk = lane % 8;
@@ -198,41 +179,76 @@ struct Right {
   }
 
  private:
-  static __device__ __forceinline__ bool parts(unsigned int (&high)[kCount / 2],
-                                               unsigned int (&low)[kCount / 2],
-                                               const float (&values)[kCount],
-                                               const float (&scale)[kDeep ? 1 : 8]) {
+  // Four of a thread's numbers at a pass.
+  __device__ __forceinline__ void load(float (&values)[4], unsigned int raw, int pass,
+                                       int four) const {
+    unsigned int words[4];
+    if constexpr (kDeep) {
+      ptx::load_shared(words, raw + own + pass * (32 * PANEL::kRowBytes));
+    } else {
+      const int first = column(pass);
+      ptx::load_shared(words, raw + first / 32 * PANEL::kPanelBytes +
+                                  PANEL::offset(lane, first % 32 / 4 + four));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(words[i]);
+  }
+
+  __device__ __forceinline__ bool parts(unsigned int (&high)[kCount / 2],
+                                        unsigned int (&low)[kCount / 2], unsigned int raw,
+                                        int pass) const {
     unsigned int beyond = 0u;
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
-      split(high[i / 2], low[i / 2], beyond, values[i] * scale[kDeep ? 0 : i],
-            values[i + 1] * scale[kDeep ? 0 : i + 1]);
+    for (int four = 0; four < kCount / 4; ++four) {
+      float values[4];
+      load(values, raw, pass, four);
+      float scale[4];
+      if constexpr (kDeep) {
+        scale[0] = scale[1] = scale[2] = scale[3] = scales[column(pass)];
+      } else {
+        load_values<4>(scale, scales + column(pass) + 4 * four);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const int at = (4 * four + i) / 2;
+        split(high[at], low[at], beyond, values[i] * scale[i], values[i + 1] * scale[i + 1]);
+      }
     }
     return beyond != 0u;
   }
 
-  __device__ __forceinline__ void rescale(const float (&values)[kCount],
-                                          float (&scale)[kDeep ? 1 : 8], float* changes,
-                                          int pass) const {
-    __syncwarp();  // all have read the scales
+  __device__ __forceinline__ void rescale(unsigned int raw, float* changes, int pass) const {
+    unsigned int own_largest = 0u;  // of the lane's row, or of the column that it writes
 #pragma unroll
-    for (int i = 0; i < (kDeep ? 1 : 8); ++i) {
-      unsigned int largest = magnitude(values[i]);
+    for (int four = 0; four < kCount / 4; ++four) {
+      float values[4];
+      load(values, raw, pass, four);
       if constexpr (kDeep) {
 #pragma unroll
-        for (int j = 1; j < 4; ++j) largest = max(largest, magnitude(values[j]));
-      }
+        for (int i = 0; i < 4; ++i) own_largest = max(own_largest, magnitude(values[i]));
 #pragma unroll
-      for (int apart = 1; apart < (kDeep ? 8 : 32); apart *= 2) {
-        largest = max(largest, __shfl_xor_sync(kFullWarp, largest, apart));
-      }
-      const float before = scale[i];
-      scale[i] = scale_of(before, largest);
-      if (kDeep ? lane % 8 == 0 : lane == i) {
-        *own_place(scales, pass) = scale[i];
-        *own_place(changes, pass) = change_of(scale[i], before);
+        for (int apart = 1; apart < 8; apart *= 2) {
+          own_largest = max(own_largest, __shfl_xor_sync(kFullWarp, own_largest, apart));
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          unsigned int largest = magnitude(values[i]);
+#pragma unroll
+          for (int apart = 1; apart < 32; apart *= 2) {
+            largest = max(largest, __shfl_xor_sync(kFullWarp, largest, apart));
+          }
+          if (lane == 4 * four + i) own_largest = largest;
+        }
       }
     }
+    if (writes()) {
+      float& scale = *own_place(scales, pass);
+      const float before = scale;
+      scale = scale_of(before, own_largest);
+      *own_place(changes, pass) = change_of(scale, before);
+    }
+    __syncwarp();
   }
 };
 
