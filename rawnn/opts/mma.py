@@ -16,16 +16,16 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.ptx.mma import f16x3_is_faster, wgmma_is_faster
+from rawnn.ptx.mma import scaled_is_faster, wgmma_is_faster
 from rawnn.ptx.tiles import product_of
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
 VALUES = ("auto", "sync", "wgmma")
-KINDS = ("sync", "wgmma", "f16x3", "skinny")
-"""What a product can be computed by: mma.sync, wgmma, wgmma of float16 for float32, or the kernels
-that stream the weights."""
+KINDS = ("sync", "wgmma", "scaled", "skinny")
+"""What a product can be computed by: mma.sync, wgmma, wgmma of scaled float16 for float32, or the
+kernels that stream the weights."""
 
 HOPPERS = ("wgmma", "clusters", "bulk copies")
 
@@ -63,9 +63,10 @@ def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
         wgmma_is_faster(product_of(op, plan), plan.target)
 
 
-def _by_wgmma_f16x3(plan: Plan, op: Op) -> bool:
-    """Whether wgmma computes a product of float32 by three of float16, and faster."""
-    return plan[op.operands["a"]].dtype == "float32" and f16x3_is_faster(product_of(op, plan), plan.target)
+def _by_wgmma_scaled(plan: Plan, op: Op) -> bool:
+    """Whether wgmma computes a product of float32 by scaled float16, and faster."""
+    return plan[op.operands["a"]].dtype == "float32" and \
+        scaled_is_faster(product_of(op, plan), plan.target)
 
 
 def streams_weights(plan: Plan, op: Op) -> bool:
@@ -86,14 +87,14 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
         plan = replace(plan, target=plan.target.without(*HOPPERS))
     taken = set(KINDS) - left_out(value)
     if not plan.target.has(*HOPPERS):
-        taken -= {"wgmma", "f16x3", "skinny"}
+        taken -= {"wgmma", "scaled", "skinny"}
 
     def product(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):
             return op
         impl = "skinny" if "skinny" in taken and streams_weights(plan, op) else \
             "wgmma" if "wgmma" in taken and _by_wgmma(plan, op) else \
-            "wgmma_f16x3" if "f16x3" in taken and _by_wgmma_f16x3(plan, op) else \
+            "wgmma_scaled" if "scaled" in taken and _by_wgmma_scaled(plan, op) else \
             "wgmma_tf32" if "wgmma" in taken and _by_wgmma_tf32(plan, op) else "mma"
         return op if impl == "mma" and "sync" not in taken else replace(op, impl=impl)
 

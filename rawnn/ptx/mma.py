@@ -10,9 +10,10 @@ from rawnn.device.target import Target
 from rawnn.ptx.family import Family
 from rawnn.ptx.pace import (
     PACES,
+    SCALED,
     cycles,
     cycles_wgmma,
-    cycles_wgmma_f16x3,
+    cycles_wgmma_scaled,
     cycles_wgmma_tf32,
     shared,
 )
@@ -156,41 +157,45 @@ register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_
                 _shared_wgmma_tf32, updates=UPDATES, losses=True, specific=True)
 
 
-def _tiles_wgmma_f16x3(p: Product) -> list[Tile]:
+def _tiles_wgmma_scaled(p: Product) -> list[Tile]:
     stages = ceil(p.k, 32)
-    return [Tile(128, 64, 8, 1, 1, 3, cluster, bytes=128) for cluster in (1, 2, 3, 4, 8)
-            if stages <= LONGEST_SUM * cluster or cluster == 8]
+    return [Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
+            for times, columns in SCALED if times == p.times
+            for cluster in (1, 2, 3, 4, 8)
+            if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
 
 
 @cache
-def choose_wgmma_f16x3(p: Product, target: Target) -> Tile:
+def choose_wgmma_scaled(p: Product, target: Target) -> Tile:
     """The fastest of the tiles, as predicted."""
-    return min(spanning(p, _tiles_wgmma_f16x3(p)),
-               key=lambda tile: cycles_wgmma_f16x3(p, tile, target))
+    return min(spanning(p, _tiles_wgmma_scaled(p)),
+               key=lambda tile: cycles_wgmma_scaled(p, tile, target))
 
 
-def f16x3_is_faster(p: Product, target: Target) -> bool:
-    """Whether three products of float16 are predicted to take less than three of tf32."""
-    if p.times != 3 or ceil(p.k, 32) > 8 * LONGEST_SUM:
+def scaled_is_faster(p: Product, target: Target) -> bool:
+    """Whether a product of float32 is predicted to take less by scaled float16 than otherwise; and
+    whether its sums are short enough for that, where it must be as exact."""
+    if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
         return False
-    taken = cycles_wgmma_f16x3(p, choose_wgmma_f16x3(p, target), target)
-    return taken < min(cycles(p, choose(p, target), target),
+    taken = cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target)
+    worth = WORTH if p.times == 1 else 1.0
+    return taken < min(worth * cycles(p, choose(p, target), target),
                        cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))
 
 
-def _shared_wgmma_f16x3(s: Scalars) -> int:
+def _shared_wgmma_scaled(s: Scalars) -> int:
     prepared = 2 * s["BN"]  # two, of two parts each
     operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
     return int(max(operands, with_sums(s, 0)) + 3 * 4 * s["BN"])
 
 
-register_family(WGMMA, "wgmma_f16x3", "wgmma_f16x3.cu", "WgmmaF16x3", choose_wgmma_f16x3,
-                _shared_wgmma_f16x3, updates=UPDATES, losses=True, specific=True, three="f16x3")
+register_family(WGMMA, "wgmma_scaled", "wgmma_scaled.cu", "WgmmaScaled", choose_wgmma_scaled,
+                _shared_wgmma_scaled, updates=UPDATES, losses=True, specific=True, three="f16x3")
 
 
 PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
              "wgmma_tf32": (choose_wgmma_tf32, cycles_wgmma_tf32),
-             "wgmma_f16x3": (choose_wgmma_f16x3, cycles_wgmma_f16x3)}
+             "wgmma_scaled": (choose_wgmma_scaled, cycles_wgmma_scaled)}
 """By implementation: its tile, and about how many cycles a product takes in one."""
 
 

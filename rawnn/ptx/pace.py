@@ -147,13 +147,17 @@ which give some products in tf32 to wgmma, steps of one network took 4 % less an
 11 % more."""
 
 
-F16X3 = Paces(nt=(1200.0, 1700.0), nn=(1250.0, 1750.0), tn=(1300.0, 1800.0))
-"""The same of float32 by three products of float16, in tiles of 128 x 64."""
+SCALED: Mapping[tuple[int, int], Paces] = {
+    (3, 64): Paces(nt=(1200.0, 1700.0), nn=(1250.0, 1750.0), tn=(1300.0, 1800.0)),
+    (1, 64): Paces(nt=(700.0, 1000.0), nn=(750.0, 1100.0), tn=(750.0, 1100.0)),
+    (1, 128): Paces(nt=(1000.0,), nn=(1100.0,), tn=(1100.0,)),
+}
+"""The same by scaled products of float16, in tiles of 128 x 64 and 128."""
 
 
-def cycles_wgmma_f16x3(p: Product, tile: Tile, target: Target) -> float:
+def cycles_wgmma_scaled(p: Product, tile: Tile, target: Target) -> float:
     """Of float32, by wgmma of float16."""
-    pace: tuple[float, ...] = getattr(F16X3, p.layout)
+    pace: tuple[float, ...] = getattr(SCALED[p.times, tile.bn], p.layout)
     return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1], first=FIRST_WGMMA,
                   finished=FINISHED_WGMMA)
 

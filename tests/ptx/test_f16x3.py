@@ -1,4 +1,4 @@
-"""The arithmetic of float32 products as three products of float16 (wgmma_f16x3.cu), in NumPy: from
+"""The arithmetic of float32 products as three products of float16 (wgmma_scaled.cu), in NumPy: from
 sums of 16 terms on no more than twice as far from float64 as products and sums in float32, whatever
 the scale of a row or column, and as with three of tf32 up to six times where a term or two are all
 that counts. Tensor cores are taken to add up as in test_tf32x3.py."""

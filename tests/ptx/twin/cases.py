@@ -50,10 +50,11 @@ CASES = {
     "wgmma in larger tiles": Case((272, 136, 72, 10), 140, "preload,bf16,mma,fuse", choice=3),
     "wgmma of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma"),
     "wgmma of three tf32": Case((70, 133, 48, 9), 70, "preload,mma,fuse"),
-    "three float16": Case((70, 133, 48, 9), 70, "preload,mma,fuse", spoil=(a_nan,),
+    "scaled float16": Case((70, 133, 48, 9), 70, "preload,mma,fuse", spoil=(a_nan,),
                           network={"activation": "tanh"}),
-    "three float16, AdamW": Case((70, 133, 9), 70, "preload,mma,fuse", options=ADAM),
-    "three float16 with a softmax": Case((37, 70, 63), 141, "preload,mma,fuse"),
+    "scaled float16, AdamW": Case((70, 133, 9), 70, "preload,mma,fuse", options=ADAM),
+    "scaled float16 in place of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma,fuse"),
+    "scaled float16 with a softmax": Case((37, 70, 63), 141, "preload,mma,fuse"),
     "mma of three tf32, AdamW": Case((200, 37, 10), 33, "preload,mma=sync,fuse", choice=8,
                                      options=ADAM),  # more stages than a part has
     "mma of bfloat16, momentum": Case((21, 36, 10), 20, "preload,bf16,mma=sync,fuse",
@@ -101,7 +102,7 @@ CASES = {
 
 SMALL: dict[str, dict[str, Any]] = {
     "wgmma": {"wgmma_is_faster": lambda product, target: True},
-    "three float16": {"f16x3_is_faster": lambda product, target: product.times == 3},
+    "scaled": {"scaled_is_faster": lambda product, target: True},
     "streamed": {"LEAST_STREAMED": 1 << 10},
 }
 """Sizes from which on kernels are taken that are meant for large networks."""

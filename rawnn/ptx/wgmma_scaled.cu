@@ -1,4 +1,4 @@
-// WgmmaF16x3: the main loop of products of float32 on Hopper's tensor cores as three products of
+// WgmmaScaled: the main loop of products of float32 on Hopper's tensor cores as three products of
 // float16 (sm_90a), each computed by two warpgroups; the kernels are those of product_kernels.cuh.
 //
 // x times a power of two is high + low, both float16 with 11 bits of significand, and the product
@@ -26,7 +26,7 @@
 #include "product_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#error "wgmma_f16x3.cu needs the instructions of one architecture: compile it for sm_90a"
+#error "wgmma_scaled.cu needs the instructions of one architecture: compile it for sm_90a"
 #endif
 
 struct f16x3 {};  // a SUM: kept as floats
@@ -51,12 +51,16 @@ __device__ __forceinline__ unsigned int magnitude(float value) {
   return __float_as_uint(value) & 0x7fffffffu;
 }
 
-// Two scaled numbers as pairs of float16. `beyond` becomes other than zero where one is too large.
+// Two scaled numbers as pairs of float16, high parts alone or with what they leave. `beyond` becomes
+// other than zero where one is too large.
+template <bool LOW>
 __device__ __forceinline__ void split(unsigned int& high, unsigned int& low, unsigned int& beyond,
                                       float first, float second) {
   high = pack_pair<float16>(first, second);
-  const float2 rounded = unpack_pair<float16>(high);
-  low = pack_pair<float16>(first - rounded.x, second - rounded.y);
+  if constexpr (LOW) {
+    const float2 rounded = unpack_pair<float16>(high);
+    low = pack_pair<float16>(first - rounded.x, second - rounded.y);
+  }
   beyond = ptx::fma_f16_pair(high, 0u, beyond);  // infinity times zero
 }
 
@@ -112,11 +116,11 @@ struct Rows {
 // has copied itself, and a row of the result has the high parts in its first 64 bytes and the low ones
 // behind; of a wide one a warp takes eight columns and a lane one row of them, and the low parts
 // lie behind all high ones.
-template <typename LEFT, typename PANEL, int COLUMNS>
+template <typename LEFT, typename PANEL, int COLUMNS, bool LOW>
 struct Right {
   static constexpr bool kDeep = PANEL::kDeep;
   using Ready = Panel<float16, COLUMNS, kDeep, kDeep ? 2 * kStageDepth : kStageDepth>;
-  static constexpr int kBytes = (kDeep ? 1 : 2) * Ready::kBytes;
+  static constexpr int kBytes = (kDeep || !LOW ? 1 : 2) * Ready::kBytes;
   static constexpr int kPasses = COLUMNS / (kDeep ? 32 : 64);
   static constexpr int kCount = kDeep ? 4 : 8;  // numbers of a thread at a pass
 
@@ -159,12 +163,12 @@ struct Right {
         const int chunk = lane % 8;
         const unsigned int to = ready + Ready::offset(first, chunk / 2) + chunk % 2 * 8;
         ptx::store_shared(to, high);
-        ptx::store_shared(to ^ 64u, low);
+        if constexpr (LOW) ptx::store_shared(to ^ 64u, low);
       } else {
         const unsigned int to = ready + first / 64 * Ready::kPanelBytes +
                                 Ready::offset(LEFT::place(lane), first % 64 / 8);
         ptx::store_shared(to, high);
-        ptx::store_shared(to + Ready::kBytes, low);
+        if constexpr (LOW) ptx::store_shared(to + Ready::kBytes, low);
       }
     }
     return changed;
@@ -211,7 +215,7 @@ struct Right {
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         const int at = (4 * four + i) / 2;
-        split(high[at], low[at], beyond, values[i] * scale[i], values[i + 1] * scale[i + 1]);
+        split<LOW>(high[at], low[at], beyond, values[i] * scale[i], values[i + 1] * scale[i + 1]);
       }
     }
     return beyond != 0u;
@@ -252,16 +256,17 @@ struct Right {
   }
 };
 
-template <typename TILE, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
+template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
 __device__ __forceinline__ void block_product(const float* a, int lda, const float* b, int ldb,
                                               int m, int n, int k, EPILOGUE epilogue) {
+  constexpr bool kThree = Same<SUM, f16x3>::kValue;
   constexpr int kColumns = TILE::kN;
   constexpr int kStages = TILE::kStages;
   constexpr int kThreads = TILE::kThreads;
   using PanelA = Panel<float, TILE::kM, DEEP_A, kStageDepth>;
   using PanelB = Panel<float, kColumns, DEEP_B, kStageDepth>;
   using Left = Rows<PanelA>;
-  using Second = Right<Left, PanelB, kColumns>;
+  using Second = Right<Left, PanelB, kColumns, kThree>;
   constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
   using Parts = Sums<TILE, 0>;  // the inbox lies among the operands: two blocks need their room
   static_assert(TILE::kM == 128 && kThreads == 256, "two warpgroups of 64 rows");
@@ -310,7 +315,7 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
   __syncthreads();
 
   float sums[kColumns / 2] = {};
-  float all[kColumns / 2] = {};
+  float all[kThree ? kColumns / 2 : 1] = {};
   float bias[2] = {};
   float scale[2] = {kFirstScale, kFirstScale};  // of a lane's two rows
   const bool sums_bias = BIAS && n0 == 0;
@@ -322,6 +327,18 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
     const unsigned int ready = prepared + stage % 2 * Second::kBytes;
     slot = slot == kStages - 1 ? 0 : slot + 1;
 
+    const auto change = [&](int i, float by) {
+      if constexpr (kThree) {
+        all[i] *= by;
+      } else {
+        sums[i] *= by;
+      }
+    };
+    if (changed != 0) {
+      const float* const by = second.scales + (1 + stage % 2) * kColumns + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) change(i, by[i / 4 * 8 + i % 2]);
+    }
     unsigned int high[kSteps][4], low[kSteps][4];
     const auto split_rows = [&]() {
       unsigned int beyond = 0u;
@@ -331,7 +348,7 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
         rows.load(pairs, tile, step);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          split(high[step][i], low[step][i], beyond, pairs[i][0] * scale[i % 2],
+          split<kThree>(high[step][i], low[step][i], beyond, pairs[i][0] * scale[i % 2],
                 pairs[i][1] * scale[i % 2]);
         }
       }
@@ -354,11 +371,11 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
         largest[half] = max(largest[half], __shfl_xor_sync(kFullWarp, largest[half], 2));
         const float before = scale[half];
         scale[half] = scale_of(before, largest[half]);
-        const float change = change_of(scale[half], before);
+        const float by = change_of(scale[half], before);
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) {
-          all[4 * j + 2 * half] *= change;
-          all[4 * j + 2 * half + 1] *= change;
+          change(4 * j + 2 * half, by);
+          change(4 * j + 2 * half + 1, by);
         }
       }
       split_rows();
@@ -375,14 +392,17 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
 
     ptx::settle(sums);
     ptx::fence_products();
+    if constexpr (kThree) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, low[step], Second::high(ready, step), step);
-      ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, high[step], Second::low(ready, step), 1);
+      for (int step = 0; step < kSteps; ++step) {
+        ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, low[step], Second::high(ready, step), step);
+        ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, high[step], Second::low(ready, step), 1);
+      }
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, high[step], Second::high(ready, step), 1);
+      ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, high[step], Second::high(ready, step),
+                                                 kThree ? 1 : stage + step);
     }
     ptx::commit_products();
     bool changes = false;
@@ -402,13 +422,10 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
     }
     ptx::wait_for_products<0>();
     ptx::settle(sums);
-    if (changed != 0) {
-      const float* const by = second.scales + (1 + stage % 2) * kColumns + lane % 4 * 2;
+    if constexpr (kThree) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) all[i] *= by[i / 4 * 8 + i % 2];
+      for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
     }
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
     // It is prepared, and nobody reads what this one took.
     changed = __syncthreads_or(changes ? 1 : 0);
   }
@@ -418,6 +435,13 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
   float* const parts = reinterpret_cast<float*>(dynamic_shared());
   constexpr int kPitch = Parts::kPitch;
   const int q = lane % 4;
+  const auto kept = [&](int i) {
+    if constexpr (kThree) {
+      return all[i];
+    } else {
+      return sums[i];
+    }
+  };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp * 16 + Left::row(lane, half);
@@ -433,8 +457,8 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
     for (int j = 0; j < kColumns / 8; ++j) {
       const int column = 8 * j + 2 * q;
       *reinterpret_cast<float2*>(parts + row * kPitch + column) =
-          make_float2(unscaled(all[4 * j + 2 * half], column),
-                      unscaled(all[4 * j + 2 * half + 1], column + 1));
+          make_float2(unscaled(kept(4 * j + 2 * half), column),
+                      unscaled(kept(4 * j + 2 * half + 1), column + 1));
     }
     if constexpr (BIAS) {
       bias[half] += __shfl_xor_sync(kFullWarp, bias[half], 1);
@@ -446,10 +470,10 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
   finish.template run<BIAS>(n0 == 0);
 }
 
-struct WgmmaF16x3 {
+struct WgmmaScaled {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
   static __device__ __forceinline__ void product(const float* a, int lda, const float* b, int ldb,
                                                  int m, int n, int k, EPILOGUE epilogue) {
-    block_product<TILE, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
+    block_product<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
   }
 };
