@@ -158,11 +158,11 @@ register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_
 
 
 def _tiles_wgmma_scaled(p: Product) -> list[Tile]:
-    stages = ceil(p.k, 32)
+    stages = ceil(p.k, 32)  # and as many additions of float32, half of those by tf32
     return [Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
             for times, columns in SCALED if times == p.times
             for cluster in (1, 2, 3, 4, 8)
-            if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
+            if times == 1 or stages <= 2 * LONGEST_SUM * cluster or cluster == 8]
 
 
 @cache
@@ -175,7 +175,7 @@ def choose_wgmma_scaled(p: Product, target: Target) -> Tile:
 def scaled_is_faster(p: Product, target: Target) -> bool:
     """Whether a product of float32 is predicted to take less by scaled float16 than otherwise; and
     whether its sums are short enough for that, where it must be as exact."""
-    if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
+    if p.times == 3 and ceil(p.k, 32) > 16 * LONGEST_SUM:
         return False
     taken = cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target)
     worth = WORTH if p.times == 1 else 1.0
@@ -189,8 +189,13 @@ def _shared_wgmma_scaled(s: Scalars) -> int:
     return int(max(operands, with_sums(s, 0)) + 3 * 4 * s["BN"])
 
 
+SCALED_OTHERS = tuple(
+    Tile(128, columns, 8, 1, 1, stages, cluster, bytes=128)
+    for columns, stages, cluster in ((64, 3, 1), (128, 3, 1), (128, 4, 1), (64, 3, 2), (128, 3, 2)))
+
 register_family(WGMMA, "wgmma_scaled", "wgmma_scaled.cu", "WgmmaScaled", choose_wgmma_scaled,
-                _shared_wgmma_scaled, updates=UPDATES, losses=True, specific=True, three="f16x3")
+                _shared_wgmma_scaled, others=SCALED_OTHERS, updates=UPDATES, losses=True,
+                specific=True, three="f16x3")
 
 
 PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
