@@ -23,7 +23,8 @@ from rawnn.step.work import numbers, operations, products
 
 OWN = "its own model"
 ON_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32", "wgmma_scaled", "skinny")
-"""Implementations that multiply float32 by three products of tf32, not by fused multiply-adds."""
+"""Implementations that multiply float32 by three products of tf32 or float16, not by fused
+multiply-adds."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
             return op
         impl = "skinny" if "skinny" in taken and streams_weights(plan, op) else \
             "wgmma" if "wgmma" in taken and _by_wgmma(plan, op) else \
-            "wgmma_scaled" if "scaled" in taken and _by_wgmma_scaled(plan, op) else \
+            "wgmma_scaled" if {"wgmma", "scaled"} <= taken and _by_wgmma_scaled(plan, op) else \
             "wgmma_tf32" if "wgmma" in taken and _by_wgmma_tf32(plan, op) else "mma"
         return op if impl == "mma" and "sync" not in taken else replace(op, impl=impl)
 
@@ -133,9 +133,9 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "mma",
-    claim="products by our own kernels on tensor cores, float32 as three of tf32; on Hopper large "
-          "ones by wgmma, and 16-bit ones of small batches by kernels that stream the weights; "
-          "-KIND leaves out one of " + ", ".join(KINDS),
+    claim="products by our own kernels on tensor cores, float32 as three of tf32 or float16; on "
+          "Hopper large ones by wgmma, and 16-bit ones of small batches by kernels that stream the "
+          "weights; -KIND leaves out one of " + ", ".join(KINDS),
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|sync|wgmma|-KIND", parse, "auto"), settle=settle,

@@ -153,9 +153,9 @@ SCALED: Mapping[tuple[int, int], Paces] = {
     (1, 64): Paces(nt=(1000.0, 1700.0), nn=(1050.0, 1750.0), tn=(1100.0, 1800.0)),
     (1, 128): Paces(nt=(1200.0,), nn=(1200.0,), tn=(1250.0,)),
 }
-"""The same by scaled products of float16, by products for one and columns of the tile. Not measured:
-they follow from the instructions of a stage, tensor cores at twice the rate of tf32, and a stage's
-bytes at the 29 a cycle that two blocks by one product of tf32 get from the L2 cache."""
+"""The same by scaled products of float16, by products for one and columns of the tile. Not
+measured: they follow from the instructions of a stage, tensor cores at twice the rate of tf32, and
+a stage's bytes at the 29 a cycle that two blocks by one product of tf32 get from the L2 cache."""
 
 
 def cycles_wgmma_scaled(p: Product, tile: Tile, target: Target) -> float:

@@ -175,8 +175,8 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
 
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
     have the tile's parameters). Without `tensor_cores` sums are those of float. `others` are the
-    tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in KernelImpl. `three`
-    is how a product of float32 becomes three.
+    tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in KernelImpl.
+    `three` is how a product of float32 becomes three.
     """
 
     def chosen(op: Op, plan: Plan) -> Tile:

@@ -96,12 +96,12 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
     }
   };
   float bias[2] = {};
-  const bool sums_bias = BIAS && n0 == 0;
+  const bool biased = BIAS && n0 == 0;
   typename First::Parts fragments;
   // Rows of the tile as fragments; says whether sums are due to change.
   const auto take = [&](typename First::Parts& parts, unsigned int tile) {
     const bool due = rows.take(parts, tile);
-    if (sums_bias) rows.add_up(bias, tile);
+    if (biased && stages > 0) rows.add_up(bias, tile);
     return due;
   };
   const auto change_rows = [&]() {
@@ -203,11 +203,11 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
     if constexpr (BIAS) {
       bias[half] += __shfl_xor_sync(kFullWarp, bias[half], 1);
       bias[half] += __shfl_xor_sync(kFullWarp, bias[half], 2);
-      if (sums_bias && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
+      if (biased && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
     }
   }
   Finish<TILE, EPILOGUE, Parts, 0> finish(epilogue, m0, n0, thread);
-  finish.template run<BIAS>(n0 == 0);
+  finish.template run<BIAS>(biased);
 }
 
 struct WgmmaScaled {

@@ -91,6 +91,7 @@ def run(lowering: Lowering, op: Op, tensors: dict[str, Tensor],
     ("mma", ("float32", "float32", "float32"), "float32"),
     ("wgmma_tf32", ("float32", "float32", "float32"), "tf32"),
     ("wgmma_tf32", ("float32", "float32", "float32"), "float32"),
+    ("wgmma_scaled", ("float32", "float32", "float32"), "tf32"),
     ("wgmma_scaled", ("float32", "float32", "float32"), "float32"),
     ("mma", ("bfloat16", "bfloat16", "bfloat16"), "float32"),
     ("mma", ("float16", "float16", "float32"), "float16"),
@@ -147,6 +148,7 @@ def test_products(lowering: Lowering, impl: str, types: tuple[str, str, str], co
     ("tiled", "float32", "float32", "float32"), ("mma", "float32", "float32", "tf32"),
     ("mma", "float32", "float32", "float32"), ("wgmma_tf32", "float32", "float32", "tf32"),
     ("wgmma_tf32", "float32", "float32", "float32"),
+    ("wgmma_scaled", "float32", "float32", "tf32"),
     ("wgmma_scaled", "float32", "float32", "float32"),
     ("mma", "bfloat16", "float32", "float32"), ("mma", "bfloat16", "bfloat16", "float32"),
     ("wgmma", "bfloat16", "float32", "float32"),
@@ -250,6 +252,7 @@ def test_float32_on_tensor_cores_is_float32(lowering: Lowering, own: str, positi
     ("mma", "bfloat16", "float32"), ("mma", "float32", "float32"), ("mma", "float32", "tf32"),
     ("wgmma", "bfloat16", "float32"), ("wgmma_tf32", "float32", "float32"),
     ("wgmma_tf32", "float32", "tf32"), ("wgmma_scaled", "float32", "float32"),
+    ("wgmma_scaled", "float32", "tf32"),
 ])
 def test_results_repeat_bit_for_bit(lowering: Lowering, impl: str, dtype: str,
                                     compute: str) -> None:

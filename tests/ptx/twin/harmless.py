@@ -19,6 +19,11 @@ HARMLESS: dict[str, str] = {
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
     "wgmma.cu: index: if (biased && q == 0) row[TILE::kN] = group.bias[2 * half]; [54]":
         "the sums are products with ones: all columns of a row are the same",
+    "wgmma_scaled.cu: zero fill: changed = __syncthreads_or(columns_change ? 1 : 0); [49]":
+        "factors of scales that have not changed are ones",
+    "mma_scaled.cuh: index: __device__ __forceinline__ bool writes() const { return kDeep ? "
+    "lane % 8 == 0 : lane < 8; } [66]":
+        "of each eight lanes another one writes, and all of them know as much",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
