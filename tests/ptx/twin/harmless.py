@@ -24,6 +24,10 @@ HARMLESS: dict[str, str] = {
     "mma_scaled.cuh: index: __device__ __forceinline__ bool writes() const { return kDeep ? "
     "lane % 8 == 0 : lane < 8; } [66]":
         "of each eight lanes another one writes, and all of them know as much",
+    "mma_scaled.cuh: zero fill: unsigned int beyond = 0u; [23]":
+        "a scale that fits stays as it is however often it is looked at; that takes time only",
+    "mma_scaled.cuh: zero fill: unsigned int beyond = 0u; [23] #2":
+        "as the one above",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
