@@ -174,3 +174,10 @@ def test_sixty_thousand_examples_are_shuffled_in_milliseconds():
         permutation(1, epoch, 60_000)
         times.append(perf_counter() - begin)
     assert min(times) < 0.010
+
+
+def test_parts_that_threads_draw_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = uniform(5, 3, 1003, 0.1)
+    monkeypatch.setattr("rawnn.common.random.PART", 64)
+    np.testing.assert_array_equal(uniform(5, 3, 1003, 0.1), whole)
+    assert uniform(5, 3, 0, 0.1).shape == (0,)

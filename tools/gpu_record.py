@@ -160,7 +160,7 @@ def record(folders: Sequence[Path], commit: str, before: Record | None = None) -
             if found := checked_of(path, commit):
                 checks[found.name, found.tool] = found
         if (folder / "gpu.txt").exists():
-            gpu = (folder / "gpu.txt").read_text().splitlines()[0].strip()
+            gpu = (folder / "gpu.txt").read_text().strip().partition("\n")[0] or gpu
     return Record(gpu=gpu, date=datetime.now(UTC).isoformat(timespec="seconds"),
                   lists=_ordered(lists.values(), LISTS), checked=sorted(
                       checks.values(), key=lambda c: (list(CHECKED).index(c.name)

@@ -23,7 +23,7 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rawnn.bench import ablation, curves  # noqa: E402
+from rawnn.bench import ablation, curves, scaling_model  # noqa: E402
 from rawnn.bench.columns import markdown_table  # noqa: E402
 from rawnn.bench.compare import Comparison, Pair  # noqa: E402
 from rawnn.bench.figures import (  # noqa: E402
@@ -56,6 +56,8 @@ NOT_YET = "Not measured by `bench {name}` yet.\n"
 PICTURED = ("float32 against tf32", "fastest against fastest")
 """The classes in the picture of the random draw: what the other systems take for float32 unless
 told otherwise, and whatever is fastest on both sides."""
+NVLINK = scaling_model.Link(2.6e-5, 2.9e11)
+"""Of two H200s of one host, from whole sums of wide8192 and wide4096 (docs/scaling.md)."""
 SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
 
 
@@ -80,7 +82,8 @@ def random_headline() -> str:
     if left:
         table += ["", f"{left} more {'was' if left == 1 else 'were'} drawn and not reached: "
                   f"{found.ended or 'left out'}."]
-    for each in filter(None, (summary.draws_line(found), summary.setups(found))):
+    for each in filter(None, (summary.tensor_bound_line(found), summary.draws_line(found),
+                              summary.setups(found))):
         table += ["", f"{each[0].upper()}{each[1:]}."]
     count = len(draws(found.asked))
     several = f" in {count} draws" if count > 1 else ""
@@ -256,8 +259,10 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/workloads.md": {"h200": workloads("workloads-h200.json"),
                           "h100": workloads("workloads-h100.json")},
     "docs/toggles/persistent.md": {"float32": float32_error},
-    "docs/scaling.md": {"scaling": once_measured(
-        "scaling", lambda path: read_scaling(path).markdown())},
+    "docs/scaling.md": {
+        "scaling": once_measured("scaling", lambda path: read_scaling(path).markdown()),
+        "model": once_measured("scaling", lambda path: scaling_model.table(
+            read_scaling(path), NVLINK))},
     "docs/measuring.md": {"compare": two_runs},
     "docs/floors.md": {"floors": once_measured(
         "floors", lambda path: read_floors(path).markdown())},

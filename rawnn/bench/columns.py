@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-WHY = ("launches", "MB/step", "J/epoch")
-"""Columns that say why a time is what it is: launches of a step and the bytes that they move by the
-plan, and the energy of an epoch."""
+TRAFFIC = ("launches", "nodes", "MB/step")
+"""Columns that say why a time is what it is: launches of a step, nodes of the graph, and the bytes
+that a step moves by the plan (rawnn/bench/footprint.py)."""
+WHY = (*TRAFFIC, "J/epoch")
+"""The same with the energy of an epoch."""
 OPTIONAL = ("x floor", "95 %", *WHY)
 """Columns that are left out where no row has a text in them."""
 

@@ -16,6 +16,7 @@ from rawnn.bench.peers.check import reference
 from rawnn.bench.peers.contest import TURN_S, Rules
 from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, TRUTH, Made, Prepare
 from rawnn.bench.records import place_of
 from rawnn.errors import ConfigError
@@ -126,8 +127,7 @@ def _of(problem: Problem, prepared: Sequence[Prepared]) -> list[Curve]:
     right = reference([(p.system, m) for p in prepared for m in p.made])
     found = [Curve(workload=problem.name, system=p.system, numbers=m.numbers, form=m.form,
                    losses=m.losses, reason=m.reason, us=_timed(problem, p, index, m),
-                   error=None if right is None or m.reason else _finite(
-                       right.share(m.losses, m.numbers)))
+                   error=None if right is None or m.reason else _finite(share(right, problem, m)))
              for p in prepared for index, m in enumerate(p.made)]
     return found + [Curve(workload=problem.name, system=p.system, numbers="", form="", losses=[],
                           reason=p.reason) for p in prepared if not p.made]

@@ -49,12 +49,13 @@ def _floor(work: Work, opened: Opened) -> Bound | None:
     return least_time(work.train, found.result) if found else None
 
 
-def traffic(print_: Footprint | None) -> tuple[str, str]:
-    """Launches of a step, and megabytes that they move; empty where that is not known, or nothing
-    is launched."""
+def traffic(print_: Footprint | None) -> tuple[str, str, str]:
+    """The texts under columns.TRAFFIC: launches of a step, nodes of the graph, and megabytes that a
+    step moves; empty where that is not known, there is no graph, or nothing is launched."""
     if print_ is None or not print_.launches:
-        return "", ""
-    return f"{print_.launches:.3g}", f"{print_.bytes / 1e6:.3g}"
+        return "", "", ""
+    nodes = "" if print_.nodes is None else f"{print_.nodes:,}"
+    return f"{print_.launches:.3g}", nodes, f"{print_.bytes / 1e6:.3g}"
 
 
 def x_floor(us: float | None, print_: Footprint | None) -> str:

@@ -59,19 +59,23 @@ def main() -> int:
     """Run, and write the answer; the exit status."""
     system, path = sys.argv[1:]
     request = msgspec.json.decode(Path(path).read_bytes(), type=Request)
+
+    def keep(found: Answer) -> None:
+        write_atomically(request.answer, msgspec.json.encode(found))
+
     try:
         if system == "torch":
-            from rawnn.bench.peers.ddp import measure
+            from rawnn.bench.peers.ddp import leave, measure
 
-            found = measure(request)
-        else:
-            found = ours(request)
+            measure(request, keep)
+            if request.options.get("device") != "host":
+                leave(0)
+        elif found := ours(request):
+            keep(found)
     except RawnnError as error:
         if error.speaks:
             print(f"rawnn: error: {error}", file=sys.stderr)
         return error.exit_code
-    if found is not None:
-        write_atomically(request.answer, msgspec.json.encode(found))
     return 0
 
 

@@ -45,6 +45,7 @@ from rawnn.bench.peers.summary import (
     provenance,
     setups,
     summary,
+    tensor_bound_line,
 )
 from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import remarks as contest_remarks
@@ -182,7 +183,8 @@ def _random(file: str) -> Section:
         "faster.", [random_figure(found)],
         [Grid(SUMMARY_HEADINGS, [cells(line) for line in summary(found)]),
          Grid(NETWORK_HEADINGS, network_rows(found), NETWORKS)],
-        [*filter(None, [draws_line(found)]), setups(found), *contest_remarks(found)])
+        [*filter(None, [tensor_bound_line(found), draws_line(found)]), setups(found),
+         *contest_remarks(found)])
 
 
 def _peers(file: str) -> Section:

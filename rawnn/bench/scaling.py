@@ -3,6 +3,7 @@ examples with them (weak); PyTorch's DDP beside it. Every run is processes of it
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -17,17 +18,24 @@ from rawnn.bench.columns import markdown_table
 from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.statistics import Spread, spread
+from rawnn.common.words import counted
 from rawnn.errors import ConfigError
 from rawnn.network.workloads import workload
-from rawnn.ranks.launcher import run
+from rawnn.ranks.launcher import TIMED_OUT, run
 from rawnn.ranks.place import VARIABLES
 from rawnn.run.config import Config
 from rawnn.run.result import Environment, environment
 
 SCHEMA_VERSION = 1
+PEER_SECONDS = 300.0
+"""What a run of a peer may take, which no message ends where its ranks wait for each other for
+ever. On two H200s one of wide8192 takes some 20 s, most of which it gets ready."""
 SYSTEMS = {"rawnn": "rawnn", "torch": "PyTorch DDP"}
 HEADINGS = ("workload", "system", "scaling", "ranks", "batch", "us a step", "min-max", "speed-up",
             "efficiency", "note")
+
+ALIKE = 1e-4
+"""The part of a loss by which two systems may differ to be called alike."""
 
 Scaling = Literal["strong", "weak"]
 
@@ -97,11 +105,29 @@ class ScalingResult(Measured, frozen=True, kw_only=True):
                 f"epochs, the first half of them warm, {self.repeats} repeats; {place.date}, "
                 f"commit {place.commit or 'unknown'}")
 
+    def losses_apart(self) -> str:
+        """How far training losses of the same batches lie apart at most, in a sentence; "" where
+        but one system was measured."""
+        found = []
+        for one in self.points:
+            same = [p for p in self.points if p.system != one.system and
+                    (p.workload, p.ranks, p.batch) == (one.workload, one.ranks, one.batch)]
+            pairs = zip(one.losses, same[0].losses, strict=False) if same else ()
+            found += [(abs(a / b - 1), f"{one.workload}, {counted(one.ranks, 'rank')}, batch "
+                       f"{one.batch:,}") for a, b in pairs if b]
+        if not found:
+            return ""
+        most, where = max(found)
+        alike = sum(apart <= ALIKE for apart, _ in found) / len(found)
+        return (f"Training losses of both systems, report by report: {alike:.0%} within "
+                f"{ALIKE:.2%} of each other, the furthest {most:.2%} apart ({where}).")
+
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""
         lines = markdown_table(HEADINGS, [self.cells(p) for p in self.points],
                                (*HEADINGS[:3], HEADINGS[-1]))
-        return "\n".join([*lines, "", f"{self.provenance()}.", ""])
+        said = [self.losses_apart(), ""] if self.losses_apart() else []
+        return "\n".join([*lines, "", *said, f"{self.provenance()}.", ""])
 
 
 SCALINGS: Mapping[str, tuple[type[ScalingResult], int]] = {
@@ -160,14 +186,18 @@ def measure(wanted: Sequence[Point], opt: str | None, epochs: int, repeats: int,
 
 def once(system: str, options: dict[str, Any], ranks: int,
          say: Callable[[str], None]) -> Answer | str:
-    """One run of as many ranks; why there is no answer where there is none."""
+    """One run of as many ranks; why there is no answer where there is none. A peer that has
+    answered has, however its ranks end."""
     Config(**options)
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_bytes(msgspec.json.encode(Request(options, str(answer),
                                                         options["dataset"] == "synthetic")))
-        status = run([sys.executable, "-m", "rawnn.bench.ranked", system, str(request)], ranks, say)
-        if status or not answer.exists():
+        status = run([sys.executable, "-m", "rawnn.bench.ranked", system, str(request)], ranks, say,
+                     math.inf if system == "rawnn" else PEER_SECONDS)
+        if not answer.exists() and status == TIMED_OUT:
+            return f"not ended after {PEER_SECONDS:g} s"
+        if not answer.exists() or (status and system == "rawnn"):
             return f"failed with status {status}"
         return msgspec.json.decode(answer.read_bytes(), type=Answer)
 

@@ -79,7 +79,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> list[str]:
         """Its row of the table."""
         if self.reason or self.us is None or self.epoch_ms is None:
-            return [self.workload, self.opt, "-", "-", "", "", "", "",
+            return [self.workload, self.opt, "-", "-", "", *[""] * len(WHY),
                     self.reason or "not measured", "-"]
         return [self.workload, self.opt,
                 with_deviation(self.us.median, self.us.mad, self.us.n, digits=2),
@@ -103,7 +103,8 @@ SCHEMA_VERSION = 2
 class SetsResult(Measured, frozen=True, kw_only=True):
     """Every measurement of `rawnn bench workloads` or `rawnn bench toggles`, and where it was
     made. `interrupted` says that Ctrl-C ended it early: some sets then have fewer than `repeats`
-    runs, or none."""
+    runs, or none. `sittings` is more than one where it was gone on with: sets of one sitting are
+    interleaved with each other, not with those of another."""
 
     kind: Kind
     schema_version: int = SCHEMA_VERSION
@@ -114,6 +115,7 @@ class SetsResult(Measured, frozen=True, kw_only=True):
     timer: dict[str, str]
     measurements: list[Measurement]
     interrupted: bool = False
+    sittings: int = 1
 
     def markdown(self) -> str:
         """The table in Markdown, with its provenance below."""
@@ -138,7 +140,8 @@ class SetsResult(Measured, frozen=True, kw_only=True):
                        if (why := slowed(m.conditions)))
         if several:
             runs = runs.replace("medians", "medians and median deviations")
-        return (f"{self.machine()}; {runs}, seeds from 0, on {self.dataset}; "
+        sittings = f", in {self.sittings} sittings" if self.sittings > 1 else ""
+        return (f"{self.machine()}; {runs}{sittings}, seeds from 0, on {self.dataset}; "
                 + ("accuracy: mean and standard deviation; " if several else "")
                 + f"{self.environment.date}, commit {self.environment.commit or 'unknown'}{slow}")
 
@@ -172,13 +175,13 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3,
              on_progress: Callable[[Progress], None] = lambda progress: None,
              opened: Opened | None = None,
              data: Dataset | None = None, stand_in: bool = False,
-             budget: float = math.inf) -> SetsResult:
+             budget: float = math.inf, earlier: SetsResult | None = None) -> SetsResult:
     """Train each workload with its set of toggles, `repeats` times with seeds 0, 1, ..., on one
     opened device, interleaved: on `opened`, which is left open, if that is given. `epochs` are the
     workload's own unless given: for all workloads, or by name, with `others` for those that are not
     named. `stand_in` is explained at `load_dataset`. All sets are run once; a set is run once more
-    only where that is expected to end within `budget` seconds: `repeats` of the result then says
-    how often any was.
+    only where that is expected to end within `budget` seconds, so that quick ones may be run more
+    often than others: `repeats` of the result then says how often any was.
 
     `on_progress` hears everything found so far after each run. A set that cannot run is kept with
     the reason; Ctrl-C ends the measurement, which is returned as far as it got. Raises ConfigError
@@ -200,7 +203,10 @@ def run_sets(kind: Kind, sets: Sequence[WorkloadSet], repeats: int = 3,
             each.config = replace(each.config, device="host")  # which leaves no toggle out
             each.reason = _not_on_host(kind, each.opt)
     try:
-        return _Sets(kind, series, repeats, data, opened, budget).run(on_progress)
+        measuring = _Sets(kind, series, repeats, data, opened, budget)
+        if earlier is not None:
+            measuring.go_on_from(earlier, notify)
+        return measuring.run(on_progress)
     finally:
         if own:
             opened.close()
@@ -229,9 +235,10 @@ def _config(name: str, opt: str, epochs: int | None, device: str, dataset: str) 
     return Config(**(values if epochs is None else {**values, "epochs": epochs}))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Series:
-    """A set being measured. `seconds` is what its last run took, making ready included."""
+    """A set being measured. `seconds` is what its last run took, making ready included; `kept` was
+    measured before."""
 
     workload: str
     opt: str
@@ -243,8 +250,11 @@ class _Series:
     steps: int = 0
     seconds: float = 0.0
     reason: str = ""
+    kept: Measurement | None = None
 
     def measurement(self) -> Measurement:
+        if self.kept is not None:
+            return self.kept
         found = Measurement(workload=self.workload, opt=self.opt, epochs=self.config.epochs,
                             reason=self.reason)
         runs = self.runs
@@ -270,40 +280,65 @@ class _Sets:
         self._gpu, self._environment = ManagedGpu.of(opened), place_of(opened)
         self._watch = Watch.of(opened)
         self._interrupted = False
-        self._rounds = Rounds(repeats, budget)
+        self._rounds, self._sittings = Rounds(repeats, budget), 1
+
+    def go_on_from(self, earlier: SetsResult, notify: Callable[[str], None]) -> None:
+        """Keep what a file has, where that can stand beside what is measured now."""
+        def place(result: SetsResult) -> tuple[object, ...]:
+            env = result.environment
+            return (result.kind, result.dataset, env.commit, env.device,
+                    env.gpu and (env.gpu["name"], env.gpu["driver"]))
+
+        if place(earlier) != place(self.result()):
+            notify("nothing is taken from before: another commit, GPU, driver or data set")
+            return
+        known = {(m.workload, m.opt, m.epochs): m for m in earlier.measurements if m.times_ms}
+        for series in self._series:
+            series.kept = known.get((series.workload, series.opt, series.config.epochs))
+        if count := sum(s.kept is not None for s in self._series):
+            self._sittings = earlier.sittings + 1
+            self._environment.libraries.update(earlier.environment.libraries)
+            notify(f"{count} of {len(self._series)} sets were measured before")
 
     def run(self, on_progress: Callable[[Progress], None]) -> SetsResult:
-        total, done = self._repeats * len(self._series), 0
+        left = [series for series in self._series if series.kept is None]
+        total, done = self._repeats * len(left), 0
         try:
-            self._compile()
+            for series in self._series:
+                if series.kept is not None:
+                    on_progress(Progress(0, total, series.kept, True, self._so_far()))
+            self._compile(left)
+            waiting = list(left)  # for the last of their runs
             for repeat in range(self._repeats):
-                for series in self._series:
+                ran = False
+                for series in left:
                     if repeat and not self._rounds.room(series.seconds):
-                        return self._short(on_progress, done)
+                        continue  # others may take less
                     self._once_more(series, repeat)
                     if self._interrupted:
                         return self.result()
-                    done += 1
-                    on_progress(Progress(done, total, series.measurement(),
-                                         repeat == self._repeats - 1, self._so_far()))
+                    ran, done = True, done + 1
+                    if complete := repeat == self._repeats - 1:
+                        waiting.remove(series)
+                    on_progress(Progress(done, total, series.measurement(), complete,
+                                         self._so_far()))
+                if not ran:
+                    break
+            if waiting:  # the budget is spent: what was measured is all there is
+                self._repeats = max(len(s.measurement().times_ms) for s in self._series)
+            for series in waiting:
+                on_progress(Progress(done, done, series.measurement(), True, self.result()))
         except KeyboardInterrupt:
             self._interrupted = True
         return self.result()
 
-    def _short(self, on_progress: Callable[[Progress], None], done: int) -> SetsResult:
-        """The end of the budget: those that were measured are all there is."""
-        self._repeats = max(len(series.runs) for series in self._series)
-        for series in self._series:
-            on_progress(Progress(done, done, series.measurement(), True, self.result()))
-        return self.result()
-
-    def _compile(self) -> None:
-        """Compile what all sets need at once, on all cores. What is wrong with a set is said when
+    def _compile(self, left: Sequence[_Series]) -> None:
+        """Compile what these sets need at once, on all cores. What is wrong with a set is said when
         its turn comes."""
         if self._opened.device is None:
             return
         works = list[Work]()
-        for series in self._series:
+        for series in left:
             with suppress(RawnnError):
                 config, _ = settled(series.config, self._data)
                 works.append(Decider(config, self._data, self._opened, None,
@@ -349,4 +384,4 @@ class _Sets:
             dataset=self._data.name, synthetic=self._data.synthetic,
             timer=timer_of(self._opened),
             measurements=[series.measurement() for series in self._series],
-            interrupted=self._interrupted)
+            interrupted=self._interrupted, sittings=self._sittings)

@@ -9,8 +9,8 @@ from functools import cache
 
 from rich.table import Table
 
-from rawnn.bench.columns import filled, markdown_table
-from rawnn.bench.footprint import x_floor
+from rawnn.bench.columns import TRAFFIC, filled, markdown_table
+from rawnn.bench.footprint import traffic, x_floor
 from rawnn.bench.series import restored
 from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
 from rawnn.bench.statistics import ratio_interval
@@ -115,10 +115,12 @@ def markdown(toggle: Toggle, results: Sequence[SetsResult],
     run, and provenance.
 
     Milliseconds an epoch; in brackets how many times faster than without it. Accuracy and memory
-    are those of the result with the most runs.
+    are those of the result with the most runs; times the least, launches, nodes and bytes those of
+    the first that knows them.
     """
     machines = [_name(result) for result in results]
-    heads = ["workload", "toggles", *machines, "x floor", "other GPUs", "test accuracy", "memory"]
+    heads = ["workload", "toggles", *machines, "x floor", *TRAFFIC, "other GPUs", "test accuracy",
+             "memory"]
     rows: list[list[str]] = []
     below: list[str] = []
     found = [_found(result) for result in results]
@@ -128,12 +130,13 @@ def markdown(toggle: Toggle, results: Sequence[SetsResult],
         said = [f"`{comparison.beside}`" if comparison.beside else "nothing",
                 *(f"with `{added}`" for added in comparison.added or (toggle.name,))]
         for words, opt in zip(said, opts, strict=True):
-            mine = [known.get(_key(comparison.workload, opt)) for known in found]
+            mine = [each.get(_key(comparison.workload, opt)) for each in found]
             fullest = max(filter(None, mine), key=lambda m: len(m.accuracies), default=None)
+            known = next((m for m in mine if m and m.footprint and m.footprint.floor), fullest)
             rows.append([
                 f"`{comparison.workload}`" if opt == opts[0] else "", words,
                 *(_time(m, None if m is b else b) for m, b in zip(mine, bases, strict=True)),
-                _floored(fullest),
+                _floored(known), *traffic(known.footprint if known else None),
                 "not measured", fullest.accuracy() if fullest and fullest.accuracies else "",
                 fullest.memory() if fullest and fullest.peak_memory_bytes else "",
             ])

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rawnn.bench.columns import TRAFFIC
 from rawnn.bench.duel import ROUNDS, Duel, duel
 from rawnn.bench.footprint import traffic, x_floor
 from rawnn.cli.grouped import Command
@@ -24,8 +25,7 @@ from rawnn.common.files import check_output
 from rawnn.data.source import fitted
 from rawnn.run.machine import open_device
 
-HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", "launches", "MB moved",
-            "loss of epoch 1")
+HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", *TRAFFIC, "loss of epoch 1")
 
 
 @click.command(cls=Command)

@@ -27,6 +27,7 @@ from rawnn.bench.peers.summary import (
     provenance,
     setups,
     summary,
+    tensor_bound_line,
 )
 from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import markdown as workload_markdown
@@ -103,7 +104,7 @@ def _show_draws(result: ContestsResult, markdown_file: str | None) -> None:
     if result.contests:
         print_table(HEADINGS, [cells(line) for line in summary(result)])
         click.echo("Ratios are their time over ours: above 1 we are faster.")
-        if each := draws_line(result):
+        for each in filter(None, (tensor_bound_line(result), draws_line(result))):
             click.echo(each)
         click.echo(setups(result))
     if markdown_file:

@@ -18,7 +18,7 @@ from rawnn.errors import ConfigError, RawnnError, unknown
 
 SUITES = ("floors", "launches", "ladder", "workloads", "toggles", "ablation", "sweep", "peers",
           "curves", "random")
-RESUMABLE = ("sweep", "peers", "random")
+RESUMABLE = ("sweep", "peers", "random", "workloads", "toggles", "ablation")
 """Suites whose files are gone on with where they end; the others are measured anew."""
 
 
@@ -45,6 +45,12 @@ def _files(path: Path) -> list[Path]:
     return [file for file in sorted(path.glob("*.json")) if _kind(file) in SECTIONS]
 
 
+def _whole(file: Path) -> bool:
+    """Whether a file has all that its suite was to measure."""
+    head = _head(file)
+    return bool(head.kind) and not head.interrupted and not head.ended
+
+
 class _Head(msgspec.Struct):
     kind: str = ""
     interrupted: bool = False
@@ -68,7 +74,7 @@ def _kind(file: Path) -> str:
 @click.option("--out", "out", default="results", show_default=True, metavar="DIRECTORY",
               help="Where the results files are written, and those that are whole are kept.")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-              help="For all of them: each suite has its share, and none is begun after this (720).")
+              help="For all that are left: each has its share, and none is begun after this (720).")
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
 @click.option("--dataset", type=click.Choice(["mnist", "synthetic"]), default="mnist",
               show_default=True, help="The data set.")
@@ -85,25 +91,24 @@ def everything(context: click.Context, names: tuple[str, ...], bench_file: str |
     for name in (*wanted, *suite.shares):
         if name not in SUITES:
             raise unknown("suite", name, SUITES)
-    shares = {name: share * budget / suite.budget for name, share in suite.shares.items()}
-    until = 0.0
     folder, begun = Path(out), monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}") from None
+    files = {name: folder / f"{name}.json" for name in wanted}
+    shares = {name: suite.shares.get(name, 0.0) for name in wanted if not _whole(files[name])}
+    until, all_shares = 0.0, sum(shares.values())
     failed: list[str] = []
-    for name in wanted:
-        file = folder / f"{name}.json"
-        head = _head(file)
-        if head.kind and not head.interrupted and not head.ended:
+    for name, file in files.items():
+        if name not in shares:
             say(f"{name}: {file} is whole; remove it to measure again")
             continue
         spent = monotonic() - begun
         if spent >= budget:
             raise RawnnError(f"the budget of {budget:.0f} s is spent before {name}; the same "
                              f"command goes on there")
-        share = shares.get(name, budget)
+        share = shares[name] * budget / all_shares if shares[name] else budget
         until += share
         left = min(max(until - spent, share), budget - spent)
         say(f"{name}: into {file}, for {left:.0f} of the {budget - spent:.0f} s that are left")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from rawnn.bench.sets import (
     Progress,
     SetsResult,
     WorkloadSet,
+    read_sets,
     run_sets,
 )
 from rawnn.bench.suites import TogglesSuite, read_suites
@@ -40,6 +42,8 @@ _OPTIONS = [
     click.option("--dataset", default="mnist", show_default=True, metavar="NAME",
                  help="mnist or synthetic."),
     click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run."),
+    click.option("--resume", metavar="FILE",
+                 help="Keep the sets that this file has, measure the others, and write it."),
     click.option("--json", "json_file", metavar="FILE",
                  help="Keep everything as JSON; written after every run."),
     click.option("--markdown", "markdown_file", metavar="FILE",
@@ -128,7 +132,7 @@ def _compare(result: SetsResult, chosen: Sequence[Toggle], markdown_file: str | 
                     for toggle in chosen), markdown_file)
 
 
-_WIDTHS = (0, 0, 17, 9, 7, 8, 7, 7, 15, 13)
+_WIDTHS = (0, 0, 17, 9, 7, 8, 6, 7, 7, 15, 13)
 """Of columns at least; what is longer, or the heading, makes one wider."""
 
 
@@ -175,7 +179,9 @@ class _Rows:
 
 def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None, *, repeats: int,
               epochs: int | Mapping[str, int], dataset: str, device: str,
-              json_file: str | None, budget: float | None) -> SetsResult:
+              json_file: str | None, budget: float | None, resume: str | None) -> SetsResult:
+    json_file = json_file or resume
+    earlier = earlier_sets(resume)
     check_output("--json", json_file)
     check_output("--markdown", markdown_file)
     rows = _Rows(sets)
@@ -191,10 +197,16 @@ def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None
             screen.advance(progress.done, progress.total, f"{measured.workload} {measured.opt}")
 
         result = run_sets(kind, sets, repeats, epochs, device, dataset, notify=say,
-                          on_progress=advance, stand_in=True, budget=budget or math.inf)
+                          on_progress=advance, stand_in=True, budget=budget or math.inf,
+                          earlier=earlier)
     if json_file:
         result.write_json(json_file)
     return result
+
+
+def earlier_sets(file: str | None) -> SetsResult | None:
+    """What a file to be resumed has; None without one. Raises ConfigError for another kind."""
+    return read_sets(file) if file and Path(file).exists() else None
 
 
 def _keep(text: str, markdown_file: str | None) -> None:

@@ -27,6 +27,7 @@ from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option, device_of, finish, hold, show_workloads
 from rawnn.cli.screen import say
+from rawnn.cli.sets import earlier_sets
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.errors import ConfigError, RawnnError, unknown
@@ -42,15 +43,19 @@ from rawnn.run.machine import open_device
 @click.option("--repeats", type=click.IntRange(1), help="Runs of each set (3).")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
               help="Run a set once more only where that is expected to end within this.")
+@click.option("--resume", metavar="FILE",
+              help="Keep the sets that this file has, measure the others, and write it.")
 @click.option("--json", "json_file", metavar="FILE",
               help="Keep everything as JSON; written after every run.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
 def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | None,
-             budget: float | None, json_file: str | None, markdown_file: str | None) -> None:
+             budget: float | None, resume: str | None, json_file: str | None,
+             markdown_file: str | None) -> None:
     """Measure what each toggle of the fastest set is worth, alone and beside the others.
 
     The fastest set is trained less one toggle at a time, and the base with one toggle at a time.
     """
+    json_file, earlier = json_file or resume, earlier_sets(resume)
     check_output("--json", json_file)
     check_output("--markdown", markdown_file)
     check_device(device)
@@ -72,7 +77,8 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
     with opened:
         result: SetsResult = run_sets(
             "ablation", ablation_sets(toggles), repeats or max(runs), epochs, device, dataset,
-            notify=say, on_progress=heard, opened=opened, budget=budget or math.inf)
+            notify=say, on_progress=heard, opened=opened, budget=budget or math.inf,
+            earlier=earlier)
     if json_file:
         result.write_json(json_file)
     show_ablation(result, markdown_file)

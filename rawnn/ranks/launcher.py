@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -16,12 +17,16 @@ from rawnn.common.words import counted
 
 PATIENCE = 10.0
 """Seconds in which ranks end by themselves once one has; then they are ended."""
+TIMED_OUT = 124
+"""The status of ranks that had to be ended, as that of timeout(1)."""
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-def run(command: Sequence[str], ranks: int, say: Callable[[str], None]) -> int:
+def run(command: Sequence[str], ranks: int, say: Callable[[str], None],
+        seconds: float = math.inf) -> int:
     """Start them, wait for all, and return the exit status: of the rank that failed first. `say` is
-    told of a rank that a signal ended, and of those that had to be ended."""
+    told of a rank that a signal ended, and of those that had to be ended: because one has, or all
+    after so many `seconds` (TIMED_OUT)."""
     port = _free_port()
     processes = []
     try:
@@ -31,7 +36,7 @@ def run(command: Sequence[str], ranks: int, say: Callable[[str], None]) -> int:
                 "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RAWNN_LAUNCH": "1"}))
         with _forwarding(processes):
-            return _wait(processes, say)
+            return _wait(processes, say, seconds)
     finally:
         _end(processes)
 
@@ -66,9 +71,10 @@ def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], say: Callable[[str], None]) -> int:
-    """Until all have ended; where one fails the others get PATIENCE seconds."""
-    left, first, until = dict(enumerate(processes)), 0, 0.0
+def _wait(processes: Sequence[subprocess.Popen[bytes]], say: Callable[[str], None],
+          seconds: float) -> int:
+    """Until all have ended, or for so many seconds; where one fails the others get PATIENCE."""
+    left, first, until, last = dict(enumerate(processes)), 0, 0.0, monotonic() + seconds
     while left:
         for rank, process in list(left.items()):
             status = process.poll()
@@ -84,6 +90,10 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], say: Callable[[str], Non
             say(f"{counted(len(left), 'rank')} did not end within {PATIENCE:g} s of it: ended")
             _end(processes)
             break
+        if left and monotonic() > last:
+            say(f"{counted(len(left), 'rank')} had not ended after {seconds:g} s: ended")
+            _end(processes)
+            return first or TIMED_OUT
         sleep(0.02)
     return first
 

@@ -77,6 +77,13 @@ class Decider:
             work = applied(replace(work, policy=replace(work.policy, tune=False)), kept.choices)
         return selection, work
 
+    def by_one(self, selection: Selection, work: Work) -> Work:
+        """The run by one rank: its batches whole, with the same toggles but the one that reduces
+        gradients."""
+        values = {name: v for name, v in selection.values.items() if name != "nccl"}
+        return prepare(self.config.network(), self.data, replace(selection, values=values),
+                       replace(work.recipe, ranks=1, rank=0))
+
     def _batched(self, network: Network, recipe: Recipe, selection: Selection) -> Recipe:
         """The recipe with the batch that the toggle `batch` asks for."""
         if "batch" not in selection.values:

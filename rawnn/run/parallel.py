@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +25,11 @@ from rawnn.runners.base import Work
 from rawnn.step.recipe import Recipe
 from rawnn.version import __version__
 
+SHORT_US = 500.0
+"""Where a step computes for less, what starts kernels and reductions counts, which more ranks do
+not divide: it is seen what one GPU takes by itself."""
+WORTH = 0.6
+"""The part of what so many GPUs could gain below which it is said that they do not."""
 BACKWARD = 2 / 3
 """The part of a step's arithmetic that is the backward pass."""
 OF_A_HOST = ("device", "data", "save", "resume")
@@ -135,6 +140,23 @@ def outlook(team: Team, inside_us: float, together_us: float) -> tuple[str, dict
     elif together > inside * BACKWARD:
         said += ", more than the backward pass can hide"
     return said, found
+
+
+def beside_one(team: Team, together_us: float, alone: Callable[[], float | None]
+               ) -> tuple[str, dict[str, float]]:
+    """What the ranks gain over one of them that trains by itself, where that is nothing or hardly
+    worth it, in a sentence ("" else); and the figures: a step of the slowest rank, and `alone()` of
+    rank 0, the same batch on one GPU, which may be None."""
+    found = team.gather("one GPU by itself", (together_us, None if team.rank else alone()))
+    together, one = max(us for us, _ in found), found[0][1]
+    if one is None:
+        return "", {"step_us": together}
+    said, gain = "", one / together
+    if gain < team.size * WORTH:
+        said = f"a step takes {together:,.0f} us on {team.size} ranks, and {one:,.0f} us on one " \
+               f"GPU by itself: this network and batch are too small for several GPUs, " + (
+                   "and one is faster" if gain < 1 else f"which gain {gain:.2f} times its speed")
+    return said, {"step_us": together, "alone_us": one}
 
 
 def metrics(team: Team, work: Work, losses: NDArray[np.float32],

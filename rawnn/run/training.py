@@ -26,6 +26,7 @@ from rawnn.errors import (
     CheckpointError,
     ConfigError,
     DataError,
+    OutOfMemory,
     RanksError,
     RawnnError,
     TrainingDiverged,
@@ -41,7 +42,7 @@ from rawnn.run.loop import Loop
 from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
 from rawnn.run.taken import taken_of
-from rawnn.runners.base import Runner, State
+from rawnn.runners.base import Runner, State, Work
 from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import count_after
 
@@ -98,6 +99,23 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
             sys.stdout.flush()
         signal.raise_signal(session.signal)
     return result
+
+
+def timed_alone(opened: Opened, work: Work) -> float | None:
+    """Microseconds of a step of a run by itself; None where the GPU has not the memory for it, or
+    not with these toggles."""
+    from rawnn.runners.gpu import GpuRunner
+
+    assert opened.device is not None
+    try:
+        runner = GpuRunner(opened.device, work)
+    except (ConfigError, OutOfMemory):
+        return None
+    try:
+        return runner.timed()
+    finally:
+        runner.close()
+        opened.device.memory.reset_peak()
 
 
 class Session:
@@ -224,6 +242,12 @@ class Session:
         if self.team is not None and opened.device and not opened.device.backend.caution:
             said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
             notify(said)
+            if self._outlook["compute_us"] < parallel.SHORT_US:
+                said, found = parallel.beside_one(self.team, runner.timed(), lambda: timed_alone(
+                    opened, decider.by_one(self.selection, self.work)))
+                self._outlook |= found
+                if said:
+                    notify(said)
         self._setup_ms = (perf_counter() - started) * 1e3
 
     def _log_allocations(self, sink: TextSink) -> None:

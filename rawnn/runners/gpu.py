@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from rawnn.device.libs.collectives import Meeting
 
 
+TRIED = 16
+"""Steps that are timed at most, ahead of a run of several ranks."""
+
+
 class GpuRunner:
     """Runs a Work on one device, as one of a `team` where there are several ranks. It does not own
     the device, but frees all it took there when it is closed.
@@ -156,11 +160,19 @@ class GpuRunner:
         return [(op, self._lowering.commands(op, plan, self._addresses, self._host))
                 for op in plan.ops]
 
-    def timed_apart(self, most: int = 16) -> tuple[float, float]:
+    def timed(self) -> float:
+        """Microseconds that a step takes. All ranks call it; parameters and state are as before."""
+        before, steps = self.state(), min(self._work.steps, TRIED)
+        try:
+            return microseconds(self._device, self.trial(self._work.train, steps), steps)
+        finally:
+            self.load(before)
+
+    def timed_apart(self) -> tuple[float, float]:
         """Microseconds that a step takes without what it does together with other ranks, and those
         that this takes by itself. All ranks call it; parameters and state are as before."""
         before, work = self.state(), self._work
-        steps = min(work.steps, most)
+        steps = min(work.steps, TRIED)
         inside, together = (replace(work.train, ops=tuple(
             op for op in work.train.ops if (op.impl == "nccl") is shared))
             for shared in (False, True))

@@ -44,6 +44,12 @@ def test_a_program_that_never_settles_is_timed_and_said_to_be_unsteady(
     assert not timed(Clock()).steady
 
 
+def test_long_samples_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LONG_S", -1.0)
+    found = timed(Clock())
+    assert (len(found.milliseconds), found.epochs) == (2, 2)
+
+
 class Library:
     """As much of NVML as is asked."""
 

@@ -9,11 +9,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from rawnn.bench.costing import Bound
+from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.arrange import drawn
 from rawnn.bench.peers.merging import merged_contests
 from rawnn.bench.peers.problem import RUN_STEPS
 from rawnn.bench.peers.records import Contest, Entry, read_contests
-from rawnn.bench.peers.summary import by_draw, cells, markdown, network_line, setups, summary
+from rawnn.bench.peers.summary import (
+    THREE_FOR_ONE,
+    by_draw,
+    cells,
+    markdown,
+    network_line,
+    setups,
+    summary,
+    tensor_bound,
+)
 from rawnn.errors import ConfigError
 from tests.bench.contests import PLACE, contest_of, invoke, result_of, tiny
 
@@ -50,6 +61,42 @@ def test_a_network_for_which_a_peer_was_not_asked_is_none_of_the_class() -> None
     assert lines["float32 against true float32", "torch"].networks == 3
     assert lines["float32 against true float32", "jax"].missing == 1
     assert lines["fastest against fastest", "the best peer"].networks == 3
+
+
+def floored(contest: Contest, plain: float, coarse: float, exchanges: int = 4) -> Contest:
+    """With floors of so many microseconds of products in ours, beside 1 of waiting."""
+    def foot(us: float) -> Footprint:
+        parts = {"memory": 0.1, "arithmetic": us, "waiting": 1.0}
+        return Footprint(launches=1, bytes=1, least_bytes=1, floor=Bound(
+            us=us + 1, by=max(parts, key=lambda n: parts[n]), memory_us=0.1, arithmetic_us=us,
+            waiting_us=1.0, exchanges=exchanges))
+
+    each = {"float32": foot(plain), "tf32": foot(coarse)}
+    return msgspec.structs.replace(contest, entries=[
+        msgspec.structs.replace(e, footprint=each[e.numbers]) if e.system == "rawnn" else e
+        for e in contest.entries])
+
+
+def test_networks_that_tensor_cores_bound_are_shown_apart_and_stay_in_the_mean() -> None:
+    def timed(name: str, theirs: float) -> Contest:
+        contest = contest_of(rawnn_float32=[10.0], rawnn_tf32=[9.0], jax_tf32=[theirs])
+        return msgspec.structs.replace(contest, problem=tiny(name=name))
+
+    slow, fast = timed("seed 1", 5.0), timed("seed 2", 80.0)
+    bound, waits = floored(slow, 6.0, 2.0), floored(fast, 1.5, 0.5)
+    lines = {n.name: n for n in summary(result_of(bound, waits)) if n.against == "the best peer"}
+    assert (lines[THREE_FOR_ONE].networks, lines[THREE_FOR_ONE].mean) == (2, pytest.approx(2.0))
+    apart, others = (lines[f"{THREE_FOR_ONE}, {w}"] for w in ("tensor-bound", "others"))
+    assert (apart.networks, apart.worst, apart.worst_of) == (1, 0.5, "seed 1")
+    assert (others.networks, others.worst) == (1, 8.0)
+    text = markdown(result_of(bound, waits))
+    assert "Tensor-bound (seed 1): by this GPU's limits" in text
+    assert "sgd, tensor-bound" in text
+    # one multiprocessor, fused multiply-adds, products that only take long three times, no limits
+    for other in (floored(slow, 6.0, 2.0, exchanges=0), floored(slow, 6.0, 4.0),
+                  floored(slow, 2.7, 0.9), slow):
+        assert not tensor_bound(other)
+        assert not any("tensor" in n.name for n in summary(result_of(other, waits)))
 
 
 def test_what_being_made_ready_took_is_said() -> None:

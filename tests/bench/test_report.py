@@ -18,6 +18,7 @@ from rawnn.bench.curves import Curve, CurvesResult
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.records import Contest, ContestsResult, Entry, Kind
 from rawnn.bench.records import LadderResult
+from rawnn.bench.suites import read_suites
 from rawnn.cli import report as report_module
 from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError, RawnnError
@@ -241,10 +242,21 @@ def test_each_suite_has_its_share_of_the_time_and_what_was_left(
         return run
 
     monkeypatch.setattr(report_module, "monotonic", lambda: now[0])
-    for name, takes in (("ladder", 30.0), ("workloads", 300.0), ("curves", 1.0)):
+    takings = (("ladder", 30.0), ("workloads", 320.0), ("curves", 1.0))
+    for name, takes in takings:
         monkeypatch.setitem(bench.commands, name, command(name, takes))
-    run_all(tmp_path, "--budget", "360")  # half of the packaged one, and half of each share
-    assert given == [("ladder", 17.5), ("workloads", 42.5), ("curves", 25.0)]
+    shares = read_suites(None).all.shares
+    all_shares = sum(shares[name] for name, _ in takings)
+    mine = {name: shares[name] * 500 / all_shares for name, _ in takings}
+    run_all(tmp_path, "--budget", "500")
+    assert given[0] == ("ladder", pytest.approx(mine["ladder"]))
+    assert given[1] == ("workloads", pytest.approx(mine["ladder"] + mine["workloads"] - 30))
+    assert given[2] == ("curves", 150)  # the last has all that is left
+    now[0], given[:] = 0, []
+    for name in ("ladder", "workloads"):
+        (tmp_path / "out" / f"{name}.json").write_bytes(msgspec.json.encode({"kind": name}))
+    run_all(tmp_path, "--budget", "500")
+    assert given == [("curves", 500)]  # what is whole has no share
 
 
 def test_an_unknown_suite_is_refused(tmp_path: Path) -> None:

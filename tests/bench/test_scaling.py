@@ -14,8 +14,10 @@ import pytest
 from rawnn.bench.plot import plot_scaling
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.scaling import Point, ScalingResult, measure, once, points, read_scaling, sizes
+from rawnn.bench.scaling_model import Link, gradients, table
 from rawnn.bench.statistics import spread
 from rawnn.errors import ConfigError
+from rawnn.ranks.launcher import run
 from rawnn.run.result import environment
 from tests.bench.test_docs import explained, keys
 from tests.cli.conftest import Rawnn, rawnn
@@ -44,6 +46,31 @@ def test_speed_ups_are_of_examples_a_second() -> None:
     assert "2 x a GPU" in RESULT.provenance()
     assert "| mlp4 | PyTorch DDP | strong | 2 | 64 | 160.0 | 160.0-160.0 | 1.25 | 62% |" \
         in RESULT.markdown()
+
+
+def test_the_model_is_set_beside_what_was_measured() -> None:
+    """mlp4 in float32: 9.9 MB at once, a rank's part of the batch on one GPU takes 60 us."""
+    assert sum(gradients("mlp4", "preload")) == 4 * (4 * 784 * 785 + 785 * 10)
+    assert sum(gradients("mlp4", "bf16, nccl")) == 2 * (4 * 784 * 784 + 7840) + 4 * (4 * 784 + 10)
+    link = Link(1e-5, 1e12)
+    small, large = [4_000_000] * 2, [50_000_000] * 4 + [40]
+    assert link.reduce_us(small, 2) == pytest.approx(10 + 8)
+    assert link.reduce_us(large, 4) == pytest.approx(40 + 2 * 0.75 * 200.00004)
+    assert table(RESULT, link).splitlines()[2:] == [
+        "| mlp4 | 2 | 10 MB | 20 us | 60 us | 80 us | 60 us | 0% |"]
+    assert table(made({("rawnn", "strong", 1): 1.0}), link) == ""
+
+
+def test_losses_of_both_systems_are_compared() -> None:
+    assert not RESULT.losses_apart()  # none were kept
+    assert RESULT.provenance() in RESULT.markdown()
+    losses = {"rawnn": [2.0, 1.0], "torch": [2.0, 1.002, 0.5]}
+    found = msgspec.structs.replace(RESULT, points=[
+        msgspec.structs.replace(p, losses=losses[p.system]) for p in RESULT.points])
+    assert found.losses_apart() == ("Training losses of both systems, report by report: 50% within "
+                                    "0.01% of each other, the furthest 0.20% apart (mlp4, 2 ranks, "
+                                    "batch 64).")
+    assert found.losses_apart() in found.markdown()
 
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -99,6 +126,23 @@ def test_two_ranks_on_the_host_are_measured(tmp_path: Path) -> None:
     assert found.toggles == "preload, nccl"
     assert len(found.step_us) == 1
     assert [each["device"] for each in found.ranks] == ["host"] * 2
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("time.sleep(60)", "not ended after 1 s"), ("sys.exit(3)", "failed with status 3"),
+    ("open(request['answer'], 'w').write('{\"step_us\": [7.0]}'); time.sleep(60)", [7.0]),
+    ("open(request['answer'], 'w').write('{\"step_us\": [7.0]}'); sys.exit(3)", [7.0]),
+])
+def test_a_peer_that_does_not_end_is_ended_and_what_it_answered_counts(
+        text: str, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranks(command: list[str], *rest: Any) -> int:
+        code = "import json, sys, time\nrequest = json.load(open(sys.argv[1]))\n" + text
+        return run([sys.executable, "-c", code, command[-1]], *rest)
+
+    monkeypatch.setattr("rawnn.bench.scaling.PEER_SECONDS", 1.0)
+    monkeypatch.setattr("rawnn.bench.scaling.run", ranks)
+    found = once("torch", {"dataset": "synthetic"}, 2, print)
+    assert (found if isinstance(found, str) else found.step_us) == wanted
 
 
 def test_the_command_keeps_and_shows_what_was_measured(

@@ -40,7 +40,7 @@ def test_what_cannot_run_is_kept_with_the_reason() -> None:
     result = run_sets("workloads", [("wide7", "graphs"), ("wide7", "best")], repeats=1, epochs=1,
                       device="host", data=DATA)
     assert "only for a GPU" in result.measurements[0].reason
-    assert "only for a GPU" in result.measurements[0].cells()[8]
+    assert "only for a GPU" in result.measurements[0].cells()[9]
     assert result.measurements[1].us is not None
 
 
@@ -79,6 +79,37 @@ def test_ctrl_c_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.interrupted
     assert [len(m.accuracies) for m in result.measurements] == [2, 1]
     assert "of 1-2 interleaved runs" in result.provenance()
+
+
+def test_what_was_measured_before_is_kept_and_the_rest_measured() -> None:
+    said: list[str] = []
+    heard: list[Progress] = []
+
+    def go_on(earlier: SetsResult) -> SetsResult:
+        said.clear()
+        heard.clear()
+        return run_sets("workloads", TWO, repeats=2, epochs=2, device="host", data=DATA,
+                        earlier=earlier, notify=said.append, on_progress=heard.append)
+
+    both = run_sets("workloads", TWO, repeats=1, epochs=2, device="host", data=DATA)
+    first, second = both.measurements
+    lacking = msgspec.structs.replace(both, interrupted=True, measurements=[
+        first, msgspec.structs.replace(second, times_ms=[], us=None, epoch_ms=None)])
+    result = go_on(lacking)
+    assert result.measurements[0] == first
+    assert len(result.measurements[1].times_ms) == 2
+    assert (result.sittings, result.interrupted) == (2, False)
+    assert "in 2 sittings" in result.provenance()
+    assert [(p.measurement.opt, p.done) for p in heard] == [("best", 0), ("none", 1), ("none", 2)]
+    assert said == ["1 of 2 sets were measured before"]
+    assert go_on(result).measurements == result.measurements  # nothing is left
+    for other in (msgspec.structs.replace(both, dataset="other"),
+                  msgspec.structs.replace(both, kind="toggles")):
+        assert len(go_on(other).measurements[0].times_ms) == 2
+        assert "nothing is taken from before" in said[0]
+    longer = run_sets("workloads", TWO, repeats=1, epochs=1, device="host", data=DATA,
+                      earlier=both)
+    assert longer.sittings == 1  # other epochs are other sets
 
 
 @pytest.mark.parametrize(("wanted", "repeats", "match"), [

@@ -27,7 +27,7 @@ def test_two_sets_are_timed_in_turns_and_judged(tmp_path: Path) -> None:
     kept = tmp_path / "d.json"
     done = invoke(*SMALL, "--opt", "none", "--opt", "preload,fuse", "--json", str(kept))
     assert done.exit_code == 0, done.output
-    for words in ("turn 2 of 2: preload,fuse", "95 % interval", "MB moved"):
+    for words in ("turn 2 of 2: preload,fuse", "95 % interval", "x first"):
         assert words in done.output
     found = msgspec.json.decode(kept.read_bytes(), type=Duel)
     assert [(s.opt, len(s.milliseconds)) for s in found.sides] == [("none", 8), ("preload,fuse", 8)]

@@ -37,6 +37,14 @@ def test_the_status_is_that_of_the_rank_that_failed() -> None:
     assert launcher.run(script("sys.exit(7 if os.environ['RANK'] == '1' else 0)"), 2, print) == 7
 
 
+def test_ranks_that_do_not_end_in_time_are_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    begun = monotonic()
+    assert launcher.run(script("time.sleep(60 * int(os.environ['RANK']))"), 2, print, 0.7) \
+        == launcher.TIMED_OUT
+    assert monotonic() - begun < 20
+    assert capsys.readouterr().out.splitlines() == ["1 rank had not ended after 0.7 s: ended"]
+
+
 def test_a_rank_that_is_killed_is_named_and_the_others_are_ended(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed, check
 from rawnn.device.libs.collectives import NcclContext
 from rawnn.graphs import Graph
+from tests.ranks.runs import free_port
 from tests.together import Waiting
 from tests.tolerances import of_run
 
@@ -33,6 +34,12 @@ OPTS = ("none,preload,arena,nosync", "none,preload,arena,nosync,fuse", f"none,{F
 LOW = (f"none,{FAST}=epoch,bf16", f"none,{FAST}=epoch,bf16,nccl=sharded",
        f"none,{FAST}=epoch,bf16,nccl=fp32",
        f"none,{FAST}=epoch,sr", f"none,{FAST}=epoch,fp16")
+STREAM, GRAPH = "none,preload,arena,nosync", f"none,{FAST}=epoch,report=500"
+SAME = (f"none,{FAST}=epoch,nccl=1", f"none,{FAST}=epoch,nccl=1",
+        f"none,{FAST}=epoch,nccl=whole/adam", f"none,{FAST}=epoch/adam",
+        f"none,{FAST}=epoch,bf16,nccl=whole/momentum", f"none,{FAST}=epoch,bf16/momentum")
+"""In pairs."""
+FACTS = {"graph", "reduces", "alone"}
 
 
 @pytest.fixture(autouse=True)
@@ -47,28 +54,45 @@ def two_gpus(device: Device) -> None:
         pytest.skip("this needs two GPUs")
 
 
-def started(ranks: int, folder: Path, fault: str, *opts: str) -> tuple[int, list[str]]:
-    """Status and what was said of ranks of tests/gpu/ranks.py."""
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCH, str(ranks), sys.executable, "-m", "tests.gpu.ranks",
-         str(folder), fault, *opts], capture_output=True, text=True, timeout=220, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])})
-    print(done.stdout, done.stderr)
-    return done.returncode, [line for line in done.stderr.splitlines()
-                             if line.startswith("rawnn: ")]
+class Started:
+    """Ranks of tests/gpu/ranks.py, which may run beside others: two on two GPUs, one by itself on
+    the second of them."""
+
+    def __init__(self, ranks: int, folder: Path, fault: str, *opts: str) -> None:
+        gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")[:2]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, str(ranks), sys.executable, "-m", "tests.gpu.ranks",
+             str(folder), fault, *opts], stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+                 "CUDA_VISIBLE_DEVICES": ",".join(gpus[-ranks:])})
+
+    def ended(self) -> tuple[int, list[str]]:
+        """Status, and what was said."""
+        try:
+            _, said = self._process.communicate(timeout=220)
+        finally:
+            self._process.kill()
+        print(said)
+        return self._process.returncode, [line for line in said.splitlines()
+                                          if line.startswith("rawnn: ")]
 
 
-def results(folder: Path, ranks: int, *opts: str) -> list[list[dict[str, Any]]]:
-    """Of each set of toggles what every rank has written."""
-    folder.mkdir()
-    assert started(ranks, folder, "none", *opts) == (0, [])
-    return [[dict(np.load(folder / f"{number}.{rank}.npz")) for rank in range(ranks)]
-            for number in range(len(opts))]
+def results(folder: Path, *opts: str, numbers: tuple[int, ...] = (2,)
+            ) -> list[list[list[dict[str, Any]]]]:
+    """Of so many ranks, which run beside each other, and of each set of toggles what every rank has
+    written."""
+    begun = []
+    for ranks in numbers:
+        (folder / str(ranks)).mkdir()
+        begun.append(Started(ranks, folder / str(ranks), "none", *opts))
+    assert [each.ended() for each in begun] == [(0, [])] * len(begun)
+    return [[[dict(np.load(folder / str(ranks) / f"{number}.{rank}.npz")) for rank in range(ranks)]
+             for number in range(len(opts))] for ranks in numbers]
 
 
 def same(found: dict[str, Any], wanted: dict[str, Any], tolerance: float, what: str) -> None:
     for name, array in wanted.items():
-        if name not in ("graph", "reduces"):
+        if name not in FACTS:
             np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance,
                                        err_msg=f"{name} with {what}")
 
@@ -76,34 +100,36 @@ def same(found: dict[str, Any], wanted: dict[str, Any], tolerance: float, what: 
 @pytest.mark.parametrize(("opts", "types"), [(OPTS, ()), (LOW, ("bfloat16", "float32"))])
 def test_two_ranks_equal_one_and_each_other(two_gpus: None, tmp_path: Path, opts: tuple[str, ...],
                                             types: tuple[str, ...]) -> None:
-    together = results(tmp_path / "two", 2, *opts)
-    alone = results(tmp_path / "one", 1, *opts)
+    together, alone = results(tmp_path, *opts, numbers=(2, 1))
     for opt, (first, second), (one,) in zip(opts, together, alone, strict=True):
         assert first["reduces"].item()
         assert bool(first["graph"].item()) == ("graphs" in opt or opt == "best")
+        assert first["alone"].item() == (opt == "best")
         for name in first:
             np.testing.assert_array_equal(first[name], second[name], err_msg=f"{name}, {opt}")
         same(first, one, of_run(types), opt)
 
 
 def test_runs_of_two_ranks_are_the_same_bits(two_gpus: None, tmp_path: Path) -> None:
-    opt = f"none,{FAST}=epoch,nccl=1"
-    first, again = results(tmp_path / "runs", 2, opt, opt)
-    for name in first[0]:
-        np.testing.assert_array_equal(first[0][name], again[0][name], err_msg=name)
+    """From run to run, and whether each makes the whole update or that of its rows, which adds what
+    the other has sent: with every optimizer."""
+    found, = results(tmp_path, *SAME)
+    for one, other, (first, _), (again, second) in zip(SAME[::2], SAME[1::2], found[::2],
+                                                       found[1::2], strict=True):
+        for name in first.keys() - FACTS:
+            np.testing.assert_array_equal(first[name], again[name], err_msg=f"{name}, {other}")
+            np.testing.assert_array_equal(first[name], second[name], err_msg=f"{name}, {one}")
 
 
-@pytest.mark.parametrize(("fault", "said"), [
-    ("killed", "ended without a word: it was last heard of training epoch"),
-    ("raises", "the disk is full"), ("nan", "the loss became nan"),
+@pytest.mark.parametrize(("fault", "said", "opt"), [
+    ("killed", "ended without a word: it was last heard of training epoch", STREAM),
+    ("killed", "ended without a word: it was last heard of training epoch", GRAPH),
+    ("raises", "the disk is full", GRAPH), ("nan", "the loss became nan", STREAM),
 ])
-@pytest.mark.parametrize("opt", ["none,preload,arena,nosync", f"none,{FAST}=epoch,report=500"])
 def test_a_fault_of_one_rank_ends_both_within_10_s(two_gpus: None, tmp_path: Path, fault: str,
                                                    said: str, opt: str) -> None:
-    if fault == "nan" and "report" in opt:
-        pytest.skip("it is seen where a report falls due")
     begun = monotonic()
-    status, lines = started(2, tmp_path, fault, opt)
+    status, lines = Started(2, tmp_path, fault, opt).ended()
     assert monotonic() - begun < 30  # starting and compiling take their time
     assert status
     errors = [line for line in lines if line.startswith("rawnn: error: ")]
@@ -111,6 +137,21 @@ def test_a_fault_of_one_rank_ends_both_within_10_s(two_gpus: None, tmp_path: Pat
     assert said in errors[0]
     assert "rank 1" in errors[0] or fault == "nan"
     assert not any("did not end within" in line for line in lines)
+
+
+def test_a_rank_that_never_comes_is_named_within_10_s(device: Device) -> None:
+    begun = monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "rawnn", "--device", "gpu", "--dataset", "synthetic"], timeout=60,
+        capture_output=True, text=True, cwd=ROOT, env={
+            **os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+            "RAWNN_JOIN_SECONDS": "3"})
+    assert monotonic() - begun < 10
+    assert done.returncode
+    errors = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert len(errors) == 1, done.stderr
+    assert "rank 1" in errors[0]
 
 
 def test_one_gpu_makes_a_communicator_of_itself(device: Device) -> None:

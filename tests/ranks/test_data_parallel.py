@@ -17,7 +17,7 @@ from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.ranks import Team
-from rawnn.run.parallel import outlook
+from rawnn.run.parallel import beside_one, outlook
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step.recipe import Recipe
@@ -202,7 +202,28 @@ def test_what_sharded_ranks_send_has_something_to_run_beside(
         assert sorted(wanted, key=lambda name: places[name]) == wanted
     whole = on_simulated(f"{more},nccl=whole", layers, data, BATCH, 2, **options)[0]
     for name, array in whole.state.items():
-        np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
+        for each in found:
+            np.testing.assert_array_equal(each.state[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", [
+    Optimizer("adam", 1e-2), Optimizer("sgd", 0.1, {"momentum": 0.9})], ids=["adam", "momentum"])
+@pytest.mark.usefixtures("nothing_small")
+def test_exchanged_gradients_serve_every_optimizer(
+        optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, also of a partial batch of which ranks have unequal shares, with the state of
+    whole sums on both in the end."""
+    monkeypatch.setattr("rawnn.opts.nccl.BUCKET_MB", 0.0005)
+    opt, options = "preload,graphs=epoch,streams,fuse,mma,pdl", {"optimizer": optimizer,
+                                                                "partial": True}
+    layers, data = (29, 32, 48, 32, 4), random_dataset(29, 4, train=45, test=4)
+    found = on_simulated(f"{opt},nccl", layers, data, BATCH, 2, **options)
+    assert sum("other" in op.operands for op in found[0].work.train.ops) == 3
+    whole = on_simulated(f"{opt},nccl=whole", layers, data, BATCH, 2, **options)[0]
+    assert any("fc2.weight" in name and name != "fc2.weight" for name in whole.state)
+    for name, array in whole.state.items():
+        for each in found:
+            np.testing.assert_array_equal(each.state[name], array, err_msg=name)
 
 
 def test_what_is_sent_waits_for_nothing_else() -> None:
@@ -438,3 +459,25 @@ def test_where_sending_bounds_a_step_it_is_said(times: tuple[float, float], said
     assert found[0] == found[1]
     assert re.search(said, found[0][0]), found
     assert found[0][1] == {"compute_us": times[0], "reduce_us": times[1]}
+
+
+@pytest.mark.parametrize(("step", "alone", "said"), [
+    (211.0, 196.0, "^a step takes 211 us on 2 ranks, and 196 us on one GPU by itself: .* too small "
+                   "for several GPUs, and one is faster$"),
+    (180.0, 196.0, "which gain 1.09 times its speed$"), (110.0, 196.0, "^$"), (211.0, None, "^$"),
+])
+def test_where_one_gpu_is_as_good_it_is_said(step: float, alone: float | None, said: str) -> None:
+    asked: list[int] = []
+
+    def act(team: Team) -> tuple[str, dict[str, float]]:
+        def one() -> float | None:
+            asked.append(team.rank)
+            return alone
+
+        return beside_one(team, step / (1 + team.rank), one)
+
+    found = all_fine(teams(2, act))
+    assert found[0] == found[1]
+    assert asked == [0]  # the others wait
+    assert re.search(said, found[0][0]), found
+    assert found[0][1] == {"step_us": step} | ({"alone_us": alone} if alone else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -116,8 +117,13 @@ def test_two_sessions_reach_what_one_does() -> None:
     assert first.environment.libraries["nccl"] == "2.28.9"
 
 
-def test_what_can_be_expected_is_said_before_it_starts() -> None:
+@pytest.mark.parametrize("short", [0.0, math.inf])
+def test_what_can_be_expected_is_said_before_it_starts(
+        short: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a short step also what one GPU takes by itself, which changes nothing of the run."""
     said: list[str] = []
+    monkeypatch.setattr("rawnn.run.parallel.SHORT_US", short)
+    monkeypatch.setattr("rawnn.run.parallel.WORTH", math.inf)
 
     class Heard(Listener):
         def notify(self, message: str) -> None:
@@ -126,6 +132,9 @@ def test_what_can_be_expected_is_said_before_it_starts() -> None:
     first, second = ranks_of_a_session({}, listener=Heard())
     assert any("its gradients take" in each for each in said)
     assert {"compute_us", "reduce_us"} <= first.facts.keys()
+    assert ({"step_us", "alone_us"} <= first.facts.keys()) == (short > 0)
+    assert any("on one GPU by itself" in each for each in said) == (short > 0)
+    monkeypatch.setattr("rawnn.run.parallel.SHORT_US", 0.0)
     plain, _ = ranks_of_a_session({})
     assert [r.train_loss for r in first.history] == [r.train_loss for r in plain.history]
     assert second.facts["compute_us"] == first.facts["compute_us"]

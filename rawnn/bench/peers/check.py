@@ -8,7 +8,8 @@ since the first step, so that a wrong update shows, a share of the loss itself f
 does to it, and SLACK times what float32 costs this very run: training amplifies rounding, in some
 networks by more than any fixed tolerance. That cost is the median over the systems of their float32
 losses' distance from the truth; of two systems the greater, but at most ALIKE times the lesser. One
-that is wrong does not move it far in either case.
+that is wrong does not move it far in either case. What coarser classes cost is measured where it
+matters (rounding.py).
 """
 
 from __future__ import annotations
@@ -26,9 +27,6 @@ WINDOW = 16
 TOLERANCES = {"float32": (0.01, 1e-4), "tf32": (0.03, 1e-3), "bf16": (0.1, 1e-2)}
 """Number class -> the shares of the loss's movement and of the loss that windows may differ by."""
 SLACK = 8.0
-COARSER = {"float32": 1.0, "tf32": 2.0**13, "bf16": 2.0**16}
-"""Number class -> how many times coarser than float32 it rounds the factors of products."""
-CHAOTIC = 0.2
 ALIKE = 4.0
 """Of two right runs in float32 one may be so many times as far from float64 as the other."""
 
@@ -40,18 +38,19 @@ class Reference:
     losses: NDArray[np.float64]
     cost: NDArray[np.float64]
 
-    def share(self, losses: Sequence[float | None], numbers: str) -> float:
+    def share(self, losses: Sequence[float | None], numbers: str,
+              more: NDArray[np.float64] | float = 0.0) -> float:
         """The largest share of the tolerance that a window used up; above 1 is wrong, and so are
-        losses that are not finite."""
+        losses that are not finite. `more` is what the class costs this very run, by windows, where
+        that is known."""
         mine, theirs = windows(_numbers(losses)), windows(self.losses[:len(losses)])
         if not len(mine) or len(mine) != len(theirs) or not np.isfinite(mine).all():
             return math.inf
         moved, own = TOLERANCES.get(numbers, TOLERANCES["bf16"])
         start = self.losses[0]
         movement = np.maximum.accumulate(np.abs(theirs - start))
-        cost, coarser = self.cost[:len(theirs)], COARSER.get(numbers, COARSER["bf16"])
-        allowed = moved * movement + own * abs(start) \
-            + np.maximum(SLACK * cost, np.minimum(coarser * cost, CHAOTIC * movement))
+        cost = np.maximum(SLACK * self.cost, more)[:len(theirs)]
+        allowed = moved * movement + own * abs(start) + cost
         return float((np.abs(mine - theirs) / allowed).max())
 
 

@@ -19,6 +19,7 @@ from rawnn.bench.peers.check import reference
 from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.records import OURS, Contest, Entry
+from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.worker import TRUTH, Made, Prepare, Timed
 
 HOPELESS = 1.25
@@ -177,7 +178,7 @@ def timed_in_turns(problem: Problem, prepared: Sequence[Prepared], rules: Rules,
     made = [(p.system, m) for p in prepared for m in p.made]
     right = reference(made)
     turns = [_Turn(p, index, m, None if right is None or m.reason else
-                   right.share(m.losses, m.numbers))
+                   share(right, problem, m))
              for p in prepared for index, m in enumerate(p.made) if m.numbers != TRUTH]
     for number in range(rules.rounds):
         for turn in turns:

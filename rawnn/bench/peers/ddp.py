@@ -8,9 +8,11 @@ with the same parameters and sees the same batches, so that losses can be compar
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -25,8 +27,13 @@ WARMING = 11
 """Steps before a capture, in which DDP settles its buckets (PyTorch's notes on CUDA graphs)."""
 
 
-def measure(request: Request) -> Answer | None:
-    """Train the network of the request's Config; None on other ranks than the first.
+def measure(request: Request, keep: Callable[[Answer], object] = lambda found: None
+            ) -> Answer | None:
+    """Train the network of the request's Config; None on other ranks than the first. `keep` is
+    called with the answer.
+
+    On GPUs the process group is left as it is, for the process to end by `leave`: on two H200s
+    ranks that had destroyed it were there for a second and longer after their answer.
 
     Only cross-entropy and plain SGD, as the built-in workloads have them. Raises ConfigError.
     """
@@ -47,10 +54,19 @@ def measure(request: Request) -> Answer | None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29533")
     distributed.init_process_group("nccl" if on_gpu else "gloo", rank=rank, world_size=size)
-    try:
-        return _trained(torch, config, rank, size, place, request.synthetic)
-    finally:
+    found = _trained(torch, config, rank, size, place, request.synthetic)
+    if found is not None:
+        keep(found)
+    if not on_gpu:
         distributed.destroy_process_group()
+    return found
+
+
+def leave(status: int) -> NoReturn:
+    """End the process, which has a process group on a GPU."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _trained(torch: Any, config: Config, rank: int, size: int, place: Any,

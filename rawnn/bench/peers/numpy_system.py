@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -27,11 +27,17 @@ def versions() -> dict[str, str]:
     return {"numpy": np.__version__}
 
 
-class Loop:
-    """The training loop, a layer at a time."""
+def as_it_is(array: NDArray[Any]) -> NDArray[Any]:
+    return array
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+
+class Loop:
+    """The training loop, a layer at a time. What `operand` makes of them is multiplied in the place
+    of a product's operands."""
+
+    def __init__(self, problem: Problem,
+                 operand: Callable[[NDArray[Any]], NDArray[Any]] = as_it_is) -> None:
+        self._problem, self._operand = problem, operand
         self._x, self._y = problem.arrays()
         given = problem.initial()
         self._parameters = [a.copy() for a in given]
@@ -55,18 +61,20 @@ class Loop:
             self._losses = []
             for step in range(self._problem.steps):
                 rows = self._order[step * batch:(step + 1) * batch]
-                self._losses.append(self._step(self._x[rows], self._y[rows]))
+                self._losses.append(self.step(rows))
                 steps += 1
                 if steps >= least and perf_counter() - begun > LIMIT_S:
                     return (perf_counter() - begun) * 1e3 / steps * self._problem.steps
         return (perf_counter() - begun) * 1e3 / epochs
 
-    def _step(self, x: NDArray[Any], y: NDArray[Any]) -> float:
-        bias = self._problem.bias
+    def step(self, rows: NDArray[np.int32]) -> float:
+        """Train on the examples of one batch; its loss."""
+        x, y = self._x[rows], self._y[rows]
+        bias, of = self._problem.bias, self._operand
         layers = self._parameters[::2] if bias else self._parameters
         values = [x]
         for index, w in enumerate(layers):
-            z = values[-1] @ w.T
+            z = of(values[-1]) @ of(w).T
             if bias:
                 z += self._parameters[2 * index + 1]
             values.append(z if index + 1 == len(layers) else np.maximum(z, 0))
@@ -74,9 +82,10 @@ class Loop:
         gradients: list[NDArray[Any]] = []
         for index in reversed(range(len(layers))):
             a = values[index]
-            gradients[:0] = [dz.T @ a, dz.sum(axis=0)] if bias else [dz.T @ a]
+            change = of(dz).T @ of(a)
+            gradients[:0] = [change, dz.sum(axis=0)] if bias else [change]
             if index:
-                dz = (dz @ layers[index]) * (a > 0)
+                dz = (of(dz) @ of(layers[index])) * (a > 0)
         self._update(gradients)
         return loss
 

@@ -25,6 +25,8 @@ CLASSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """A line of the summary -> our number classes and theirs. JAX takes tf32 for float32 unless it is
 told otherwise, PyTorch with `set_float32_matmul_precision("high")`."""
+THREE_FOR_ONE = "float32 against tf32"
+"""The class in which ours makes three products of tf32 where theirs make one."""
 RESAMPLES = 5000
 
 
@@ -57,8 +59,37 @@ def summary(result: ContestsResult) -> list[Line]:
     held = {e.numbers for c in result.contests for e in c.entries}
     classes = {name: (ours, theirs) for name, (ours, theirs) in CLASSES.items()
                if held.intersection(ours) and held.intersection(theirs)}
-    return [_line(name, said, result.contests, ours, group, theirs)
-            for name, (ours, theirs) in classes.items() for said, group in groups]
+    lines = []
+    for name, (ours, theirs) in classes.items():
+        lines += [_line(name, said, result.contests, ours, group, theirs) for said, group in groups]
+        if name == THREE_FOR_ONE and any(map(tensor_bound, result.contests)):
+            said, group = groups[0]
+            lines += [_line(f"{name}, {word}", said, [c for c in result.contests
+                                                      if tensor_bound(c) is bound], ours, group,
+                            theirs) for word, bound in (("tensor-bound", True), ("others", False))]
+    return lines
+
+
+def tensor_bound(contest: Contest) -> bool:
+    """Whether tensor cores are what a step waits for, so that three products for one are three
+    times the work: by this GPU's limits (rawnn/bench/costing.py) products take longer than memory
+    and than exchanges between multiprocessors, of which there are some, in tf32 as in float32, and
+    in float32 three times as long. False where the limits are not known."""
+    plain, coarse = (found.floor if (found := contest.footprint(n)) else None
+                     for n in ("float32", "tf32"))
+    return plain is not None and coarse is not None \
+        and all(floor.by == "arithmetic" and floor.exchanges > 0 for floor in (plain, coarse)) \
+        and math.isclose(plain.arithmetic_us, 3 * coarse.arithmetic_us, rel_tol=0.01)
+
+
+def tensor_bound_line(result: ContestsResult) -> str:
+    """Which networks are tensor-bound, and why they are shown apart; empty where none is."""
+    found = [c.problem.name for c in result.contests if tensor_bound(c)]
+    if not found:
+        return ""
+    return (f"tensor-bound ({', '.join(found)}): by this GPU's limits a step's products take "
+            f"longer than memory and exchanges, even one product of tf32 for each; float32 as "
+            f"three of them cannot be as fast there, so that these are shown apart as well")
 
 
 def _line(name: str, against: str, contests: Sequence[Contest], ours: tuple[str, ...],
@@ -186,7 +217,8 @@ def network_rows(result: ContestsResult) -> list[list[str]]:
     """The texts under NETWORK_HEADINGS, a network a row."""
     made = []
     for contest in result.contests:
-        row = [f"{contest.problem.name}: {contest.problem}"]
+        apart = ", tensor-bound" if tensor_bound(contest) else ""
+        row = [f"{contest.problem.name}: {contest.problem}{apart}"]
         for numbers in NUMBERS:
             mine, other = contest.best((OURS,), (numbers,)), _best_peer(contest, numbers)
             row += [_time(mine).removesuffix(" us") + _floored(contest, mine),
@@ -199,7 +231,7 @@ def network_rows(result: ContestsResult) -> list[list[str]]:
 def markdown(result: ContestsResult) -> str:
     """The summary, every network, and what failed, with provenance."""
     lines = markdown_table(HEADINGS, [cells(line) for line in summary(result)], HEADINGS[:2])
-    if each := draws_line(result):
+    for each in filter(None, (tensor_bound_line(result), draws_line(result))):
         lines += ["", f"{each[0].upper()}{each[1:]}."]
     peers = [s for s in result.systems if s != OURS]
     lines += ["", NETWORKS, "", *markdown_table(NETWORK_HEADINGS, network_rows(result),

@@ -32,6 +32,9 @@ BLOCK_MS = 10.0
 MOST_EPOCHS = 200
 SAMPLES = 4
 """Samples a turn."""
+FEW, LONG_S = 2, 0.25
+"""Of samples that take longer than LONG_S there are so many: the mean of a long one has little
+noise left."""
 WARM_S, PATIENCE_S = 0.05, 0.4
 STEADY = 1.02
 """Warm-up ends once it has taken WARM_S and the last three samples lie within 2 %, or after
@@ -141,8 +144,11 @@ def timed(program: Program) -> Timed:
         started = perf_counter()
         seen.append(program.block(count))
         count = _epochs(max(seen[-1], (perf_counter() - started) * 1e3 / count))
-    samples = [program.block(count) for _ in range(SAMPLES)]
-    return Timed(milliseconds=samples, epochs=count * SAMPLES, steady=steady)
+    started = perf_counter()
+    samples = [program.block(count)]
+    several = FEW if perf_counter() - started > LONG_S else SAMPLES
+    samples += [program.block(count) for _ in range(several - 1)]
+    return Timed(milliseconds=samples, epochs=count * several, steady=steady)
 
 
 def _epochs(milliseconds: float) -> int:

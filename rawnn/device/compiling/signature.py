@@ -51,7 +51,7 @@ class Parameter:
     struct: Struct | None = None
     unread: str = ""
 
-    @property
+    @cached_property
     def format(self) -> str:
         """The `struct` code of the argument: "P" for a pointer.
 
@@ -71,19 +71,19 @@ class Parameter:
                    f"of: {', '.join(FORMATS)}")
             ) from None
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the argument."""
         return self.struct.size if self.struct else SIZES.get(self.format, 8)
 
-    @property
+    @cached_property
     def align(self) -> int:
         """Alignment in bytes: that of a number or a pointer is its size."""
         if self.struct:
             return self.struct.align
         return MAP_ALIGNMENT if self.tensor_map else self.size
 
-    @property
+    @cached_property
     def tensor_map(self) -> bool:
         """Whether it is a tensor map, by value."""
         return FORMATS.get(self.ctype) == f"{MAP_SIZE}s" and not self.pointer

@@ -1,0 +1,81 @@
+"""What coarse operands cost a run, measured: the same steps in NumPy, the operands of every product
+rounded at random.
+
+No fixed share of a loss says how far tf32 may move it: training amplifies rounding, in some
+networks by more than a wrong optimizer would. So where a program's losses are further from the
+truth than the fixed shares allow, its network is trained WAYS times with operands that are rounded
+up or down by chance, in proportion to how near either is: each is a run as right as the program's
+own. The program may be as far away as TIMES the furthest of them. What is wrong by more than
+rounding is still found, and nothing is forgiven in a network that rounding hardly moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.bench.peers.check import Reference, windows
+from rawnn.bench.peers.numpy_system import Loop
+from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Made
+
+BITS = {"tf32": 10, "bf16": 7}
+"""Number class -> fraction bits of its operands; float32's own cost is known from the systems."""
+WAYS = 8
+TIMES = 2.0
+"""In 629-387-675-36-49 at batch 2 with Adam, whose losses in tf32 such runs move by up to 3.3 times
+the fixed shares, rounding to the nearest uses up 0.34 of this, a run without the last bias 6.1, one
+on other batches 9.6."""
+MOST_WORK = 1e11
+"""Operations of a run up to which it is measured: all ways take some seconds. A larger one has
+batches over which rounding averages out, and only the fixed shares."""
+
+
+def share(right: Reference, problem: Problem, made: Made) -> float:
+    """The largest share of the tolerance that a program's losses used up; above 1 is wrong."""
+    found = right.share(made.losses, made.numbers)
+    if not 1 < found < np.inf or made.numbers not in BITS \
+            or problem.flops * CHECKED_EPOCHS * problem.steps > MOST_WORK:
+        return found
+    return right.share(made.losses, made.numbers, TIMES * cost(right, problem, made.numbers))
+
+
+def cost(right: Reference, problem: Problem, numbers: str) -> NDArray[np.float64]:
+    """How far rounding the operands of a class moves the losses, the furthest of WAYS, by windows;
+    it never falls, as what has gone astray may come back by chance."""
+    truth = windows(right.losses)
+    away = [np.abs(windows(way) - truth) for way in _ways(problem, numbers)]
+    return np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))
+
+
+@lru_cache(8)
+def _ways(problem: Problem, numbers: str) -> list[NDArray[np.float64]]:
+    """The losses of each way; once for all programs of a class."""
+    return [losses(problem, by_chance(BITS[numbers], way)) for way in range(WAYS)]
+
+
+def losses(problem: Problem, operand: Callable[[NDArray[Any]], NDArray[Any]],
+           system: type[Loop] = Loop) -> NDArray[np.float64]:
+    """The loss of each step of the epochs that are checked, with such operands of products."""
+    loop, batch = system(problem, operand), problem.batch
+    return np.array([loop.step(order[step * batch:(step + 1) * batch])
+                     for order in map(problem.order, range(CHECKED_EPOCHS))
+                     for step in range(problem.steps)], np.float64)
+
+
+def by_chance(bits: int, seed: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Rounds float32 to so many fraction bits, up or down: in the mean to what it was."""
+    generator, dropped = np.random.default_rng([seed, bits]), 23 - bits
+    kept = np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
+
+    def rounded(array: NDArray[Any]) -> NDArray[Any]:
+        words = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        added = generator.integers(0, 1 << dropped, words.shape, np.uint32)
+        found: NDArray[Any] = ((words + added) & kept).view(np.float32)
+        return found
+
+    return rounded
