@@ -27,7 +27,7 @@ HARMLESS: dict[str, str] = {
     "mma_scaled.cuh: zero fill: unsigned int beyond = 0u; [23]":
         "a scale that fits stays as it is however often it is looked at; that takes time only",
     "mma_scaled.cuh: zero fill: unsigned int beyond = 0u; [23] #2":
-        "as the one above",
+        "for the same reason as the one above",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
