@@ -1,15 +1,35 @@
-"""An autoencoder on MNIST: 784 pixels through 32 numbers and back, by mean squared error."""
+"""An autoencoder on MNIST: 784 pixels through 32 numbers and back, by mean squared error.
+
+    python examples/autoencoder.py [EPOCHS]
+
+Without EPOCHS it trains four, which take 10 to 15 s on two cores of a host, longer on a busy one;
+ten reach a test loss an eighth lower.
+"""
 
 import sys
 
 import numpy as np
 
 import rawnn
+from rawnn.run.result import Report
 
-epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 4
+
+
+class Progress(rawnn.Listener):
+    """A line an epoch."""
+
+    reads = False
+
+    def reported(self, report: Report) -> None:
+        print(f"epoch {report.epoch} of {epochs}: test loss {report.test_loss:.4f}, "
+              f"{report.epoch_ms / 1e3:.2f} s", flush=True)
+
+
+print(f"784-256-32-256-784 on MNIST, {epochs} epochs", flush=True)
 data = rawnn.load_dataset("mnist").reconstructing()
 result = rawnn.train(layers=(784, 256, 32, 256, 784), loss="mse", data=data, batch=128,
-                     epochs=epochs, shuffle=True, optimizer="adam", lr=1e-3)
+                     epochs=epochs, shuffle=True, optimizer="adam", lr=1e-3, listener=Progress())
 
 x = data.normalisation.apply(data.test_images)
 blank = float(np.square(x - x.mean(axis=0)).mean())

@@ -6,6 +6,7 @@ The public names are imported on first use, so that `import rawnn` costs little.
 from __future__ import annotations
 
 import importlib
+import os.path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,21 @@ IMPORTED_AT = perf_counter()
 """When this package was first imported: what a result's `imports` and `process` count from. The
 process itself may be older by any amount: a shell that ended in `exec`, a notebook."""
 
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ptx")):
+    raise ImportError("rawnn reads its kernels' sources as files beside its code, which a zip "
+                      "archive has not: install the wheel with pip, or unpack it")
+
 if TYPE_CHECKING:
+    from rawnn import errors as errors
+    from rawnn import lab as lab
     from rawnn.data import Dataset, from_arrays, load_dataset
+    from rawnn.device import sim as sim
     from rawnn.lab import Kernel, array, check, empty, sanitize, sweep, tensor_map, time
     from rawnn.lab.graph import Graph
     from rawnn.lab.plug import impl
     from rawnn.network.layers import Network
     from rawnn.opts import TOGGLES
+    from rawnn.run import export as export
     from rawnn.run.callbacks import Checkpoints, CsvLog, EarlyStopping
     from rawnn.run.config import Config
     from rawnn.run.listener import Listener
@@ -63,17 +72,20 @@ __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStoppi
            "tensor_map", "time", "train"]
 
 
-_MODULES = {"export": "rawnn.run.export", "lab": "rawnn.lab", "sim": "rawnn.device.sim"}
+_MODULES = {"errors": "rawnn.errors", "export": "rawnn.run.export", "lab": "rawnn.lab",
+            "sim": "rawnn.device.sim"}
 """That can be reached as `rawnn.lab` without an import of their own."""
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'rawnn' has no attribute '{name}'")
+if not TYPE_CHECKING:  # to which it would say that every name exists
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        raise AttributeError(f"module 'rawnn' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

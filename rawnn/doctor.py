@@ -5,6 +5,7 @@ Nothing is needed to ask: it works without a GPU, and where no CUDA package is i
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from rawnn.device.compiling import headers
 from rawnn.device.cuda.backend import has_package
+from rawnn.device.cuda.driver import MINIMUM_DRIVER
 from rawnn.device.libs import cublaslt, cudnn, locate, nccl
 from rawnn.device.target import Machine
 from rawnn.errors import MissingLibrary, RawnnError
@@ -93,9 +95,9 @@ def _gpu(opened: Opened) -> Finding:
     if opened.device is None:
         reason = opened.machine.gpu or ""
         cure = f"pip install 'rawnn[{_extra()}]'" if "package" in reason else \
-            "update the NVIDIA driver, or install the other extra" if "supports CUDA" in reason \
-            else "install NVIDIA's driver (nvidia-smi must list a GPU), in a container with " \
-                 "--gpus all; until then: --device host, --device sim"
+            _newer_driver() if "supports CUDA" in reason else \
+            "install NVIDIA's driver (nvidia-smi must list a GPU), in a container with " \
+            "--gpus all; until then: --device host, --device sim"
         return Finding("driver and GPU", looked=(reason,), cure=cure, required=True)
     info = opened.device.info
     return Finding("driver and GPU", info.name, required=True, version=(
@@ -104,7 +106,26 @@ def _gpu(opened: Opened) -> Finding:
 
 
 def _extra() -> str:
-    return "cu12" if headers.cuda_major() == 12 else "cu13"
+    """The extra for the bindings that are installed, without any for the driver."""
+    major = headers.cuda_major() or (12 if 0 < _driver_version() < MINIMUM_DRIVER[13] else 13)
+    return "cu12" if major == 12 else "cu13"
+
+
+def _driver_version() -> int:
+    """The driver's CUDA version (13000: 13.0), asked without bindings; 0 where it cannot be."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return version.value
+
+
+def _newer_driver() -> str:
+    cure = "update the NVIDIA driver"
+    if headers.cuda_major() == 13 and _driver_version() >= MINIMUM_DRIVER[12]:
+        return f"{cure}, or pip install 'rawnn[cu12]'"
+    return cure
 
 
 def _libraries() -> Iterable[Finding]:
@@ -182,7 +203,8 @@ def _lacks(machine: Machine) -> Iterable[Lack]:
         reason = toggle.needs(machine)
         if reason:
             capability = "compute capability" in reason
-            yield Lack(toggle.name, f"it {reason}", "a newer GPU" if capability else
+            why = reason.partition(": pip ")[0]
+            yield Lack(toggle.name, f"it {why}", "a newer GPU" if capability else
                        "a newer driver" if "driver" in reason else
                        nccl.INSTALL if toggle.name == "nccl" else
                        f"pip install 'rawnn[{_extra()}]'")

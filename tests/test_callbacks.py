@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -315,3 +316,27 @@ def test_config_and_arrays_go_together() -> None:
         train(config, data="mnist.csv")
     with pytest.raises(ConfigError, match="brings its own validation data"):
         train(config, data=DATA, validation=0.5)
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    ({"epoch": 3}, "unknown option 'epoch'; did you mean 'epochs'?"),
+    ({"listener": 3}, "listener = 3: give a rawnn.Listener or several"),
+    ({"listener": [print]}, "give a rawnn.Listener or several"),
+    ({"config": {"epochs": 3}}, "config is a rawnn.Config, not a dict"),
+])
+def test_what_train_cannot_take_is_said_with_its_cure(given: dict[str, Any],
+                                                      sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        train(device="host", **given) if "config" not in given else train(**given)
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+@pytest.mark.parametrize("method", ["started", "reported", "settled", "ended"])
+def test_what_a_listener_raises_is_passed_on_and_the_next_run_is_as_ever(
+        device: str, method: str) -> None:
+    def fails(self: Listener, told: Any) -> None:
+        raise LookupError("the listener's own")
+
+    listener: Listener = type("Fails", (Listener,), {method: fails})()
+    with pytest.raises(LookupError, match="the listener's own"):
+        go(listener, device=device, epochs=2)
+    same_parameters(go(device=device, epochs=2), go(device=device, epochs=2))

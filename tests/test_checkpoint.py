@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from rawnn.cli import run
+from rawnn.common.files import write_atomically
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import CheckpointError, ConfigError
+from rawnn.errors import CheckpointError, ConfigError, RawnnError
 from rawnn.network.layers import Network
 from rawnn.run import checkpoint
 from rawnn.run.checkpoint import (
@@ -27,6 +29,7 @@ from rawnn.run.checkpoint import (
     read,
     write,
 )
+from rawnn.run.training import train
 
 NETWORK = Network((6, 4, 3), activation="tanh")
 RNG = np.random.default_rng(0)
@@ -160,6 +163,44 @@ def test_files_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
         write(tmp_path / "c.safetensors", make(4))
     assert read(tmp_path / "c.safetensors").epoch == 3  # what was there is untouched
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def full_from(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint of that epoch or a later one has room."""
+    original = write_atomically
+
+    def limited(path: Any, content: bytes, **options: Any) -> None:
+        if str(path).endswith(".safetensors") and decode(content, "it").epoch >= epoch:
+            raise RawnnError(f"cannot write {path}: No space left on device")
+        original(path, content, **options)
+
+    monkeypatch.setattr("rawnn.run.checkpoint.write_atomically", limited)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_full_disk_costs_a_checkpoint_but_not_the_result(
+        first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    full_from(first, monkeypatch)
+    kept, found = tmp_path / "kept", tmp_path / "r.json"
+    assert run(["--device", "host", "--dataset", "synthetic", "--epochs", "9", "--save", str(kept),
+                "--json", str(found)]) == 1
+    said = capsys.readouterr()
+    result = json.loads(found.read_bytes())
+    assert (len(result["epoch_ms"]), result["stopped"]) == \
+        (first, "a checkpoint could not be written")
+    assert "test accuracy" in said.out
+    assert "No space left on device; " in said.err
+    assert (f"{kept / 'rawnn-000002.safetensors'} is whole: make room, and continue with --resume "
+            f"{kept}" if first > 1 else f"{kept} holds no whole checkpoint") in said.err
+
+
+def test_the_library_raises_a_full_disk_with_the_result(tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    full_from(2, monkeypatch)
+    with pytest.raises(CheckpointError, match="No space left") as caught:
+        train(device="host", dataset="synthetic", epochs=5, save=str(tmp_path / "kept"))
+    assert len(caught.value.result.epoch_ms) == 2  # type: ignore[attr-defined]
 
 
 def test_a_checkpoint_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,3 +150,9 @@ def test_what_is_written_beside_a_run_never_ends_it(tmp_path: Path) -> None:
         assert kept.read_text() == "old"
         print("a line", file=log)
     assert kept.read_text() == "a line\n"
+
+
+def test_a_dash_is_no_file() -> None:
+    with pytest.raises(ConfigError, match=r"--json -: name a file; /dev/stdout is"):
+        check_output("--json", "-")
+    check_output("--json", "./-")

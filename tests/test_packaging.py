@@ -66,9 +66,7 @@ def test_the_version_is_one_and_the_command_prints_it() -> None:
     assert rawnn.__version__ in shown.stdout
 
 
-def clone_and_install(tmp_path: Path, hook: str) -> tuple[Path, Path]:
-    """A copy of the project named as the package is, and what its wheel holds, unpacked; `hook` of
-    setuptools.build_meta builds it."""
+def needs_setuptools() -> None:
     # Not importorskip: setuptools cannot be imported once a test has imported distutils.
     try:
         installed_version = int(version("setuptools").split(".")[0])
@@ -76,6 +74,29 @@ def clone_and_install(tmp_path: Path, hook: str) -> tuple[Path, Path]:
         installed_version = 0
     if installed_version < 77:
         pytest.skip("setuptools >= 77 is not installed")
+
+
+def test_a_source_archive_holds_the_tests_whole_and_what_they_read(tmp_path: Path) -> None:
+    needs_setuptools()
+    subprocess.run([sys.executable, "-c", "from setuptools import setup; setup()", "-q", "egg_info",
+                    "--egg-base", str(tmp_path)], cwd=ROOT, check=True, capture_output=True,
+                   timeout=120)
+    (listed,) = tmp_path.glob("*.egg-info/SOURCES.txt")
+    held = {name.removeprefix("./") for name in listed.read_text().splitlines()}
+    for folder in ("rawnn", "tests", "docs", "tools", "examples", "results"):
+        there = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*")
+                 if path.is_file() and not any(part.startswith((".", "__pycache__"))
+                                               for part in path.relative_to(ROOT).parts)}
+        assert there
+        assert there <= held
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml"} <= held
+    assert not [name for name in held if name.endswith((".pyc", ".pyo"))]
+
+
+def clone_and_install(tmp_path: Path, hook: str) -> tuple[Path, Path]:
+    """A copy of the project named as the package is, and what its wheel holds, unpacked; `hook` of
+    setuptools.build_meta builds it."""
+    needs_setuptools()
     clone, built, installed = (tmp_path / name for name in ("rawnn", "built", "installed"))
     for folder in (clone, built, installed):
         folder.mkdir()
@@ -93,8 +114,12 @@ def clone_and_install(tmp_path: Path, hook: str) -> tuple[Path, Path]:
 RUN = """
 import os, runpy, site, sys
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
-sys.path[:] = ["", *(p for p in sys.path if p and not os.path.exists(f"{p}/rawnn"))]
+others = [p for p in sys.path if os.path.exists(f"{p}/rawnn")]  # ours installed, dependencies
+sys.path[:] = ["", *(p for p in sys.path if p and p not in others)]
 site.addsitedir(sys.argv[1])
+sys.path += [p for p in others if p != sys.argv[2]]
+import rawnn
+assert rawnn.__file__.startswith(sys.argv[3]), rawnn.__file__
 sys.argv = ["rawnn", "--device", "host", "--dataset", "synthetic", "--epochs", "1"]
 runpy.run_module("rawnn", run_name="__main__")
 """
@@ -104,8 +129,9 @@ def test_an_editable_install_runs_from_the_folder_that_holds_the_clone(tmp_path:
     clone, installed = clone_and_install(tmp_path, "build_editable")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     for folder in (tmp_path, clone, clone / "rawnn", Path("/")):
-        done = subprocess.run([sys.executable, "-c", RUN, str(installed)], cwd=folder, text=True,
-                              capture_output=True, timeout=120, check=False, env=environment)
+        done = subprocess.run([sys.executable, "-c", RUN, str(installed), str(ROOT), str(clone)],
+                              cwd=folder, text=True, capture_output=True, timeout=120,
+                              check=False, env=environment)
         assert done.returncode == 0, f"{folder}: {done.stderr}"
         assert "test accuracy" in done.stdout
 
@@ -113,7 +139,7 @@ def test_an_editable_install_runs_from_the_folder_that_holds_the_clone(tmp_path:
 INSTALLED = """
 import os, runpy, sys
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
-sys.path[:] = [sys.argv[1], *(p for p in sys.path if p and not os.path.exists(f"{p}/rawnn"))]
+sys.path[:] = [sys.argv[1], *(p for p in sys.path if p)]
 import rawnn
 assert rawnn.__file__.startswith(sys.argv[1]), rawnn.__file__
 sys.argv[:] = ["rawnn", *sys.argv[2:]]
@@ -155,6 +181,25 @@ def test_a_wheel_without_the_repository_trains_and_tests_itself(tmp_path: Path) 
     if importlib.util.find_spec("cuda") and importlib.util.find_spec("nvidia"):
         subprocess.run([sys.executable, "-c", INSTALLED + KERNELS, str(installed)], cwd=elsewhere,
                        check=True, timeout=200, env=environment)
+
+
+def test_a_zip_archive_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "rawnn.zip", "w") as archive:
+        for path in (ROOT / "rawnn").glob("*.py"):
+            archive.write(path, f"rawnn/{path.name}")
+    done = subprocess.run([sys.executable, "-c", "import rawnn"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path / "rawnn.zip")},
+                          cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "zip archive has not: install the wheel with pip" in done.stderr
+
+
+def test_extras_are_named_within_quotes() -> None:
+    """Some shells take the brackets for a pattern."""
+    pages = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+    for path in (*(ROOT / "rawnn").rglob("*.py"), *pages):
+        for line in path.read_text().splitlines():
+            assert not re.search(r"pip install (-\w )?[\w.]+\[", line), f"{path}: {line}"
 
 
 def test_messages_name_only_extras_that_exist() -> None:

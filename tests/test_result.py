@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,3 +132,14 @@ def test_the_environment_has_the_locked_clocks(monkeypatch: pytest.MonkeyPatch) 
 def test_a_result_shows_no_parameters(result: Result) -> None:
     assert "fc1.weight" not in repr(result)
     assert result == replace(result, parameters={})
+
+
+def test_what_a_result_and_its_model_show_is_a_line() -> None:
+    result = run()
+    assert re.fullmatch(r"rawnn\.Result\(12-5-4 on \S.*, host: 4 epochs, test accuracy 0\.\d{4}, "
+                        r"test loss \d\.\d{4}, \d+\.\d{3} ms an epoch\)", repr(result))
+    assert repr(result.model) == "rawnn.Model(12-5-4, relu, cross_entropy, 89 parameters)"
+    ended = replace(result, history=result.history[:1], test_accuracy=math.nan, stopped="as asked")
+    assert ": 1 epoch, test loss " in repr(ended)
+    assert repr(ended).endswith(" ms an epoch, as asked)")
+    assert repr(replace(result, interrupted=True)).endswith(", interrupted)")

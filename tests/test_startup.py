@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import rawnn
 from rawnn.__main__ import takes_the_first_gpu
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.wake import wake
@@ -40,6 +41,27 @@ def test_a_start_is_quick(code: str, also: tuple[str, ...]) -> None:
     seconds, modules = done.stderr.splitlines()[-2:]
     assert modules == "[]"
     assert float(seconds) < SECONDS
+
+
+def test_all_public_names_are_completed_and_exist() -> None:
+    names = set(dir(rawnn))
+    assert {"train", "Kernel", "lab", "sim", "errors", "export"} <= names
+    assert not [name for name in names if not hasattr(rawnn, name)]
+    done = subprocess.run([sys.executable, "-c", "import rawnn; print(rawnn.errors.RawnnError)"],
+                          capture_output=True, text=True, timeout=60, check=True, cwd="/",
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert "RawnnError" in done.stdout
+
+
+def test_a_type_checker_knows_which_names_there_are(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "user.py").write_text("import rawnn\nrawnn.train\nrawnn.trian\n")
+    said, _, _ = api.run(["--follow-imports=skip", "--strict", "--config-file=", "--cache-dir",
+                          str(tmp_path / "cache"), str(ROOT / "rawnn" / "__init__.py"),
+                          str(tmp_path / "user.py")])
+    about_user = [line for line in said.splitlines() if "user.py" in line]
+    assert len(about_user) == 1, said
+    assert "trian" in about_user[0]
 
 
 @pytest.mark.parametrize(("arguments", "environ", "wakes"), [

@@ -35,6 +35,7 @@ from rawnn.bench.figures import (  # noqa: E402
     sweep_figure,
 )
 from rawnn.bench.floors import read_floors  # noqa: E402
+from rawnn.bench.footprint import x_floor  # noqa: E402
 from rawnn.bench.launches import read_launches  # noqa: E402
 from rawnn.bench.peers import summary, workload_table  # noqa: E402
 from rawnn.bench.peers.problem import draws  # noqa: E402
@@ -58,6 +59,7 @@ PICTURED = ("float32 against tf32", "fastest against fastest")
 told otherwise, and whatever is fastest on both sides."""
 NVLINK = scaling_model.Link(2.6e-5, 2.9e11)
 """Of two H200s of one host, from whole sums of wide8192 and wide4096 (docs/scaling.md)."""
+FLOORS_PAGE = "docs/floors.md#x-floor"
 SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
 
 
@@ -118,7 +120,7 @@ def peers_of_workloads() -> str:
 
 
 PEERS_HEADINGS = ("workload", "network", "numbers", "rawnn", "PyTorch", "JAX", "NumPy",
-                  "best peer over rawnn")
+                  "best peer over rawnn", "x floor")
 
 
 def peers_headline() -> str:
@@ -135,9 +137,11 @@ def peers_headline() -> str:
             rows.append([f"`{problem.name}`" if numbers == NUMBERS[0] else "",
                          f"{sizes}, batch {problem.batch}" if numbers == NUMBERS[0] else "",
                          numbers, *(f"{e.time:.1f}" if e else "" for e in each.values()),
-                         f"**{min(theirs) / ours.time:.2f} x**" if ours and theirs else ""])
+                         f"**{min(theirs) / ours.time:.2f} x**" if ours and theirs else "",
+                         x_floor(ours.time if ours else None, contest.footprint(numbers))])
     lines = markdown_table(PEERS_HEADINGS, rows, PEERS_HEADINGS[:3])
-    return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; "
+    return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; the last "
+                      f"column is our time over the [least]({FLOORS_PAGE}) that any could take; "
                       f"{summary.provenance(found)}.", ""])
 
 

@@ -104,7 +104,7 @@ def _rate(op: Op, plan: Plan, floors: FloorsResult) -> tuple[float | None, str]:
     """Operations a microsecond of what an op multiplies by, and which of the GPU's units it is."""
     number = numbers(op, plan)
     fma = floors.value("fma")
-    scalar = op.impl in ("naive", "tiled") or op.kind.startswith("linear_")
+    scalar = op.impl in ("naive", "tiled") or op.kind in ("linear_forward", "linear_update")
     if not products(op, plan) or scalar or (number == "float32" and op.impl
                                             not in ON_TENSOR_CORES):
         return (fma * 1e6 if fma else None), "FMA"

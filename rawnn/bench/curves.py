@@ -60,6 +60,7 @@ class CurvesResult(Measured, frozen=True, kw_only=True):
     steps: dict[str, int]
     curves: list[Curve]
     problems: list[Problem] = msgspec.field(default_factory=list)
+    interrupted: bool = False
 
 
 HEADINGS = ("workload", "system", "numbers", "form", "first loss", "last loss", "tolerance used")
@@ -108,25 +109,46 @@ def read_curves(path: str | os.PathLike[str]) -> CurvesResult:
 def run_curves(problems: Sequence[Problem], rules: Rules, left_out: dict[str, str],
                notify: Callable[[str], None]) -> CurvesResult:
     """Train each problem in every system for two epochs of its steps, and then time it, one program
-    after the other. A system that fails is kept with the reason. Raises DeviceError."""
+    after the other. A system that fails is kept with the reason. Ctrl-C ends it with the problems
+    that all systems have trained, if there are any. Raises DeviceError."""
     with open_device(rules.device, notify) as opened:
         environment = place_of(opened)
+    ready: dict[str, dict[str, Prepared]] = {p.name: {} for p in problems}
+    curves: dict[str, list[Curve]] = {}
+    interrupted = False
+
+    def done(prepared: Prepared) -> None:
+        ready[prepared.problem.name][prepared.system] = prepared
+        notify(f"{prepared.problem.name} in {prepared.system} is done")
+
     with Lanes(rules.systems, len(problems)) as lanes:
-        found = lanes.prepare(
-            problems, lambda problem, system: Prepare(
-                problem, rules.device_of(system), rules.forms(problem, system), rules.patience),
-            lambda problem, system: notify(f"{problem} in {system} is done"))
+        try:
+            found = lanes.prepare(
+                problems, lambda problem, system: Prepare(
+                    problem, rules.device_of(system), rules.forms(problem, system),
+                    rules.patience), done)
+            for p in problems:
+                curves[p.name] = _of(p, found[p.name])
+        except KeyboardInterrupt:
+            interrupted = True
+            for p in problems:  # what all systems have trained has its curves, if not its times
+                if p.name not in curves and len(ready[p.name]) == len(rules.systems):
+                    curves[p.name] = _of(p, [ready[p.name][s] for s in rules.systems], timed=False)
+            if not curves:
+                raise
         environment.libraries.update(lanes.versions)
-        curves = [curve for p in problems for curve in _of(p, found[p.name])]
     return CurvesResult(
-        environment=environment, systems=list(rules.systems), left_out=left_out, curves=curves,
-        steps={p.name: CHECKED_EPOCHS * p.steps for p in problems}, problems=list(problems))
+        environment=environment, systems=list(rules.systems), left_out=left_out,
+        curves=[curve for several in curves.values() for curve in several],
+        steps={p.name: CHECKED_EPOCHS * p.steps for p in problems if p.name in curves},
+        problems=[p for p in problems if p.name in curves], interrupted=interrupted)
 
 
-def _of(problem: Problem, prepared: Sequence[Prepared]) -> list[Curve]:
+def _of(problem: Problem, prepared: Sequence[Prepared], timed: bool = True) -> list[Curve]:
     right = reference([(p.system, m) for p in prepared for m in p.made])
     found = [Curve(workload=problem.name, system=p.system, numbers=m.numbers, form=m.form,
-                   losses=m.losses, reason=m.reason, us=_timed(problem, p, index, m),
+                   losses=m.losses, reason=m.reason,
+                   us=_timed(problem, p, index, m) if timed else [],
                    error=None if right is None or m.reason else _finite(share(right, problem, m)))
              for p in prepared for index, m in enumerate(p.made)]
     return found + [Curve(workload=problem.name, system=p.system, numbers="", form="", losses=[],

@@ -6,10 +6,11 @@ turn warms up until it is steady (rawnn.bench.peers.worker).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from statistics import median
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from rawnn.run.machine import Opened
 from rawnn.run.result import Environment
 
 ROUNDS = 5
+SCHEMA_VERSION = 1
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,15 +54,16 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 class Duel(Measured, frozen=True, kw_only=True):
     """Sets on the network of `config`, whose own toggles play no part; the first is what the others
-    are compared with."""
+    are compared with. `interrupted` says that Ctrl-C ended it ahead of its last turn."""
 
     config: Config
     environment: Environment
     dataset: str
     rounds: int
     sides: list[Side]
-    kind: str = "duel"
-    schema_version: int = 1
+    kind: Literal["duel"] = "duel"
+    schema_version: int = SCHEMA_VERSION
+    interrupted: bool = False
 
     def verdict(self, side: Side) -> str:
         """A sentence on a set beside the first."""
@@ -75,10 +78,14 @@ class Duel(Measured, frozen=True, kw_only=True):
         return f"{side.opt} is {times:.3f} times {word} than {first.opt} ({interval})"
 
 
+DUELS: Mapping[str, tuple[type[Duel], int]] = {"duel": (Duel, SCHEMA_VERSION)}
+
+
 def duel(config: Config, opts: Sequence[str], data: Dataset, opened: Opened, rounds: int = ROUNDS,
          on_turn: Callable[[int, str], None] = lambda number, opt: None) -> Duel:
     """Time each set `rounds` times in turns, all on one opened device. Raises ConfigError for fewer
-    than two sets, and whatever a set's session raises."""
+    than two sets, and whatever a set's session raises. Ctrl-C ends it with what was measured, once
+    each set has had a turn."""
     if len(set(opts)) < 2:
         raise ConfigError("give at least two different sets of toggles: --opt A --opt B")
     watch = Watch.of(opened)
@@ -95,14 +102,20 @@ def duel(config: Config, opts: Sequence[str], data: Dataset, opened: Opened, rou
         samples: list[list[float]] = [[] for _ in programs]
         seen: list[list[Conditions]] = [[] for _ in programs]
         steady = [True] * len(programs)
-        for number in range(rounds):
-            for index, program in enumerate(programs):
-                with watch.during() as conditions:
-                    found = timed(program)
-                samples[index] += found.milliseconds
-                steady[index] &= found.steady
-                seen[index] += [conditions.conditions] if conditions.conditions else []
-                on_turn(number, program.session.config.opt)
+        interrupted = False
+        try:
+            for number in range(rounds):
+                for index, program in enumerate(programs):
+                    with watch.during() as conditions:
+                        found = timed(program)
+                    samples[index] += found.milliseconds
+                    steady[index] &= found.steady
+                    seen[index] += [conditions.conditions] if conditions.conditions else []
+                    on_turn(number, program.session.config.opt)
+        except KeyboardInterrupt:
+            if not all(samples):
+                raise
+            interrupted = True
         sides = [Side(
             opt=p.session.config.opt, notes=list(p.session.selection.notes),
             toggles=[n if v is None else f"{n}={v}" for n, v in p.session.selection.values.items()],
@@ -114,4 +127,4 @@ def duel(config: Config, opts: Sequence[str], data: Dataset, opened: Opened, rou
             with suppress(RawnnError, KeyError):
                 environment.libraries.update(program.session.runner.describe()["libraries"])
     return Duel(config=config, environment=environment, dataset=data.name, rounds=rounds,
-                sides=sides)
+                sides=sides, interrupted=interrupted)

@@ -29,6 +29,7 @@ SCHEMA_VERSION = 1
 HEADINGS = ("launch", "median us", "min-max", "95 % interval", "n", "beside", "how")
 BESIDE = "cuda.bindings, packed"
 """What others are compared with: the driver's call by itself, its arguments packed beforehand."""
+OURS = ("rawnn", "rawnn, others", "rawnn, bound")
 MOST = 400
 """Launches of a sample at most: a stream takes some 1,000 before the host has to wait for it."""
 
@@ -161,9 +162,8 @@ def _own(kernel: Kernel) -> Sequence[tuple[str, Way]]:
     """Our launches: with the same arguments again, with others each time, and bound."""
     made = []
     once = f"kernel[1, {N}](y, x, 2.0, {N})"
-    for name, statement, count in (("rawnn", once, 1),
-                                   ("rawnn, others", f"{once}; kernel[1, {N}](y, z, 2.0, {N})", 2),
-                                   ("rawnn, bound", "run()", 1)):
+    statements = ((once, 1), (f"{once}; kernel[1, {N}](y, z, 2.0, {N})", 2), ("run()", 1))
+    for name, (statement, count) in zip(OURS, statements, strict=True):
         y, x, z = (array(np.full(N, value, np.float32), device=kernel.device)
                    for value in (0, 1, 1))
         names = {"kernel": kernel, "y": y, "x": x, "z": z,

@@ -11,14 +11,19 @@ that allows for longer chains of sums. To both comes a floor of some units of th
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.bench.specification import EPOCHS, Limits, Specification, draw
+from rawnn.common.files import write_atomically
 from rawnn.data import Dataset
 from rawnn.device.cuda.errors import CallFailed
 from rawnn.errors import OutOfMemory, RawnnError
@@ -71,6 +76,24 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         share = f"{self.used:.2f}" if self.verdict in ("right", "wrong") else ""
         line = f"{self.seed:>6}  {self.verdict:<6}  {time:>18}  {share:>5}  {self.specification}"
         return f"{line}\n        {self.reason}" if self.reason else line
+
+
+class Outcomes(list[Outcome]):
+    """What came of several runs, which its file keeps as a list."""
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write it atomically. Raises RawnnError where the file cannot be written."""
+        text = msgspec.json.encode(list(self))
+        write_atomically(path, msgspec.json.format(text) + b"\n")
+
+
+def read_outcomes(path: str | os.PathLike[str]) -> Outcomes | None:
+    """Read what `Outcomes.write_json` wrote; None for a file that is none of those."""
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        kept = msgspec.json.decode(Path(path).read_bytes(), type=list[dict[str, Any]])
+        return Outcomes(msgspec.convert({**each, "us": math.nan if each.get("us") is None
+                                         else each["us"]}, Outcome) for each in kept)
+    return None
 
 
 @dataclass(frozen=True)

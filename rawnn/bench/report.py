@@ -99,7 +99,7 @@ def write_report(files: Sequence[str], path: str | os.PathLike[str],
         import jinja2
     except ImportError as error:
         raise MissingLibrary(f"a report needs Jinja2, which cannot be imported ({error}): pip "
-                             f"install rawnn[report]") from None
+                             f"install 'rawnn[report]'") from None
     sections: list[tuple[int, Section]] = []
     for file in files:
         kind = _kind(file)
@@ -137,7 +137,7 @@ def _told_apart(sections: Sequence[Section]) -> list[Section]:
     """Sections of one kind have anchors of their own, and titles that name their files."""
     made: list[Section] = []
     for s in sections:
-        same = sum(m.anchor.split("-")[0] == s.anchor for m in made)
+        same = sum(other.anchor == s.anchor for other in sections[:len(made)])
         several = sum(other.title == s.title for other in sections) > 1
         made.append(replace(s, anchor=f"{s.anchor}-{same + 1}" if same else s.anchor,
                             title=f"{s.title}: {s.file}" if several else s.title))

@@ -29,7 +29,7 @@ from rawnn.run.result import Environment, environment
 SCHEMA_VERSION = 1
 PEER_SECONDS = 300.0
 """What a run of a peer may take, which no message ends where its ranks wait for each other for
-ever. On two H200s one of wide8192 takes some 20 s, most of which it gets ready."""
+ever."""
 SYSTEMS = {"rawnn": "rawnn", "torch": "PyTorch DDP"}
 HEADINGS = ("workload", "system", "scaling", "ranks", "batch", "us a step", "min-max", "speed-up",
             "efficiency", "note")
@@ -161,9 +161,15 @@ def measure(wanted: Sequence[Point], opt: str | None, epochs: int, repeats: int,
     found = list(wanted)
     place = environment(device, None, {})
     devices: list[dict[str, str]] = []
+
+    def result(points: Sequence[Point]) -> ScalingResult:
+        return ScalingResult(environment=place, opt=opt or "each workload's own toggles",
+                             epochs=epochs, repeats=repeats, points=list(points), devices=devices)
+
     for repeat in range(repeats):
         for i, point in enumerate(found):
             if point.reason:
+                yield result(found)
                 continue
             options = {**workload(point.workload), "batch": point.batch, "epochs": epochs,
                        "seed": repeat, "device": device, "dataset": dataset,
@@ -179,22 +185,23 @@ def measure(wanted: Sequence[Point], opt: str | None, epochs: int, repeats: int,
                 devices = max(devices, answer.ranks, key=len)
                 place = replace(place, libraries={**place.libraries, **answer.libraries},
                                 gpu=answer.gpu or place.gpu)
-            yield ScalingResult(environment=place, opt=opt or "each workload's own toggles",
-                                epochs=epochs, repeats=repeats, points=list(found),
-                                devices=devices)
+            yield result(found)
 
 
 def once(system: str, options: dict[str, Any], ranks: int,
          say: Callable[[str], None]) -> Answer | str:
     """One run of as many ranks; why there is no answer where there is none. A peer that has
-    answered has, however its ranks end."""
+    answered has, however its ranks end. Raises KeyboardInterrupt where a signal asks to end."""
     Config(**options)
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_bytes(msgspec.json.encode(Request(options, str(answer),
                                                         options["dataset"] == "synthetic")))
+        heard: list[int] = []
         status = run([sys.executable, "-m", "rawnn.bench.ranked", system, str(request)], ranks, say,
-                     math.inf if system == "rawnn" else PEER_SECONDS)
+                     math.inf if system == "rawnn" else PEER_SECONDS, heard.append)
+        if heard:
+            raise KeyboardInterrupt
         if not answer.exists() and status == TIMED_OUT:
             return f"not ended after {PEER_SECONDS:g} s"
         if not answer.exists() or (status and system == "rawnn"):

@@ -134,8 +134,8 @@ class SetsResult(Measured, frozen=True, kw_only=True):
 
     def provenance(self) -> str:
         """Where, when and how it was measured."""
-        runs = runs_text({len(m.accuracies) for m in self.measurements} - {0})
-        several = runs.startswith("medians")
+        counts = {len(m.accuracies) for m in self.measurements} - {0}
+        runs, several = runs_text(counts), max(counts, default=0) > 1
         slow = "".join(f"; {m.workload} {m.opt} {why}" for m in self.measurements
                        if (why := slowed(m.conditions)))
         if several:

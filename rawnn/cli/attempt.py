@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from rawnn.bench.duel import ROUNDS, duel
-from rawnn.cli.compare import show
+from rawnn.cli.compare import show_duel
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import PATH, TOGGLES, config_options, make_config, run_option, toggle_names
 from rawnn.cli.screen import say, sentences, table_console
@@ -86,7 +86,7 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
         kept = attempt.curves(config, beside, opt, data, opened)
         found = duel(config, [beside, opt], data, opened, rounds,
                      lambda number, each: say(f"turn {number + 1} of {rounds}: {each}"))
-        show(found)
+        show_duel(found)
         console.print(str(kept), markup=False)
         if not kept.stayed:
             raise RawnnError(f"{own.word} trains another model than rawnn's own kernels")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from rawnn.bench.accuracy import (
     SEEDS,
@@ -20,6 +19,7 @@ from rawnn.bench.accuracy import (
     keep_oracle,
 )
 from rawnn.bench.curves import CURVES, CurvesResult
+from rawnn.bench.duel import DUELS, Duel
 from rawnn.bench.floors import FLOORS, FloorsResult
 from rawnn.bench.ladder import Progress, check_rungs, run_ladder
 from rawnn.bench.launches import LAUNCHES, LaunchesResult
@@ -32,8 +32,10 @@ from rawnn.bench.scaling import SCALINGS, ScalingResult
 from rawnn.bench.sets import SETS
 from rawnn.bench.suites import read_suites
 from rawnn.bench.table import markdown, provenance, remarks, terminal_table
+from rawnn.cli.compare import show_duel
 from rawnn.cli.differences import compare
 from rawnn.cli.floors import floors, show_floors
+from rawnn.cli.kept import Kept
 from rawnn.cli.launches import launches, show_launches
 from rawnn.cli.options import make_config
 from rawnn.cli.peers import (
@@ -128,23 +130,23 @@ def ladder(bench_file: str | None, repeats: int | None, budget: float | None, ru
     data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
     config, _ = settled(config, data)
     reference = _reference(oracle, oracle_file or default_path(), config, data)
+    kept = Kept(json_file)
     with Screen("ladder", repeats) as screen:
 
         def advance(progress: Progress) -> None:
-            if json_file:
-                progress.result.write_json(json_file)
+            kept.write(progress.result)
             screen.advance(progress.done, progress.total, progress.rung)
 
         result = run_ladder(config, repeats, names, advance, notify=say, data=data,
                             oracle=reference, base=suite.base, budget=budget or inf)
-    if json_file:
-        result.write_json(json_file)
+    kept.write(result)
     _show(result)
     if result.interrupted and not any(rung.runs for rung in result.rungs):
         raise click.Abort()
     _export(result, markdown_file, plot_file)
     if result.interrupted:
         raise click.Abort()
+    kept.check()
     failed = [rung.name for rung in result.rungs if rung.status == "failed"]
     if failed:
         raise RawnnError(f"{len(failed)} of {len(result.rungs)} rungs failed ({', '.join(failed)});"
@@ -201,12 +203,12 @@ def random(count: int | None, seeds: tuple[int, ...], work: float | None, beside
         if value:
             raise ConfigError(f"{option} goes with --peers only")
     count, seed = count or 30, seeds[0] if seeds else 0
-    from rawnn.bench.random import HEADER, Outcome, run_random
+    from rawnn.bench.random import HEADER, Outcomes, run_random
     from rawnn.bench.specification import SMALL, Limits
 
     check_output("--json", json_file)
     opened = open_device(Config(device=device).device, say)
-    found: list[Outcome] = []
+    found, kept = Outcomes(), Kept(json_file)
     try:
         limits = SMALL if device == "sim" else Limits()
         limits = replace(limits, work=work or limits.work)
@@ -216,11 +218,11 @@ def random(count: int | None, seeds: tuple[int, ...], work: float | None, beside
                 with screen.aside():
                     click.echo(str(outcome))
                 found.append(outcome)
+                kept.write(found)
                 screen.advance(len(found), count, f"seed {outcome.seed}")
     finally:
         opened.close()
-        if json_file:
-            write_atomically(json_file, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    kept.check()
     wrong = [str(outcome.seed) for outcome in found if outcome.verdict in ("wrong", "failed")]
     if len(found) < count:
         click.echo(f"the device cannot be used any more: {count - len(found)} runs are left")
@@ -247,7 +249,8 @@ bench.add_command(everything)
 
 SHOWN: Mapping[type[Measured], Callable[[Any, str | None], None]] = {
     FloorsResult: show_floors, LaunchesResult: show_launches, ScalingResult: show_scaling,
-    PhasesResult: show_phases, ContestsResult: show_contests, CurvesResult: show_curves}
+    PhasesResult: show_phases, ContestsResult: show_contests, CurvesResult: show_curves,
+    Duel: show_duel}
 """What prints a result that says all by itself, and writes it as Markdown."""
 
 
@@ -258,10 +261,17 @@ SHOWN: Mapping[type[Measured], Callable[[Any, str | None], None]] = {
 @bench_option
 def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
          ) -> None:
-    """Print the table of what --json kept of any of the suites."""
+    """Print the table of what --json kept of any of the suites, or of `rawnn compare`."""
+    from rawnn.bench.random import HEADER, read_outcomes
+
+    if (outcomes := read_outcomes(file)) is not None:
+        if markdown_file or plot_file:
+            raise ConfigError(f"{file} holds random runs, which are shown as text alone")
+        click.echo("\n".join([HEADER, *map(str, outcomes)]))
+        return
     result: Any = read_measured(
         file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS, **PHASES, **CONTESTS,
-               **CURVES})
+               **CURVES, **DUELS})
     if isinstance(result, LadderResult):
         _show(result)
         _export(result, markdown_file, plot_file)

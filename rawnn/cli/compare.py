@@ -9,6 +9,7 @@ import click
 from rawnn.bench.columns import TRAFFIC
 from rawnn.bench.duel import ROUNDS, Duel, duel
 from rawnn.bench.footprint import traffic, x_floor
+from rawnn.cli.ending import as_by_ctrl_c
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import (
     OUTPUT,
@@ -23,6 +24,7 @@ from rawnn.cli.screen import say, table_console
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output
 from rawnn.data.source import fitted
+from rawnn.errors import ConfigError
 from rawnn.run.machine import open_device
 
 HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", *TRAFFIC, "loss of epoch 1")
@@ -43,6 +45,12 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     `--opt A --opt B`: the others are compared with the first. A difference that noise explains is
     said to be none.
     """
+    with as_by_ctrl_c():
+        _compare(json_file, rounds, config_file, options)
+
+
+def _compare(json_file: str | None, rounds: int, config_file: str | None,
+             options: dict[str, Any]) -> None:
     check_output("--json", json_file)
     opts = options.pop("opt")
     config, data = fitted(make_config(config_file, options), say)
@@ -50,12 +58,19 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     with opened:
         found = duel(config, opts, data, opened, rounds,
                      lambda number, opt: say(f"turn {number + 1} of {rounds}: {opt}"))
-    if json_file:
-        found.write_json(json_file)
-    show(found)
+    try:
+        if json_file:
+            found.write_json(json_file)
+    finally:
+        show_duel(found)
+    if found.interrupted:
+        raise click.Abort
 
 
-def show(found: Duel) -> None:
+def show_duel(found: Duel, markdown_file: str | None = None) -> None:
+    """Print the table and the verdicts, as they were printed when they were measured."""
+    if markdown_file:
+        raise ConfigError("a comparison of `rawnn compare` is not written as Markdown")
     console = table_console()
     first = found.sides[0].us.median
     print_table(HEADINGS, [

@@ -11,7 +11,7 @@ import msgspec
 from rawnn.bench.compare import EFFECT, LEVEL, MEANING, Comparison, Pair
 from rawnn.bench.compare import compare as compared
 from rawnn.bench.series import read_series
-from rawnn.cli.screen import sentences, table_console
+from rawnn.cli.screen import sentences, table_console, working
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
 from rawnn.common.words import counted
@@ -38,7 +38,8 @@ def compare(a: str, b: str, effect: float, level: float, everything: bool,
     that counts, or could not be run any more. The peers' are compared apart.
     """
     check_output("--json", json_file)
-    found = compared(read_series(a), read_series(b), effect, level)
+    with working("comparing"):
+        found = compared(read_series(a), read_series(b), effect, level)
     if json_file:
         write_atomically(json_file, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     _show(found, everything)

@@ -47,9 +47,11 @@ def floors(samples: int | None, bench_file: str | None, device: str, json_file: 
             screen.advance(done, total, floor.what)
 
         result = measure(opened, effort, advance)
-    if json_file:
-        result.write_json(json_file)
-    show_floors(result, markdown_file)
+    try:
+        if json_file:
+            result.write_json(json_file)
+    finally:
+        show_floors(result, markdown_file)
     if result.interrupted:
         raise click.Abort
     if not any(floor.value for floor in result.floors):

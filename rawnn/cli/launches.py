@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rawnn.bench.launches import HEADINGS, MOST, LaunchesResult, measure
+from rawnn.bench.launches import HEADINGS, MOST, OURS, LaunchesResult, measure
 from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say
@@ -38,10 +38,12 @@ def launches(samples: int | None, count: int | None, bench_file: str | None, dev
     with opened, Screen("launches", 1) as screen:
         result = measure(opened, samples or suite.samples, count or suite.launches,
                          lambda done, total: screen.advance(done, total, f"sample {done}"))
-    if json_file:
-        result.write_json(json_file)
-    show_launches(result, markdown_file)
-    if failed := [way for way in result.ways if way.name.startswith("rawnn") and way.reason]:
+    try:
+        if json_file:
+            result.write_json(json_file)
+    finally:
+        show_launches(result, markdown_file)
+    if failed := [way for way in result.ways if way.name in OURS and way.reason]:
         raise RawnnError(f"{failed[0].name}: {failed[0].reason}")
 
 

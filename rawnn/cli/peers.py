@@ -33,6 +33,7 @@ from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import markdown as workload_markdown
 from rawnn.bench.peers.workload_table import remarks, table_rows
 from rawnn.bench.suites import read_suites
+from rawnn.cli.kept import Kept
 from rawnn.cli.screen import say
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
@@ -75,7 +76,9 @@ def random_contests(count: int | None, seeds: tuple[int, ...], device: str, peer
     systems, absent = chosen(peers, suite.systems)
     rules = Rules(systems, device, drawn_forms(asked))
     arranged = Arrangement("random-peers", asked, rules, absent, earlier, part=part)
-    _say_draws(hold(arranged, budget, json_file, markdown_file), markdown_file)
+    kept = Kept(json_file)
+    result = hold(arranged, budget, kept, json_file, markdown_file)
+    _say_draws(result, markdown_file, kept)
 
 
 def show_contests(result: ContestsResult, markdown_file: str | None) -> None:
@@ -93,10 +96,10 @@ def show_workloads(result: ContestsResult, markdown_file: str | None) -> None:
         write_atomically(markdown_file, workload_markdown(result).encode())
 
 
-def _say_draws(result: ContestsResult, markdown_file: str | None) -> None:
+def _say_draws(result: ContestsResult, markdown_file: str | None, kept: Kept) -> None:
     """The summary of drawn networks, and whether they went well."""
     _show_draws(result, markdown_file)
-    finish(result)
+    finish(result, kept)
 
 
 def _show_draws(result: ContestsResult, markdown_file: str | None) -> None:
@@ -127,7 +130,7 @@ def merge(files: tuple[str, ...], json_file: str, markdown_file: str | None) -> 
         raise RawnnError(f"these are files of {result.kind}: those of bench random --peers are "
                          f"merged")
     result.write_json(json_file)
-    _say_draws(result, markdown_file)
+    _say_draws(result, markdown_file, Kept(None))
 
 
 @click.command()
@@ -163,9 +166,10 @@ def peers(names: tuple[str, ...], peers: tuple[str, ...], bench_file: str | None
     asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
     rules = Rules(systems, device_of(device), workload_forms)
     arranged = Arrangement("peers", asked, rules, absent, earlier)
-    result = hold(arranged, budget, json_file, markdown_file)
+    kept = Kept(json_file)
+    result = hold(arranged, budget, kept, json_file, markdown_file)
     show_workloads(result, markdown_file)
-    finish(result)
+    finish(result, kept)
 
 
 def device_of(device: str) -> str:
@@ -178,7 +182,7 @@ def device_of(device: str) -> str:
     return name
 
 
-def hold(arranged: Arrangement, budget: float | None, json_file: str | None,
+def hold(arranged: Arrangement, budget: float | None, kept: Kept, json_file: str | None,
          markdown_file: str | None,
          line: Callable[[Contest], str] = network_line) -> ContestsResult:
     """Hold the contests of an arrangement, and say each as soon as it is over."""
@@ -189,22 +193,22 @@ def hold(arranged: Arrangement, budget: float | None, json_file: str | None,
 
     def over(contest: Contest) -> None:
         click.echo(line(contest))
-        if json_file:
-            arranged.result().write_json(json_file)
+        kept.write(arranged.result())
 
     result = arranged.hold(budget or float("inf"), over, say)
-    if json_file:
-        result.write_json(json_file)
+    kept.write(result)
     return result
 
 
-def finish(result: ContestsResult) -> None:
-    """Say where it was measured. Raises RawnnError where ours failed or was wrong."""
+def finish(result: ContestsResult, kept: Kept) -> None:
+    """Say where it was measured. Raises RawnnError where its file could not be written, and where
+    ours failed or was wrong."""
     click.echo(provenance(result))
     if result.environment.device == "sim":
         click.echo("the GPU is SIMULATED: the times say nothing about a real one")
-    if result.ended.startswith("interrupted"):
+    if result.interrupted:
         raise click.Abort
+    kept.check()
     bad = [c.problem.name for c in result.contests
            if any(e.system == OURS and e.status != "measured" for e in c.entries)]
     if bad:

@@ -46,9 +46,11 @@ def phases(layers: str, batch: int, loss: Loss, optimizer: Rule, steps: int, opt
                       optimizer=optimizer, lr=LEARNING_RATES[optimizer], steps=steps)
     with open_device(device, say) as opened:
         result = measure(opened, problem, opt, say)
-    if json_file:
-        result.write_json(json_file)
-    show_phases(result, markdown_file)
+    try:
+        if json_file:
+            result.write_json(json_file)
+    finally:
+        show_phases(result, markdown_file)
 
 
 def show_phases(result: PhasesResult, markdown_file: str | None = None) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import click
+import msgspec
 
+from rawnn.bench.peers.process import missing
 from rawnn.bench.scaling import HEADINGS, ScalingResult, alone, measure, points
+from rawnn.cli.kept import Kept
 from rawnn.cli.screen import Screen, say
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
-from rawnn.errors import RawnnError
+from rawnn.errors import ConfigError, DeviceError, RawnnError
 from rawnn.run.config import check_device
+from rawnn.run.machine import open_gpu
 
 
 @click.command()
@@ -48,20 +52,43 @@ def scaling(ranks: int, names: tuple[str, ...], batch: int, opt: str | None,
     check_device(device)
     wanted = points(names or ("mlp4", "wide1024", "wide4096", "wide8192"),
                     ("rawnn", *dict.fromkeys(peers)), batch, ranks)
+    _check_place(device, peers)
     result: ScalingResult | None = None
-    total = len(wanted) * repeats
+    kept, total = Kept(json_file), len(wanted) * repeats
+    interrupted = False
     with Screen("scaling", total) as screen:
-        for done, result in enumerate(measure(wanted, opt, epochs, repeats, device, dataset, say),
-                                      1):
-            if json_file:
-                result.write_json(json_file)
-            last = wanted[(done - 1) % len(wanted)]
-            screen.advance(done, total, f"{last.workload}, {last.system}, {last.ranks} ranks")
-    assert result is not None  # there is at least one point
+        try:
+            for done, result in enumerate(
+                    measure(wanted, opt, epochs, repeats, device, dataset, say), 1):
+                kept.write(result)
+                last = wanted[(done - 1) % len(wanted)]
+                screen.advance(done, total, f"{last.workload}, {last.system}, {last.ranks} ranks")
+        except KeyboardInterrupt:
+            interrupted = True
+    if result is None:
+        raise click.Abort
+    if interrupted:
+        result = msgspec.structs.replace(result, interrupted=True)
+        kept.write(result)
     show_scaling(result, markdown_file)
+    if interrupted:
+        raise click.Abort
+    kept.check()
     if failed := [p for p in result.points if p.reason]:
         raise RawnnError(f"{len(failed)} of {len(wanted)} measurements failed; what they said "
                          f"stands above")
+
+
+def _check_place(device: str, peers: tuple[str, ...]) -> None:
+    """Find out ahead of all runs what each of them would fail for. Raises ConfigError."""
+    for reason in filter(None, map(missing, peers)):
+        raise ConfigError(f"--peer: {reason}")
+    if device != "host":
+        try:
+            open_gpu(0, say).close()
+        except DeviceError as error:
+            raise ConfigError(f"ranks run on a GPU each: {error}; --device host measures them on "
+                              f"the host") from None
 
 
 def show_scaling(result: ScalingResult, markdown_file: str | None) -> None:

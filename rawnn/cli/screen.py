@@ -166,13 +166,13 @@ class Screen:
         self._heart = Heartbeat(self._tell)
 
     def __enter__(self) -> Screen:
-        self._bar.start()
+        self._show()
         self._heart.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._heart.__exit__()
-        self._bar.stop()
+        self._hide()
 
     def advance(self, done: int, total: int, last: str) -> None:
         """`done` of `total` runs are done; the last was called `last`."""
@@ -189,11 +189,19 @@ class Screen:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Take the bar away while something else is printed, to the same terminal perhaps."""
-        self._bar.stop()
+        self._hide()
         try:
             yield
         finally:
+            self._show()
+
+    def _show(self) -> None:
+        if not self._bar.disable:
             self._bar.start()
+
+    def _hide(self) -> None:
+        if not self._bar.disable:  # rich before 14.3 ends a bar that was never shown by a line
+            self._bar.stop()
 
     def _tell(self) -> None:
         if self._bar.disable:

@@ -24,6 +24,7 @@ from rawnn.bench.sets import (
 from rawnn.bench.suites import TogglesSuite, read_suites
 from rawnn.bench.workloads import workload_sets
 from rawnn.bench.worth import comparison_sets, markdown, terminal_table, toggles_named
+from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.common.files import check_output, write_atomically
@@ -70,12 +71,13 @@ def workloads(names: tuple[str, ...], opts: tuple[str, ...], markdown_file: str 
               **options: Any) -> None:
     """Measure the built-in workloads: time a step, accuracy and device memory."""
     suite = read_suites(bench_file).workloads
+    kept = Kept(options["json_file"] or options["resume"])
     result = _measured("workloads", workload_sets(names or suite.names, opts, suite),
-                       markdown_file, repeats=repeats or suite.repeats,
+                       markdown_file, kept, repeats=repeats or suite.repeats,
                        epochs=epochs or suite.epochs, **options)
     click.echo(result.provenance())
     _keep(result.markdown(), markdown_file)
-    _finish(result)
+    _finish(result, kept)
 
 
 @click.command()
@@ -89,11 +91,12 @@ def toggles(names: tuple[str, ...], markdown_file: str | None, bench_file: str |
     """
     suite = read_suites(bench_file).toggles
     chosen = toggles_named(names, suite)
-    result = _measured("toggles", comparison_sets(chosen, suite), markdown_file,
+    kept = Kept(options["json_file"] or options["resume"])
+    result = _measured("toggles", comparison_sets(chosen, suite), markdown_file, kept,
                        repeats=repeats or suite.repeats, epochs=epochs or suite.epochs, **options)
     click.echo()
     _compare(result, chosen, markdown_file, suite)
-    _finish(result)
+    _finish(result, kept)
 
 
 def show_sets(result: SetsResult, markdown_file: str | None, bench_file: str | None = None
@@ -177,21 +180,21 @@ class _Rows:
                                      initial_indent="    ", subsequent_indent="    "))
 
 
-def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None, *, repeats: int,
-              epochs: int | Mapping[str, int], dataset: str, device: str,
+def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None, kept: Kept, *,
+              repeats: int, epochs: int | Mapping[str, int], dataset: str, device: str,
               json_file: str | None, budget: float | None, resume: str | None) -> SetsResult:
     json_file = json_file or resume
     earlier = earlier_sets(resume)
     check_output("--json", json_file)
     check_output("--markdown", markdown_file)
-    rows = _Rows(sets)
+    rows, shown = _Rows(sets), set[tuple[str, str]]()
     with Screen(kind, repeats) as screen:
 
         def advance(progress: Progress) -> None:
             measured = progress.measurement
-            if json_file:
-                progress.result.write_json(json_file)
+            kept.write(progress.result)
             if progress.complete:
+                shown.add((measured.workload, measured.opt))
                 with screen.aside():
                     rows.add(measured)
             screen.advance(progress.done, progress.total, f"{measured.workload} {measured.opt}")
@@ -199,8 +202,11 @@ def _measured(kind: Kind, sets: Sequence[WorkloadSet], markdown_file: str | None
         result = run_sets(kind, sets, repeats, epochs, device, dataset, notify=say,
                           on_progress=advance, stand_in=True, budget=budget or math.inf,
                           earlier=earlier)
-    if json_file:
-        result.write_json(json_file)
+    kept.write(result)
+    if result.interrupted:  # what has some of its runs is no less true
+        for measured in result.measurements:
+            if measured.times_ms and (measured.workload, measured.opt) not in shown:
+                rows.add(measured)
     return result
 
 
@@ -214,8 +220,9 @@ def _keep(text: str, markdown_file: str | None) -> None:
         write_atomically(markdown_file, text.encode())
 
 
-def _finish(result: SetsResult) -> None:
+def _finish(result: SetsResult, kept: Kept) -> None:
     if result.interrupted:
         raise click.Abort
+    kept.check()
     if not any(m.accuracies for m in result.measurements):
         raise RawnnError("none of it can run here; the reasons stand above")

@@ -25,6 +25,8 @@ from rawnn.bench.peers.records import read_contests
 from rawnn.bench.peers.summary import network_line
 from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.bench.suites import read_suites
+from rawnn.cli.ending import as_by_ctrl_c
+from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option, device_of, finish, hold, show_workloads
 from rawnn.cli.screen import say
 from rawnn.cli.sets import earlier_sets
@@ -64,10 +66,10 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
     if opened.device is None:
         raise ConfigError(f"an ablation means something on a GPU only: {opened.machine.gpu}")
     toggles = [t for suite in suites for t in ablated(suite, opened.machine)]
+    kept = Kept(json_file)
 
     def heard(progress: Progress) -> None:
-        if json_file:
-            progress.result.write_json(json_file)
+        kept.write(progress.result)
         say(f"{progress.done} of {progress.total}: {progress.measurement.workload} "
             f"{progress.measurement.opt}")
 
@@ -79,11 +81,11 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
             "ablation", ablation_sets(toggles), repeats or max(runs), epochs, device, dataset,
             notify=say, on_progress=heard, opened=opened, budget=budget or math.inf,
             earlier=earlier)
-    if json_file:
-        result.write_json(json_file)
+    kept.write(result)
     show_ablation(result, markdown_file)
     if result.interrupted:
         raise click.Abort
+    kept.check()
 
 
 def show_ablation(result: SetsResult, markdown_file: str | None) -> None:
@@ -128,10 +130,11 @@ def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...]
     earlier = read_contests(resume) if resume and Path(resume).exists() else None
     asked = [p for s in suites for p in swept(s)]
     rules = Rules(systems, device_of(device), swept_forms(suites))
-    result = hold(Arrangement("sweep", asked, rules, absent, earlier), budget, json_file,
+    kept = Kept(json_file)
+    result = hold(Arrangement("sweep", asked, rules, absent, earlier), budget, kept, json_file,
                   markdown_file, network_line)
     show_workloads(result, markdown_file)
-    finish(result)
+    finish(result, kept)
 
 
 @click.command()
@@ -162,10 +165,15 @@ def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...
         say(f"{reason}; it is left out")
     half = -(-(steps or suite.steps) // 2)
     asked = of_workloads(names or suite.names, dataset, half)
-    result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
-    if json_file:
-        result.write_json(json_file)
-    show_curves(result, markdown_file)
+    with as_by_ctrl_c():
+        result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
+        try:
+            if json_file:
+                result.write_json(json_file)
+        finally:
+            show_curves(result, markdown_file)
+        if result.interrupted:
+            raise click.Abort
     wrong = [c for c in result.curves if c.reason or (c.error is not None and c.error > 1)]
     if wrong:
         raise RawnnError(f"{len(wrong)} of {len(result.curves)} curves failed or are not those of "

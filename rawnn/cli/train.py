@@ -6,7 +6,7 @@ import errno
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from rawnn.cli.grouped import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.common.files import SideOutput, TextSink, check_output
+from rawnn.errors import RawnnError
 from rawnn.run.checkpoint import listed
 from rawnn.run.machine import since_import
 from rawnn.run.parallel import join
@@ -60,7 +61,7 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
     mute = team is not None and team.rank > 0
     if mute:
         quiet, json_file, log_file = True, None, None
-    screen = _Screen(quiet, config.epochs, mute)
+    screen = _Screen(quiet, config.epochs, mute, bool(json_file or config.save))
     with ExitStack() as closing:
         log: TextSink | None = None
         if log_file is not None:
@@ -74,24 +75,42 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
     try:
         if json_file:
             result.write_json(json_file)
+    except RawnnError as error:
+        if session.unsaved is None:
+            raise
+        screen.notify(str(error))
     finally:
         if quiet and result.interrupted:
             screen.notify(f"interrupted {_interruption(result)}")
         elif not quiet:
             with _terminal():
-                _summary(screen.console, result)
+                screen.end(result)
+    if isinstance(screen.lost, BrokenPipeError):
+        click.get_current_context().exit(141)
+    if screen.lost is not None:
+        raise screen.lost
+    if session.unsaved is not None:
+        raise session.unsaved
     if result.interrupted:
         click.get_current_context().exit(128 + session.signal)
 
 
 class _Screen(Listener):
-    """Rows of the table as reports come in; a progress bar below them on a terminal."""
+    """Rows of the table as reports come in; a progress bar below them on a terminal.
+
+    Where output cannot be written any more (the reader of a pipe has left, the disk is full), a run
+    that leaves something behind ends after its epoch, and leaves it: `lost` then says why. Any
+    other ends at once.
+    """
 
     reads = False
 
-    def __init__(self, quiet: bool, epochs: int, mute: bool = False) -> None:
+    def __init__(self, quiet: bool, epochs: int, mute: bool = False, keeps: bool = False) -> None:
+        """`keeps` says that the run leaves files behind: checkpoints, its result."""
         self.console = Console(highlight=False, soft_wrap=True)
-        self._quiet, self._mute = quiet, mute
+        self._quiet, self._mute, self._keeps = quiet, mute, keeps
+        self.lost: OSError | None = None
+        self._session: Session | None = None
         self._bar = Progress(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             console=self.console, transient=True, auto_refresh=False,
@@ -111,7 +130,8 @@ class _Screen(Listener):
     def __exit__(self, *exception: object) -> None:
         if not self._quiet:
             self._heart.__exit__()
-        self._bar.stop()
+        if not self._bar.disable:  # rich before 14.3 ends a bar that was never shown by a line
+            self._bar.stop()
 
     def _alive(self) -> None:
         """Nothing was said for seconds: data are fetched, or epochs take long, or few are reported.
@@ -126,8 +146,12 @@ class _Screen(Listener):
     def notify(self, message: str) -> None:
         if self._mute:  # rank 0 says it
             return
-        with _terminal():
-            click.echo(f"rawnn: {message}", err=True)
+        self._write(lambda: click.echo(f"rawnn: {message}", err=True))
+
+    def end(self, result: Result) -> None:
+        """What the run came to."""
+        if self.lost is None:
+            _summary(self.console, result)
 
     def started(self, session: Session) -> None:
         self._counts = session.work.answers > 0
@@ -160,6 +184,7 @@ class _Screen(Listener):
         self._bar.start()
         self._done, total = session.resumed, session.config.epochs - session.resumed
         self._pace, self._total, self._running = Pace(total, "epoch"), total, True
+        self._session = session
 
     def reported(self, report: Report) -> None:
         if not self._quiet:
@@ -174,13 +199,24 @@ class _Screen(Listener):
             self._pace.advance(epoch - self._done, self._total)
         # Redrawn at most every 50 ms: drawing takes longer than a fast epoch.
         if not self._bar.disable and perf_counter() - self._drawn > 0.05:
-            with _terminal():
-                self._bar.update(self._task, completed=epoch, refresh=True)
+            self._write(lambda: self._bar.update(self._task, completed=epoch, refresh=True))
             self._drawn = perf_counter()
 
     def _line(self, text: str) -> None:
-        with _terminal():
-            self.console.print(fitted(self.console, text, 10), markup=False)
+        self._write(lambda: self.console.print(fitted(self.console, text, 10), markup=False))
+
+    def _write(self, output: Callable[[], object]) -> None:
+        if self.lost is not None:
+            return
+        try:
+            with _terminal():
+                output()
+        except (OSError, SystemExit) as error:
+            reason = error.__context__ if isinstance(error, SystemExit) else error
+            if not isinstance(reason, OSError) or self._session is None or not self._keeps:
+                raise
+            self.lost = reason  # rich makes an exit of a broken pipe
+            self._session.stop(f"its output could not be written: {reason.strerror or reason}")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import click
 
 from rawnn.cli import compiler
 from rawnn.cli.screen import say
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.errors import ConfigError, DeviceError, RawnnError
 
 if TYPE_CHECKING:
     from rawnn.lab.kernel import Kernel
@@ -53,8 +53,9 @@ def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def described(file: Path, name: str | None, given: dict[str, Any]) -> tuple[Kernel, Work]:
     """The kernel and its work; takes from `given` what says them."""
-    from rawnn.lab.files import kernel_of
+    from rawnn.lab.files import kernel_of, text_of
 
+    text_of(file)  # a file that is not there is said ahead of a GPU that is not
     work: dict[str, Any] = {key: given.pop(key) for key in ("reference", "length")}
     for key in ("grid", "block"):
         text = given.pop(key)
@@ -107,7 +108,12 @@ def _device(wanted: str) -> Any:
     kind, _, number = wanted.partition(":")
     if kind != "gpu" or (number and not number.isdigit()):
         raise ConfigError(f"--device {wanted}: a kernel runs on gpu, gpu:N or sim")
-    return open_gpu(int(number), print) if number else default_device()
+    try:
+        return open_gpu(int(number), print) if number else default_device()
+    except DeviceError as error:
+        reason = str(error).partition("; without a GPU")[0]
+        raise DeviceError(f"{reason}; --device sim compiles the kernel and checks its launches "
+                          f"without a GPU") from None
 
 
 WATCH = click.option("--watch", is_flag=True, help="Again at every save, till Ctrl-C.")

@@ -184,6 +184,9 @@ def check_output(option: str, path: PathLike | None) -> None:
     name = os.fspath(path)
     if not name:
         raise ConfigError(f"{option} names no file: it is empty")
+    if name == "-":
+        raise ConfigError(f"{option} -: name a file; /dev/stdout is the standard output, and ./- a "
+                          f"file of that name")
     try:
         reason = _obstacle(name)
     except (OSError, ValueError) as error:

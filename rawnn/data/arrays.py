@@ -147,14 +147,16 @@ class _Reader:
         if arrays[1] is not None and _rows(arrays[1], "y") != count:
             raise DataError(f"X has {count:,} rows, but y has {_rows(arrays[1], 'y'):,}")
         first, second = split_rows(count, fraction, seed)
-        self.rows = {"the training": first, "the validation": second}
+        self.rows = {f"the {part}{what}": rows for part, rows in
+                     (("training", first), ("validation", second))
+                     for what in ("", " inputs", " labels", " values")}
         train, test = (Pair(*(None if a is None else a[rows] for a in arrays))
                        for rows in (first, second))
         return train, test
 
     def _places(self, name: str) -> Rows:
-        """Where the rows of a part stand in what the caller gave."""
-        return next((rows for part, rows in self.rows.items() if name.startswith(part)), None)
+        """Where the rows of what is called so stand in what the caller gave."""
+        return self.rows.get(name)
 
     def _host(self, array: Any, key: str, name: str) -> NDArray[Any]:
         found = read(array, name)

@@ -96,4 +96,4 @@ class Dataset:
                        resident=self._resident_inputs())
 
     def _resident_inputs(self) -> dict[str, DeviceArray]:
-        return {k: v for k, v in self.resident.items() if k.endswith("images")}
+        return {k: v for k, v in self.resident.items() if k in ("train_images", "test_images")}

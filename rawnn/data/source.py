@@ -126,6 +126,10 @@ def check_fit(config: Config, data: Dataset) -> None:
                           f"{data.features}: use --layers {data.features}-...-{data.outputs}")
     answers = config.network().answers
     labelled = answers.labelled
+    if labelled and data.autoencoder and not config.autoencoder:
+        raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
+                          f"none: they are the array y of an .npz file, or what --target names; "
+                          f"--loss mse --autoencoder reproduces the inputs")
     if labelled and data.train_labels is None:
         raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
                           f"target values: use --loss mse or --loss bce")

@@ -29,8 +29,12 @@ _GLYPHS = (
 _SCALES = ((3, 3), (3, 4), (2, 3), (3, 2))  # vertical, horizontal
 
 
+EXAMPLES = 6000
+"""Of the training set, unless others are asked for."""
+
+
 def generate(
-    train: int = 6000, test: int = 1000, seed: int = 1
+    train: int = EXAMPLES, test: int = 1000, seed: int = 1
 ) -> tuple[Bytes, Bytes, Bytes, Bytes]:
     """Train images, train labels, test images, test labels: uint8 [N, 784] and uint8 [N].
 

@@ -144,8 +144,10 @@ def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error,
             NotImplementedError, RuntimeError, SyntaxError, OverflowError) as error:
-        reason = "it holds pickled Python objects, which are not loaded" \
-            if "allow_pickle" in str(error) else f"it is damaged or no .npz file ({_line(error)})"
+        reason = f"it is damaged or no .npz file ({_line(error)})"
+        if "allow_pickle" in str(error):  # which is said of anything that is no archive, too
+            reason = "it holds pickled Python objects, which are not loaded" \
+                if zipfile.is_zipfile(path) else "it is damaged or no .npz file"
         raise DataError(f"{path} cannot be read: {reason}") from None
     except MemoryError:
         raise DataError(f"{path} declares arrays that do not fit in memory") from None

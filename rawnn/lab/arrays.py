@@ -6,13 +6,14 @@ import sys
 import weakref
 from functools import cache
 from math import prod
-from typing import Any
+from operator import index
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rawnn.device.cuda.device import Device
-from rawnn.errors import DeviceError
+from rawnn.errors import ConfigError, DeviceError
 from rawnn.lab.exchange import capsule, exported, interface, order, stream_of
 from rawnn.run.machine import open_gpu
 
@@ -67,10 +68,14 @@ def kind_of(dtype: Any, device: Device) -> Kind:
 class Array:
     """A C-contiguous array of `shape` and NumPy `dtype` on a device; its memory is freed with it.
 
-    Make one with `rawnn.array` or `rawnn.empty`; read it back with `numpy()`.
+    Make one with `rawnn.array` or `rawnn.empty`; read it back with `numpy()`. Raises ConfigError
+    for elements that are Python objects or text: no kernel could read them.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, device: Device) -> None:
+        if np.dtype(dtype).hasobject or np.dtype(dtype).kind in "USmM":
+            raise ConfigError(f"an array on a GPU holds numbers, not {np.dtype(dtype)}: say "
+                              f"dtype=np.float32, or another type that a kernel can read")
         self.shape, self.kind = shape, kind_of(dtype, device)
         memory = device.memory
         allocation = memory.allocate(self.nbytes, f"array {self.dtype}{list(shape)}")
@@ -98,8 +103,19 @@ class Array:
         return self.kind.device
 
     @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self.shape)
+
+    @property
     def nbytes(self) -> int:
-        return prod(self.shape) * int(self.dtype.itemsize)
+        """Bytes of all elements."""
+        return self.size * int(self.dtype.itemsize)
 
     def numpy(self) -> NDArray[Any]:
         """A copy on the host, once all work enqueued so far is done."""
@@ -127,12 +143,21 @@ class Array:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return interface(self.address, self.shape, self.dtype, self.device)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        """NumPy would make an array of one Python object. Raises TypeError with the cure."""
+        raise TypeError(f"{self!r} lies on a GPU: copy it to the host by numpy()")
+
+    def __reduce__(self) -> NoReturn:
+        """Device memory cannot be pickled or copied. Raises TypeError with the cure."""
+        raise TypeError(f"{self!r} cannot be pickled or copied: take its numpy()")
+
     def __repr__(self) -> str:
         return f"rawnn.Array({self.dtype}{list(self.shape)} on {self.device.info.name})"
 
 
 def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None) -> Array:
-    """Copy host values to a device (the first GPU by default). Raises DeviceError, OutOfMemory."""
+    """Copy host values to a device (the first GPU by default). Raises ConfigError for values that
+    are no numbers, DeviceError, OutOfMemory."""
     host = np.asarray(values, dtype=dtype, order="C")
     made = Array(host.shape, host.dtype, device or default_device())
     made.device.to_device(made.address, host, repr(made))
@@ -141,6 +166,13 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,
           device: Device | None = None) -> Array:
-    """An array whose elements are whatever the memory held."""
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    """An array whose elements are whatever the memory held. Raises ConfigError for a shape that is
+    none, DeviceError, OutOfMemory."""
+    try:
+        extents = tuple(map(index, shape if isinstance(shape, tuple | list) else (shape,)))
+    except TypeError:
+        extents = (-1,)
+    if min(extents, default=0) < 0:
+        raise ConfigError(f"shape = {shape!r}: give a whole number of at least 0, or a tuple of "
+                          f"them")
     return Array(extents, dtype, device or default_device())

@@ -15,6 +15,14 @@ from rawnn.lab.source import Source
 from rawnn.lab.work import KNOWN, Work
 
 
+def text_of(path: Path) -> str:
+    """What the file says. Raises ConfigError where it cannot be read."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the kernel {path}: {error.strerror}") from None
+
+
 def kernel_of(path: str | Path, expression: str | None = None, *, device: Device | None = None,
               defines: Mapping[str, object] | None = None, options: Sequence[str] = (),
               include: Sequence[str | Path] = (), arch: str | None = None,
@@ -27,11 +35,7 @@ def kernel_of(path: str | Path, expression: str | None = None, *, device: Device
     fit; CompileError.
     """
     path = Path(path)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot read the kernel {path}: {error.strerror}") from None
-    table = header(text, path)
+    table = header(text_of(path), path)
     told = {name: table[name] for name in COMPILED if name in table}
     folders = told.get("include", [])
     compiled: dict[str, Any] = {

@@ -8,11 +8,14 @@ from typing import Any
 
 from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.launch import Dim
+from rawnn.device.cuda.launch import PORTABLE_CLUSTER, Dim, allow
+from rawnn.device.cuda.occupancy import SIZES
 from rawnn.errors import ConfigError, DeviceError
 from rawnn.lab.exchange import Handle
 
 Extent = int | tuple[int, ...]
+_ANY = 65_535
+"""Blocks that a grid of any GPU may have along each axis."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Launch:
     programmatic: bool = False
     stream: Handle | None = None
 
+    def __str__(self) -> str:
+        more = {"shared": self.shared, "cluster": self.cluster, "cooperative": self.cooperative,
+                "programmatic": self.programmatic, "stream": self.stream}
+        return ", ".join([str(self.grid), str(self.block),
+                          *(f"{name}={value}" for name, value in more.items() if value)])
+
     def check(self, function: Function, device: Device) -> None:
         """Raises DeviceError, with the cure, for what this kernel and GPU cannot run."""
         threads, driver = prod(self.block), device.driver
@@ -37,6 +46,12 @@ class Launch:
             raise DeviceError(f"{function.expression}: a block {self.block} has {threads:,} "
                               f"threads, and it can have at most {most:,} (its registers and "
                               f"__launch_bounds__ decide): take smaller blocks and more of them")
+        for axis, blocks in zip("XYZ", self.grid, strict=True):
+            if blocks > _ANY and blocks > (most := device.attribute(f"MAX_GRID_DIM_{axis}")):
+                raise DeviceError(f"{function.expression}: the grid {self.grid} has {blocks:,} "
+                                  f"blocks along {axis.lower()}, and it can have at most {most:,} "
+                                  f"there: let threads do several elements, or use x, which has "
+                                  f"the most room")
         room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         if self.shared > room:
             raise DeviceError(f"{function.expression}: {self.shared:,} bytes of shared memory, and "
@@ -47,11 +62,50 @@ class Launch:
         if self.cluster and device.capability < (9, 0):
             raise DeviceError(f"{function.expression}: clusters need compute capability 9.0, and "
                               f"{device.info.name} has {'.'.join(map(str, device.capability))}")
+        if self.cluster or self.cooperative:
+            self._check_together(function, device)
         if self.programmatic and not function.proof.waits:
             raise ConfigError(f"{function.expression} cannot be launched programmatically: "
                               f"{function.proof.reason}; call cudaGridDependencySynchronize() "
                               f"(#include <cuda_device_runtime_api.h>) in it before it reads what "
                               f"the kernel before it writes")
+
+    def _check_together(self, function: Function, device: Device) -> None:
+        """Raises DeviceError, with what fits, where a cluster is too large or a cooperative launch
+        has more blocks than the GPU holds at once (CUDA driver API, cuLaunchCooperativeKernel)."""
+        driver, name = device.driver, function.expression
+        allow(driver, function.handle, "MAX_DYNAMIC_SHARED_SIZE_BYTES", self.shared, name)
+        if self.cluster and not self._clusters_at_once(self.cluster, function, device):
+            fits = next((n for n in reversed(SIZES) if n < prod(self.cluster)
+                         and self._clusters_at_once((n, 1, 1), function, device)), 1)
+            raise DeviceError(f"{name}: a cluster {self.cluster} has {prod(self.cluster):,} "
+                              f"blocks, and of blocks of {prod(self.block):,} threads with "
+                              f"{self.shared:,} bytes of shared memory a cluster can have at most "
+                              f"{fits} here: take smaller clusters")
+        if self.cooperative:
+            result = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                function.handle, prod(self.block), self.shared)
+            each = check(driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor", result, name)
+            multiprocessors = device.attribute("MULTIPROCESSOR_COUNT")
+            most = each * multiprocessors
+            if prod(self.grid) > most:
+                raise DeviceError(f"{name}: a cooperative launch has all its blocks on the GPU at "
+                                  f"once, and of the {prod(self.grid):,} of this grid {most:,} fit "
+                                  f"({each} on each of {multiprocessors} multiprocessors): take "
+                                  f"{most:,} at most, and let each do several parts of the work")
+
+    def _clusters_at_once(self, cluster: Dim, function: Function, device: Device) -> int:
+        """How many clusters of that shape the GPU runs at once; 0 where it can run none."""
+        driver, size = device.driver, prod(cluster)
+        if size > SIZES[-1]:
+            return 0
+        if size > PORTABLE_CLUSTER:
+            allow(driver, function.handle, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1,
+                  function.expression)
+        config = driver.launch_config(cluster, self.block, self.shared, device.stream.handle,
+                                      cluster, False, False)
+        result = driver.cuOccupancyMaxActiveClusters(function.handle, config)
+        return 0 if result[0] else int(result[1])
 
 
 def extents(extent: Extent, what: str) -> Dim:

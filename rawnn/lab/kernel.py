@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rawnn.device.compiling.c_types import FORMATS, code_of
 from rawnn.device.compiling.includes import with_included
@@ -92,10 +92,13 @@ class Kernel:
                  symbols: Mapping[str, Any] | None = None,
                  device: Device | None = None) -> None:
         made = Source.of(source, defines, options, include, arch)
-        self.device = device or default_device()
+        if not isinstance(expression, str):
+            raise ConfigError(f"the name of a kernel is text, such as \"scale<float>\", not "
+                              f"{expression!r}")
         folders = (Path(made.name).parent, *made.include, SOURCES)
         self._signatures = parse_kernels(made.declarations, folders)
         find_kernel(self._signatures, expression)
+        self.device = device or default_device()
         made.check_arch(self.device.capability)
         self._source, self._expression = made, expression
         self.recipe = Recipe(source, expression, dict(defines or {}), tuple(options),
@@ -203,6 +206,16 @@ class Kernel:
         return symbol(name, self._source.declarations, self._function, self.device,
                       self.recipe.symbols)
 
+    def __repr__(self) -> str:
+        parameters = ", ".join(f"{p.ctype}{'*' if p.pointer else ''} {p.name}"
+                               for p in self.signature.parameters)
+        return f"rawnn.Kernel({self._expression}({parameters}) on {self.device.info.name})"
+
+    def __reduce__(self) -> NoReturn:
+        """What is loaded on a GPU cannot be pickled. Raises TypeError with the cure."""
+        raise TypeError(f"{self!r} cannot be pickled or copied: make it of its source where it is "
+                        f"used")
+
     def synchronize(self) -> None:
         """Wait for all launches, on whatever stream; an error inside a kernel surfaces here."""
         check(self.device.driver, "cuCtxSynchronize", self.device.driver.cuCtxSynchronize(),
@@ -275,6 +288,9 @@ class Launcher:
                          type(g) is tuple]:
             launchers[geometry] = self.quick
 
+    def __repr__(self) -> str:
+        return f"{self._kernel!r}[{self._launch}]"
+
     def bind(self, *arguments: Any) -> Bound:
         """This launch with its arguments, checked and packed once."""
         streams: Streams = []
@@ -319,6 +335,9 @@ class Bound:
         self._launcher, self._prepared, self._streams = launcher, prepared, streams
         self._call, self._arguments, self._failed = prepared.ready
         self._keep = keep
+
+    def __repr__(self) -> str:
+        return f"{self._launcher!r}.bind({', '.join(map(repr, self._keep))})"
 
     def add_to(self, graph: Graph, after: Sequence[Any]) -> Any:
         """Add the launch to a graph, behind the nodes `after`; returns its node."""

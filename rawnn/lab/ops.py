@@ -95,11 +95,13 @@ def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.
 
 def _clear_behind_layers(op: Op, plan: Plan, values: Values) -> None:
     """Kernels of narrow networks leave zeros where a layer is narrower than the widest."""
-    part = "c" if op.kind == "narrow_inner" else "w"
-    sizes = [plan[n].shape[0] for r, n in sorted(op.operands.items())
-             if r[0] == part and r[1:].isdigit()]
+    if op.kind == "narrow_inner":
+        return
+    weights = [t for t in map(plan.__getitem__, op.tensors)
+               if t.role is Role.PARAMETER and len(t.shape) == 2]
+    sizes = [t.shape[0] for t in sorted(weights, key=lambda t: t.layer)]
     for role in ("activations", "gradients"):
-        if role in op.operands and part == "w":
+        if role in op.operands:
             width = plan[op.operands[role]].shape[0] // len(sizes)
             for layer, size in enumerate(sizes):
                 values[op.operands[role]][layer * width + size : (layer + 1) * width] = 0

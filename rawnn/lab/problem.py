@@ -89,6 +89,7 @@ class Trial:
         float that goes in is changed by the share `by` of itself, up or down."""
         problem = self.problem
         given: dict[str, Any] = {**self.known, **self.numbers}
+        problem.reference.check({*given, *self.arrays, *problem.work.symbols})
         for operand in problem.operands:
             if operand.read:
                 given[operand.name] = _exactly(self.arrays[operand.name], nudge, by)

@@ -30,6 +30,9 @@ class Source(CudaText):
         """Of text or a path. Raises ConfigError for a file, macro, option, folder or architecture
         that is none."""
         text, name = _read(source)
+        if defines is not None and not isinstance(defines, Mapping):
+            raise ConfigError(f"defines = {defines!r}: give a mapping of macros to their values, "
+                              f"such as {{\"TILE\": 32}} (True for one without a value)")
         if isinstance(options, str):
             raise ConfigError(f"options is a list, such as [{options!r}]")
         for option in options:
@@ -112,6 +115,12 @@ def _read(source: str | os.PathLike[str]) -> tuple[str, str]:
     """(text, name) of a kernel given as text or as a path."""
     if isinstance(source, str) and ("__global__" in source or "\n" in source):
         return source, "kernel.cu"
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(f"a kernel's source is text or the path of a file, not a "
+                          f"{type(source).__name__}")
+    if isinstance(source, str) and (not source.strip() or set(source) & set("{};")):
+        raise ConfigError("the source has no __global__ function: a kernel is declared as "
+                          "__global__ void name(...)")
     path = Path(source)
     try:
         return path.read_text(), str(path)

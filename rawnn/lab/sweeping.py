@@ -108,10 +108,10 @@ def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: An
     Raises ConfigError for parameters without values, and where no variant meets the conditions.
     """
     declared = Work.of(reference, work)
-    sizes = problem_of(kernel, declared).largest(at or {})
     every = list(_allowed(parameters, restrict))
     if not every:
         raise ConfigError(f"no variant meets restrict = {[str(r) for r in restrict]}")
+    sizes = problem_of(kernel, _launched(declared, every[0])).largest(at or {})
     chosen = every
     if budget is not None and budget < len(every):
         if budget < 1:
@@ -157,8 +157,12 @@ def _allowed(parameters: Mapping[str, Sequence[Any]],
 def variant_of(kernel: Kernel, work: Work, parameters: Parameters) -> tuple[Kernel, Work]:
     """A kernel and its work with these parameters. Raises CompileError."""
     macros = {n: v for n, v in parameters.items() if n not in _LAUNCH}
-    launch = {n: v for n, v in parameters.items() if n in _LAUNCH}
-    return kernel.redefined(macros) if macros else kernel, replace(work, **launch)
+    return kernel.redefined(macros) if macros else kernel, _launched(work, parameters)
+
+
+def _launched(work: Work, parameters: Parameters) -> Work:
+    """The work with what the parameters say of its launch."""
+    return replace(work, **{n: v for n, v in parameters.items() if n in _LAUNCH})
 
 
 def _tried(kernel: Kernel, work: Work, parameters: Parameters, sizes: Mapping[str, int],

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import CodeType
@@ -111,14 +111,18 @@ class Reference:
         """Raises ConfigError where it asks for what there is not."""
         if self.wants is None:
             return self.call(**known)
-        missing = self.wants - set(known)
+        self.check(known)
+        given = self.wants | (self.takes & set(known))
+        return self.call(**{name: known[name] for name in given})
+
+    def check(self, known: Collection[str]) -> None:
+        """Raises ConfigError where it asks for a name that is not among the known ones."""
+        missing = (self.wants or frozenset()) - set(known)
         if missing:
             name = min(missing)
             raise ConfigError(f"the reference asks for '{name}', and the kernel has no such "
                               f"parameter or size{nearest(name, known)} (known: "
-                              f"{', '.join(known)})")
-        given = self.wants | (self.takes & set(known))
-        return self.call(**{name: known[name] for name in given})
+                              f"{', '.join(sorted(known))})")
 
     def asks_for(self, name: str) -> bool:
         return self.wants is None or name in self.wants or name in self.takes

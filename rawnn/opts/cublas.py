@@ -91,7 +91,8 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 def needs(machine: Machine) -> str | None:
     if machine.has_package("nvmath"):
         return None
-    return "needs nvmath-python and the cuBLAS wheel: pip install 'rawnn[cu12]'"
+    return ("needs nvmath-python and the cuBLAS wheel: pip install 'rawnn[cu12]' "
+            "(or 'rawnn[cu13]' for CUDA 13)")
 
 
 register(Toggle(

@@ -28,7 +28,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 def needs(machine: Machine) -> str | None:
     if machine.has_package("nvidia.cudnn"):
         return None
-    return "needs the cuDNN wheel: pip install 'rawnn[cu12]'"
+    return "needs the cuDNN wheel: pip install 'rawnn[cu12]' (or 'rawnn[cu13]' for CUDA 13)"
 
 
 register(Toggle(

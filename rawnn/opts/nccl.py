@@ -197,7 +197,8 @@ def reduces(plan: Plan) -> bool:
 def needs(machine: Machine) -> str | None:
     if machine.has_package("nccl.bindings"):
         return None
-    return "needs nccl4py and the NCCL wheel: pip install 'rawnn[nccl12]'"
+    return ("needs nccl4py and the NCCL wheel: pip install 'rawnn[nccl12]' "
+            "(or 'rawnn[nccl13]' for CUDA 13)")
 
 
 register(Toggle(

@@ -28,7 +28,7 @@ from rawnn.step.ops.collectives import (
     wholes,
 )
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import MULTIPLIED, PART, ROW_ALIGNMENT, Role, Tensor, whole
+from rawnn.step.tensor import MULTIPLIED, PART, ROW_ALIGNMENT, Role, Tensor
 
 TILE = 256 * 128
 """Elements of the largest tile that a multiprocessor computes at once (rawnn/ptx/mma.py)."""
@@ -99,8 +99,8 @@ class Shards:
         scattered = [(name, self._rows(name)) for name in names
                      if name in self._shared - self._exchanged]
         return [*([reduction(plan, whole)] if whole else []),
-                *([reduce_scatter(f"{scattered[-1][0]}.reduce_scatter", scattered, plan.weight)]
-                  if scattered else [])]
+                *([reduce_scatter(f"{scattered[-1][0]}.reduce_scatter", scattered,
+                                  plan.weight).viewing(self._made)] if scattered else [])]
 
     def updated(self, plan: Plan, early: bool) -> Plan:
         """The plan, in which the updates work on this rank's rows, and the parts are gathered. With
@@ -138,7 +138,8 @@ class Shards:
                 ops += self._stepped([op.operands["dw"]])
             if op.kind == SCATTER:
                 sums([op.operands[role] for role in wholes(op)])
-        return replace(plan.with_tensors(*self._made.values()), ops=tuple(ops))
+        return replace(plan.with_tensors(*self._made.values()),
+                       ops=tuple(op.viewing(self._made) for op in ops))
 
     def _stepped(self, gradients: Sequence[str]) -> list[Op]:
         """Updates of this rank's rows, and what gathers the weights that products read."""
@@ -146,8 +147,8 @@ class Shards:
             return []
         made = [self._of_rank(name) for name in gradients]
         parts = [op.operands.get("copy", op.operands["w"]) for op in made]
-        return [*made, all_gather(f"{whole(parts[-1])}.all_gather",
-                                  [(whole(part), part) for part in parts], self._turn.name)]
+        pairs = [(self._made[part].source, part) for part in parts]
+        return [*made, all_gather(f"{pairs[-1][0]}.all_gather", pairs, self._turn.name)]
 
     def _of_rank(self, name: str) -> Op:
         """The update of this rank's rows, whose gradient has the name."""

@@ -190,7 +190,7 @@ def rewrite(plan: Plan, shared: int = SHARED_BYTES) -> Plan | str:
     dtype = plan[updates[0].operands["copy"]].dtype
     tensors = _between(plan.batch, depth * width, dtype,
                        -(-plan[masters["w1"]].shape[1] // FEATURES_A_SHARE) * sizes[0])
-    between = {t.name.removeprefix("narrow."): t.name for t in tensors}
+    between = {role: t.name for role, t in tensors.items()}
     place = {"offset": 0, "stride": gather.attributes["stride"], "dtype": dtype}
     data = {role: gather.operands[role] for role in ("images", "order", "cursor")
             if role in gather.operands}
@@ -211,7 +211,7 @@ def rewrite(plan: Plan, shared: int = SHARED_BYTES) -> Plan | str:
                {**data, **between, **masters, **copies, **biases, **rates, **metrics},
                {**place, "scale": gather.attributes["scale"],
                 **{k: updates[0].attributes[k] for k in ("lr", "decay")}}, "fused")
-    return plan.with_tensors(*tensors).substitute(plan.ops, [first, second, third])
+    return plan.with_tensors(*tensors.values()).substitute(plan.ops, [first, second, third])
 
 
 def _data_fits(plan: Plan, gather: Op) -> bool:
@@ -251,15 +251,16 @@ def activation_fits(name: str) -> bool:
     return bool(name) and activation(name).saves == "output"
 
 
-def _between(batch: int, rows: int, dtype: str, partial: int) -> tuple[Tensor, ...]:
-    """What the kernels hand over: [features, batch], 16-bit but for the first layer's sums."""
-    return (
-        Tensor("narrow.partial", (partial, batch), "float32", Role.ACTIVATION),
-        Tensor("narrow.activations", (rows, batch), dtype, Role.ACTIVATION),
-        Tensor("narrow.gradients", (rows, batch), dtype, Role.GRADIENT),
-        Tensor("narrow.row_p", (batch,), "float32", Role.ACTIVATION),
-        Tensor("narrow.row_correct", (batch,), "int32", Role.ACTIVATION),
-    )
+def _between(batch: int, rows: int, dtype: str, partial: int) -> dict[str, Tensor]:
+    """What the kernels hand over, by operand: [features, batch], 16-bit but for the first layer's
+    sums."""
+    return {
+        "partial": Tensor("narrow.partial", (partial, batch), "float32", Role.ACTIVATION),
+        "activations": Tensor("narrow.activations", (rows, batch), dtype, Role.ACTIVATION),
+        "gradients": Tensor("narrow.gradients", (rows, batch), dtype, Role.GRADIENT),
+        "row_p": Tensor("narrow.row_p", (batch,), "float32", Role.ACTIVATION),
+        "row_correct": Tensor("narrow.row_correct", (batch,), "int32", Role.ACTIVATION),
+    }
 
 
 def _join(update: Op, following: Op) -> Op:

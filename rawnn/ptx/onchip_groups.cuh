@@ -1,20 +1,16 @@
 // Gradients of clusters that share the batch, added up through global memory (the L2 cache) in the
 // order of the clusters, tile by tile: either every cluster sums and updates all, or each its share,
 // and tells the others by how much the weights change.
-//
 // Nobody waits for a flag, and no store for those ahead of it: numbers carry marks (onchip_marks.cuh),
 // and whoever wants some reads them until they have theirs. (A release behind the stores takes some
-// 1,100 cycles of an H200, the flag and the first loads behind it 1,700.) A mark is one bit of one in
-// four gradients of a cluster. New weights are the same in all clusters to the last bit: a change is
-// told without its mark's bit, and the cluster that tells it adds what it tells. Of a change of less than
-// half the weight that bit is 0 anyway, as far as weights are float32: what is added is what was meant.
-//
+// 1,100 cycles of an H200, the flag and the first loads behind it 1,700.) New weights are the same in
+// all clusters to the last bit: a change is told without its mark's bit, and its cluster adds what it
+// tells. Of a change of less than half a float32 weight that bit is 0 anyway.
 // A slot is written again once all have read it, though nobody says so. Where all sum, slots take turns
-// from step to step: who writes one of two steps ago has found gradients of the step between of every
-// cluster, which these left behind a barrier of their blocks, behind their sums of two steps ago. Where
-// each sums its share, who writes a gradient's slot has found the last step's change of those weights,
-// which was made of what lay there; who writes a change's slot has found this step's gradients of all
-// clusters, which they left behind the last step's changes.
+// from step to step: who writes one of two steps ago has found every cluster's gradients of the step
+// between, left behind its sums of two steps ago. Where each sums its share, who writes a gradient's
+// slot has found the last change of those weights, made of what lay there; who writes a change's slot
+// has found this step's gradients of all clusters, left behind the last step's changes.
 #pragma once
 #include "onchip_marks.cuh"
 #include "onchip_update.cuh"
@@ -128,8 +124,7 @@ __device__ __forceinline__ constexpr int tiles_at_once(int each, int groups, boo
   return ceil_div(each, ceil_div(each, most));
 }
 
-// A lane's part of a tile of cluster 0. Lanes that have none ask for that of the first, which is on its
-// way anyway.
+// A lane's part of a tile of cluster 0; lanes that have none ask for the first's, which comes anyway.
 __device__ __forceinline__ const float4* part_of(const float4* parts, int tile, const Place& at) {
   return parts + tile * kTileQuads + (at.there ? lane_index() : 0);
 }
@@ -173,8 +168,7 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
   }
 }
 
-// What is told of a lane's weights: by how much they change, or where they have bits to spare the new
-// weights themselves.
+// What is told of a lane's weights: their change, or the new ones where those have bits to spare.
 template <typename TILE>
 __device__ __forceinline__ float4 to_tell(const float (&w)[4], const float (&next)[4],
                                           const TILE& kept) {

@@ -93,7 +93,12 @@ def own_kernel(source: str, name: str) -> Own | None:
 def vocabulary() -> tuple[str, ...]:
     """The ops that a kernel can take the place of."""
     return (*(kind for kind in OPS if kind not in OWN and kind not in _NOT_KERNELS),
-            *(f"bias_{name}" for name in ACTIVATIONS))
+            *_biased_kinds())
+
+
+def _biased_kinds() -> dict[str, Activation]:
+    """Kinds that stand for bias_add and an activation behind it."""
+    return {f"bias_{name}": activation for name, activation in ACTIVATIONS.items()}
 
 
 def spec_of(kind: str) -> OpSpec:
@@ -103,7 +108,7 @@ def spec_of(kind: str) -> OpSpec:
         raise ConfigError(f"no kernel can take the place of the op '{kind}': {_NOT_KERNELS[kind]}")
     if kind in OPS and kind not in OWN:
         return OPS[kind]
-    activation = ACTIVATIONS.get(kind.removeprefix("bias_")) if kind.startswith("bias_") else None
+    activation = _biased_kinds().get(kind)
     if activation is None:
         raise ConfigError(f"there is no op '{kind}'" + (
             nearest(kind, vocabulary()) or f"; the ops are {', '.join(vocabulary())}"))
@@ -168,13 +173,13 @@ def candidates(plan: Plan, kind: str) -> list[tuple[tuple[Op, ...], Op]]:
     itself, or the two that it is made of."""
     if kind in OPS:
         return [((op,), op) for op in plan.find(kind=kind)]
-    name = kind.removeprefix("bias_")
+    activation = _biased_kinds()[kind]
     found: list[tuple[tuple[Op, ...], Op]] = []
     for bias in plan.find(kind="bias_add"):
         z = bias.operands["z"]
         applied = [op for op in plan.consumers(z, "activate")
-                   if op.attributes["activation"] == name]
-        if applied and (ACTIVATIONS[name].saves == "input"  # z is stored then, as others read it
+                   if op.attributes["activation"] == activation.name]
+        if applied and (activation.saves == "input"  # z is stored then, as others read it
                         or plan.consumers(z) == [bias, applied[0]]):
             operands = {**bias.operands, "a": applied[0].operands["a"]}
             found.append(((bias, applied[0]), Op(kind, applied[0].name, operands)))

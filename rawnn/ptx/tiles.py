@@ -6,7 +6,7 @@ are template parameters of the kernels (Tile in ptx/mma_copy.cuh), which carry t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rawnn.common.dtypes import itemsize
@@ -163,14 +163,17 @@ _UPDATE_SHAPES: dict[str, Shape] = {
     **dict.fromkeys(("bias", "bias_m", "bias_v"), ("rows",)),
 }
 
+UPDATE = {"weight_update": "product_update"}
+"""The kernel that every main loop has for an op that steps weights."""
+
 
 def register_family(family: Family, impl: str, source: str, loop: str, choose: Choose,
                     shared: Callable[[Scalars], int], *, tensor_cores: bool = True,
-                    others: Sequence[Tile] = (), updates: tuple[str, ...] = ("weight_update",),
+                    others: Sequence[Tile] = (), updates: Mapping[str, str] = UPDATE,
                     losses: bool = False, specific: bool = False,
                     three: str = "tf32x3") -> None:
     """Add the kernels of ptx/product_kernels.cuh with the main loop `loop` of `source` to a family,
-    as `impl`: product_nt, _nn, _tn, and _update, _momentum, ... for the ops `updates`, and _loss
+    as `impl`: product_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and product_loss
     where it has `losses`.
 
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
@@ -231,9 +234,9 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
         family.register("matmul_loss", impl, KernelImpl(
             source, "product_loss", loss, loss_sizes, _geometry, _LOSS_SHAPES, shared, cluster,
             specific=specific))
-    for kind in updates:
+    for kind, name in updates.items():
         family.register(kind, impl, KernelImpl(
-            source, f"product_{kind.removeprefix('weight_')}", update, update_sizes, _geometry,
+            source, name, update, update_sizes, _geometry,
             _UPDATE_SHAPES, shared, cluster, choices, specific=specific))
 
 

@@ -23,22 +23,33 @@ FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def run(command: Sequence[str], ranks: int, say: Callable[[str], None],
-        seconds: float = math.inf) -> int:
+        seconds: float = math.inf, hear: Callable[[int], object] = lambda number: None) -> int:
     """Start them, wait for all, and return the exit status: of the rank that failed first. `say` is
     told of a rank that a signal ended, and of those that had to be ended: because one has, or all
-    after so many `seconds` (TIMED_OUT)."""
-    port = _free_port()
+    after so many `seconds` (TIMED_OUT). `hear` is told of the number of a signal that asks this
+    process to end; the ranks are told of it, too."""
+    port, threads = _free_port(), str(threads_of(ranks))
     processes = []
     try:
         for rank in range(ranks):
             processes.append(subprocess.Popen(command, env={
-                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
+                "OMP_NUM_THREADS": threads, **os.environ,
+                "RANK": str(rank), "WORLD_SIZE": str(ranks),
                 "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RAWNN_LAUNCH": "1"}))
-        with _forwarding(processes):
+        with _forwarding(processes, hear):
             return _wait(processes, say, seconds)
     finally:
         _end(processes)
+
+
+def threads_of(ranks: int) -> int:
+    """Threads that each of the ranks may compute with on the host: its share of the cores that this
+    process may use. OpenBLAS, MKL and PyTorch take it from OMP_NUM_THREADS. Without it each takes
+    all cores, and threads that wait for one another without sleeping take them from each other: two
+    ranks on four cores took 6 to 8 times as long for an epoch."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max((cores or 1) // ranks, 1)
 
 
 def _free_port() -> int:
@@ -48,11 +59,13 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _forwarding(processes: Sequence[subprocess.Popen[bytes]],
+                hear: Callable[[int], object]) -> Iterator[None]:
     """What asks the launcher to end asks the ranks. A terminal's Ctrl-C has reached them already,
     as they are of one process group with it."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        hear(number)
         if number == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
             return
         for process in processes:

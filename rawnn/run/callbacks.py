@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rawnn.common.files import SideOutput, check_output
 from rawnn.errors import CheckpointError, ConfigError, RawnnError
-from rawnn.run.checkpoint import Store, read, write
+from rawnn.run.checkpoint import Checkpoint, Store, read, write
 from rawnn.run.listener import Listener
 from rawnn.run.result import Report
 
@@ -85,7 +85,8 @@ class Checkpoints(Listener):
     """Writes a checkpoint after every `every` epochs and at the end, and keeps the newest `keep`.
 
     Raises CheckpointError for a directory that cannot be used, ConfigError (when training starts)
-    for one that holds checkpoints of later epochs.
+    for one that holds checkpoints of later epochs. Where one cannot be written the run ends after
+    the epoch, with its result.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int = 1,
@@ -113,7 +114,11 @@ class Checkpoints(Listener):
             self._save(epoch)
 
     def _save(self, epoch: int) -> None:
-        self._store.save(self._session.checkpoint(epoch))
+        checkpoint = self._session.checkpoint(epoch)
+        try:
+            self._store.save(checkpoint)
+        except CheckpointError as error:
+            self._session.stop_unsaved(error, self._store.directory)
         self._last = epoch
 
 
@@ -185,13 +190,19 @@ class EarlyStopping(Listener):
             if self._restore:
                 self._state = self._session.runner.state()
                 if self._file is not None:
-                    write(self._file, self._session.checkpoint(report.epoch))
+                    self._write(self._session.checkpoint(report.epoch), self._file)
             return
         self._waited += 1
         if self._waited >= self._patience:
             self._session.stop(
                 f"{self._monitor} has not been better than {self.best:.4g} of epoch "
                 f"{self.best_epoch} for {self._waited} reports")
+
+    def _write(self, best: Checkpoint, file: Path) -> None:
+        try:
+            write(file, best)
+        except CheckpointError as error:
+            self._session.stop_unsaved(error, file.parent)
 
     def ended(self, epoch: int) -> None:
         if self._state is not None and self.best_epoch != epoch:

@@ -242,6 +242,13 @@ def listed(directory: str | os.PathLike[str]) -> list[tuple[int, Path]]:
                   if (match := _NAME.fullmatch(name)))
 
 
+def newest(directory: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint of a directory that can be read; None where there is none."""
+    with contextlib.suppress(CheckpointError):
+        return next((path for _, path in reversed(listed(directory)) if _good(path)), None)
+    return None
+
+
 def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
     """The checkpoint at `path`: the file itself, or the newest good one of a directory.
 
@@ -262,13 +269,20 @@ def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint
 
 def continued(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a run, and where they name a checkpoint to `resume`, under them the options of the
-    run that wrote it, which then goes on saving beside it. Raises CheckpointError."""
+    run that wrote it, which then goes on saving beside it. Raises CheckpointError, also where that
+    run's data were named relative to another folder."""
     if not values.get("resume"):
         return dict(values)
     path, found = find(values["resume"], lambda message: None)  # said when it is loaded
     before = {k: v for k, v in found.config.items() if k != "resume"}
     if before.get("save"):
         before["save"] = os.fspath(path.parent)
+    data = before.get("data")
+    if data and values.get("data") is None and not os.path.isabs(data) \
+            and not os.path.exists(os.path.expanduser(data)):
+        raise CheckpointError(f"the run of {path} read --data {data}, from the folder in which it "
+                              f"was started; there is none in {os.getcwd()}: continue it in that "
+                              f"folder, or say with --data where it is now")
     return {**before, **values}
 
 

@@ -63,6 +63,13 @@ class Model:
                                   f"shapes are {found}")
         self.parameters = {name: np.asarray(self.parameters[name], np.float32) for name in wanted}
 
+    def __repr__(self) -> str:
+        count = sum(array.size for array in self.parameters.values())
+        network = self.network
+        words = [f"{network}", network.activation, network.loss, f"{count:,} parameters",
+                 *([f"{len(self.label_names)} named classes"] if self.label_names else [])]
+        return f"rawnn.Model({', '.join(words)})"
+
     # -- predictions -------------------------------------------------------------------------------
     def predict(self, inputs: Any, output: Output | None = None, *, batch: int = BATCH,
                 device: str = "host") -> NDArray[Any]:

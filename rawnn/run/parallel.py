@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 import rawnn
 from rawnn.data import Dataset
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, OutOfMemory
 from rawnn.ranks import Team, place_in, place_of
 from rawnn.run.config import Config
+from rawnn.run.machine import Opened
 from rawnn.runners.base import Work
 from rawnn.step.recipe import Recipe
 from rawnn.version import __version__
@@ -140,6 +141,23 @@ def outlook(team: Team, inside_us: float, together_us: float) -> tuple[str, dict
     elif together > inside * BACKWARD:
         said += ", more than the backward pass can hide"
     return said, found
+
+
+def timed_alone(opened: Opened, work: Work) -> float | None:
+    """Microseconds of a step of a run by itself; None where the GPU has not the memory for it, or
+    not with these toggles."""
+    from rawnn.runners.gpu import GpuRunner
+
+    assert opened.device is not None
+    try:
+        runner = GpuRunner(opened.device, work)
+    except (ConfigError, OutOfMemory):
+        return None
+    try:
+        return runner.timed()
+    finally:
+        runner.close()
+        opened.device.memory.reset_peak()
 
 
 def beside_one(team: Team, together_us: float, alone: Callable[[], float | None]

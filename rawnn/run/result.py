@@ -115,6 +115,18 @@ class Result:
     normalisation: Normalisation = field(default_factory=Normalisation, repr=False, compare=False)
     parameters: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """In one line what was trained, for how long and how well; `to_dict` has everything."""
+        epochs = self.history[-1].epoch if self.history else 0
+        reached = [f"{name} {value:.4f}" for name, value in (
+            ("test accuracy", self.test_accuracy), ("test loss", self.test_loss))
+            if not math.isnan(value)]
+        ended = ["interrupted"] if self.interrupted else [self.stopped] if self.stopped else []
+        return (f"rawnn.Result({self.config.network()} on {self.dataset}, "
+                f"{self.environment.device}: " + ", ".join([
+                    f"{epochs} epoch{'s' * (epochs != 1)}", *reached,
+                    f"{self.average_epoch_ms:.3f} ms an epoch", *ended]) + ")")
+
     @property
     def model(self) -> Model:
         """The trained network, ready to predict."""

@@ -26,15 +26,15 @@ from rawnn.errors import (
     CheckpointError,
     ConfigError,
     DataError,
-    OutOfMemory,
     RanksError,
     RawnnError,
     TrainingDiverged,
+    unknown,
 )
 from rawnn.ranks import Team
 from rawnn.run import parallel
 from rawnn.run.callbacks import Listeners, asked_for, writing_nothing
-from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find
+from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find, newest
 from rawnn.run.config import Config
 from rawnn.run.decided import Decider
 from rawnn.run.listener import Listener as Listener
@@ -42,7 +42,7 @@ from rawnn.run.loop import Loop
 from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
 from rawnn.run.taken import taken_of
-from rawnn.runners.base import Runner, State, Work
+from rawnn.runners.base import Runner, State
 from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import count_after
 
@@ -63,8 +63,10 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     for, `dataset="synthetic"`. Where `device` is "auto" and there is no GPU, a RuntimeWarning says
     that the host trains. Other messages go to the listener, and to the logger "rawnn".
 
-    Raises ConfigError, DataError, DeviceError and their kin with one clear sentence;
-    TrainingDiverged carries the reports reached so far as `history`.
+    Raises ConfigError, DataError, DeviceError and their kin with one clear sentence; what a
+    listener raises ends the run and is passed on, with all memory freed. TrainingDiverged carries
+    the reports reached so far as `history`. Where a checkpoint cannot be written (a full disk) the
+    run ends after that epoch, and the CheckpointError carries its Result as `result`.
 
     In a process that torchrun, mpirun, srun or `rawnn launch` started beside others, all of them
     train one network together (docs/scaling.md), or those of a `communicator` of mpi4py where one
@@ -77,6 +79,12 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     end the process as they would have. Signals that the process ignores or handles itself are left
     alone, and afterwards all handlers are as before.
     """
+    if config is not None and not isinstance(config, Config):
+        raise ConfigError(f"config is a rawnn.Config, not a {type(config).__name__}: give its "
+                          f"options by name, as in train(layers=(784, 10))")
+    for name in options:
+        if name not in Config.__dataclass_fields__:
+            raise unknown("option", name, Config.__dataclass_fields__)
     arrays = data is not None and not isinstance(data, str | os.PathLike)
     own = {"data": data, "validation": validation, "normalise": normalise}
     of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
@@ -86,6 +94,10 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
         config = Config(**continued({**options, **of_config}))
     dataset = given(data, config, validation, normalise) if arrays else None
     listeners = [listener] if isinstance(listener, Listener) else listener
+    if not isinstance(listeners, Sequence) or \
+            not all(isinstance(each, Listener) for each in listeners):
+        raise ConfigError(f"listener = {listener!r}: give a rawnn.Listener or several; your own is "
+                          f"a subclass, whose methods are called")
     team = team or parallel.join(config, communicator=communicator)
     with Session(config, *listeners, data=dataset, team=team) as session:
         if session.device is None and config.device == "auto":
@@ -94,28 +106,14 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
         if session.spare:
             warnings.warn(session.spare, RuntimeWarning, stacklevel=2)
         result = session.run()
+    if session.unsaved is not None:
+        session.unsaved.result = result  # type: ignore[attr-defined]
+        raise session.unsaved
     if session.signal not in (0, signal.SIGINT):
         with suppress(OSError):
             sys.stdout.flush()
         signal.raise_signal(session.signal)
     return result
-
-
-def timed_alone(opened: Opened, work: Work) -> float | None:
-    """Microseconds of a step of a run by itself; None where the GPU has not the memory for it, or
-    not with these toggles."""
-    from rawnn.runners.gpu import GpuRunner
-
-    assert opened.device is not None
-    try:
-        runner = GpuRunner(opened.device, work)
-    except (ConfigError, OutOfMemory):
-        return None
-    try:
-        return runner.timed()
-    finally:
-        runner.close()
-        opened.device.memory.reset_peak()
 
 
 class Session:
@@ -236,6 +234,7 @@ class Session:
         self._taken = taken_of(config.opt, self.selection, self.work, opened.machine)
         self.resumed = 0
         self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
+        self.unsaved: CheckpointError | None = None
         if before is not None:
             self._resume(*before)
         self._outlook: dict[str, float] = {}
@@ -243,8 +242,8 @@ class Session:
             said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
             notify(said)
             if self._outlook["compute_us"] < parallel.SHORT_US:
-                said, found = parallel.beside_one(self.team, runner.timed(), lambda: timed_alone(
-                    opened, decider.by_one(self.selection, self.work)))
+                said, found = parallel.beside_one(self.team, runner.timed(), lambda: (
+                    parallel.timed_alone(opened, decider.by_one(self.selection, self.work))))
                 self._outlook |= found
                 if said:
                     notify(said)
@@ -283,6 +282,16 @@ class Session:
     def stop(self, reason: str) -> None:
         """End the run after this epoch; `reason` goes into the result."""
         self.stopped = reason
+
+    def stop_unsaved(self, error: CheckpointError, directory: str | os.PathLike[str]) -> None:
+        """End the run after this epoch as its state could not be kept. `unsaved` then says so, and
+        which checkpoint of the directory is whole; the result is there all the same."""
+        if self.unsaved is None:
+            whole = newest(directory)
+            cure = f"{whole} is whole: make room, and continue with --resume {directory}" \
+                if whole else f"{directory} holds no whole checkpoint"
+            self.unsaved = CheckpointError(f"{error}; {cure}")
+            self.stop("a checkpoint could not be written")
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -3,7 +3,6 @@ epoch. How the epoch runs (stream or graph) and where temporaries live follow th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -12,15 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.dtypes import numpy_dtype
-from rawnn.device.cuda.allocators import Allocator, Pool, StreamOrdered
-from rawnn.device.cuda.device import Device, padded
+from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.launch import Command
-from rawnn.device.cuda.pinned import PinnedMemory
 from rawnn.errors import ConfigError
 from rawnn.network.layers import Parameters
-from rawnn.runners.arenas import place, shared_by_ranks
+from rawnn.runners.arenas import Places, fill, shared_by_ranks
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
-from rawnn.runners.feed import HostOrder, contents, resident
+from rawnn.runners.feed import HostOrder
 from rawnn.runners.graphplan import alone, epoch_graphs, graph_plans, holds_between
 from rawnn.runners.lowering import Lowering
 from rawnn.runners.metrics import Metrics
@@ -38,7 +35,6 @@ from rawnn.step.build import used_tensors
 from rawnn.step.joining import spans
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
 
 if TYPE_CHECKING:
     from rawnn.device.libs.collectives import Meeting
@@ -82,9 +78,8 @@ class GpuRunner:
         device.memory.reset_peak()
         self._lowering = Lowering(device, work.policy.pdl, self._team)
         self._closing.callback(self._lowering.close)
-        self._allocator = self._make_allocator()
-        self._pinned = PinnedMemory(device.driver)
-        self._closing.callback(self._pinned.close)
+        self._places = Places(device, work, self._lowering, self._closing)
+        self._allocator = self._places.allocator
         graphs = [] if not work.policy.graph or alone(work.train, work.policy) else \
             [epoch_graphs(p, work.policy, work.steps, work.begin, work.end, work.rest is not None)
              for p in (work.train, work.quiet)]
@@ -101,11 +96,13 @@ class GpuRunner:
         self._closing.callback(compiling.close)
         self._tensors = used_tensors(plans)
         shared = shared_by_ranks(plans)
-        self._addresses, self._host = self._place("training", self._tensors, "train", 0, shared)
+        self._addresses, self._host = self._places.place("training", self._tensors, "train", 0,
+                                                         shared)
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
         self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
-        self._metrics = Metrics(device, self._pinned, self._tensors, self._addresses, work.updates)
+        self._metrics = Metrics(device, self._places.pinned, self._tensors, self._addresses,
+                                work.updates)
         self._epochs = 0
         self._begun = False  # whether what the next epoch begins with is made
         self._parted = False  # whether this rank has steps behind it whose results others keep
@@ -184,19 +181,6 @@ class GpuRunner:
         finally:
             self.load(before)
 
-    def _make_allocator(self) -> Allocator | None:
-        """What gives temporaries memory at each use; None where they are placed once."""
-        device, kind = self._device, self._work.policy.allocator
-        if kind == "arena":
-            return None
-        if kind == "each-use":
-            return device.memory
-        allocator: Allocator = Pool(device.driver, device.memory, device.stream) \
-            if kind == "pool" else \
-            StreamOrdered(device.driver, device.handle, device.memory, device.stream)
-        self._closing.callback(allocator.close)
-        return allocator
-
     def _stream(self, plan: Plan) -> StreamProgram:
         program = make_program(self._lowering, plan, self._addresses, self._host, self._allocator)
         self._closing.callback(program.close)
@@ -221,7 +205,7 @@ class GpuRunner:
         return program
 
     def _test(self, part: Part, plan: Plan) -> tuple[Part, Program, dict[str, int]]:
-        addresses, host = self._place("evaluation", used_tensors([plan]), "test", part.first)
+        addresses, host = self._places.place("evaluation", used_tensors([plan]), "test", part.first)
         program: Program
         if self._work.policy.graph and not plan.find(kind="upload"):
             program = RepeatProgram(self._lowering, part.plan, part.steps, addresses,
@@ -231,55 +215,8 @@ class GpuRunner:
         self._closing.callback(program.close)
         return part, program, addresses
 
-    def _place(self, purpose: str, tensors: Mapping[str, Tensor], part: str, first: int = 0,
-               shared: Mapping[str, str] = {}) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
-        """Give every tensor an address and fill in the data set's `part` from example `first` on.
-
-        Parameters are placed by the first call and shared by later ones. Temporaries get no
-        address here when the policy allocates them at each use, except batches that a second
-        stream fills.
-        """
-        allocator, memory = self._allocator, self._device.memory
-        placed_once = [Role.BATCH] if self._work.policy.streams else []
-        placed = getattr(self, "_addresses", {})
-        addresses = {n: placed[n] for n, t in tensors.items()
-                     if t.role in (Role.PARAMETER, Role.COPY) and n in placed}
-        lying = resident(self._work.data, tensors, part, first, self._device.info.ordinal)
-        addresses |= lying
-        wanted = [t for n, t in tensors.items()
-                  if n not in addresses and t.role not in (Role.HOST, Role.VIEW)
-                  and (allocator is None or not t.role.temporary or t.role in placed_once)]
-        if allocator is None:
-            addresses |= place(wanted, purpose, memory, shared, self._lowering, self._closing)
-        else:
-            for tensor in wanted:
-                allocation = allocator.allocate(tensor.nbytes, tensor.name)
-                self._closing.callback(allocator.free, allocation)
-                addresses[tensor.name] = allocation.address
-        addresses |= {n: addresses[t.source] + (t.first * t.ld + t.column) * t.itemsize
-                      for n, t in tensors.items() if t.role is Role.VIEW}
-        host: dict[str, NDArray[Any]] = {}
-        for name, tensor in tensors.items():
-            if name in lying:
-                continue
-            if tensor.role is Role.DATA:
-                array = contents(self._work.data, tensor, part, first)
-                self._fill(tensor, addresses[name], array)
-            elif tensor.role is Role.HOST:
-                array = contents(self._work.data, tensor, part, first, self._work.shuffles_host)
-                laid_out = padded(array, tensor.padded_shape, tensor.dtype)
-                host[name] = self._pinned.copy_of(laid_out, name) \
-                    if self._work.policy.pinned else laid_out
-            elif tensor.role.zeroed and tensor in wanted:
-                self._device.fill(addresses[name], 0, tensor.nbytes, name)
-        return addresses, host
-
-    def _fill(self, tensor: Tensor, address: int, array: NDArray[Any]) -> None:
-        self._device.to_device(address, padded(array, tensor.padded_shape, tensor.dtype),
-                               tensor.name)
-
     def _write(self, name: str, array: NDArray[Any]) -> None:
-        self._fill(self._tensors[name], self._addresses[name], array)
+        fill(self._device, self._tensors[name], self._addresses[name], array)
 
     def _read(self, name: str) -> NDArray[Any]:
         tensor = self._tensors[name]

@@ -49,7 +49,7 @@ class Lowering:
         self._closing = ExitStack()
         self._lt: LtContext | None = None
         self._cudnn: CudnnContext | None = None
-        self._nccl: dict[str, NcclContext] = {}  # by whose turn it takes
+        self._nccl: dict[str, NcclContext] = {}
         self._urgent: Stream | None = None
         self.libraries: dict[str, str] = {}
 
@@ -222,7 +222,7 @@ class Lowering:
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.ranks} ranks, and this process is no rank "
                               f"of theirs")
-        context = self._together(op.operands["turn"])
+        context = self._together(plan[op.operands["turn"]].communicator)
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
         call: Collective
@@ -244,25 +244,24 @@ class Lowering:
             self._closing.callback(self._urgent.close)
         return self._urgent
 
-    def _together(self, turn: str) -> NcclContext:
-        """A communicator of all ranks, which all of them ask for at once: one for each sort of
-        turn (that of a partial batch has a name of its own)."""
+    def _together(self, name: str) -> NcclContext:
+        """A communicator of all ranks, which all of them ask for at once."""
         from rawnn.device.libs.collectives import NcclContext
 
         assert self._team is not None
-        sort = turn[turn.index(TURN.name.partition(".")[0]):]
-        if sort not in self._nccl:
-            made = NcclContext(self.device.backend.nccl(), self._team, sort != TURN.name)
+        if name not in self._nccl:
+            made = NcclContext(self.device.backend.nccl(), self._team, name != TURN.communicator)
             self.libraries["nccl"] = _library_version(made.version)
             self._closing.callback(made.close)
-            self._nccl[sort] = made
-        return self._nccl[sort]
+            self._nccl[name] = made
+        return self._nccl[name]
 
-    def symmetric(self, turn: str) -> Source:
+    def symmetric(self, communicator: str) -> Source:
         """Memory that all ranks map; the device's own where NCCL is too old for that."""
         from rawnn.device.libs.collectives import WINDOWS, SymmetricMemory
 
-        if self._team is None or (context := self._together(turn)).version < WINDOWS:
+        if self._team is None or (context := self._together(communicator)).version \
+                < WINDOWS:
             return self.device.memory
         return SymmetricMemory(context, self.device)
 

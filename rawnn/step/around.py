@@ -75,7 +75,7 @@ def assemble(train: Plan) -> Plan:
     parts = [(t.source, t.name) for t in tensors.values() if t.role is Role.VIEW
              and train[t.source].role in (Role.PARAMETER, Role.STATE) and t.name not in gathered]
     turn = next((op.operands["turn"] for op in train.find(kind=GATHER)), "")
-    ops = (all_gather("parts.all_gather", parts, turn),) if parts else ()
+    ops = (all_gather("parts.all_gather", parts, turn).viewing(tensors),) if parts else ()
     return Plan("assemble", dict(train.tensors) if ops else {}, ops, train.batch,
                 target=train.target).check()
 

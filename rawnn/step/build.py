@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe, Share
-from rawnn.step.tensor import Role, Tensor, whole
+from rawnn.step.tensor import Role, Tensor
 
 if TYPE_CHECKING:
     from rawnn.network.layers import Network
@@ -207,4 +207,4 @@ class Builder:
 def used_tensors(plans: Iterable[Plan]) -> dict[str, Tensor]:
     """The tensors that the ops of any of the plans touch, with the sources of views."""
     return {n: p[n] for p in plans for op in p.ops for name in op.tensors
-            for n in dict.fromkeys((whole(name), name))}
+            for n in dict.fromkeys((p.whole(name), name))}

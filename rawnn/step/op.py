@@ -8,12 +8,12 @@ What an op reads and writes follows from its kind; nobody writes edges by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from rawnn.step.tensor import whole
+from rawnn.step.tensor import Role, Tensor
 
 Attributes = Mapping[str, Any]
 Reference = Callable[[SimpleNamespace, Attributes], None]
@@ -76,7 +76,8 @@ class Op:
     `operands` maps operand names to tensor names, `attributes` holds everything static (sizes,
     learning rate, the step's `offset` from the cursor, and the `span` of steps from there on that
     an op does which does more than one). `origin` is the name of the op of one step that this is at
-    another, "" where it is itself.
+    another, "" where it is itself. `views` maps those tensors that are views to the ones whose
+    memory they lie in.
     """
 
     kind: str
@@ -85,6 +86,7 @@ class Op:
     attributes: Attributes = field(default_factory=dict)
     impl: str = "naive"
     origin: str = ""
+    views: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own_name(self) -> str:
@@ -109,10 +111,16 @@ class Op:
 
     def _accesses(self, names: tuple[str, ...]) -> tuple[Access, ...]:
         return tuple(
-            (whole(self.operands[name]), self.slots if name in self.spec.slotted else None)
+            (self.views.get(self.operands[name], self.operands[name]),
+             self.slots if name in self.spec.slotted else None)
             for name in names
             if name in self.operands
         )
+
+    def viewing(self, tensors: Mapping[str, Tensor]) -> Op:
+        """This op, which says what those of its operands lie in that are views in `tensors`."""
+        made = [tensors[name] for name in self.tensors if name in tensors]
+        return replace(self, views={t.name: t.source for t in made if t.role is Role.VIEW})
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -128,7 +136,7 @@ class Op:
         if not rename.keys().isdisjoint(operands.values()):
             operands = {role: rename.get(name, name) for role, name in operands.items()}
         return Op(self.kind, f"{self.own_name}@{offset}", operands, attributes, self.impl,
-                  self.own_name)
+                  self.own_name, self.views)
 
     @property
     def offset(self) -> int:

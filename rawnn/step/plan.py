@@ -13,7 +13,7 @@ from rawnn.errors import ConfigError
 from rawnn.step import ops as _ops  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.joining import DEFERRED, SPANS, joined, spans
 from rawnn.step.op import OPS, Access, Op
-from rawnn.step.tensor import Role, Tensor, whole
+from rawnn.step.tensor import Role, Tensor
 
 WITHOUT_TENSOR_CORES = ("naive", "tiled")
 """Implementations of products."""
@@ -120,6 +120,10 @@ class Plan:
     def with_tensors(self, *tensors: Tensor) -> Plan:
         return replace(self, tensors={**self.tensors, **{t.name: t for t in tensors}})
 
+    def whole(self, name: str) -> str:
+        """The tensor whose memory one lies in: its own, or that of which it is a view."""
+        return self[name].source if self[name].role is Role.VIEW else name
+
     def without_unused(self) -> Plan:
         """Drop temporaries that no op touches any more."""
         used = {name for op in self.ops for name in op.operands.values()}
@@ -130,10 +134,11 @@ class Plan:
         """The same plan with temporaries of its own, their names behind `prefix`: for a plan of
         another batch beside it."""
         own = {n: prefix + n for n, t in self.tensors.items()
-               if self[whole(n)].role.temporary or t.role is Role.SCRATCH}
+               if self[self.whole(n)].role.temporary or t.role is Role.SCRATCH}
         tensors = {own.get(n, n): replace(t, name=own.get(n, n), source=own.get(t.source, t.source))
                    for n, t in self.tensors.items()}
-        ops = tuple(replace(op, operands={r: own.get(n, n) for r, n in op.operands.items()})
+        ops = tuple(replace(op, operands={r: own.get(n, n) for r, n in op.operands.items()},
+                            views={own.get(v, v): own.get(n, n) for v, n in op.views.items()})
                     for op in self.ops)
         return replace(self, tensors=tensors, ops=ops)
 
@@ -214,6 +219,9 @@ class Plan:
             for role, name in op.operands.items():
                 if name not in self.tensors:
                     raise ValueError(f"{op.name}: operand {role} names no tensor: {name}")
+                if op.views.get(name, name) != self.whole(name):
+                    raise ValueError(f"{op.name}: operand {role} is a view of {self.whole(name)}, "
+                                     f"which the op does not say")
             for name, _ in op.reads:
                 if name not in written:
                     raise ValueError(f"{op.name} reads {name} before anything wrote it")

@@ -20,12 +20,7 @@ gradients padded so, and 180 us with all."""
 LONG = 512
 
 PART = "/part"
-"""What stands in the name of a view behind that of its source."""
-
-
-def whole(name: str) -> str:
-    """The tensor whose memory one of this name lies in."""
-    return name.partition(PART)[0]
+"""What stands in the name of a view behind that of its source, for readers."""
 
 
 class Role(StrEnum):
@@ -78,6 +73,9 @@ class Tensor:
     and the kernels of whole steps call a tensor, where that is not its name: w1 and b1 the first
     layer's parameters, w1_m what an optimizer keeps of them, c1 a copy; of a HOST tensor, the part
     of the data set that it holds.
+
+    `communicator` tells which of a rank's communicators the collectives use whose order the tensor
+    is (step/ops/collectives.py).
     """
 
     name: str
@@ -95,6 +93,7 @@ class Tensor:
     pitch: int = 0
     layer: int = 0
     symbol: str = ""
+    communicator: str = ""
 
     @property
     def itemsize(self) -> int:

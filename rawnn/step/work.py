@@ -34,10 +34,10 @@ def _of_layers(first: int, times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
     """The same of the layers from `first` on."""
 
     def products(op: Op, plan: Plan) -> Iterator[Sizes]:
-        for role, name in op.operands.items():
-            if role[0] in "wc" and role[1:].isdigit() and int(role[1:]) >= first \
-                    and not (role[0] == "c" and f"w{role[1:]}" in op.operands):
-                n, k = plan[name].shape
+        weights = {t.layer: t.shape for t in map(plan.__getitem__, op.tensors)
+                   if t.role in (Role.PARAMETER, Role.COPY) and len(t.shape) == 2}
+        for layer, (n, k) in weights.items():
+            if layer >= first:
                 yield from [(plan.batch, n, k)] * times
         if "partial" in op.operands and "w1" in op.operands and op.kind == "narrow_update":
             n, k = plan[op.operands["w1"]].shape  # the next step's first product

@@ -59,7 +59,7 @@ def key_of(op: Op, plan: Plan) -> str:
               f"{name}={op.attributes[name]:g}" for name in _SAYING if op.attributes.get(name)]
     for role, name in op.operands.items():
         tensor = plan[name]
-        if not role.startswith(("cursor", "workspace")):
+        if role not in ("cursor", "workspace"):
             words.append(f"{role}:{tensor.dtype}{list(tensor.shape)}")
     return " ".join(words).replace(", ", "x")
 

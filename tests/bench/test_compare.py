@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from rawnn.bench import noise
 from rawnn.bench.compare import Comparison, compare
 from rawnn.bench.noise import holm
 from rawnn.bench.records import GPU_TIMER, LadderResult
@@ -389,3 +390,26 @@ def test_a_slowdown_of_5_percent_of_the_simulated_gpu_is_named(
     assert worse.exit_code == 1, worse.output
     assert "1 of 3 sets are worse" in str(worse.exception)
     assert str(worse.exception).endswith("linear, none,preload,graphs=4")
+
+
+def test_resampling_grows_with_the_numbers_of_runs_not_with_the_pairs(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories have 1,800 pairs of few lengths. Each has its own scale, so its own interval."""
+    drawn: list[int] = []
+    original = noise._medians
+
+    def counted(generator: Any, pool: Any, runs: int, count: int) -> Any:
+        drawn.append(runs)
+        return original(generator, pool, runs, count)
+
+    monkeypatch.setattr(noise, "_medians", counted)
+    draw = np.random.default_rng(0)
+    pairs = [([*(100 * np.exp(0.01 * (1 + n % 5) * draw.standard_normal(5)))],
+              [*(100 * np.exp(0.01 * (1 + n % 5) * draw.standard_normal(3 + n % 2)))])
+             for n in range(60)]
+    pairs[7] = ([100.0, 101.0, 100.0, 99.0, 100.0], [150.0, 151.0, 149.0, 150.0])
+    found, _ = noise.judged(pairs, ["graphs"] * 60, [False] * 60, 0.05, 0)
+    assert len(drawn) == 8  # (5, 3) and (5, 4), for the spread and for the noise
+    widths = np.array([f.high - f.low for f in found])
+    assert widths[4::5].mean() > 1.5 * widths[0::5].mean()
+    assert [n for n, f in enumerate(found) if f.p < 0.05] == [7]

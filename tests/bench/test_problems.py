@@ -88,3 +88,5 @@ def test_workloads_become_problems() -> None:
     assert (linear.layers, linear.bias, linear.shuffle, linear.steps) == ((784, 10), True, False,
                                                                           256)
     assert (mlp4.bias, mlp4.shuffle, mlp4.batch) == (False, True, 64)
+    for generated in of_workloads(["linear", "mlp4"], "synthetic", 256):  # of 6,000 examples
+        assert generated.arrays()[0].shape == (generated.examples, 784)

@@ -16,7 +16,7 @@ from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.scaling import Point, ScalingResult, measure, once, points, read_scaling, sizes
 from rawnn.bench.scaling_model import Link, gradients, table
 from rawnn.bench.statistics import spread
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, DeviceError
 from rawnn.ranks.launcher import run
 from rawnn.run.result import environment
 from tests.bench.test_docs import explained, keys
@@ -187,3 +187,51 @@ def test_losses_are_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(ours, Answer)
     assert isinstance(theirs, Answer), theirs
     np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-4)
+
+
+def test_what_no_run_could_do_is_said_ahead_of_all(rawnn: Rawnn,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(ordinal: int, notify: Any) -> Any:
+        raise DeviceError("no NVIDIA driver can be loaded on this machine")
+
+    monkeypatch.setattr("rawnn.cli.scaling.open_gpu", none)
+    done = rawnn("bench", "scaling", "--workload", "linear")
+    assert (done.status, done.out) == (2, "")
+    assert done.err == ("rawnn: error: ranks run on a GPU each: no NVIDIA driver can be loaded on "
+                        "this machine; --device host measures them on the host\n")
+    monkeypatch.setattr("rawnn.cli.scaling.missing", lambda name: f"{name} is not installed")
+    done = rawnn("bench", "scaling", "--device", "host", "--peer", "torch")
+    assert (done.status, done.err) == (2, "rawnn: error: --peer: torch is not installed\n")
+
+
+def test_ctrl_c_ends_it_with_what_was_measured(rawnn: Rawnn, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are told of it, and what they leave unmeasured has not failed."""
+    answers = [Answer([10.0], [0.5], "nccl", [], {}, {})]
+
+    def ranks(command: Any, count: int, say: Any, seconds: float, hear: Any) -> int:
+        if answers:
+            request = msgspec.json.decode(Path(command[-1]).read_bytes(), type=Request)
+            Path(request.answer).write_bytes(msgspec.json.encode(answers.pop()))
+            return 0
+        hear(2)
+        return 130
+
+    monkeypatch.setattr("rawnn.bench.scaling.run", ranks)
+    kept = tmp_path / "s.json"
+    done = rawnn("bench", "scaling", "--device", "host", "--workload", "linear", "--json",
+                 str(kept))
+    assert done.status == 130
+    assert "10.0" in done.out
+    assert "failed" not in done.out
+    found = read_scaling(kept)
+    assert found.interrupted
+    assert [bool(p.samples) for p in found.points] == [True, False, False, False]
+
+
+def test_the_launcher_says_which_signal_it_passed_on() -> None:
+    heard: list[int] = []
+    script = ("import os, signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(7));"
+              "os.kill(os.getppid(), signal.SIGTERM); time.sleep(20)")
+    assert run([sys.executable, "-c", script], 1, print, 30.0, heard.append) == 7
+    assert heard == [15]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,26 @@ def test_curves_lie_on_top_of_each_other(tmp_path: Path) -> None:
     assert all(c.error is not None and c.error < 0.1 for c in found.curves)
     assert all(len(c.us) == 4 and min(c.us) > 0 for c in found.curves)
     assert [(p.name, p.weights) for p in found.problems] == [("linear", 7840)]
+
+
+def test_curves_that_are_there_outlive_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                               ) -> None:
+    """It comes while the first network is timed, when the second has all its losses, too."""
+    def timed(*arguments: object) -> list[float]:
+        signal.raise_signal(signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr("rawnn.bench.curves._timed", timed)
+    kept = tmp_path / "c.json"
+    done = CliRunner().invoke(bench, ["curves", "--workload", "linear", "--workload", "wide128",
+                                      "--steps", "4", "--peer", "numpy", "--dataset", "synthetic",
+                                      "--device", "host", "--json", str(kept)])
+    assert done.exit_code == 128 + signal.SIGTERM, done.output
+    found = read_curves(kept)
+    assert found.interrupted
+    assert {(c.workload, c.system): len(c.losses) for c in found.curves} == {
+        (name, system): 4 for name in ("linear", "wide128") for system in ("rawnn", "numpy")}
+    assert "first loss" in done.output
 
 
 @pytest.mark.parametrize(("text", "said"), [

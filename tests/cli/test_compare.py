@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+import rawnn.bench.duel
+from rawnn.bench import duel
 from rawnn.bench.duel import Duel, Side
+from rawnn.cli.bench import bench
 from rawnn.cli.compare import compare
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, RawnnError
 from rawnn.run.config import Config
 from rawnn.run.result import Environment
+from tests.cli.conftest import Rawnn
 
 SMALL = ("--device", "host", "--dataset", "synthetic", "--batch", "2000", "--rounds", "2")
 PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "host", None, {}, {}, "")
@@ -65,3 +70,60 @@ def duel_of(a: list[float], b: list[float]) -> Duel:
 def test_verdicts(a: Any, b: Any, words: str) -> None:
     found = duel_of(a, b)
     assert found.verdict(found.sides[1]).startswith(words)
+
+
+def test_what_was_timed_outlives_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each set has had a turn; and `bench show` prints it again."""
+    turns = []
+
+    def timed(program: Any) -> Any:
+        turns.append(program)
+        if len(turns) == 4:
+            raise KeyboardInterrupt
+        return original(program)
+
+    original = rawnn.bench.duel.timed
+    monkeypatch.setattr("rawnn.bench.duel.timed", timed)
+    kept = tmp_path / "d.json"
+    done = invoke(*SMALL, "--opt", "none", "--opt", "preload", "--rounds", "5", "--json", str(kept))
+    assert done.exit_code == 1  # of click's own, for Abort
+    assert "preload" in done.output
+    assert "95 % interval" in done.output
+    found = msgspec.json.decode(kept.read_bytes(), type=Duel)
+    assert found.interrupted
+    assert [len(s.milliseconds) for s in found.sides] == [8, 4]
+    shown = CliRunner().invoke(bench, ["show", str(kept)])
+    assert shown.exit_code == 0, shown.output
+    assert "95 % interval" in shown.output
+
+
+def test_what_was_timed_outlives_sigterm(rawnn: Rawnn, tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = []
+
+    def timed(program: Any) -> Any:
+        turns.append(program)
+        if len(turns) == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return original(program)
+
+    original = duel.timed
+    monkeypatch.setattr("rawnn.bench.duel.timed", timed)
+    kept = tmp_path / "d.json"
+    done = rawnn("compare", *SMALL, "--opt", "none", "--opt", "preload", "--json", str(kept))
+    assert done.status == 128 + signal.SIGTERM, done.err
+    assert "95 % interval" in done.out
+    assert "ended by SIGTERM" in done.err
+    assert msgspec.json.decode(kept.read_bytes(), type=Duel).interrupted
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_table_is_printed_where_the_file_cannot_be_written(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Any, content: bytes) -> None:
+        raise RawnnError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("rawnn.bench.measured.write_atomically", full)
+    done = invoke(*SMALL, "--opt", "none", "--opt", "preload", "--json", str(tmp_path / "d.json"))
+    assert isinstance(done.exception, RawnnError)
+    assert "95 % interval" in done.output

@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import rawnn
 from rawnn import doctor
 from rawnn.cli import run
+from rawnn.errors import MissingLibrary
 from rawnn.run.machine import Opened, open_device
 
 ROOT = Path(rawnn.__file__).parents[1]
@@ -40,6 +43,48 @@ def test_a_toggle_that_lacks_something_has_a_cure(monkeypatch: pytest.MonkeyPatc
     lacks = {each.toggle: each for each in doctor.diagnose().lacks}
     assert "pip install 'rawnn[cu1" in lacks["cudnn"].cure
     assert lacks["pdl"].cure == "a newer GPU"
+
+
+@pytest.mark.parametrize(("bindings", "driver", "extra"), [
+    (12, 13000, "cu12"), (13, 12040, "cu13"), (None, 12040, "cu12"), (None, 13010, "cu13"),
+    (None, 0, "cu13")])
+def test_the_extra_is_that_of_the_bindings_or_else_of_the_driver(
+        bindings: int | None, driver: int, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.headers, "cuda_major", lambda: bindings)
+    monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
+    monkeypatch.setattr(doctor, "has_package", lambda name: False)
+    found = {each.name: each for each in doctor.diagnose().findings}
+    assert found["nvmath-python"].cure == f"pip install 'rawnn[{extra}]'"
+
+
+@pytest.mark.parametrize(("bindings", "driver", "cure"), [
+    (13, 12040, "update the NVIDIA driver, or pip install 'rawnn[cu12]'"),
+    (13, 12020, "update the NVIDIA driver"), (12, 12020, "update the NVIDIA driver")])
+def test_a_driver_too_old_for_the_bindings_has_a_cure(
+        bindings: int, driver: int, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def old(wanted: str, say: object) -> Opened:
+        raise MissingLibrary("the NVIDIA driver supports CUDA 12.x, but rawnn needs more")
+
+    monkeypatch.setattr(doctor, "open_device", old)
+    monkeypatch.setattr(doctor.headers, "cuda_major", lambda: bindings)
+    monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
+    found = {each.name: each for each in doctor.diagnose().findings}
+    assert found["driver and GPU"].cure == cure
+
+
+def test_the_driver_is_asked_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(version: Any) -> int:
+        version._obj.value = 12040
+        return 0
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=get))
+    assert doctor._driver_version() == 12040
+
+    def none(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", none)
+    assert doctor._driver_version() == 0
 
 
 def test_without_any_cuda_it_says_so() -> None:

@@ -311,3 +311,23 @@ def test_an_unwritable_cache_is_done_without(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "file" / "below"))
     assert rawnn("--device", "sim", *FAST).status == 0
+
+
+def test_a_run_is_continued_from_another_folder(rawnn: Rawnn, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    np.savez("d.npz", x=draw.random((64, 12), dtype=np.float32), y=draw.integers(0, 4, 64))
+    first = rawnn("--device", "host", "--data", "d.npz", "--layers", "12-4", "--epochs", "1",
+                  "--save", "kept", "--quiet")
+    assert first.status == 0, first.err
+    monkeypatch.chdir(tmp_path / "there")
+    more = ("--resume", "../here/kept", "--epochs", "2", "--quiet")
+    lost = rawnn(*more)
+    assert lost.status == 1
+    assert "read --data d.npz, from the folder in which it was started; there is none in " \
+           f"{tmp_path / 'there'}: continue it in that folder, or say with --data" in lost.err
+    found = rawnn(*more, "--data", "../here/d.npz")
+    assert found.status == 0, found.err

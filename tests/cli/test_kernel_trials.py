@@ -129,3 +129,10 @@ def test_what_does_not_fit(arguments: list[str], sentence: str,
                            capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["kernel", "check", "--device", "sim", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "time"])
+def test_the_file_is_looked_for_ahead_of_the_gpu(command: str,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", command, "none.cu"]) == 2
+    assert "cannot read the kernel none.cu" in capsys.readouterr().err

@@ -33,6 +33,21 @@ def test_ranks_get_what_torchrun_sets(tmp_path: Path) -> None:
     assert len({words[4] for words in found.values()}) == 1
 
 
+@pytest.mark.parametrize("own", [None, "7"])
+def test_ranks_share_the_cores_unless_the_user_says_how_many_threads(
+    own: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher.os, "sched_getaffinity", lambda pid: set(range(9)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if own:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    text = f"open(os.path.join({str(tmp_path)!r}, os.environ['RANK']), 'w').write(" \
+           "os.environ['OMP_NUM_THREADS'])"
+    assert launcher.run(script(text), 2, print) == 0
+    assert [path.read_text() for path in tmp_path.iterdir()] == [own or "4"] * 2
+    assert launcher.threads_of(16) == 1
+
+
 def test_the_status_is_that_of_the_rank_that_failed() -> None:
     assert launcher.run(script("sys.exit(7 if os.environ['RANK'] == '1' else 0)"), 2, print) == 7
 

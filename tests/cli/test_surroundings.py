@@ -3,6 +3,7 @@ encodings, readers that leave. Each is one sentence at most."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -50,6 +51,23 @@ def test_a_reader_that_leaves(arguments: tuple[str, ...]) -> None:
     done = shell(f"rawnn {' '.join(arguments)} | head -n 1")
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("line", "status"), [
+    ("rawnn {} | head -n 9 > /dev/null; exit ${{PIPESTATUS[0]}}", 141),
+    ("rawnn {} 2>&1 | head -n 12 > /dev/null; exit ${{PIPESTATUS[0]}}", 141)])
+def test_what_was_trained_outlives_the_reader(line: str, status: int, tmp_path: Path) -> None:
+    """Checkpoint and result are kept, though neither was due."""
+    kept = tmp_path / "result.json"
+    done = shell(line.format(
+        f"{' '.join(FAST)} --epochs 500 --save {tmp_path}/runs --save-every 400 --json {kept}"))
+    assert (done.returncode, done.stderr) == (status, "")
+    found = json.loads(kept.read_text())
+    epochs = len(found["history"])
+    assert 1 <= epochs < 400
+    assert found["stopped"] == "its output could not be written: Broken pipe"
+    assert [file.stem for file in (tmp_path / "runs").iterdir()] == [
+        f"rawnn-{epochs:06}"]
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "60", "80", "120"])

@@ -234,3 +234,10 @@ def test_a_log_of_allocations_that_cannot_be_written(rawnn: Rawnn, tmp_path: Pat
     done = rawnn(*FAST, "--log-allocations", str(tmp_path / "no" / "log.txt"))
     assert done.status != 0
     assert "there is no directory" in done.err
+
+
+def test_a_table_without_answers_is_told_where_they_belong(rawnn: Rawnn, tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", X=np.ones((8, 4), np.float32))
+    done = rawnn("--data", str(tmp_path / "t.npz"), "--layers", "4-4", "--device", "host")
+    assert (done.status, done.out) == (2, "")
+    assert "t has none: they are the array y of an .npz file, or what --target names" in done.err

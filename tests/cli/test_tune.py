@@ -78,7 +78,7 @@ def test_the_launches_that_the_toggle_found_are_shown(rawnn: Rawnn,
 
 def test_there_is_nothing_to_tune_on_the_host(rawnn: Rawnn) -> None:
     done = rawnn("tune", "--device", "host")
-    assert done.status == 1
+    assert done.status == 2
     assert "tune measures on a GPU" in done.err
 
 

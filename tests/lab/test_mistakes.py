@@ -42,6 +42,24 @@ MISTAKES: dict[str, tuple[Attempt, str]] = {
     "an empty grid": (lambda o: o.k[0, 4], "of at least 1"),
     "too large a block": (lambda o: o.k[1, 2048], "take smaller blocks and more of them"),
     "too much shared memory": (lambda o: o.k[1, 32, 300_000], "take smaller tiles"),
+    "too many blocks along y": (lambda o: o.k[(1, 70_000), 32], "or use x, which has the most"),
+    "a shape below 0": (lambda o: rawnn.empty((2, -1), device=o.device), "of at least 0"),
+    "a fraction as a shape": (lambda o: rawnn.empty(2.5, device=o.device),  # type: ignore[arg-type]
+                              "of at least 0"),
+    "Python objects": (lambda o: o.array([None, 1]), "say dtype=np.float32"),
+    "words": (lambda o: o.array("abc"), "say dtype=np.float32"),
+    "an empty source": (lambda o: o.kernel(""), "declared as __global__ void name(...)"),
+    "a function of the host": (lambda o: o.kernel("void f(float* x) { x[0] = 1; }"),
+                               "declared as __global__ void name(...)"),
+    "bytes as a source": (lambda o: o.kernel(b"k"), "is text or the path of a file"),
+    "no name": (lambda o: o.kernel(name=None), 'such as "scale<float>"'),
+    "macros as a list": (lambda o: o.kernel(defines=["TILE"]), "a mapping of macros"),
+    "more blocks than can meet": (lambda o: o.k[2000, 1024].using(cooperative=True),
+                                  "take 264 at most, and let each do several parts"),
+    "more than can meet, of much shared memory": (
+        lambda o: o.k[133, 32, 200_000].using(cooperative=True), "132 fit (1 on each of 132"),
+    "too large a cluster": (lambda o: o.k[32, 32].using(cluster=32),
+                            "can have at most 16 here: take smaller clusters"),
     "a ragged cluster": (lambda o: o.k[5, 32].using(cluster=2), "round the grid up"),
     "an argument forgotten": (lambda o: o.k[1, 8](o.x, o.y, 1), "(x, y, a, n), not 3"),
     "a NumPy array": (lambda o: o.k[1, 8](np.zeros(8, np.float32), o.y, 1, 8),
@@ -60,7 +78,8 @@ MISTAKES: dict[str, tuple[Attempt, str]] = {
                             1, 8), "with the same device="),
     "a name misspelt": (lambda o: o.kernel(name="lab_mistake<float>"),
                         "did you mean 'lab_mistaken'?"),
-    "a template without arguments": (lambda o: o.kernel(name="lab_mistaken"), "has <T>"),
+    "a template without arguments": (lambda o: o.kernel(name="lab_mistaken"),
+                                     'write it such as "lab_mistaken<float>"'),
     "a file that is not there": (lambda o: o.kernel("kernels/none.cu"), "cannot read the kernel"),
     "a symbol misspelt": (lambda o: o.k.symbol("tap"), "did you mean 'taps'?"),
     "too many values for a symbol": (lambda o: o.k.symbol("taps").__setitem__(slice(None), [1] * 5),
@@ -86,3 +105,35 @@ def test_a_mistake_is_one_sentence_with_its_cure(device: Device, attempt: Attemp
     assert cure in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_as_many_blocks_as_fit_may_meet(device: Device) -> None:
+    lab = Lab(device)
+    for grid, block, how in ((264, 1024, {"cooperative": True}), (16, 32, {"cluster": 16}),
+                             (132, 32, {"cooperative": True, "shared": 200_000}),
+                             (24, 32, {"cluster": 12, "shared": 200_000})):
+        lab.k[grid, block].using(**how).bind(lab.x, lab.y, 1, 8)
+
+
+DECLARES = "__global__ void lab_large(float* x) { __shared__ float s[20000]; s[*(int*)x] = *x; " \
+           "__syncthreads(); *x = s[threadIdx.x]; }"
+
+
+@pytest.mark.parametrize(("source", "name", "words"), [
+    (SOURCE, "lab_mistaken<flaot>", 'the name expression "lab_mistaken<flaot>" fits no kernel of '
+     "the source: identifier \"flaot\" is undefined; did you mean 'float'?\n"),
+    ("template <int N> __global__ void lab_n(float* x) {}", "lab_n<float>",
+     'the name expression "lab_n<float>" fits no kernel of the source: cannot determine'),
+    (DECLARES, "lab_large", "lab_large declares 80,000 bytes of __shared__ arrays, and a kernel "
+     "may declare 49,152: use dynamic shared memory, of which a block can have 232,448 bytes on "
+     "sm_90: extern __shared__ ..., and shared=80000 at the launch"),
+])
+def test_what_the_compiler_refuses_has_a_cure(device: Device, source: str, name: str,
+                                              words: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    with pytest.raises(RawnnError) as caught:
+        Lab(device).kernel(source, name)
+    said, _, log = str(caught.value).partition("\nlog:\n")
+    assert words in said
+    assert "__nv_name_map" not in said
+    assert log

@@ -111,3 +111,9 @@ def test_what_does_not_fit(kernel: rawnn.Kernel, parameters: Any, changes: Any,
     with pytest.raises(ConfigError) as caught:
         rawnn.sweep(kernel, parameters, **{**GIVEN, **changes})
     assert sentence in str(caught.value)
+
+
+def test_how_it_is_launched_may_be_said_by_the_parameters_alone(kernel: rawnn.Kernel) -> None:
+    given = {name: value for name, value in GIVEN.items() if name != "block"}
+    swept = rawnn.sweep(kernel, {"block": [32, 64]}, **given)
+    assert {v.parameters["block"] for v in swept.variants} == {32, 64}

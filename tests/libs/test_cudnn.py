@@ -3,6 +3,7 @@ where it is not."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,9 @@ def test_missing_library_says_where_it_looked(
 ) -> None:
     (tmp_path / "nvidia").mkdir()
     monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)  # its folder would be looked in, too
+    for name in ("CONDA_PREFIX", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda-of-mine")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/libs-of-mine")
     monkeypatch.setattr(locate, "SYSTEM_FOLDERS", ("/opt/system",))

@@ -179,6 +179,15 @@ def test_unknown_architecture_lists_the_known(nvrtc, folder):
         build(nvrtc, folder, arch="sm_20")
 
 
+@pytest.mark.parametrize(("arch", "newer"), [("sm_20", False), ("sm_999", True)])
+def test_a_gpu_newer_than_nvrtc_has_a_cure(nvrtc, folder, arch, newer):
+    with pytest.raises(CompileError) as caught:
+        build(nvrtc, folder, arch=arch)
+    said = str(caught.value).splitlines()[0]
+    assert ("; a newer NVRTC may know it: pip install -U " in said) == newer
+    assert ("nvidia-cuda-nvrtc" in said) == newer
+
+
 def test_unknown_kernel_and_option(nvrtc, folder):
     with pytest.raises(CompileError, match="saxpy"):
         build(nvrtc, folder, expressions=("saxpy<float>",))

@@ -90,8 +90,6 @@ PROBES: dict[str, tuple[str, str, str]] = {
                          "fence.mbarrier_init.release.cluster;"),
     "arrive": ("unsigned barrier", "ptx::arrive(barrier);",
                "mbarrier.arrive.shared::cta.b64 _, [barrier];"),
-    "arrive_remote": ("unsigned barrier", "ptx::arrive_remote(barrier);",
-                      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [barrier];"),
     "arrive_remote_having_read": (
         "unsigned barrier", "ptx::arrive_remote_having_read(barrier);",
         "mbarrier.arrive.shared::cluster.b64 _, [barrier];"),
@@ -105,8 +103,6 @@ PROBES: dict[str, tuple[str, str, str]] = {
                   "ptx::load_bulk(to, from, bytes, barrier);",
                   "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [to], [from], "
                   "bytes, [barrier];"),
-    "store_bulk": ("void* to, unsigned from, int bytes", "ptx::store_bulk(to, from, bytes);",
-                   "cp.async.bulk.global.shared::cta.bulk_group [to], [from], bytes;"),
     "load_tile": ("unsigned to, const TensorMap* map, int row, int column, unsigned barrier",
                   "ptx::load_tile(to, *map, row, column, barrier);",
                   "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::"
@@ -127,8 +123,6 @@ PROBES: dict[str, tuple[str, str, str]] = {
                         "cp.async.bulk.wait_group 1;"),
     "cluster_rank": ("int nothing", "out[0] = ptx::cluster_rank();",
                      "mov.u32 R, %cluster_ctarank;"),
-    "cluster_size": ("int nothing", "out[0] = ptx::cluster_size();",
-                     "mov.u32 R, %cluster_nctarank;"),
     "arrive_at_cluster": ("int nothing", "ptx::arrive_at_cluster();",
                           "barrier.cluster.arrive.release.aligned;"),
     "arrive_at_cluster_relaxed": ("int nothing", "ptx::arrive_at_cluster_relaxed();",
@@ -139,11 +133,6 @@ PROBES: dict[str, tuple[str, str, str]] = {
                  "mapa.shared::cluster.u32 R, address, rank;"),
     "load_remote": ("unsigned from", "out[0] = __float_as_uint(ptx::load_remote(from));",
                     "ld.shared::cluster.f32 R, [from];"),
-    "store_remote": ("unsigned to, float x", "ptx::store_remote(to, x);",
-                     "st.shared::cluster.f32 [to], x;"),
-    "store_remote4": ("unsigned to, float a, float b, float c, float d",
-                      "ptx::store_remote4(to, make_float4(a, b, c, d));",
-                      "st.shared::cluster.v4.f32 [to], {a, b, c, d};"),
     "send": ("unsigned to, float x, unsigned barrier", "ptx::send(to, x, barrier);",
              "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], x, [barrier];"),
     "send4": ("unsigned to, float a, float b, float c, float d, unsigned barrier",
@@ -291,8 +280,7 @@ def test_every_primitive_with_ptx_is_probed() -> None:
             rest = text[match.end() : text.find("}\n", match.end())]
             if "asm" in rest and match[1] not in ("multiply_async", "dynamic_shared", "settle"):
                 assert match[1] in probed or match[1] in (
-                    "multiply_f16", "multiply_from_zero", "load_remote4", "wait_for_remote"), \
-                    match[1]
+                    "multiply_f16", "multiply_from_zero", "wait_for_remote"), match[1]
 
 
 @pytest.mark.parametrize("name", PROBES)

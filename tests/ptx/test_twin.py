@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rawnn.device.sim.tensormap import SimMap
 from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
@@ -26,8 +27,8 @@ HAZARDS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "wait": ("copies<true>", "copies<false>", {"shared": 256}, "asynchronous copies"),
     "copies of others": ("copies_of_others<true>", "copies_of_others<false>", {"shared": 128},
                          "asynchronous copies"),
-    "proxy fence": ("proxy<true>", "proxy<false>", {"shared": 128}, "without a proxy fence"),
-    "stores": ("stores<true>", "stores<false>", {"shared": 128}, "bulk stores are under way"),
+    "proxy fence": ("proxy<true>", "proxy<false>", {"shared": 256}, "without a proxy fence"),
+    "stores": ("stores<true>", "stores<false>", {"shared": 256}, "bulk stores are under way"),
     "bytes": ("bytes<true>", "bytes<false>", {"shared": 128}, "no thread can go on"),
     "initialised": ("initialised<true>", "initialised<false>", {}, "initialised"),
     "published": ("published<true>", "published<false>", {"shared": 128}, "publish_barriers"),
@@ -61,6 +62,9 @@ def run(twin: Twin, expression: str, seed: int, **how: Any) -> np.ndarray:
         more = {"counter": np.zeros(1, np.uint32)}
     elif expression.startswith("ticket"):
         more = {"counter": np.zeros(1, np.int32)}
+    elif expression.startswith(("proxy", "stores")):  # x as one tile of 32 elements
+        more = {"x_map": SimMap("FLOAT32", x.ctypes.data, (32, 1), (128,), (32, 1), "NONE",
+                                "NONE").encoded()}
     arguments = {"grid": (1,), "block": (32,), **how}
     twin.call(expression, arguments.pop("grid"), arguments.pop("block"), run=seed, x=x, **more,
               **arguments)

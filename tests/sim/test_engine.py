@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import rawnn
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation
 from rawnn.runners.host import HostRunner
@@ -32,3 +34,14 @@ def test_each_edge_of_the_epochs_graph_is_needed_and_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert each_missing_edge_is_a_race(monkeypatch, GRAPH, LAYERS, DATA, 4) > 25
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_whole_steps_end_with_a_partial_batch_whose_loss_is_in_parts(loss: str) -> None:
+    """`fuse` finds a place in the step on the rest alone; the op of whole steps does that, too."""
+    x = np.random.default_rng(0).standard_normal((150, 16)).astype(np.float32)
+    y = x[:, :8] if loss == "mse" else (x[:, 0] > 0).astype(int)
+    found = [rawnn.train(layers=(16, 24, 8), batch=16, epochs=2, loss=loss, data=(x, y), opt=opt,
+                         device="sim") for opt in ("preload,persistent", "best,persistent")]
+    assert found[0].test_loss == found[1].test_loss
+    assert [r.train_loss for r in found[0].history] == [r.train_loss for r in found[1].history]

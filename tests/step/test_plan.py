@@ -78,6 +78,21 @@ def test_check_finds_wrong_operands(plan: Plan, operands: dict[str, str], messag
         replace(plan, ops=ops).check()
 
 
+def test_an_op_on_a_view_touches_what_that_lies_in(plan: Plan) -> None:
+    op = next(op for op in plan.ops if "dz" in op.operands)
+    dz = plan[op.operands["dz"]]
+    half = replace(dz, name="half", role=Role.VIEW, source=dz.name, shape=(dz.shape[0] // 2,
+                                                                            *dz.shape[1:]))
+    seen = plan.with_tensors(half)
+    silent = replace(op, operands={**op.operands, "dz": "half"})
+    with pytest.raises(ValueError, match=f"is a view of {dz.name}, which the op does not say"):
+        replace(seen, ops=tuple(silent if o is op else o for o in plan.ops)).check()
+    said = silent.viewing(seen.tensors)
+    assert (said.reads, said.writes) == (op.reads, op.writes)
+    assert replace(seen, ops=tuple(said if o is op else o for o in plan.ops)).check()
+    assert said.at_step(2, {}).reads[0][0] == op.reads[0][0]
+
+
 def test_an_accumulating_product_reads_its_output(plan: Plan) -> None:
     product = plan.find(name="fc1.weight_grad")[0]
     assert ("dw1", None) not in product.reads

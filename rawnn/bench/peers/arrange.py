@@ -13,6 +13,7 @@ from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
 from rawnn.bench.suites import SweepSuite
+from rawnn.data.synthetic import EXAMPLES
 from rawnn.errors import ConfigError, unknown
 from rawnn.network.workloads import WORKLOADS, workload
 from rawnn.run.config import parse_layers
@@ -79,7 +80,7 @@ def of_workloads(names: Sequence[str], dataset: str, steps: int) -> list[Problem
     made = []
     for name in names or tuple(WORKLOADS):
         values = workload(name)
-        examples = 60_000 if dataset == "mnist" else 10_000
+        examples = 60_000 if dataset == "mnist" else EXAMPLES
         made.append(Problem(
             name=name, seed=0, layers=tuple(values["layers"]), batch=values["batch"],
             loss="cross_entropy", optimizer="sgd", lr=values["lr"],
@@ -137,6 +138,7 @@ class Arrangement:
     earlier: ContestsResult | None = None
     contests: list[Contest] = field(default_factory=list)
     ended: str = ""
+    interrupted: bool = False
     part: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
@@ -179,7 +181,7 @@ class Arrangement:
             rounds=self.rules.rounds,
             systems=list(self.rules.systems), left_out=self.left_out,
             environment=self._environment, timer=TIMER, contests=list(self.contests),
-            ended=self.ended)
+            ended=self.ended, interrupted=self.interrupted)
 
     def mine(self) -> list[Problem]:
         """Those of this part that are left. Those of a draw that take longest to be made ready are
@@ -204,5 +206,6 @@ class Arrangement:
             self.ended = f"the budget of {budget:.0f} s was spent" if self.mine() else ""
         except KeyboardInterrupt:
             self.ended = f"interrupted after {monotonic() - begun:.0f} s"
+            self.interrupted = True
         return self.result()
 

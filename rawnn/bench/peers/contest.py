@@ -151,9 +151,9 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, watch: Watch
     def command(problem: Problem, system: str) -> Prepare:
         return Prepare(problem, rules.device_of(system), rules.forms(problem, system), patience)
 
-    def done(problem: str, system: str) -> None:
+    def done(prepared: Prepared) -> None:
         ready[0] += 1
-        notify(f"{problem} is ready in {system} ({ready[0]} of {total}, "
+        notify(f"{prepared.problem.name} is ready in {prepared.system} ({ready[0]} of {total}, "
                f"{monotonic() - begun:.0f} s)")
 
     everything = lanes.prepare(group, command, done, time.suffices)

@@ -32,8 +32,8 @@ def measure(request: Request, keep: Callable[[Answer], object] = lambda found: N
     """Train the network of the request's Config; None on other ranks than the first. `keep` is
     called with the answer.
 
-    On GPUs the process group is left as it is, for the process to end by `leave`: on two H200s
-    ranks that had destroyed it were there for a second and longer after their answer.
+    On GPUs the process group is left as it is, for the process to end by `leave`: to destroy it is
+    one more meeting of the ranks, at which a run that has its answer could wait.
 
     Only cross-entropy and plain SGD, as the built-in workloads have them. Raises ConfigError.
     """

@@ -149,7 +149,7 @@ class Lanes:
         return max(map(most, self._took.values()), default=0.0)
 
     def prepare(self, problems: Sequence[Problem], command: Callable[[Problem, str], Prepare],
-                done: Callable[[str, str], None] = lambda problem, system: None,
+                done: Callable[[Prepared], None] = lambda prepared: None,
                 suffices: Callable[[int, float], bool] = lambda ready, seconds: True
                 ) -> dict[str, list[Prepared]]:
         """Make problems ready in all systems; by the problem's name, in the systems' order. They
@@ -172,7 +172,7 @@ class Lanes:
                 begun = monotonic()
                 found[problem.name, lane.system] = lane.prepare(command(problem, lane.system))
                 took.append(monotonic() - begun)
-                done(problem.name, lane.system)
+                done(found[problem.name, lane.system])
 
         stopped = threading.Event()
         threads = []

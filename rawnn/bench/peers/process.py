@@ -29,7 +29,7 @@ def missing(system: str) -> str:
     if importlib.util.find_spec(SYSTEMS[system]) is not None:
         return ""
     extra = EXTRAS.get(system)
-    return f"{system} is not installed" + (f": pip install rawnn[{extra}]" if extra else "")
+    return f"{system} is not installed" + (f": pip install 'rawnn[{extra}]'" if extra else "")
 
 
 class SystemProcess:

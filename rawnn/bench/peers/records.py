@@ -91,7 +91,8 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
 class ContestsResult(Measured, frozen=True, kw_only=True):
     """All contests so far. `asked` are the problems that were asked for, `left_out` the systems
     that are not there and why; `run_steps` are the steps of the run that ours was asked for,
-    128,000 in files that do not say; `ended` says what ended it early, if anything did."""
+    128,000 in files that do not say; `ended` says what ended it early, if anything did,
+    `interrupted` whether that was Ctrl-C."""
 
     INDENT = 1
     kind: Kind
@@ -106,6 +107,7 @@ class ContestsResult(Measured, frozen=True, kw_only=True):
     timer: dict[str, str]
     contests: list[Contest]
     ended: str = ""
+    interrupted: bool = False
 
     @property
     def left(self) -> list[Problem]:

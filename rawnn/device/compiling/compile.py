@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from rawnn.device.compiling import headers
 from rawnn.device.compiling.cache import CubinCache
+from rawnn.device.compiling.cures import NAMES, cures, misnamed
 from rawnn.device.compiling.includes import follow_includes
 from rawnn.device.compiling.programmatic import Proof, prove
 from rawnn.device.compiling.signature import find_kernel, parse_kernels
@@ -285,12 +286,19 @@ def _explain(
     code, major, minor = nvrtc.nvrtcVersion()
     version = "NVRTC of unknown version" if code else f"NVRTC {major}.{minor}"
     located = list(_LOCATED.finditer(log))
+    misnaming = misnamed(log) if {match["file"] for match in located} == {NAMES} else ""
     lines = [f"{version} cannot compile {name} for {arch}"]
     code, archs = nvrtc.nvrtcGetSupportedArchs()
     number = re.match(r"(?:sm|compute)_(\d+)", arch)
     if not code and number and int(number[1]) not in archs:
         known = ", ".join(f"sm_{entry}" for entry in archs)
         lines[0] += f": it compiles only for {known}"
+        if int(number[1]) > max(archs, default=0):
+            wheel = "nvidia-cuda-nvrtc-cu12" if major == 12 else "'nvidia-cuda-nvrtc<14'"
+            lines[0] += f"; a newer NVRTC may know it: pip install -U {wheel}"
+    elif misnaming:
+        lines[0] += f": {misnaming}"
+        located = []
     elif located:
         lines[0] += f": {len(located)} error{'s' * (len(located) > 1)}"
     sources = {name: text}
@@ -300,7 +308,7 @@ def _explain(
     if len(located) > _ERRORS_SHOWN:
         lines += ["", f"(and {len(located) - _ERRORS_SHOWN} more: see the log below)"]
     lines += [
-        *_cures(log),
+        *cures(log, arch, expressions),
         "",
         f"kernels: {', '.join(expressions) or 'none named'}",
         f"options: {' '.join(flags)}",
@@ -310,35 +318,6 @@ def _explain(
         log,
     ]
     return "\n".join(lines)
-
-
-def _cures(log: str) -> list[str]:
-    """What to do about the headers that the log says cannot be opened, about names of CUDA's and
-    C's headers that nvcc knows without being told, and about functions of the host."""
-    found = [headers.cure(name) for name in dict.fromkeys(
-        re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]
-    found += [f"{name} is of a header that nvcc includes by itself, and NVRTC does not: "
-              f"#include <{_DECLARED[name]}>" for name in dict.fromkeys(
-                  re.findall(r'(?:identifier|name) "(\w+)" is undefined', log))
-              if name in _DECLARED]
-    if "host functions are not allowed in JIT mode" in log:
-        found.append("NVRTC compiles for the device alone: declare functions __device__, or, where "
-                     "a header has others (cuda.h), pass options=[\"-default-device\"]")
-    return ["", *found] if found else []
-
-
-_DECLARED = {
-    **dict.fromkeys(("INFINITY", "NAN"), "cmath"),
-    **dict.fromkeys(("FLT_MAX", "FLT_MIN", "FLT_EPSILON", "DBL_MAX"), "cfloat"),
-    **dict.fromkeys(("INT_MAX", "INT_MIN", "UINT_MAX"), "climits"),
-    **dict.fromkeys(("uint8_t", "uint16_t", "uint32_t", "uint64_t", "int8_t", "int16_t", "int32_t",
-                     "int64_t"), "cstdint"),
-    **dict.fromkeys(("cudaGridDependencySynchronize", "cudaTriggerProgrammaticLaunchCompletion"),
-                    "cuda_device_runtime_api.h"),
-    **dict.fromkeys(("__half", "half", "__half2", "__float2half"), "cuda_fp16.h"),
-    **dict.fromkeys(("__nv_bfloat16", "__nv_bfloat162", "__float2bfloat16"), "cuda_bf16.h"),
-}
-"""Names -> the header that declares them, and that can be included here."""
 
 
 def _numbered(file: str, line: int, sources: dict[str, str], paths: Sequence[Path]) -> list[str]:

@@ -141,13 +141,18 @@ class Device:
             raise DeviceError(
                 f"the NVIDIA driver supports CUDA {version_text(version)}, but rawnn with "
                 f"cuda-bindings {version_text(bindings)} needs {version_text(needed)} or newer: "
-                f"update the driver, or install rawnn[cu12] in place of rawnn[cu13]"
+                "update the driver" + (", or pip install 'rawnn[cu12]', which it can run"
+                                       if bindings >= 13000 and version >= MINIMUM_DRIVER[12]
+                                       else "")
             )
         if ordinal >= count:
             raise DeviceError(f"GPU {ordinal} was asked for, but this machine has "
                               f"{counted(count, 'GPU')}; "
                               f"run with --device host to train on the CPU")
         return self._check("cuDeviceGet", ordinal)
+
+    def __repr__(self) -> str:
+        return f"rawnn.Device({self.info.name})"
 
     def attribute(self, name: str) -> int:
         """A number that the driver gives for the device; `name` is the driver's, without its

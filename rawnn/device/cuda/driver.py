@@ -327,11 +327,18 @@ class Driver:
         self, stream: Any, graph: Any, dependencies: Sequence[Any]
     ) -> tuple[Any, ...]:
         """Capture what follows on `stream` into `graph`, after the nodes `dependencies`."""
-        mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        result: tuple[Any, ...] = self._cu.cuStreamBeginCaptureToGraph(
-            stream, graph, list(dependencies), None, len(dependencies), mode
-        )
-        return result
+        cu, after = self._cu, list(dependencies)
+        mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+        def begin(edges: list[Any] | None) -> tuple[Any, ...]:
+            result: tuple[Any, ...] = cu.cuStreamBeginCaptureToGraph(
+                stream, graph, after, edges, len(after), mode)
+            return result
+
+        try:
+            return begin(None)
+        except RuntimeError:  # bindings before 12.9.5 and 13.1 find no edges too few for any nodes
+            return begin([cu.CUgraphEdgeData() for _ in after])
 
     def cuStreamBeginCapture(self, stream: Any) -> tuple[Any, ...]:
         """Capture what follows on `stream` into a graph that cuStreamEndCapture gives."""

@@ -144,6 +144,16 @@ def _code(parameter: Parameter) -> str:
     return "Q" if parameter.pointer else parameter.format
 
 
+def allow(driver: Any, function: Any, attribute: str, value: int, context: str) -> None:
+    """Let a kernel have what a launch of it needs; another launch of it may need more. Raises
+    CallFailed where the device has not that much."""
+    context = f"{attribute} for {context}"
+    result = driver.cuFuncGetAttribute(attribute, function)
+    if check(driver, "cuFuncGetAttribute", result, context) < value:
+        check(driver, "cuFuncSetAttribute",
+              driver.cuFuncSetAttribute(function, attribute, value), context)
+
+
 class KernelLaunch:
     """One kernel with its grid, block (threads), dynamic shared memory (bytes) and arguments.
 
@@ -171,9 +181,9 @@ class KernelLaunch:
         self._cluster = cluster
         self._offset = arguments.cell("offset")
         if shared_bytes:
-            self._raise_limit("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes)
+            allow(driver, function, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes, self.context)
         if cluster is not None and prod(cluster) > PORTABLE_CLUSTER:
-            self._raise_limit("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
+            allow(driver, function, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, self.context)
         self._prepared: tuple[Any, ...]
         if cluster is None and not programmatic and not cooperative:
             self._name, self._call = "cuLaunchKernel", driver.cuLaunchKernel
@@ -184,15 +194,6 @@ class KernelLaunch:
                                           programmatic, cooperative)
             self._name, self._call = "cuLaunchKernelEx", driver.cuLaunchKernelEx
             self._prepared = (config, function, arguments.address, 0)
-
-    def _raise_limit(self, attribute: str, value: int) -> None:
-        """Let the kernel have what this launch needs; another launch of it may need more."""
-        driver, function = self._driver, self._geometry[0]
-        context = f"{attribute} for {self.context}"
-        result = driver.cuFuncGetAttribute(attribute, function)
-        if check(driver, "cuFuncGetAttribute", result, context) < value:
-            check(driver, "cuFuncSetAttribute",
-                  driver.cuFuncSetAttribute(function, attribute, value), context)
 
     @property
     def context(self) -> str:

@@ -156,6 +156,7 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
     def cuLaunchKernel(self, f: Any, gridDimX: int, gridDimY: int, gridDimZ: int, blockDimX: int,
                        blockDimY: int, blockDimZ: int, sharedMemBytes: int, hStream: Any,
                        kernelParams: Any, extra: Any) -> tuple[Any, ...]:
+        self.simulation.still_runs()
         launch = self.launch_effect(
             f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), sharedMemBytes,
             kernelParams,
@@ -171,6 +172,7 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
     @seam()
     def cuLaunchKernelEx(self, config: Any, f: Any, kernelParams: Any,
                          extra: Any) -> tuple[Any, ...]:
+        self.simulation.still_runs()
         if config.programmatic and self.simulation.compute_capability < (9, 0):
             raise Refused("CUDA_ERROR_NOT_SUPPORTED")
         launch = self.launch_effect(f, config.grid, config.block, config.shared_bytes,

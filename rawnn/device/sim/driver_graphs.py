@@ -288,6 +288,7 @@ class GraphCalls(Effects):
         """Behind all work on the stream and behind the graph's launch before; in a capture, a
         child graph."""
         simulation = self.simulation
+        simulation.still_runs()
         executable: Executable = simulation.find(hGraphExec, "executable graph", _INVALID)
         stream = simulation.stream(hStream)
         graph = executable.graph

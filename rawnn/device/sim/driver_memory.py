@@ -151,6 +151,7 @@ class MemoryCalls(Effects):
                           hStream: Any) -> tuple[Any, ...]:
         """Pageable memory: returns once the copy is complete (outside a capture). Page-locked
         memory holds nothing of use until the copy was waited for."""
+        self.simulation.still_runs()
         if ByteCount:
             locked = self.simulation.locked(int(dstHost), ByteCount)
             captured = self.simulation.stream(hStream).capture is not None

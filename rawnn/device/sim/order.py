@@ -60,7 +60,7 @@ class Scheduler:
 
     `host` is the clock of what the host has waited for: whatever it enqueues comes after that.
     After an effect has raised, nothing runs any more and every wait returns at once: the error has
-    been reported, and what remains is to release resources.
+    been reported, and what remains is to release resources. `broken` says which it was.
     """
 
     def __init__(self, seed: int) -> None:
@@ -70,7 +70,7 @@ class Scheduler:
         self._pending = 0
         self.host: Clock = ()
         self.ran = 0
-        self.broken = False
+        self.broken = ""
 
     def add(self, task: Task, predecessors: Iterable[Task], held: bool = False) -> Task:
         """Let `task` run once all `predecessors` are done and, if `held`, `release` was called."""
@@ -128,9 +128,9 @@ class Scheduler:
         """How many tasks have not run."""
         return self._pending
 
-    def abandon(self) -> None:
-        """Run nothing any more."""
-        self.broken = True
+    def abandon(self, error: BaseException) -> None:
+        """Run nothing any more, because of `error`."""
+        self.broken = f"{type(error).__name__}: {error}".splitlines()[0]
         self._ready.clear()
 
     def _step(self) -> None:
@@ -145,16 +145,16 @@ class Scheduler:
         if task.effect is not None:
             try:
                 task.effect(task)
-            except ReadBeforeWrite:
+            except ReadBeforeWrite as error:
                 self._finish(task)
-                self._look_for_races()
+                self._look_for_races(error)
                 raise
-            except BaseException:
-                self.abandon()
+            except BaseException as error:
+                self.abandon(error)
                 raise
         self._finish(task)
 
-    def _look_for_races(self) -> None:
+    def _look_for_races(self, error: ReadBeforeWrite) -> None:
         """A read found memory unwritten. If a write of it is still to come and nothing orders the
         two, that is the better explanation: run what is left and raise the first race."""
         try:
@@ -171,7 +171,7 @@ class Scheduler:
         except SimulationError:
             pass  # a consequence of the values that were missing
         finally:
-            self.abandon()
+            self.abandon(error)
 
     def _finish(self, task: Task) -> None:
         task.done = True

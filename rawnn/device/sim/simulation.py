@@ -25,7 +25,8 @@ _WITHOUT_CONTEXT = {
     "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
     "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease", "cuCtxSetCurrent",
 }
-_BY_THE_SIMULATION = ("rawnn.device.sim", "rawnn.device.cuda", "rawnn.graphs", "contextlib")
+_BY_THE_SIMULATION = ("rawnn.device.sim", "rawnn.device.cuda", "rawnn.graphs", "rawnn.lab",
+                      "contextlib")
 
 
 @dataclass(eq=False)
@@ -290,6 +291,14 @@ class Simulation:
         graph.handles.append(handle)
         self.nodes[handle] = (graph, len(graph.nodes) - 1)
         return handle
+
+    def still_runs(self) -> None:
+        """Raises SimulationError once an error has stopped the GPU: as a real one after an illegal
+        access, it launches nothing and gives no memory's content from then on."""
+        if self.scheduler.broken:
+            raise SimulationError(f"the simulated GPU stopped at an earlier error and runs nothing "
+                                  f"more; make a new one by rawnn.lab.simulated() "
+                                  f"({self.scheduler.broken})")
 
     def wait(self, task: Task | None) -> None:
         """Run until the task is done."""

@@ -29,15 +29,10 @@ __device__ __forceinline__ void arrive(unsigned int barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// An arrival at a barrier of any block of the cluster, at an address of in_block().
-__device__ __forceinline__ void arrive_remote(unsigned int barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
-}
-
-// The same of a thread that has read, by itself or by products that it has waited for, and has written
-// nothing that others are to see: without the fence of all memory that arrive_remote() is, which
-// took a third of a product's time with an arrival for each stage.
+// An arrival at a barrier of any block of the cluster, at an address of in_block(), of a thread that
+// has read, by itself or by products that it has waited for, and has written nothing that others are
+// to see: without .release.cluster, the fence of all memory, which took a third of a product's time
+// with an arrival for each stage.
 __device__ __forceinline__ void arrive_remote_having_read(unsigned int barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

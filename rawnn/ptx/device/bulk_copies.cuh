@@ -28,13 +28,6 @@ __device__ __forceinline__ void load_bulk(unsigned int to, const void* from, int
       : "memory");
 }
 
-// The reverse, part of the open group of stores.
-__device__ __forceinline__ void store_bulk(void* to, unsigned int from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
-               "r"(bytes)
-               : "memory");
-}
-
 // The tile of a matrix whose first element is (row, column), to shared memory; zeros where the
 // matrix has no elements. The map says how large it is and how its chunks are permuted: with the
 // 128-byte swizzle chunk c of 16 bytes of row r is at r * 128 + (c ^ r % 8) * 16.

@@ -8,17 +8,11 @@
 
 namespace ptx {
 
-// This block's place in its cluster, 0 .. cluster_size() - 1.
+// This block's place in its cluster, from 0 on.
 __device__ __forceinline__ unsigned int cluster_rank() {
   unsigned int rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
-}
-
-__device__ __forceinline__ unsigned int cluster_size() {
-  unsigned int size;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
 }
 
 // The two halves of a barrier of all threads of all blocks of the cluster: what was written ahead of
@@ -49,30 +43,12 @@ __device__ __forceinline__ unsigned int in_block(unsigned int address, unsigned 
   return there;
 }
 
-// 4 or 16 bytes at an address of in_block().
+// The value at an address of in_block(). Our kernels send instead, which waits for nothing: users'
+// kernels read so, and the twin's check that blocks do not end while others read from them.
 __device__ __forceinline__ float load_remote(unsigned int from) {
   float value;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
   return value;
-}
-
-__device__ __forceinline__ float4 load_remote4(unsigned int from) {
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(from)
-               : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void store_remote(unsigned int to, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-}
-
-__device__ __forceinline__ void store_remote4(unsigned int to, float4 value) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(value.x),
-               "f"(value.y), "f"(value.z), "f"(value.w)
-               : "memory");
 }
 
 // Stores that count their bytes at a barrier beside them, both at addresses of in_block() for one

@@ -14,11 +14,6 @@ __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// What this thread has written or seen is ahead of what it does next, for all threads of the GPU
-// that see the latter; __threadfence() in CUDA's words. system_fence() likewise for the host.
-__device__ __forceinline__ void gpu_fence() { __threadfence(); }
-__device__ __forceinline__ void system_fence() { __threadfence_system(); }
-
 // Programmatic launches (pdl.cuh): returns once the kernels directly before have ended and their
 // writes can be seen; lets the kernels behind begin.
 __device__ __forceinline__ void wait_for_kernels() {

@@ -16,10 +16,11 @@ SUMMARY = "Each operand becomes the sum over ranks of its values times a weight,
 SCATTER, GATHER = "reduce_scatter", "all_gather"
 SUMMARIES = {SCATTER: "Each part becomes this rank's rows of the weighted sum over ranks.",
              GATHER: "Each whole becomes the parts of all ranks, one behind the other."}
-TURN = Tensor("nccl.turn", (1,), "int32", Role.SCRATCH)
+TURN = Tensor("nccl.turn", (1,), "int32", Role.SCRATCH, communicator="sums")
 """What every collective of a communicator reads and writes, so that they have one order, the same
 on all ranks. It holds nothing."""
-COPIES, EXCHANGES = (replace(TURN, name=f"nccl.{name}") for name in ("copies", "exchanges"))
+COPIES, EXCHANGES = (replace(TURN, name=f"nccl.{name}", communicator=name)
+                     for name in ("copies", "exchanges"))
 """Those of communicators for what copy engines do, which wait for nobody else: weights that are
 gathered, and parts of gradients that two ranks send each other."""
 

@@ -94,9 +94,6 @@ namespace ptx {
 using namespace twin;
 
 unsigned int cluster_rank() { return self->block->rank; }
-unsigned int cluster_size() {
-  return static_cast<unsigned int>(self->block->cluster->blocks.size());
-}
 
 static void arrive_at_cluster(bool relaxed) {
   Cluster& cluster = *self->block->cluster;
@@ -158,11 +155,6 @@ void publish_barriers() {
 void arrive(unsigned int barrier) {
   TWIN_HERE;
   arrive_at(barrier, false);
-}
-
-void arrive_remote(unsigned int barrier) {
-  TWIN_HERE;
-  arrive_at(barrier, true);
 }
 
 void arrive_remote_having_read(unsigned int barrier) {

@@ -304,21 +304,6 @@ void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row, int co
   }
 }
 
-void store_bulk(void* to, unsigned int from, int bytes) {
-  TWIN_HERE;
-  if (bytes <= 0 || bytes % 16 != 0 || from % 16 != 0 ||
-      reinterpret_cast<std::uintptr_t>(to) % 16 != 0) {
-    fail("a bulk copy of %d bytes at misaligned addresses, at %p", bytes, self->here);
-  }
-  Store& store = store_of_group();
-  for (int byte = 0; byte < bytes; byte += 16) {
-    touch_shared(from + static_cast<unsigned>(byte), 16, kRead | kProxy, self->reading,
-                 self->store_group);
-  }
-  touch_global(to, static_cast<std::size_t>(bytes), kWrite, self->writing, self->store_group);
-  store.rows.push_back({from, static_cast<unsigned char*>(to), bytes});
-}
-
 void store_tile(const TensorMap& to, int row, int column, unsigned int from) {
   TWIN_HERE;
   const Map map = Map::of(to);

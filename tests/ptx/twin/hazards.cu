@@ -76,15 +76,21 @@ __global__ void copies_of_others(float* x) {
   x[64 + i] = words[i ^ 1];
 }
 
+// 32 words where a tile of the copy engine may lie.
+__device__ float* tile() {
+  float* const words = ptx::dynamic_shared<float>();
+  return words + (128 - ptx::shared_address(words) % 128) / 4;
+}
+
 // What threads wrote is stored by the copy engine, behind its fence.
 template <bool RIGHT>
-__global__ void proxy(float* x) {
-  float* const words = ptx::dynamic_shared<float>();
+__global__ void proxy(float* x, const __grid_constant__ TensorMap x_map) {
+  float* const words = tile();
   words[threadIdx.x] = 3.0f;
   if (RIGHT) ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x == 0) {
-    ptx::store_bulk(x, ptx::shared_address(words), 128);
+    ptx::store_tile(x_map, 0, 0, ptx::shared_address(words));
     ptx::commit_stores();
     ptx::wait_for_stores<0>();
   }
@@ -92,13 +98,13 @@ __global__ void proxy(float* x) {
 
 // A thread ends with stores under way.
 template <bool RIGHT>
-__global__ void stores(float* x) {
-  float* const words = ptx::dynamic_shared<float>();
+__global__ void stores(float* x, const __grid_constant__ TensorMap x_map) {
+  float* const words = tile();
   words[threadIdx.x] = 3.0f;
   ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x == 0) {
-    ptx::store_bulk(x, ptx::shared_address(words), 128);
+    ptx::store_tile(x_map, 0, 0, ptx::shared_address(words));
     ptx::commit_stores();
     if (RIGHT) ptx::wait_for_stores<0>();
   }

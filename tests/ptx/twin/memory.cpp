@@ -187,35 +187,12 @@ unsigned int in_block(unsigned int address, unsigned int rank) {
   return address | (rank + 1) << 24;
 }
 
-template <typename V>
-static V load_from(unsigned int from) {
-  touch_shared(from, sizeof(V), kRead, own(), self->clock);
-  V value;
-  std::memcpy(&value, shared_pointer(block_of(from), from, sizeof value), sizeof value);
-  return value;
-}
-
-template <typename V>
-static void store_to(unsigned int to, V value) {
-  touch_shared(to, sizeof(V), kWrite, own(), self->clock);
-  std::memcpy(shared_pointer(block_of(to), to, sizeof value), &value, sizeof value);
-}
-
 float load_remote(unsigned int from) {
   TWIN_HERE;
-  return load_from<float>(from);
-}
-float4 load_remote4(unsigned int from) {
-  TWIN_HERE;
-  return load_from<float4>(from);
-}
-void store_remote(unsigned int to, float value) {
-  TWIN_HERE;
-  store_to(to, value);
-}
-void store_remote4(unsigned int to, float4 value) {
-  TWIN_HERE;
-  store_to(to, value);
+  touch_shared(from, 4, kRead, own(), self->clock);
+  float value;
+  std::memcpy(&value, shared_pointer(block_of(from), from, 4), 4);
+  return value;
 }
 void add_release(unsigned int* counter, unsigned int value) {
   TWIN_HERE;

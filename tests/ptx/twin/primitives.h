@@ -153,7 +153,6 @@ inline void wait_for_all_copies() { twin::wait_for_copies(-1); }
 void init_barrier(unsigned int barrier, int arrivals);
 void publish_barriers();
 void arrive(unsigned int barrier);
-void arrive_remote(unsigned int barrier);
 void arrive_remote_having_read(unsigned int barrier);
 void arrive_expecting(unsigned int barrier, int bytes);
 void expect(unsigned int barrier, int bytes);
@@ -163,7 +162,6 @@ void wait_for_remote(unsigned int barrier, int parity);
 
 // bulk_copies.cuh
 void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrier);
-void store_bulk(void* to, unsigned int from, int bytes);
 void load_tile(unsigned int to, const TensorMap& from, int row, int column, unsigned int barrier);
 void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row, int column,
                          unsigned int barrier, unsigned int blocks);
@@ -180,7 +178,6 @@ void wait_for_stores() {
 
 // cluster.cuh
 unsigned int cluster_rank();
-unsigned int cluster_size();
 void arrive_at_cluster();
 void arrive_at_cluster_relaxed();
 void wait_for_cluster();
@@ -190,9 +187,6 @@ inline void cluster_barrier() {
 }
 unsigned int in_block(unsigned int address, unsigned int rank);
 float load_remote(unsigned int from);
-float4 load_remote4(unsigned int from);
-void store_remote(unsigned int to, float value);
-void store_remote4(unsigned int to, float4 value);
 void send(unsigned int to, float value, unsigned int barrier);
 void send4(unsigned int to, float4 value, unsigned int barrier);
 
@@ -221,8 +215,6 @@ inline unsigned long long nanoseconds() { return cycles(); }
 
 // fences.cuh
 void fence_proxy_async();
-inline void gpu_fence() { __threadfence(); }
-inline void system_fence() { __threadfence(); }
 void wait_for_kernels();
 void launch_dependents();
 

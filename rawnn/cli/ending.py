@@ -1,0 +1,42 @@
+"""Requests to end a measurement, by SIGTERM or SIGHUP, taken as Ctrl-C is."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+
+from rawnn.cli.screen import say
+
+NAMES = ("SIGTERM", "SIGHUP")
+
+
+@contextmanager
+def as_by_ctrl_c() -> Iterator[None]:
+    """Within the block the first SIGTERM or SIGHUP raises KeyboardInterrupt, so that what was
+    measured is shown and kept; a second one ends the process. The status is that of the signal.
+    One that the process ignores (nohup) is left alone."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+    taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, hear)
+    try:
+        yield
+    except (click.Abort, KeyboardInterrupt):
+        if not heard:
+            raise
+        say(f"ended by {signal.Signals(heard[0]).name}")
+        click.get_current_context().exit(128 + heard[0])
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
