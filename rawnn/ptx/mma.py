@@ -160,9 +160,8 @@ register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_
 def _tiles_wgmma_scaled(p: Product) -> list[Tile]:
     stages = ceil(p.k, 32)  # and as many additions of float32, half of those by tf32
     return [Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
-            for times, columns in SCALED if times == p.times
-            for cluster in (1, 2, 3, 4, 8)
-            if times == 1 or stages <= 2 * LONGEST_SUM * cluster or cluster == 8]
+            for columns in SCALED for cluster in (1, 2, 3, 4, 8)
+            if stages <= 2 * LONGEST_SUM * cluster or cluster == 8]
 
 
 @cache
@@ -173,14 +172,13 @@ def choose_wgmma_scaled(p: Product, target: Target) -> Tile:
 
 
 def scaled_is_faster(p: Product, target: Target) -> bool:
-    """Whether a product of float32 is predicted to take less by scaled float16 than otherwise; and
-    whether its sums are short enough for that, where it must be as exact."""
-    if p.times == 3 and ceil(p.k, 32) > 16 * LONGEST_SUM:
+    """Whether a product of float32 that has to be as exact is predicted to take less by scaled
+    float16 than otherwise, on a GPU that has both; and whether its sums are short enough."""
+    if p.times != 3 or ceil(p.k, 32) > 16 * LONGEST_SUM:
         return False
-    taken = cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target)
-    worth = WORTH if p.times == 1 else 1.0
-    return taken < min(worth * cycles(p, choose(p, target), target),
-                       cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))
+    return cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target) < \
+        min(cycles(p, choose(p, target), target),
+            cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))
 
 
 def _shared_wgmma_scaled(s: Scalars) -> int:

@@ -91,9 +91,8 @@ struct Left {
     scale[0] = scale[1] = kFirstScale;
   }
 
-  // Says whether a scale of the warp's has changed: sums that have the old ones are due.
-  __device__ __forceinline__ bool take(Parts& parts, unsigned int tile) {
-    if (!__any_sync(kFullWarp, split_all(parts, tile))) return false;
+  // Scales with which a stage's numbers are float16.
+  __device__ __forceinline__ void fit(unsigned int tile) {
     unsigned int largest[2] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -112,6 +111,12 @@ struct Left {
       scale[half] = scale_of(before, largest[half]);
       change[half] = change_of(scale[half], before);
     }
+  }
+
+  // Says whether a scale of the warp's has changed: sums that have the old ones are due.
+  __device__ __forceinline__ bool take(Parts& parts, unsigned int tile) {
+    if (!__any_sync(kFullWarp, split_all(parts, tile))) return false;
+    fit(tile);
     split_all(parts, tile);
     return true;
   }
@@ -203,36 +208,23 @@ struct Right {
   }
 
   // Says whether a scale of the warp's has changed: sums that have the old ones are due with this
-  // stage.
+  // stage. Of the FIRST stage scales always change, and there are no sums.
+  template <bool FIRST>
   __device__ __forceinline__ bool prepare(unsigned int raw, unsigned int ready, int parity) {
     float* const changes = scales + (1 + parity) * COLUMNS;
-    if ((said >> parity & 1u) != 0u) {  // two stages ago
+    if (!FIRST && (said >> parity & 1u) != 0u) {  // two stages ago
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         if (writes()) *place(changes, pass) = 1.0f;
       }
       said &= ~(1u << parity);
     }
+    if (FIRST || __any_sync(kFullWarp, split_all(raw, ready))) {
+      said |= 1u << parity;
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int first = column(pass);
-      unsigned int high[kCount / 2], low[kCount / 2];
-      if (__any_sync(kFullWarp, parts(high, low, raw, pass))) {
-        said |= 1u << parity;
-        rescale(raw, changes, pass);
-        parts(high, low, raw, pass);
-      }
-      if constexpr (kDeep) {
-        const int chunk = lane % 8;
-        const unsigned int to = ready + Ready::offset(first, chunk / 2) + chunk % 2 * 8;
-        ptx::store_shared(to, high);
-        if constexpr (LOW) ptx::store_shared(to ^ 64u, low);
-      } else {
-        const unsigned int to = ready + first / 64 * Ready::kPanelBytes +
-                                Ready::offset(LEFT::place(lane), first % 64 / 8);
-        ptx::store_shared(to, high);
-        if constexpr (LOW) ptx::store_shared(to + Ready::kBytes, low);
-      }
+      for (int pass = 0; pass < kPasses; ++pass) fit(raw, changes, pass);
+      __syncwarp();
+      split_all(raw, ready);
     }
     return (said >> parity & 1u) != 0u;
   }
@@ -252,7 +244,7 @@ struct Right {
   }
   __device__ __forceinline__ bool writes() const { return kDeep ? lane % 8 == 0 : lane < 8; }
   __device__ __forceinline__ float* place(float* from, int pass) const {
-    return from + column(pass) + (kDeep ? 0 : lane % 8);
+    return from + column(pass) + (kDeep ? 0 : lane);  // one that writes
   }
 
   // Four of a thread's numbers at a pass.
@@ -270,10 +262,31 @@ struct Right {
     for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(words[i]);
   }
 
-  __device__ __forceinline__ bool parts(unsigned int (&high)[kCount / 2],
-                                        unsigned int (&low)[kCount / 2], unsigned int raw,
-                                        int pass) const {
+  __device__ __forceinline__ bool split_all(unsigned int raw, unsigned int ready) const {
     unsigned int beyond = 0u;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      unsigned int high[kCount / 2], low[kCount / 2];
+      split(high, low, beyond, raw, pass);
+      const int first = column(pass);
+      if constexpr (kDeep) {
+        const int chunk = lane % 8;
+        const unsigned int to = ready + Ready::offset(first, chunk / 2) + chunk % 2 * 8;
+        ptx::store_shared(to, high);
+        if constexpr (LOW) ptx::store_shared(to ^ 64u, low);
+      } else {
+        const unsigned int to = ready + first / 64 * Ready::kPanelBytes +
+                                Ready::offset(LEFT::place(lane), first % 64 / 8);
+        ptx::store_shared(to, high);
+        if constexpr (LOW) ptx::store_shared(to + Ready::kBytes, low);
+      }
+    }
+    return beyond != 0u;
+  }
+
+  __device__ __forceinline__ void split(unsigned int (&high)[kCount / 2],
+                                        unsigned int (&low)[kCount / 2], unsigned int& beyond,
+                                        unsigned int raw, int pass) const {
 #pragma unroll
     for (int four = 0; four < kCount / 4; ++four) {
       float values[4];
@@ -293,10 +306,10 @@ struct Right {
         if constexpr (LOW) low[at] = low_parts(high[at], first, second);
       }
     }
-    return beyond != 0u;
   }
 
-  __device__ __forceinline__ void rescale(unsigned int raw, float* changes, int pass) const {
+  // Scales with which a pass's numbers are float16.
+  __device__ __forceinline__ void fit(unsigned int raw, float* changes, int pass) const {
     unsigned int largest = 0u;  // of the lane's row, or of the column that it writes
 #pragma unroll
     for (int four = 0; four < kCount / 4; ++four) {
@@ -312,11 +325,7 @@ struct Right {
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          unsigned int of_column = magnitude(values[i]);
-#pragma unroll
-          for (int apart = 1; apart < 32; apart *= 2) {
-            of_column = max(of_column, __shfl_xor_sync(kFullWarp, of_column, apart));
-          }
+          const unsigned int of_column = __reduce_max_sync(kFullWarp, magnitude(values[i]));
           if (lane == 4 * four + i) largest = of_column;
         }
       }
@@ -327,6 +336,5 @@ struct Right {
       scale = scale_of(before, largest);
       *place(changes, pass) = change_of(scale, before);
     }
-    __syncwarp();
   }
 };

@@ -83,7 +83,7 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
   epilogue.begin();
   wait_for_copies<kStages - 2>();  // the first stage is there, and with kAhead the second
   if constexpr (kAhead || !DEEP_B) __syncthreads();
-  columns.prepare(shared + PanelA::kBytes, prepared, 0);
+  columns.template prepare<true>(shared + PanelA::kBytes, prepared, 0);
   ptx::fence_proxy_async();
 
   float sums[kColumns / 2] = {};
@@ -108,8 +108,14 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) kept(i) *= rows.change[i / 2 % 2];
   };
-  if constexpr (kAhead) take(fragments, shared);  // where there is no stage, for nothing
+  if constexpr (kAhead) {
+    rows.fit(shared);  // where there is no stage, for nothing
+    take(fragments, shared);
+  }
   __syncthreads();
+  if constexpr (!kAhead) {
+    if (stages > 0) rows.fit(shared);
+  }
 
   int changed = 0;  // whether columns change with this stage
   int slot = 0;
@@ -153,9 +159,9 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
         wait_for_copies<kStages - 3>();
         if constexpr (!DEEP_B) __syncthreads();  // the next stage is there
       }
-      columns_change = columns.prepare(next_tile + PanelA::kBytes,
-                                       prepared + (stage + 1) % 2 * Second::kBytes,
-                                       (stage + 1) % 2);
+      columns_change = columns.template prepare<false>(next_tile + PanelA::kBytes,
+                                                       prepared + (stage + 1) % 2 * Second::kBytes,
+                                                       (stage + 1) % 2);
       ptx::fence_proxy_async();
       // Behind the fence, with as few copies under way there as can be.
       if (stage + kInFlight < stages) {  // into the place of this stage, or of the one before it

@@ -28,6 +28,9 @@ HARMLESS: dict[str, str] = {
         "a scale that fits stays as it is however often it is looked at; that takes time only",
     "mma_scaled.cuh: zero fill: unsigned int beyond = 0u; [23] #2":
         "for the same reason as the one above",
+    "mma_scaled.cuh: zero fill: unsigned int largest = 0u;  // of the lane's row, or of the column "
+    "that it writes [24]":
+        "1 stands for the smallest number of all, which fits every scale",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
