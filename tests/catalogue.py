@@ -187,7 +187,7 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in variants:
                     _collect(found, variant, opt, machine)
-        for scaled in (False, True) if number in ("", "tf32") else (False,):
+        for scaled in (False, True) if number == "" else (False,):
             with mock.patch("rawnn.opts.mma.wgmma_is_faster", _is_worth_wgmma), \
                     mock.patch("rawnn.opts.mma.scaled_is_faster", lambda p, t, s=scaled: s):
                 for kernel in ("mma=wgmma", "mma=wgmma,fuse"):

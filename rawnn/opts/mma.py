@@ -64,9 +64,8 @@ def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
 
 
 def _by_wgmma_scaled(plan: Plan, op: Op) -> bool:
-    """Whether wgmma computes a product of float32 by scaled float16, and faster."""
-    return plan[op.operands["a"]].dtype == "float32" and \
-        scaled_is_faster(product_of(op, plan), plan.target)
+    """Whether wgmma computes a product of float32 as exactly by scaled float16, and faster."""
+    return scaled_is_faster(product_of(op, plan), plan.target)
 
 
 def streams_weights(plan: Plan, op: Op) -> bool:

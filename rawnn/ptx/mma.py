@@ -187,9 +187,8 @@ def _shared_wgmma_scaled(s: Scalars) -> int:
     return int(max(operands, with_sums(s, 0)) + 3 * 4 * s["BN"])
 
 
-SCALED_OTHERS = tuple(
-    Tile(128, columns, 8, 1, 1, stages, cluster, bytes=128)
-    for columns, stages, cluster in ((64, 3, 1), (128, 3, 1), (128, 4, 1), (64, 3, 2), (128, 3, 2)))
+SCALED_OTHERS = tuple(Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
+                      for cluster in (1, 2) for columns in (64, 128))
 
 register_family(WGMMA, "wgmma_scaled", "wgmma_scaled.cu", "WgmmaScaled", choose_wgmma_scaled,
                 _shared_wgmma_scaled, others=SCALED_OTHERS, updates=UPDATES, losses=True,

@@ -4,13 +4,13 @@
 // (mma_fragments.cuh). float16 has little range, so that every row of op(a) and every column of op(b)
 // has a scale of its own, which puts the largest of what has come of it so far between 2^13 and 2^16.
 // Where a number comes that is too large, the scale becomes smaller, and whoever keeps sums that have
-// it is told by how much. A number is off by 2^-23 of itself, of high parts alone by 2^-12, or by 2^-38
-// of the largest of its row or column, whichever is more. What is not finite stays so or becomes NaN.
+// it is told by how much. A number is off by 2^-23 of itself or by 2^-38 of the largest of its row or
+// column, whichever is more. What is not finite stays so or becomes NaN.
 #pragma once
 #include "mma_copy.cuh"
 #include "mma_warpgroup.cuh"
 
-struct f16x3 {};  // a SUM: kept as floats
+struct f16x3 {};  // the SUM: kept as floats
 
 constexpr int kStageDepth = 32;  // floats
 constexpr int kSteps = 2;        // of 16 a stage
@@ -56,12 +56,7 @@ __device__ __forceinline__ unsigned int low_parts(unsigned int high, float first
 }
 
 // A stage of a warp's 16 rows as fragments.
-template <bool LOW>
 struct ScaledRows {
-  unsigned int high[kSteps][4];
-};
-template <>
-struct ScaledRows<true> {
   unsigned int high[kSteps][4];
   unsigned int low[kSteps][4];
 };
@@ -71,10 +66,9 @@ struct ScaledRows<true> {
 // ..., of a wide one in pairs of an even and an odd row, which take the places of the instruction's
 // first and second eight; and there t + 4 i stands for the instruction's 2 t, 2 t + 1, 2 t + 8,
 // 2 t + 9: so lanes read different banks.
-template <typename PANEL, bool LOW>
+template <typename PANEL>
 struct Left {
   static constexpr bool kDeep = PANEL::kDeep;
-  using Parts = ScaledRows<LOW>;
 
   int base;
   float scale[2];   // of a lane's two rows
@@ -114,7 +108,7 @@ struct Left {
   }
 
   // Says whether a scale of the warp's has changed: sums that have the old ones are due.
-  __device__ __forceinline__ bool take(Parts& parts, unsigned int tile) {
+  __device__ __forceinline__ bool take(ScaledRows& parts, unsigned int tile) {
     if (!__any_sync(kFullWarp, split_all(parts, tile))) return false;
     fit(tile);
     split_all(parts, tile);
@@ -161,7 +155,7 @@ struct Left {
     }
   }
 
-  __device__ __forceinline__ bool split_all(Parts& parts, unsigned int tile) const {
+  __device__ __forceinline__ bool split_all(ScaledRows& parts, unsigned int tile) const {
     unsigned int beyond = 0u;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -172,7 +166,7 @@ struct Left {
         const float first = pairs[i][0] * scale[i % 2];
         const float second = pairs[i][1] * scale[i % 2];
         parts.high[step][i] = high_parts(beyond, first, second);
-        if constexpr (LOW) parts.low[step][i] = low_parts(parts.high[step][i], first, second);
+        parts.low[step][i] = low_parts(parts.high[step][i], first, second);
       }
     }
     return beyond != 0u;
@@ -183,11 +177,11 @@ struct Left {
 // has copied itself, `own` bytes from the tile's start on; a row of 128 bytes has the high parts in its
 // first half and the low ones in its second. Of a wide one a warp takes eight columns and a lane one
 // row of them, and the low parts lie behind all high ones.
-template <typename LEFT, typename PANEL, int COLUMNS, bool LOW>
+template <typename LEFT, typename PANEL, int COLUMNS>
 struct Right {
   static constexpr bool kDeep = PANEL::kDeep;
   using Ready = Panel<float16, COLUMNS, kDeep, kDeep ? 2 * kStageDepth : kStageDepth>;
-  static constexpr int kBytes = (kDeep || !LOW ? 1 : 2) * Ready::kBytes;
+  static constexpr int kBytes = (kDeep ? 1 : 2) * Ready::kBytes;
   static constexpr int kPasses = COLUMNS / (kDeep ? 32 : 64);
   static constexpr int kCount = kDeep ? 4 : 8;  // numbers of a thread at a pass
 
@@ -273,12 +267,12 @@ struct Right {
         const int chunk = lane % 8;
         const unsigned int to = ready + Ready::offset(first, chunk / 2) + chunk % 2 * 8;
         ptx::store_shared(to, high);
-        if constexpr (LOW) ptx::store_shared(to ^ 64u, low);
+        ptx::store_shared(to ^ 64u, low);
       } else {
         const unsigned int to = ready + first / 64 * Ready::kPanelBytes +
                                 Ready::offset(LEFT::place(lane), first % 64 / 8);
         ptx::store_shared(to, high);
-        if constexpr (LOW) ptx::store_shared(to + Ready::kBytes, low);
+        ptx::store_shared(to + Ready::kBytes, low);
       }
     }
     return beyond != 0u;
@@ -303,7 +297,7 @@ struct Right {
         const float first = values[i] * scale[i];
         const float second = values[i + 1] * scale[i + 1];
         high[at] = high_parts(beyond, first, second);
-        if constexpr (LOW) low[at] = low_parts(high[at], first, second);
+        low[at] = low_parts(high[at], first, second);
       }
     }
   }

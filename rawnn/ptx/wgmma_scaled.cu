@@ -1,18 +1,17 @@
-// WgmmaScaled: the main loop of products of float32 on Hopper's tensor cores by products of float16,
-// which take half the time of those of tf32 (sm_90a); each is computed by two warpgroups, and the
-// kernels are those of product_kernels.cuh.
+// WgmmaScaled: the main loop of products of float32 on Hopper's tensor cores by three products of
+// float16, which take half the time of three of tf32 (sm_90a); each is computed by two warpgroups,
+// and the kernels are those of product_kernels.cuh.
 //
-// Rows and columns have powers of two as scales (mma_scaled.cuh). With a SUM of f16x3 a number is the
-// sum of two float16, and a product is high * high + high * low + low * high: the same 22 bits as three
-// products of tf32. Tensor cores cut sums off, so those of a stage begin at zero and are added to the
-// others by the float units, which round: as many are cut off as of two steps of tf32. With a SUM of
-// float a number is one float16, with as many bits as one tf32. Sums are divided by both scales at
-// the end, and every sum has one order.
+// Rows and columns have powers of two as scales (mma_scaled.cuh). A number is the sum of two float16,
+// and a product is high * high + high * low + low * high: the same 22 bits as three products of tf32.
+// Tensor cores cut sums off, so those of a stage begin at zero and are added to the others by the
+// float units, which round: as many are cut off as of two steps of tf32. Sums are divided by both
+// scales at the end, and every sum has one order.
 //
-// op(a) comes from registers, op(b) from shared memory, along its columns where it lies so. While the
-// tensor cores work on a stage, the next stage of op(b) is scaled and split; and in a tile of 128
-// columns, of which a multiprocessor has one, the next rows of op(a) as well, for whose parts there
-// are registers.
+// op(a) comes from registers, op(b) from shared memory, along its columns where it lies so, so that
+// none is transposed. While the tensor cores work on a stage, the next stage of op(b) is scaled and
+// split; and in a tile of 128 columns, of which a multiprocessor has one, the next rows of op(a) as
+// well, for whose parts there are registers.
 //
 // Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; besides the stages two prepared operands,
 // and three floats a column: its scale, and how it has changed with two stages.
@@ -31,7 +30,6 @@
 template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
 __device__ __forceinline__ void block_product(const float* a, int lda, const float* b, int ldb,
                                               int m, int n, int k, EPILOGUE epilogue) {
-  constexpr bool kThree = Same<SUM, f16x3>::kValue;
   constexpr int kColumns = TILE::kN;
   constexpr int kStages = TILE::kStages;
   constexpr int kThreads = TILE::kThreads;
@@ -39,10 +37,11 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
   constexpr int kInFlight = kAhead ? kStages : kStages - 1;
   using PanelA = Panel<float, TILE::kM, DEEP_A, kStageDepth>;
   using PanelB = Panel<float, kColumns, DEEP_B, kStageDepth>;
-  using First = Left<PanelA, kThree>;
-  using Second = Right<First, PanelB, kColumns, kThree>;
+  using First = Left<PanelA>;
+  using Second = Right<First, PanelB, kColumns>;
   constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
   using Parts = Sums<TILE, 0>;  // the inbox lies among the operands: two blocks need their room
+  static_assert(Same<SUM, f16x3>::kValue, "three products for one");
   static_assert(TILE::kM == 128 && kThreads == 256, "two warpgroups of 64 rows");
   static_assert(DEEP_A || !DEEP_B, "the order along the inner dimension is that of a");
   static_assert(kStages >= 3, "stages ahead");
@@ -87,26 +86,19 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
   ptx::fence_proxy_async();
 
   float sums[kColumns / 2] = {};
-  float all[kThree ? kColumns / 2 : 1] = {};
-  const auto kept = [&](int i) -> float& {
-    if constexpr (kThree) {
-      return all[i];
-    } else {
-      return sums[i];
-    }
-  };
+  float all[kColumns / 2] = {};
   float bias[2] = {};
   const bool biased = BIAS && n0 == 0;
-  typename First::Parts fragments;
+  ScaledRows fragments;
   // Rows of the tile as fragments; says whether sums are due to change.
-  const auto take = [&](typename First::Parts& parts, unsigned int tile) {
+  const auto take = [&](ScaledRows& parts, unsigned int tile) {
     const bool due = rows.take(parts, tile);
     if (biased && stages > 0) rows.add_up(bias, tile);
     return due;
   };
   const auto change_rows = [&]() {
 #pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) kept(i) *= rows.change[i / 2 % 2];
+    for (int i = 0; i < kColumns / 2; ++i) all[i] *= rows.change[i / 2 % 2];
   };
   if constexpr (kAhead) {
     rows.fit(shared);  // where there is no stage, for nothing
@@ -127,7 +119,7 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
     if (changed != 0) {
       const float* const by = columns.scales + (1 + stage % 2) * kColumns + lane % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) kept(i) *= by[i / 4 * 8 + i % 2];
+      for (int i = 0; i < kColumns / 2; ++i) all[i] *= by[i / 4 * 8 + i % 2];
     }
     if constexpr (!kAhead) {
       if (take(fragments, tile)) change_rows();
@@ -135,23 +127,20 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
     ptx::settle(sums);
     ptx::fence_products();
     const unsigned long long first = Second::first(ready);
-    if constexpr (kThree) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, fragments.low[step],
-                                                   first + Second::on(false, step), step);
-        ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, fragments.high[step],
-                                                   first + Second::on(true, step), 1);
-      }
+    for (int step = 0; step < kSteps; ++step) {
+      ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, fragments.low[step],
+                                                 first + Second::on(false, step), step);
+      ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, fragments.high[step],
+                                                 first + Second::on(true, step), 1);
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       ptx::multiply_async_f16<kColumns, !DEEP_B>(sums, fragments.high[step],
-                                                 first + Second::on(false, step),
-                                                 kThree ? 1 : stage + step);
+                                                 first + Second::on(false, step), 1);
     }
     ptx::commit_products();
-    typename First::Parts next;
+    ScaledRows next;
     bool columns_change = false, rows_change = false;
     if (stage + 1 < stages) {
       const unsigned int next_tile = shared + slot * kTile;
@@ -175,10 +164,8 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
     }
     ptx::wait_for_products<0>();
     ptx::settle(sums);
-    if constexpr (kThree) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
-    }
+    for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
     if constexpr (kAhead) {
       if (stage + 1 < stages) {
         if (rows_change) change_rows();
@@ -203,8 +190,8 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
       const int column = 8 * j + 2 * q;
       const float* const scale = columns.scales + column;
       *reinterpret_cast<float2*>(parts + row * kPitch + column) =
-          make_float2(unscaled(kept(4 * j + 2 * half), rows.scale[half], scale[0]),
-                      unscaled(kept(4 * j + 2 * half + 1), rows.scale[half], scale[1]));
+          make_float2(unscaled(all[4 * j + 2 * half], rows.scale[half], scale[0]),
+                      unscaled(all[4 * j + 2 * half + 1], rows.scale[half], scale[1]));
     }
     if constexpr (BIAS) {
       bias[half] += __shfl_xor_sync(kFullWarp, bias[half], 1);

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 M, N, K = 70, 72, 140
 
 
-def plan_of(compute: str, choice: int) -> Plan:
+def plan_of(choice: int) -> Plan:
     """A product of each layout: a [M, K] b [N, K]^T, stored as the layout has it."""
     tensors, ops = {}, []
     for layout in ("nt", "nn", "tn"):
@@ -33,7 +33,7 @@ def plan_of(compute: str, choice: int) -> Plan:
                     for role, shape in shapes.items()}
         ops.append(Op("matmul", layout, names, {
             "layout": layout, "m": M, "n": N, "k": K, "alpha": 1.0, "beta": 0.0, "bias": False,
-            "activation": "", "slope": "", "compute": compute, "choice": choice}, "wgmma_scaled"))
+            "activation": "", "slope": "", "compute": "float32", "choice": choice}, "wgmma_scaled"))
     return Plan("test", tensors, tuple(ops), 1, target=known((9, 0)))
 
 
@@ -49,11 +49,9 @@ def draws(kind: str, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[An
     return a.astype(np.float32), b.astype(np.float32)
 
 
-@pytest.mark.parametrize(("compute", "choice", "off"), [("float32", 0, 2.0**-21),
-                                                        ("float32", 5, 2.0**-21),
-                                                        ("tf32", 2, 2.0**-10)])
-def test_products_of_numbers_of_every_size(compute: str, choice: int, off: float) -> None:
-    plan = plan_of(compute, choice)
+@pytest.mark.parametrize("choice", [0, 4])
+def test_products_of_numbers_of_every_size(choice: int) -> None:
+    plan = plan_of(choice)
     twin = build([plan])["wgmma_scaled.cu"]
     rng = np.random.default_rng(1)
     for op in plan.ops:
@@ -74,4 +72,4 @@ def test_products_of_numbers_of_every_size(compute: str, choice: int, off: float
             assert not np.isfinite(found[~finite]).any()
             size = np.outer(*(np.linalg.norm(x.astype(np.float64), axis=1) for x in (a, b)))
             error = np.abs(found[finite] - exact[finite])
-            assert (error <= off * size[finite]).all(), (layout, kind)
+            assert (error <= 2.0**-21 * size[finite]).all(), (layout, kind)

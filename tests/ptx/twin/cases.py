@@ -55,8 +55,8 @@ CASES = {
     "scaled float16 in large tiles": Case((70, 133, 140), 135, "preload,mma,fuse", choice=2,
                                           options=ADAM, spoil=(a_nan,),
                                           network={"activation": "tanh"}),
-    "scaled float16 in place of tf32, in large tiles": Case((70, 133, 48, 9), 270,
-                                                            "preload,tf32,mma,fuse", choice=3),
+    "scaled float16 in large tiles, in clusters": Case((70, 133, 48, 9), 270,
+                                                       "preload,mma,fuse", choice=4),
     "mma of three tf32, AdamW": Case((200, 37, 10), 33, "preload,mma=sync,fuse", choice=8,
                                      options=ADAM),  # more stages than a part has
     "mma of bfloat16, momentum": Case((21, 36, 10), 20, "preload,bf16,mma=sync,fuse",
