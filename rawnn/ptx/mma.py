@@ -178,7 +178,7 @@ def scaled_is_faster(p: Product, target: Target) -> bool:
         return False
     return cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target) < \
         min(cycles(p, choose(p, target), target),
-            cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))
+            WORTH * cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))
 
 
 def _shared_wgmma_scaled(s: Scalars) -> int:

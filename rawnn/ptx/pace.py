@@ -148,12 +148,12 @@ which give some products in tf32 to wgmma, steps of one network took 4 % less an
 
 
 SCALED: Mapping[int, Paces] = {
-    64: Paces(nt=(1400.0, 1950.0), nn=(1350.0, 2150.0), tn=(1900.0, 2600.0)),
-    128: Paces(nt=(2050.0,), nn=(2250.0,), tn=(2350.0,)),
+    64: Paces(nt=(1500.0, 2000.0), nn=(1350.0, 2100.0), tn=(2100.0, 2500.0)),
+    128: Paces(nt=(2050.0,), nn=(2200.0,), tn=(2400.0,)),
 }
-FIRST_SCALED = {64: 3200.0, 128: 4000.0}
-"""The same by scaled products of float16, by columns of the tile, and FIRST: with the scales of the
-first stage."""
+FIRST_SCALED = {64: 4500.0, 128: 6000.0}
+"""The same by scaled products of float16, by columns of the tile, and FIRST, with the scales of the
+first stage: fitted to 44 products alone, off by 6 % in the mean (H200)."""
 
 
 def cycles_wgmma_scaled(p: Product, tile: Tile, target: Target) -> float:
