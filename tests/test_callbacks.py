@@ -16,7 +16,8 @@ from rawnn.errors import CheckpointError, ConfigError, RawnnError
 from rawnn.run.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping
 from rawnn.run.checkpoint import find, listed, read
 from rawnn.run.config import Config
-from rawnn.run.result import Result
+from rawnn.run.listener import listeners_of
+from rawnn.run.result import Report, Result
 from rawnn.run.training import Listener, Session, train
 from tests.engine import same_parameters
 from tests.test_training import DATA, Recorder
@@ -321,12 +322,36 @@ def test_config_and_arrays_go_together() -> None:
     ({"epoch": 3}, "unknown option 'epoch'; did you mean 'epochs'?"),
     ({"listener": 3}, "listener = 3: give a rawnn.Listener or several"),
     ({"listener": [print]}, "give a rawnn.Listener or several"),
+    ({"listener": object()}, "has one or more of its methods: notify, started, reported"),
+    ({"listener": "reported"}, "give a rawnn.Listener or several"),
+    ({"listener": Listener}, "listener = Listener: that is the class; give an object of it"),
     ({"config": {"epochs": 3}}, "config is a rawnn.Config, not a dict"),
 ])
 def test_what_train_cannot_take_is_said_with_its_cure(given: dict[str, Any],
                                                       sentence: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         train(device="host", **given) if "config" not in given else train(**given)
+
+
+def test_what_has_some_of_the_methods_is_a_listener() -> None:
+    class Own:
+        reads = False
+
+        def __init__(self) -> None:
+            self.heard: list[object] = []
+
+        def started(self, session: Session) -> None:
+            self.heard.append(session.config.epochs)
+
+        def reported(self, report: Report) -> None:
+            self.heard.append(report.epoch)
+
+    one, other = Own(), Own()
+    whole, recorder = go(epochs=2), Recorder()
+    same_parameters(train(data=DATA, listener=one, **{**OPTIONS, "epochs": 2}), whole)
+    train(data=DATA, listener=[recorder, other], **{**OPTIONS, "epochs": 2})
+    assert one.heard == other.heard == [2, 1, 2]
+    assert [each.reads for each in listeners_of([one, Recorder()])] == [False, True]
 
 
 @pytest.mark.parametrize("device", ["host", "sim"])

@@ -4,9 +4,10 @@
     python tools/pages.py
 
 A table stands between two comments of its page, `<!-- name -->` and `<!-- /name -->`; what is
-around them is written by hand and names no figure of them. `BLOCKS` says which block of which page
+around them is written by hand and names no measured figure. `BLOCKS` says which block of which page
 is made from which file, `PICTURES` the same of the pictures. The toggles' pages have a column for
-each GPU, all of it from one run of `rawnn bench toggles --json results/toggles-NAME.json`.
+each GPU, all of it from one run of `rawnn bench toggles --json results/toggles-NAME.json`. What was
+measured once and by no command of rawnn's stands in `results/trials` (`tools/trials.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
 from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import gpu_record, lab_series, lab_tables  # noqa: E402
+from tools import gpu_record, lab_series, lab_tables, trials  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -57,8 +58,11 @@ NOT_YET = "Not measured by `bench {name}` yet.\n"
 PICTURED = ("float32 against tf32", "fastest against fastest")
 """The classes in the picture of the random draw: what the other systems take for float32 unless
 told otherwise, and whatever is fastest on both sides."""
-NVLINK = scaling_model.Link(2.6e-5, 2.9e11)
-"""Of two H200s of one host, from whole sums of wide8192 and wide4096 (docs/scaling.md)."""
+FLOPS, ALPHA, BETA = (float(trials.cell("scaling.toml", "constants", letter, "value"))
+                      for letter in ("F", "alpha", "beta"))
+NVLINK = scaling_model.Link(ALPHA, BETA)
+NETWORK_CARD = 50e9
+"""Bytes a second of a link of 400 Gbit/s."""
 FLOORS_PAGE = "docs/floors.md#x-floor"
 SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
 
@@ -173,6 +177,16 @@ def worth(toggle: Toggle, measured: Sequence[SetsResult]) -> str:
             f"{markdown(toggle, [newest[machine] for machine in sorted(newest)])}")
 
 
+def ranks_worth() -> str:
+    """What batch so many GPUs are worth, by the model of docs/scaling.md, in bfloat16."""
+    rows = []
+    for link, beta in (("as measured", BETA), ("400 Gbit/s a GPU", NETWORK_CARD)):
+        least = 2 * FLOPS / (3 * beta)
+        rows.append([link, *(f"{times * least:,.0f}" for times in (1, 1.5, 3, 12, 384))])
+    heads = ("link", "`b*`", "3/2 `b*`", "a batch worth 2 GPUs", "8 GPUs", "256 GPUs")
+    return "\n".join([*markdown_table(heads, rows, heads[:1]), ""])
+
+
 def float32_error() -> str:
     """How far float32 on the chip is from float64, beside NumPy's."""
     kept = json.loads((RESULTS / "float32-error.json").read_text(encoding="utf-8"))
@@ -266,7 +280,8 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/scaling.md": {
         "scaling": once_measured("scaling", lambda path: read_scaling(path).markdown()),
         "model": once_measured("scaling", lambda path: scaling_model.table(
-            read_scaling(path), NVLINK))},
+            read_scaling(path), NVLINK)),
+        "worth": ranks_worth},
     "docs/measuring.md": {"compare": two_runs},
     "docs/floors.md": {"floors": once_measured(
         "floors", lambda path: read_floors(path).markdown())},
@@ -359,19 +374,32 @@ def filled(text: str, blocks: Mapping[str, str]) -> str:
     return text
 
 
+def missing() -> str:
+    """A sentence on pages that there are not; an empty one where all are there."""
+    names = dict.fromkeys([*BLOCKS, *(f"{TOGGLE_PAGES}/{name}.md" for name in TOGGLES)])
+    absent = [page for page in names if not (ROOT / page).exists()]
+    return f"there is no {', '.join(absent)}: figures go there, and CONTRIBUTING.md says what a " \
+           f"toggle's page holds" if absent else ""
+
+
 def pages() -> dict[str, str]:
-    """Every page with blocks, by its path from the root, and what it is to say."""
+    """Every page with blocks, by its path from the root, and what it is to say; those that are
+    missing are left out."""
     measured = measured_toggles()
     blocks = {page: {name: make() for name, make in made.items()}
               for page, made in BLOCKS.items()}
     for toggle in TOGGLES.values():
         page = blocks.setdefault(f"{TOGGLE_PAGES}/{toggle.name}.md", {})
         page["worth"] = worth(toggle, measured)
+    for where, name, text in trials.read_trials():
+        blocks.setdefault(where, {})[name] = text
     return {page: filled((ROOT / page).read_text(encoding="utf-8"), made)
-            for page, made in blocks.items()}
+            for page, made in blocks.items() if (ROOT / page).exists()}
 
 
 def main() -> None:
+    if said := missing():
+        sys.exit(said)
     for page, text in pages().items():
         (ROOT / page).write_text(text, encoding="utf-8")
     for picture, draw in PICTURES.items():

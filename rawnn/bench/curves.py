@@ -124,7 +124,8 @@ def run_curves(problems: Sequence[Problem], rules: Rules, left_out: dict[str, st
     with Lanes(rules.systems, len(problems)) as lanes:
         try:
             found = lanes.prepare(
-                problems, lambda problem, system: Prepare(
+                sorted(problems, key=lambda p: -p.flops),  # the largest take longest
+                lambda problem, system: Prepare(
                     problem, rules.device_of(system), rules.forms(problem, system),
                     rules.patience), done)
             for p in problems:

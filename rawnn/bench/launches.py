@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import timeit
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -48,13 +49,15 @@ class LaunchCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchesResult(Measured, frozen=True, kw_only=True):
-    """All ways, and where they were measured; `launches` are those of a sample."""
+    """All ways, and where they were measured; `launches` are those of a sample. `interrupted` says
+    that Ctrl-C ended it early."""
 
     kind: Literal["launches"] = "launches"
     schema_version: int = SCHEMA_VERSION
     environment: Environment
     launches: int
     ways: list[LaunchCost]
+    interrupted: bool = False
 
     def cells(self, cost: LaunchCost) -> list[str]:
         """A row of the table."""
@@ -98,7 +101,7 @@ def read_launches(path: str | os.PathLike[str]) -> LaunchesResult:
 def measure(opened: Opened, samples: int, launches: int,
             on_sample: Callable[[int, int], None] = lambda done, total: None) -> LaunchesResult:
     """Time every way that is installed, in turns. One that cannot be made or that does not compute
-    what it should keeps the reason.
+    what it should keeps the reason. Ctrl-C ends it early, with the samples there are.
 
     Raises ConfigError without a GPU, and for more launches than a stream takes.
     """
@@ -123,29 +126,39 @@ def measure(opened: Opened, samples: int, launches: int,
         else:
             costs[name] = LaunchCost(name=name, reason=way)
     found: dict[str, list[float]] = {name: [] for name in timers}
-    for turn in range(samples + 1):  # the first warms up
-        for name in [*found]:
-            try:
-                seconds = timers[name][1].timeit(_statements(timers[name][0], launches))
-            except Exception as error:  # whatever another system says; the others go on
-                costs[name] = LaunchCost(name=name, reason=_said(error))
-                del found[name]
-                continue
-            kernel.synchronize()
-            if turn:
-                found[name].append(seconds / _launches(timers[name][0], launches) * 1e6)
-        on_sample(turn + 1, samples + 1)
+    begun, ended, interrupted = Counter[str](), Counter[str](), False
+    try:
+        for turn in range(samples + 1):  # the first warms up
+            for name in [*found]:
+                begun[name] += 1
+                try:
+                    seconds = timers[name][1].timeit(_statements(timers[name][0], launches))
+                except Exception as error:  # whatever another system says; the others go on
+                    costs[name] = LaunchCost(name=name, reason=_said(error))
+                    del found[name]
+                    continue
+                kernel.synchronize()
+                ended[name] += 1
+                if turn:
+                    found[name].append(seconds / _launches(timers[name][0], launches) * 1e6)
+            on_sample(turn + 1, samples + 1)
+    except KeyboardInterrupt:
+        if not any(found.values()):
+            raise
+        interrupted = True
     for name, times in found.items():
         way = timers[name][0]
-        wrong = _wrong(way, _launches(way, launches) * (samples + 1))
+        each = _launches(way, launches)
+        wrong = _wrong(way, each * ended[name], each * begun[name]) if times else \
+            "broken off ahead of its first sample"
         costs[name] = LaunchCost(name=name, reason=wrong) if wrong else msgspec.structs.replace(
             costs[name], us=spread(times), interval=median_interval(times), samples=times)
-    libraries = {name.partition(",")[0]: cost.version for name, cost in costs.items()
+    libraries = {SYSTEMS[name].title or name: cost.version for name, cost in costs.items()
                  if cost.version}
     place = place_of(opened)
     place = replace(place, libraries={**place.libraries, **libraries})
     return LaunchesResult(environment=place, launches=launches,
-                          ways=list(costs.values()))
+                          ways=list(costs.values()), interrupted=interrupted)
 
 
 def _statements(way: Way, launches: int) -> int:
@@ -196,11 +209,13 @@ def _said(error: Exception) -> str:
     return f"failed: {type(error).__name__}: {first}"
 
 
-def _wrong(way: Way, count: int) -> str:
-    """What is wrong with the sums that `count` launches left; an empty string if nothing is."""
+def _wrong(way: Way, least: int, most: int) -> str:
+    """What is wrong with the sums that `most` launches left, or not fewer than `least` where the
+    last sample was broken off; an empty string if nothing is."""
     try:
         found: Any = np.asarray(way.result())
     except Exception as error:  # whatever the system says; the others go on
         return _said(error)
-    right = found.shape == (N,) and (found == 2.0 * count).all()
-    return "" if right else f"refused: after {count} launches y is {found[:1]}, not {2.0 * count}"
+    right = found.shape == (N,) and (found == found[0]).all() and \
+        float(found[0]) in range(2 * least, 2 * most + 1, 2)
+    return "" if right else f"refused: after {most} launches y is {found[:1]}, not {2.0 * most}"

@@ -11,6 +11,7 @@ from rawnn.bench.duel import ROUNDS, Duel, duel
 from rawnn.bench.footprint import traffic, x_floor
 from rawnn.cli.ending import as_by_ctrl_c
 from rawnn.cli.grouped import Command
+from rawnn.cli.kept import Kept
 from rawnn.cli.options import (
     OUTPUT,
     PATH,
@@ -39,18 +40,13 @@ HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", *TRAFFIC, "lo
               help="Turns of each set.")
 @run_option(OUTPUT, "--json json_file", "Keep everything as JSON.", "not written",
             metavar="FILE", type=PATH)
+@as_by_ctrl_c()
 def compare(config_file: str | None, rounds: int, json_file: str | None, **options: Any) -> None:
     """Time two or more sets of toggles on one network, in turns, and say which is faster.
 
     `--opt A --opt B`: the others are compared with the first. A difference that noise explains is
     said to be none.
     """
-    with as_by_ctrl_c():
-        _compare(json_file, rounds, config_file, options)
-
-
-def _compare(json_file: str | None, rounds: int, config_file: str | None,
-             options: dict[str, Any]) -> None:
     check_output("--json", json_file)
     opts = options.pop("opt")
     config, data = fitted(make_config(config_file, options), say)
@@ -58,13 +54,7 @@ def _compare(json_file: str | None, rounds: int, config_file: str | None,
     with opened:
         found = duel(config, opts, data, opened, rounds,
                      lambda number, opt: say(f"turn {number + 1} of {rounds}: {opt}"))
-    try:
-        if json_file:
-            found.write_json(json_file)
-    finally:
-        show_duel(found)
-    if found.interrupted:
-        raise click.Abort
+    Kept(json_file).end(found, lambda: show_duel(found))
 
 
 def show_duel(found: Duel, markdown_file: str | None = None) -> None:

@@ -9,6 +9,8 @@ import click
 from rawnn.bench.floors import HEADINGS, Floor, FloorsResult, keep
 from rawnn.bench.limits import default_effort, measure
 from rawnn.bench.suites import read_suites
+from rawnn.cli.ending import as_by_ctrl_c
+from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say
 from rawnn.cli.tables import print_table
@@ -24,6 +26,7 @@ from rawnn.run.machine import open_device
 @click.option("--device", default="auto", metavar="auto|gpu:N|sim", help="Which GPU (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep everything as JSON, here as well.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+@as_by_ctrl_c()
 def floors(samples: int | None, bench_file: str | None, device: str, json_file: str | None,
            markdown_file: str | None) -> None:
     """Measure what limits this GPU: launches, barriers, exchanges, memory, arithmetic.
@@ -47,13 +50,7 @@ def floors(samples: int | None, bench_file: str | None, device: str, json_file: 
             screen.advance(done, total, floor.what)
 
         result = measure(opened, effort, advance)
-    try:
-        if json_file:
-            result.write_json(json_file)
-    finally:
-        show_floors(result, markdown_file)
-    if result.interrupted:
-        raise click.Abort
+    Kept(json_file).end(result, lambda: show_floors(result, markdown_file))
     if not any(floor.value for floor in result.floors):
         raise RawnnError("none of it could be measured; the reasons stand above")
     if result.environment.device != "sim":

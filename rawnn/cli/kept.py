@@ -4,7 +4,10 @@ whatever happens."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Protocol
+
+import click
 
 from rawnn.cli.screen import say
 from rawnn.errors import RawnnError
@@ -28,16 +31,29 @@ class Kept:
 
     def write(self, found: Writable) -> None:
         """Write all that is known."""
-        if self._path is None:
-            return
-        try:
-            found.write_json(self._path)
-        except RawnnError as error:
-            if self._failed is None:
-                say(f"{error}; going on, to be tried again")
-            self._failed = error
-        else:
-            self._failed = None
+        before = self._failed
+        self._try(found)
+        if self._failed is not None and before is None:
+            say(f"{self._failed}; going on, to be tried again")
+
+    def end(self, found: Writable, show: Callable[[], None]) -> None:
+        """Write all that was found, show it whether or not that succeeds, and say how it ended.
+        Raises click.Abort for what Ctrl-C ended, RawnnError where the file could not be written."""
+        self._try(found)
+        show()
+        if getattr(found, "interrupted", False):
+            if self._failed is not None:
+                say(str(self._failed))
+            raise click.Abort
+        self.check()
+
+    def _try(self, found: Writable) -> None:
+        self._failed = None
+        if self._path is not None:
+            try:
+                found.write_json(self._path)
+            except RawnnError as error:
+                self._failed = error
 
     def check(self) -> None:
         """Raise RawnnError if the last try failed: to be called when all has been printed."""

@@ -6,6 +6,8 @@ import click
 
 from rawnn.bench.launches import HEADINGS, MOST, OURS, LaunchesResult, measure
 from rawnn.bench.suites import read_suites
+from rawnn.cli.ending import as_by_ctrl_c
+from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say
 from rawnn.cli.tables import print_table
@@ -23,6 +25,7 @@ from rawnn.run.machine import open_device
 @click.option("--device", default="auto", metavar="auto|gpu:N|sim", help="Which GPU (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep everything as JSON.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+@as_by_ctrl_c()
 def launches(samples: int | None, count: int | None, bench_file: str | None, device: str,
              json_file: str | None, markdown_file: str | None) -> None:
     """Measure what launching a small kernel costs the host, beside cuda.bindings, cuda.core, CuPy,
@@ -38,11 +41,7 @@ def launches(samples: int | None, count: int | None, bench_file: str | None, dev
     with opened, Screen("launches", 1) as screen:
         result = measure(opened, samples or suite.samples, count or suite.launches,
                          lambda done, total: screen.advance(done, total, f"sample {done}"))
-    try:
-        if json_file:
-            result.write_json(json_file)
-    finally:
-        show_launches(result, markdown_file)
+    Kept(json_file).end(result, lambda: show_launches(result, markdown_file))
     if failed := [way for way in result.ways if way.name in OURS and way.reason]:
         raise RawnnError(f"{failed[0].name}: {failed[0].reason}")
 

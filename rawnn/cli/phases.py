@@ -8,6 +8,7 @@ import click
 
 from rawnn.bench.peers.problem import LEARNING_RATES, STEPS, Loss, Problem, Rule
 from rawnn.bench.phases import HEADINGS, PhasesResult, measure
+from rawnn.cli.kept import Kept
 from rawnn.cli.screen import say
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
@@ -46,11 +47,7 @@ def phases(layers: str, batch: int, loss: Loss, optimizer: Rule, steps: int, opt
                       optimizer=optimizer, lr=LEARNING_RATES[optimizer], steps=steps)
     with open_device(device, say) as opened:
         result = measure(opened, problem, opt, say)
-    try:
-        if json_file:
-            result.write_json(json_file)
-    finally:
-        show_phases(result, markdown_file)
+    Kept(json_file).end(result, lambda: show_phases(result, markdown_file))
 
 
 def show_phases(result: PhasesResult, markdown_file: str | None = None) -> None:

@@ -69,12 +69,9 @@ def scaling(ranks: int, names: tuple[str, ...], batch: int, opt: str | None,
         raise click.Abort
     if interrupted:
         result = msgspec.structs.replace(result, interrupted=True)
-        kept.write(result)
-    show_scaling(result, markdown_file)
-    if interrupted:
-        raise click.Abort
-    kept.check()
-    if failed := [p for p in result.points if p.reason]:
+    found = result
+    kept.end(found, lambda: show_scaling(found, markdown_file))
+    if failed := [p for p in found.points if p.reason]:
         raise RawnnError(f"{len(failed)} of {len(wanted)} measurements failed; what they said "
                          f"stands above")
 

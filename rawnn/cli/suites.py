@@ -81,11 +81,7 @@ def ablation(bench_file: str | None, dataset: str, device: str, repeats: int | N
             "ablation", ablation_sets(toggles), repeats or max(runs), epochs, device, dataset,
             notify=say, on_progress=heard, opened=opened, budget=budget or math.inf,
             earlier=earlier)
-    kept.write(result)
-    show_ablation(result, markdown_file)
-    if result.interrupted:
-        raise click.Abort
-    kept.check()
+    kept.end(result, lambda: show_ablation(result, markdown_file))
 
 
 def show_ablation(result: SetsResult, markdown_file: str | None) -> None:
@@ -149,6 +145,7 @@ def sweep(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...]
 @click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
 @click.option("--json", "json_file", metavar="FILE", help="Keep all losses as JSON.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+@as_by_ctrl_c()
 def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...],
            steps: int | None, dataset: str, device: str, json_file: str | None,
            markdown_file: str | None) -> None:
@@ -165,15 +162,8 @@ def curves(names: tuple[str, ...], bench_file: str | None, peers: tuple[str, ...
         say(f"{reason}; it is left out")
     half = -(-(steps or suite.steps) // 2)
     asked = of_workloads(names or suite.names, dataset, half)
-    with as_by_ctrl_c():
-        result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
-        try:
-            if json_file:
-                result.write_json(json_file)
-        finally:
-            show_curves(result, markdown_file)
-        if result.interrupted:
-            raise click.Abort
+    result = run_curves(asked, Rules(systems, device_of(device)), absent, say)
+    Kept(json_file).end(result, lambda: show_curves(result, markdown_file))
     wrong = [c for c in result.curves if c.reason or (c.error is not None and c.error > 1)]
     if wrong:
         raise RawnnError(f"{len(wrong)} of {len(result.curves)} curves failed or are not those of "

@@ -39,9 +39,8 @@ class Launch:
 
     def check(self, function: Function, device: Device) -> None:
         """Raises DeviceError, with the cure, for what this kernel and GPU cannot run."""
-        threads, driver = prod(self.block), device.driver
-        result = driver.cuFuncGetAttribute("MAX_THREADS_PER_BLOCK", function.handle)
-        most = check(driver, "cuFuncGetAttribute", result, function.expression)
+        threads = prod(self.block)
+        most = _of(function, "MAX_THREADS_PER_BLOCK", device)
         if threads > most:
             raise DeviceError(f"{function.expression}: a block {self.block} has {threads:,} "
                               f"threads, and it can have at most {most:,} (its registers and "
@@ -53,9 +52,12 @@ class Launch:
                                   f"there: let threads do several elements, or use x, which has "
                                   f"the most room")
         room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        if self.shared > room:
-            raise DeviceError(f"{function.expression}: {self.shared:,} bytes of shared memory, and "
-                              f"a block has at most {room:,} here: take smaller tiles")
+        declared = _of(function, "SHARED_SIZE_BYTES", device) if self.shared else 0
+        if self.shared + declared > room:
+            beside = f" beside the {declared:,} that it declares" if declared else ""
+            raise DeviceError(f"{function.expression}: {self.shared:,} bytes of shared memory"
+                              f"{beside}, and a block has at most {room:,} here: take smaller "
+                              f"tiles")
         if self.cluster and any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
             raise ConfigError(f"{function.expression}: the grid {self.grid} is no multiple of the "
                               f"cluster {self.cluster}: round the grid up to one")
@@ -106,6 +108,13 @@ class Launch:
                                       cluster, False, False)
         result = driver.cuOccupancyMaxActiveClusters(function.handle, config)
         return 0 if result[0] else int(result[1])
+
+
+def _of(function: Function, attribute: str, device: Device) -> int:
+    """What the driver says of a kernel."""
+    result = device.driver.cuFuncGetAttribute(attribute, function.handle)
+    found: int = check(device.driver, "cuFuncGetAttribute", result, function.expression)
+    return found
 
 
 def extents(extent: Extent, what: str) -> Dim:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from rawnn.errors import ConfigError
 
 if TYPE_CHECKING:
     from rawnn.run.result import Report
@@ -34,3 +37,37 @@ class Listener:
 
     def ended(self, epoch: int) -> None:
         """The last epoch was `epoch`; parameters may still be kept, or replaced."""
+
+
+METHODS = tuple(name for name, value in vars(Listener).items()
+                if callable(value) and not name.startswith("_"))
+
+
+class _Heard(Listener):
+    """A listener that is no Listener: those methods that it has are called."""
+
+    def __init__(self, given: object) -> None:
+        self.reads = bool(getattr(given, "reads", True))
+        for name in METHODS:
+            if hasattr(given, name):
+                setattr(self, name, getattr(given, name))
+
+
+def listeners_of(given: object) -> list[Listener]:
+    """One listener or several; an object of another class counts as one by the methods that it has.
+    Raises ConfigError, with the cure, for what has none."""
+    several = given if isinstance(given, Sequence) and not _hears(given) else [given]
+    for each in several:
+        if isinstance(each, type) and issubclass(each, Listener):
+            raise ConfigError(f"listener = {each.__name__}: that is the class; give an object of "
+                              f"it, {each.__name__}()")
+        if not _hears(each):
+            raise ConfigError(f"listener = {given!r}: give a rawnn.Listener or several; your own "
+                              f"is a subclass, or has one or more of its methods: "
+                              f"{', '.join(METHODS)}")
+    return [each if isinstance(each, Listener) else _Heard(each) for each in several]
+
+
+def _hears(given: object) -> bool:
+    return not isinstance(given, type) and \
+        any(callable(getattr(given, name, None)) for name in METHODS)

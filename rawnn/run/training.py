@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find, newest
 from rawnn.run.config import Config
 from rawnn.run.decided import Decider
 from rawnn.run.listener import Listener as Listener
+from rawnn.run.listener import listeners_of
 from rawnn.run.loop import Loop
 from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
@@ -50,14 +51,15 @@ OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiv
 """What is wrong with a run, not with a call."""
 
 
-def train(config: Config | None = None, *, listener: Listener | Sequence[Listener] = (),
+def train(config: Config | None = None, *, listener: object = (),
           data: Any = None, validation: Any = None, normalise: Any = None,
           team: Team | None = None, communicator: Any = None, **options: Any) -> Result:
     """Train the network of `config` (or of Config(**options)) and return what was found.
 
     `data` is a directory or file, as Config's, or a Dataset, or arrays (X, y) as `from_arrays`
     takes them, with `validation` and `normalise`. With `resume` the options of the run that wrote
-    the checkpoint hold unless others are given. `listener` is one or several.
+    the checkpoint hold unless others are given. `listener` is one or several:
+    a Listener, or what has some of its methods.
 
     A data set that cannot be had is an error: generated digits are trained on where they are asked
     for, `dataset="synthetic"`. Where `device` is "auto" and there is no GPU, a RuntimeWarning says
@@ -93,11 +95,7 @@ def train(config: Config | None = None, *, listener: Listener | Sequence[Listene
     if config is None:
         config = Config(**continued({**options, **of_config}))
     dataset = given(data, config, validation, normalise) if arrays else None
-    listeners = [listener] if isinstance(listener, Listener) else listener
-    if not isinstance(listeners, Sequence) or \
-            not all(isinstance(each, Listener) for each in listeners):
-        raise ConfigError(f"listener = {listener!r}: give a rawnn.Listener or several; your own is "
-                          f"a subclass, whose methods are called")
+    listeners = listeners_of(listener)
     team = team or parallel.join(config, communicator=communicator)
     with Session(config, *listeners, data=dataset, team=team) as session:
         if session.device is None and config.device == "auto":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ def test_everything_is_run_on_a_simulated_gpu(sim: Simulation) -> None:
     assert {f"exchange_{n}" for n in (2, 4, 8, 16)} <= names.keys()
     assert heard.count("tensor_bf16") == 2  # in both ways
     assert "SIMULATED" in result.provenance()
+    alone = {"launch", "graph_launch"}  # by which nothing gets from one multiprocessor to another
+    assert {f.name for f in result.floors if f.unit == "us"} - alone == floors.CROSSING & {*names}
 
 
 @pytest.mark.parametrize(("capability", "lacking"), [
@@ -204,6 +207,39 @@ def test_the_command_measures_shows_and_keeps(tmp_path: Path) -> None:
     assert msgspec.json.decode(file.read_bytes())["kind"] == "floors"
     assert read_floors(file).value("node") == pytest.approx(1)
     assert kept(read_floors(file).gpu) is None  # a simulated GPU's times are no limits
+
+
+def test_what_was_measured_outlives_sigterm(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(asked: Any, effort: Effort) -> Floor:
+        seen.append(asked)
+        if len(seen) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return original(asked, effort)
+
+    seen: list[Any] = []
+    original = limits._measured
+    monkeypatch.setattr(limits, "_measured", measured)
+    file = tmp_path / "f.json"
+    assert command(["bench", "floors", "--device", "sim", "--json", str(file)]) \
+        == 128 + signal.SIGTERM
+    said = capsys.readouterr()
+    assert "launch of a graph" in said.out
+    assert "ended by SIGTERM" in said.err
+    assert read_floors(file).interrupted
+    assert len(read_floors(file).floors) == 2
+
+
+def test_a_full_disk_costs_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Any, content: bytes) -> None:
+        raise RawnnError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("rawnn.bench.measured.write_atomically", full)
+    assert command(["bench", "floors", "--device", "sim", "--json", str(tmp_path / "f.json")]) == 1
+    said = capsys.readouterr()
+    assert "launch of a graph" in said.out
+    assert said.err.count("cannot write") == 1
 
 
 def test_without_a_gpu_one_sentence_refuses(capsys: pytest.CaptureFixture[str]) -> None:

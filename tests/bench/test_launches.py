@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rawnn.bench import launch_systems
+from rawnn.bench import launch_systems, launches
 from rawnn.bench.launch_systems import (
     KERNEL,
     SOURCE,
@@ -105,7 +106,7 @@ def test_what_cannot_be_measured_keeps_its_reason(
         raise RuntimeError("no such compiler\nand more")
 
     systems = {
-        BESIDE: System("json", lambda kernel: stand_in()),
+        BESIDE: System("json", lambda kernel: stand_in(), "cuda.bindings"),
         "wrong": System("json", lambda kernel: stand_in(times=2)),
         "idle": System("json", lambda kernel: stand_in(times=0)),
         "broken": System("json", broken),
@@ -157,6 +158,60 @@ def test_the_command_keeps_and_shows_what_was_measured(rawnn: Rawnn, tmp_path: P
     assert rawnn("bench", "show", str(target)).out == done.out
     assert (tmp_path / "launches.md").read_text() == read_launches(target).markdown()
     forget(KERNEL)
+
+
+def test_what_was_measured_outlives_sigterm(rawnn: Rawnn, tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a sample of the second way: the first has one more."""
+    def synchronize(kernel: Kernel) -> None:
+        turns.append(kernel)
+        if len(turns) == 3 * len(OURS) + 2:
+            signal.raise_signal(signal.SIGTERM)
+        original(kernel)
+
+    turns: list[Kernel] = []
+    original = Kernel.synchronize
+    monkeypatch.setattr(Kernel, "synchronize", synchronize)
+    target = tmp_path / "launches.json"
+    done = rawnn("bench", "launches", "--device", "sim", "--samples", "5", "--launches", "4",
+                 "--json", str(target))
+    forget(KERNEL)
+    assert done.status == 128 + signal.SIGTERM, done.err
+    assert "ended by SIGTERM" in done.err
+    kept = read_launches(target)
+    assert kept.interrupted
+    assert [len(way.samples) for way in kept.ways if way.name in OURS] == [3, 2, 2]
+    assert rawnn("bench", "show", str(target)).out == done.out
+
+
+def test_ctrl_c_while_ways_warm_up_leaves_nothing_to_show(
+        opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(opened, 3, 4, stop)
+
+    def first(kernel: Kernel) -> None:
+        turns.append(kernel)
+        if len(turns) == len(OURS) + 2:
+            raise KeyboardInterrupt
+
+    turns: list[Kernel] = []
+    monkeypatch.setattr(Kernel, "synchronize", first)
+    reasons = {way.name: way.reason for way in measure(opened, 3, 4).ways}
+    assert [reasons[name] for name in OURS] == \
+        ["", *["broken off ahead of its first sample"] * 2]
+
+
+def test_sums_of_a_sample_that_is_broken_off_may_be_fewer_and_no_others() -> None:
+    def said(value: float) -> str:
+        way = replace(stand_in(), result=lambda: np.full(N, value, np.float32))
+        return launches._wrong(way, 10, 15)
+
+    assert [value for value in range(18, 33) if not said(value)] == [20, 22, 24, 26, 28, 30]
+    assert said(30) == ""
+    assert said(float("nan")) != ""
 
 
 def test_without_a_gpu_it_refuses_in_one_sentence(rawnn: Rawnn, opened: Opened) -> None:

@@ -26,6 +26,24 @@ def test_a_kernel_from_source_text() -> None:
     np.testing.assert_array_equal(x.numpy(), np.arange(1000, dtype=np.float32) * 2)
 
 
+def test_shared_memory_that_is_declared_counts_beside_that_of_the_launch() -> None:
+    x = rawnn.array(np.zeros(64, np.float32))
+    kernel = rawnn.Kernel("""__global__ void sums(float* x, int n) {
+        extern __shared__ float given[];
+        __shared__ float declared[4096];
+        for (int i = threadIdx.x; i < n; i += 64) given[i] = i;
+        for (int i = threadIdx.x; i < 4096; i += 64) declared[i] = 1;
+        __syncthreads();
+        x[threadIdx.x] = declared[4095 - threadIdx.x] + given[n - 1 - threadIdx.x];
+    }""", "sums")
+    room = kernel.device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 16_384
+    for shared in (36_000, room):
+        kernel[1, 64].using(shared=shared)(x, shared // 4)
+        np.testing.assert_array_equal(x.numpy(), shared // 4 - np.arange(64))
+    with pytest.raises(DeviceError, match="beside the 16,384 that it declares"):
+        kernel[1, 64].using(shared=room + 1)
+
+
 def test_errors_are_clear() -> None:
     x = rawnn.array(np.arange(10, dtype=np.float64))
     kernel = rawnn.Kernel(SCALE, "scale<float>")

@@ -3,6 +3,7 @@ in one sentence that says the cure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,27 @@ def test_a_mistake_is_one_sentence_with_its_cure(device: Device, attempt: Attemp
     assert cure in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+BESIDE = """constexpr int kTile = 1024;
+__global__ void lab_beside(float* x) {
+  extern __shared__ float rest[];
+  __shared__ alignas(16) float s[4 * kTile][2];
+  if (x) { __shared__ int one; one = 0; rest[0] = one; s[0][0] = 0; }
+}
+__global__ void lab_alone(float* x) { extern __shared__ float rest[]; }"""
+
+
+def test_what_a_kernel_declares_counts_beside_what_the_launch_gives(device: Device) -> None:
+    beside = Lab(device).kernel(BESIDE, "lab_beside")
+    room = 232_448 - 32_772
+    with pytest.raises(RawnnError, match=re.escape(
+            f"lab_beside: {room + 4:,} bytes of shared memory beside the 32,772 that it declares, "
+            f"and a block has at most 232,448 here: take smaller tiles")):
+        beside[1, 32, room + 4]
+    for shared in (20_000, room):
+        beside[1, 32, shared].bind(None)
+    Lab(device).kernel(BESIDE, "lab_alone")[1, 32, 232_448].bind(None)
 
 
 def test_as_many_blocks_as_fit_may_meet(device: Device) -> None:

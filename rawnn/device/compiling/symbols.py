@@ -1,19 +1,22 @@
-"""Variables of a CUDA C source that the host can set: `__constant__` and `__device__` ones."""
+"""Variables of a CUDA C source: `__constant__` and `__device__` ones, which the host can set, and
+how many bytes a kernel declares `__shared__`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 from rawnn.device.compiling.c_types import canonical, code_of, type_words
 from rawnn.device.compiling.structs import Struct, layout_of
 from rawnn.errors import ConfigError
 
-_DECLARED = re.compile(
-    r"\b__(?:constant|device|managed)__\s+((?:[\w:]+\s+)*?[\w:]+[\s*]+)(\w+)\s*"
-    r"((?:\[[^\]]*\]\s*)*)(?=[;={])")
+_VARIABLE = r"\s+((?:[\w:]+\s+)*?[\w:]+[\s*]+)(\w+)\s*((?:\[[^\]]*\]\s*)*)"
+_DECLARED = re.compile(rf"\b__(?:constant|device|managed)__{_VARIABLE}(?=[;={{])")
+_SHARED = re.compile(
+    rf"\b__shared__(?:\s+(?:alignas|__align__)\s*\([^)]*\))?{_VARIABLE}(?=[;,])")
 _DEEP = 4
 """Constants of constants that an extent may be made of."""
 _QUALIFIERS = {"static", "extern", "inline", "constexpr", "__constant__", "__device__",
@@ -42,7 +45,27 @@ class SymbolType:
 def symbols(text: str) -> Iterator[SymbolType]:
     """Every variable that `text` declares with __constant__ or __device__."""
     code = code_of(text)
-    for match in _DECLARED.finditer(code):
+    yield from _variables(_DECLARED, code, code, text)
+
+
+@cache
+def static_shared(text: str, kernel: str) -> int:
+    """Bytes that the body of a kernel declares `__shared__`, as far as the source says them in
+    numbers, constants and macros; not those of functions that it calls."""
+    code = code_of(text) if "__shared__" in text else ""
+    named = re.search(rf"\b__global__\b[^;{{]*\b{kernel}\s*\([^{{;]*{{", code)
+    if named is None:
+        return 0
+    depth, end = 1, named.end()
+    while depth and (brace := re.compile(r"[{}]").search(code, end)):
+        depth, end = depth + (1 if brace[0] == "{" else -1), brace.end()
+    return sum(each.nbytes or 0
+               for each in _variables(_SHARED, code[named.end():end], code, text))
+
+
+def _variables(pattern: re.Pattern[str], part: str, code: str, text: str) -> Iterator[SymbolType]:
+    """The variables that a part of the code declares."""
+    for match in pattern.finditer(part):
         words = [word for word in type_words(match[1]) if word not in _QUALIFIERS]
         pointer = "*" in match[1]
         ctype = canonical(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rawnn.device.compiling.symbols import find_symbol
+from rawnn.device.compiling.symbols import find_symbol, static_shared
 from rawnn.device.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX
 from rawnn.device.sim import programmatic
 from rawnn.device.sim.effects import Effects
@@ -53,6 +53,7 @@ class ModuleCalls(Effects):
             signatures(image.name, image.source)[base], launch_bounds(image.source, base),
             waits=programmatic.waits(image.text, base, image.programmatic),
             triggers=programmatic.triggers(image.text, base, image.programmatic),
+            static_shared=static_shared(image.source, base),
         )
         functions.append(handle)
         return 0, handle
@@ -77,7 +78,8 @@ class ModuleCalls(Effects):
     @seam(0)
     def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:
         kernel = self.function(function)
-        values = {"MAX_THREADS_PER_BLOCK": kernel.most_threads, "SHARED_SIZE_BYTES": 0,
+        values = {"MAX_THREADS_PER_BLOCK": kernel.most_threads,
+                  "SHARED_SIZE_BYTES": kernel.static_shared,
                   "CONST_SIZE_BYTES": 0, "LOCAL_SIZE_BYTES": 0, "NUM_REGS": kernel.registers,
                   "PTX_VERSION": 90, "BINARY_VERSION": 90,
                   "MAX_DYNAMIC_SHARED_SIZE_BYTES": kernel.shared_limit,
@@ -91,7 +93,7 @@ class ModuleCalls(Effects):
         kernel = self.function(function)
         if attribute == "MAX_DYNAMIC_SHARED_SIZE_BYTES":
             most = self.simulation.attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"]
-            if not 0 <= value <= most:
+            if not 0 <= value <= most - kernel.static_shared:
                 raise Refused("CUDA_ERROR_INVALID_VALUE")
             kernel.shared_limit = value
         elif attribute == "NON_PORTABLE_CLUSTER_SIZE_ALLOWED":

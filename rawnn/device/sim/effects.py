@@ -139,4 +139,4 @@ class Effects:
         """Blocks of a kernel that a multiprocessor has at once."""
         major, minor = self.simulation.compute_capability
         return occupancy(f"sm_{major}{minor}", threads=threads, registers=kernel.registers,
-                         shared=shared_bytes).blocks
+                         shared=shared_bytes + kernel.static_shared).blocks

@@ -21,14 +21,16 @@ from rawnn.device.sim.memory import Memory
 
 class Kernel:
     """One kernel of a loaded module; `waits` and `triggers` say what it does about programmatic
-    edges. Raises SimulationError at the first launch of a kernel that has no reference."""
+    edges, `static_shared` how many bytes it declares. Raises SimulationError at the first launch of
+    a kernel that has no reference."""
 
     def __init__(self, memory: Memory, launcher: Launcher, source: str, expression: str,
                  declared: KernelSignature, most_threads: int, *, waits: bool = False,
-                 triggers: bool = False) -> None:
+                 triggers: bool = False, static_shared: int = 0) -> None:
         self.expression, self.most_threads = expression, most_threads
         self.waits, self.triggers = waits, triggers
-        self.shared_limit, self.largest_cluster, self.registers = 48 << 10, 8, 32
+        self.static_shared, self.shared_limit = static_shared, (48 << 10) - static_shared
+        self.largest_cluster, self.registers = 8, 32
         self._memory, self._launcher = memory, launcher
         self._source = source
         self.signature = declared.instantiate(expression)
