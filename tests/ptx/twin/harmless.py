@@ -31,6 +31,11 @@ HARMLESS: dict[str, str] = {
     "mma_scaled.cuh: zero fill: unsigned int largest = 0u;  // of the lane's row, or of the column "
     "that it writes [24]":
         "1 stands for the smallest number of all, which fits every scale",
+    "mma_scaled.cuh: zero fill: return ((low ? (kDeep ? 64 : Ready::kBytes) : 0) + [47]":
+        "a byte is none of a descriptor's units of 16",
+    "wgmma_scaled.cu: zero fill: TILE::kCluster > 1 ? TILE::kCluster * Parts::kRows * "
+    "Parts::kPitch * 4 + 16 : 0; [81]":
+        "without a cluster the operands take more room than the sums, by more than a byte",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
