@@ -31,6 +31,8 @@ HARMLESS: dict[str, str] = {
     "mma_scaled.cuh: zero fill: unsigned int largest = 0u;  // of the lane's row, or of the column "
     "that it writes [24]":
         "1 stands for the smallest number of all, which fits every scale",
+    "mma_scaled.cuh: barrier: __syncwarp(); [4]":
+        "the lane that writes a scale changes it with the first stage, ahead of a barrier like it",
     "mma_scaled.cuh: zero fill: return ((low ? (kDeep ? 64 : Ready::kBytes) : 0) + [47]":
         "a byte is none of a descriptor's units of 16",
     "wgmma_scaled.cu: zero fill: TILE::kCluster > 1 ? TILE::kCluster * Parts::kRows * "
