@@ -6,10 +6,8 @@ Nothing is needed to ask: it works without a GPU, and where no CUDA package is i
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -154,11 +152,10 @@ def _libraries() -> Iterable[Finding]:
 
 
 def _tools() -> Iterable[Finding]:
-    folders = (*os.environ.get("PATH", "").split(os.pathsep), *map(str, headers.tool_folders()))
     for name, cure in (("nvdisasm", "pip install nvidia-cuda-nvdisasm"),
                        ("compute-sanitizer", "install the CUDA toolkit")):
-        path = next((p for f in folders if f and (p := shutil.which(name, path=f))), "")
-        yield Finding(name, path, "", ("PATH", *map(str, headers.tool_folders())), cure)
+        yield Finding(name, str(headers.tool(name) or ""), "",
+                      ("PATH", *map(str, headers.tool_folders())), cure)
 
 
 def _package(distribution: str, module: str, cure: str, required: bool = False) -> Finding:

@@ -27,7 +27,7 @@ def equal(found: dict[str, Any], wanted: dict[str, Any] = PARAMETERS) -> None:
 
 
 def test_names_and_shapes_are_those_of_a_sequential() -> None:
-    state = to_torch(PARAMETERS)
+    state = to_torch(PARAMETERS, NETWORK)
     assert {n: a.shape for n, a in state.items()} == {
         "0.weight": (5, 6), "0.bias": (5,), "2.weight": (4, 5), "2.bias": (4,),
         "4.weight": (3, 4), "4.bias": (3,)}
@@ -68,12 +68,12 @@ def test_a_single_layer_without_a_prefix_and_networks_without_biases() -> None:
     weight = np.ones((3, 6), np.float32)
     equal(from_torch({"weight": weight}, bare), {"fc1.weight": weight})
     assert layers_of({"weight": weight}) == ((6, 3), False)
-    assert set(to_torch({"fc1.weight": weight})) == {"0.weight"}
+    assert set(to_torch({"fc1.weight": weight}, bare)) == {"0.weight"}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", ml_dtypes.bfloat16])
 def test_floats_of_other_widths(dtype: Any) -> None:
-    state = {name: array.astype(dtype) for name, array in to_torch(PARAMETERS).items()}
+    state = {name: array.astype(dtype) for name, array in to_torch(PARAMETERS, NETWORK).items()}
     equal(from_torch(state, NETWORK),
           {n: a.astype(dtype).astype(np.float32) for n, a in PARAMETERS.items()})
 
@@ -93,9 +93,9 @@ def test_tensors_of_another_library() -> None:
                 raise BufferError("it requires grad")
             return super().__dlpack__(**options)
 
-    state = {n: Tensor(a) for n, a in to_torch(PARAMETERS).items()}
+    state = {n: Tensor(a) for n, a in to_torch(PARAMETERS, NETWORK).items()}
     equal(from_torch(state, NETWORK))
-    low = {n: a.astype(ml_dtypes.bfloat16) for n, a in to_torch(PARAMETERS).items()}
+    low = {n: a.astype(ml_dtypes.bfloat16) for n, a in to_torch(PARAMETERS, NETWORK).items()}
     found = from_torch({n: Tensor(a.view(np.uint16), BFLOAT16) for n, a in low.items()}, NETWORK)
     equal(found, {n: a.astype(ml_dtypes.bfloat16).astype(np.float32)
                   for n, a in PARAMETERS.items()})
@@ -104,7 +104,7 @@ def test_tensors_of_another_library() -> None:
 
 
 def changed(**state: Any) -> dict[str, Any]:
-    values = {**to_torch(PARAMETERS), **{n.replace("_", "."): v for n, v in state.items()}}
+    values = {**to_torch(PARAMETERS, NETWORK), **{n.replace("_", "."): v for n, v in state.items()}}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -132,7 +132,7 @@ def test_refusals(state: dict[str, Any], sentence: str) -> None:
 
 def test_biases_that_the_network_has_not() -> None:
     with pytest.raises(CheckpointError, match=r"has '0\.bias', but the network has no biases"):
-        from_torch(to_torch(PARAMETERS), Network((6, 5, 4, 3), bias=False))
+        from_torch(to_torch(PARAMETERS, NETWORK), Network((6, 5, 4, 3), bias=False))
 
 
 @pytest.mark.parametrize(("state", "sentence"), [
@@ -151,7 +151,7 @@ def test_layers_that_do_not_follow_each_other(state: dict[str, Any], sentence: s
 def test_any_safetensors_file_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     safetensors.numpy.save_file(
-        {n: a.astype(ml_dtypes.bfloat16) for n, a in to_torch(PARAMETERS).items()}, file)
+        {n: a.astype(ml_dtypes.bfloat16) for n, a in to_torch(PARAMETERS, NETWORK).items()}, file)
     state = read_state_dict(file)
     assert layers_of(state) == ((6, 5, 4, 3), True)
     from_torch(state, NETWORK)

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Locks a GPU's graphics and memory clocks, runs a command, restores the clocks whatever happens.
 # docs/clocks.md explains the choice of clock, the exported variables and the exit statuses.
+# By nvidia-smi, not NVML: root runs this around any command, on hosts whose root has no Python
+# environment; the driver brings nvidia-smi along.
 
 set -u
 

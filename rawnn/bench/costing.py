@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rawnn.bench.floors import FloorsResult
+from rawnn.bench.floors import CROSSING, FloorsResult
 from rawnn.bench.moved import moved_by, touched
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
@@ -146,10 +146,6 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
                 f"of arithmetic, and {self.waiting_us:.2f} of {self.exchanges} exchanges")
 
 
-EXCHANGES = ("exchange_", "cluster_barrier_", "grid_barrier", "node")
-"""What constants begin with by which values get from one multiprocessor to another."""
-
-
 def least_time(plan: Plan, floors: FloorsResult) -> Bound | None:
     """The time that a step of a plan takes at least, by these limits; None where they lack what is
     needed, or the plan trains nothing.
@@ -167,8 +163,8 @@ def least_time(plan: Plan, floors: FloorsResult) -> Bound | None:
     layers = [t for t in plan.tensors.values() if t.role is Role.PARAMETER and len(t.shape) == 2]
     arithmetic = _arithmetic_us(plan, floors)
     memory = _unavoidable_us(plan, floors)
-    exchange = min((f.value.median for f in floors.floors if f.value and f.unit == "us"
-                    and f.name.startswith(EXCHANGES)), default=None)
+    exchange = min((f.value.median for f in floors.floors if f.value and f.name in CROSSING),
+                   default=None)
     if not layers or arithmetic is None or memory is None or exchange is None:
         return None
     count = 2 * len(layers)

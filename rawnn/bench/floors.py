@@ -20,6 +20,7 @@ from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.statistics import Spread
 from rawnn.common.files import cache_directory
 from rawnn.errors import ConfigError
+from rawnn.ptx.floors import LARGEST_CLUSTER
 from rawnn.run.result import Environment
 
 SCHEMA_VERSION = 1
@@ -27,6 +28,11 @@ ENVIRONMENT = "RAWNN_FLOORS"
 HEADINGS = ("floor", "median", "unit", "min-max", "n", "how")
 
 Unit = Literal["us", "GB/s", "TFLOP/s"]
+
+CROSSING = frozenset(("node", "node_early", "node_whole", "node_whole_early", "grid_barrier",
+                      *(f"{how}_{size}" for how in ("cluster_barrier", "exchange")
+                        for size in range(2, LARGEST_CLUSTER + 1))))
+"""Constants that are the time of a way by which values get from one multiprocessor to another."""
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):

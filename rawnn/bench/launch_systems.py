@@ -45,10 +45,12 @@ class Way:
 
 @dataclass(frozen=True)
 class System:
-    """The module that it needs, and what makes its launch, on the device of our `kernel`."""
+    """The module that it needs, and what makes its launch, on the device of our `kernel`; `title`
+    is its own name where the table has another."""
 
     package: str
     make: Callable[[Kernel], Way]
+    title: str = ""
 
 
 def missing(package: str) -> str:
@@ -189,8 +191,8 @@ def _numba(kernel: Kernel) -> Way:
 
 
 SYSTEMS = {
-    "cuda.bindings, packed": System("cuda.bindings", _packed),
-    "cuda.bindings, tuples": System("cuda.bindings", _tuples),
+    "cuda.bindings, packed": System("cuda.bindings", _packed, "cuda.bindings"),
+    "cuda.bindings, tuples": System("cuda.bindings", _tuples, "cuda.bindings"),
     "cuda.core": System("cuda.core", _core),
     "CuPy": System("cupy", _cupy),
     "PyTorch": System("torch", _torch),

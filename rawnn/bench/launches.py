@@ -153,7 +153,7 @@ def measure(opened: Opened, samples: int, launches: int,
             "broken off ahead of its first sample"
         costs[name] = LaunchCost(name=name, reason=wrong) if wrong else msgspec.structs.replace(
             costs[name], us=spread(times), interval=median_interval(times), samples=times)
-    libraries = {name.partition(",")[0]: cost.version for name, cost in costs.items()
+    libraries = {SYSTEMS[name].title or name: cost.version for name, cost in costs.items()
                  if cost.version}
     place = place_of(opened)
     place = replace(place, libraries={**place.libraries, **libraries})

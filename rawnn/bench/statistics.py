@@ -1,4 +1,5 @@
-"""Median and spread of repeated measurements, and intervals of ratios."""
+"""Median and spread of repeated measurements, and intervals of ratios: by Python's statistics and
+NumPy, as SciPy would be a large dependency for its bootstrap alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """Files that a run leaves behind: written so that nothing the user has is lost, and checked before
-the work that fills them."""
+the work that fills them.
+
+By hand, as `atomicwrites` is maintained no more, and knows neither links nor what a container
+mounts.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 
 The generator is Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): a seed
 of 64 bits, a stream of 32 bits (one a tensor, say) and a counter of 64 bits give four words.
+(NumPy's own Philox has words of 64 bits, whose products a GPU makes of several.)
 Nothing is kept from call to call, so any part of a sequence can be drawn alone.
 """
 

@@ -1,4 +1,5 @@
-"""Tables: `.npz` archives and CSV files, as data sets."""
+"""Tables: `.npz` archives and CSV files, as data sets, by NumPy and Python's csv: pandas would be a
+large dependency for one function."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """Small arithmetic as text, by which grids, extents and amounts of work follow from sizes:
-"(n + 255) // 256", "cdiv(rows, TILE)", "2 * m * n * k"."""
+"(n + 255) // 256", "cdiv(rows, TILE)", "2 * m * n * k".
+
+Python's own parser reads them; what evaluates them is a table of operators, as `eval` would run
+anything that a file's header says.
+"""
 
 from __future__ import annotations
 

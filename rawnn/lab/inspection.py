@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rawnn.device.compiling.headers import tool_folders
+from rawnn.device.compiling.headers import tool, tool_folders
 from rawnn.device.compiling.resources import (
     SM_LIMITS,
     Occupancy,
@@ -82,19 +80,11 @@ def ptx(source: Source, expressions: Sequence[str], arch: str) -> str:
     return source.compiled(expressions, virtual).cubin.rstrip(b"\0").decode(errors="replace")
 
 
-def nvdisasm() -> Path | None:
-    """The disassembler: on PATH, of a wheel or of a toolkit; None where there is none."""
-    for folder in (*os.environ.get("PATH", "").split(os.pathsep), *map(str, tool_folders())):
-        if found := shutil.which("nvdisasm", path=folder or None):
-            return Path(found)
-    return None
-
-
 def sass(source: Source, expressions: Sequence[str], arch: str) -> str:
     """The machine code of instances, with the source's lines. Raises CompileError, MissingLibrary
     (also where nvdisasm is not installed), ConfigError."""
-    tool = nvdisasm()
-    if tool is None:
+    program = tool("nvdisasm")
+    if program is None:
         places = ", ".join(map(str, tool_folders()))
         raise MissingLibrary(f"nvdisasm, which shows machine code, cannot be found on PATH or in "
                              f"{places}; install it with: pip install nvidia-cuda-nvdisasm")
@@ -102,8 +92,8 @@ def sass(source: Source, expressions: Sequence[str], arch: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(built.cubin)
-        done = subprocess.run([tool, "--print-line-info", "--print-code", path], text=True,
+        done = subprocess.run([program, "--print-line-info", "--print-code", path], text=True,
                               capture_output=True, check=False)
     if done.returncode:
-        raise ConfigError(f"{tool} failed: {done.stderr.strip()}")
+        raise ConfigError(f"{program} failed: {done.stderr.strip()}")
     return done.stdout

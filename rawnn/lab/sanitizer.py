@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rawnn.common.words import counted
-from rawnn.device.compiling.headers import tool_folders
+from rawnn.device.compiling import headers
 from rawnn.errors import ConfigError, DeviceError, MissingLibrary, nearest
 
 TOOLS = {"memcheck": "accesses outside of memory, misaligned ones, leaks",
@@ -73,16 +72,6 @@ class Sanitized:
         return "\n".join(lines)
 
 
-def compute_sanitizer() -> Path | None:
-    """The tool: on PATH, of a wheel or of a toolkit; None where there is none."""
-    home = [f"{os.environ[name]}/bin" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
-    for folder in (*os.environ.get("PATH", "").split(os.pathsep), *home, *map(str, tool_folders()),
-                   "/usr/local/cuda/bin"):
-        if found := shutil.which("compute-sanitizer", path=folder or None):
-            return Path(found)
-    return None
-
-
 def sanitize(script: str | os.PathLike[str] | Sequence[str], *arguments: str,
              tools: Sequence[str] = ("memcheck", "racecheck", "synccheck", "initcheck"),
              options: Sequence[str] = (), timeout: float | None = None,
@@ -102,7 +91,7 @@ def sanitize(script: str | os.PathLike[str] | Sequence[str], *arguments: str,
             raise ConfigError(f"compute-sanitizer has no tool '{tool}'{nearest(tool, TOOLS)} "
                               f"({', '.join(TOOLS)})")
     command = _command(script, arguments)
-    program = compute_sanitizer()
+    program = headers.tool("compute-sanitizer")
     if program is None:
         raise MissingLibrary("compute-sanitizer cannot be found on PATH, in CUDA_HOME or in "
                              "/usr/local/cuda: it comes with the CUDA toolkit (apt install "

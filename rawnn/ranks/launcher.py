@@ -1,4 +1,5 @@
-"""Starting ranks of a command on this host, and ending them together."""
+"""Starting ranks of a command on this host, and ending them together: what torchrun and mpirun do,
+for those who have neither PyTorch nor MPI."""
 
 from __future__ import annotations
 

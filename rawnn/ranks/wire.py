@@ -1,4 +1,8 @@
-"""Messages between two ranks: MessagePack behind its length, on a TCP connection."""
+"""Messages between two ranks: MessagePack behind its length, on a TCP connection.
+
+Not `multiprocessing.connection`, which unpickles what comes from the network, waits without an end
+for a message that broke off, and does not notice a host that is gone.
+"""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class Model:
     # -- PyTorch -----------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The parameters as torch.nn.Sequential names them (rawnn.run.state_dict)."""
-        return to_torch(self.parameters)
+        return to_torch(self.parameters, self.network)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the parameters of a state dict of the same layers. Raises CheckpointError."""

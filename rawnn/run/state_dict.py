@@ -21,13 +21,15 @@ from rawnn.network.layers import Network, Parameters
 _KEY = re.compile(r"(?P<layer>.*?)\.?(?P<part>weight|bias)")
 
 
-def to_torch(parameters: Parameters) -> dict[str, NDArray[Any]]:
-    """The parameters under the names that torch.nn.Sequential of Linear layers with an activation
-    between them gives: `torch.nn.Module.load_state_dict` takes them once they are tensors."""
+def to_torch(parameters: Parameters, network: Network) -> dict[str, NDArray[Any]]:
+    """The network's parameters under the names that torch.nn.Sequential of Linear layers with an
+    activation between them gives: `torch.nn.Module.load_state_dict` takes them once they are
+    tensors."""
     named = {}
-    for name, array in parameters.items():
-        layer, part = name.removeprefix("fc").split(".")
-        named[f"{2 * (int(layer) - 1)}.{part}"] = array
+    for layer in range(1, network.depth + 1):
+        named[f"{2 * (layer - 1)}.weight"] = parameters[network.weight(layer).name]
+        if network.bias:
+            named[f"{2 * (layer - 1)}.bias"] = parameters[network.bias_of(layer).name]
     return named
 
 

@@ -34,7 +34,7 @@ def kernel_arguments(
     ConfigError for a parameter that nothing fills, and for a number of the op that the kernel does
     not take though it matters."""
     scalars = kernel_for(op).scalars(op, plan)
-    pointers = {p.name for p in signature.parameters if p.pointer}
+    leading = {f"ld{p.name}": p.name for p in signature.parameters if p.pointer}
     taken = {p.name for p in signature.parameters}
     for parameter in signature.parameters:
         taken |= {m.name for m in parameter.struct.members} if parameter.struct else set()
@@ -55,8 +55,8 @@ def kernel_arguments(
                                   f"operand")
             tensor = op.operands.get(name)
             values[name] = addresses[tensor] + _skipped(op, plan, name) if tensor else 0
-        elif name.startswith("ld") and name[2:] in pointers:
-            tensor = op.operands.get(name[2:])
+        elif name in leading:
+            tensor = op.operands.get(leading[name])
             values[name] = plan[tensor].ld if tensor else 0
         elif parameter.struct is not None:
             values[name] = _filled(parameter.struct, {**op.attributes, **scalars}, op)

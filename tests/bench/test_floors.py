@@ -71,6 +71,8 @@ def test_everything_is_run_on_a_simulated_gpu(sim: Simulation) -> None:
     assert {f"exchange_{n}" for n in (2, 4, 8, 16)} <= names.keys()
     assert heard.count("tensor_bf16") == 2  # in both ways
     assert "SIMULATED" in result.provenance()
+    alone = {"launch", "graph_launch"}  # by which nothing gets from one multiprocessor to another
+    assert {f.name for f in result.floors if f.unit == "us"} - alone == floors.CROSSING & {*names}
 
 
 @pytest.mark.parametrize(("capability", "lacking"), [

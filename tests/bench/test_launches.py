@@ -106,7 +106,7 @@ def test_what_cannot_be_measured_keeps_its_reason(
         raise RuntimeError("no such compiler\nand more")
 
     systems = {
-        BESIDE: System("json", lambda kernel: stand_in()),
+        BESIDE: System("json", lambda kernel: stand_in(), "cuda.bindings"),
         "wrong": System("json", lambda kernel: stand_in(times=2)),
         "idle": System("json", lambda kernel: stand_in(times=0)),
         "broken": System("json", broken),

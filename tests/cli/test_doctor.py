@@ -14,6 +14,7 @@ import pytest
 import rawnn
 from rawnn import doctor
 from rawnn.cli import run
+from rawnn.device.compiling import headers
 from rawnn.errors import MissingLibrary
 from rawnn.run.machine import Opened, open_device
 
@@ -99,6 +100,7 @@ from rawnn.device import places
 from rawnn.device.compiling import headers
 places.toolkits = lambda: iter(())
 from rawnn.cli import run
+from rawnn.device.compiling import headers
 sys.exit(run(["doctor"]))
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA", "CONDA"))}
@@ -110,3 +112,18 @@ sys.exit(run(["doctor"]))
     assert "NVRTC: MISSING" in done.stdout
     assert "Training on the GPU does not work here" in done.stdout
     assert not done.stderr
+
+
+def test_a_tool_is_looked_for_on_the_path_and_then_where_nvidia_puts_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("first", "toolkit/bin", "toolkit/compute-sanitizer"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path / "first"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.setattr(headers.places, "wheels", lambda package: [])
+    assert headers.tool("made-up-tool") is None
+    for folder in ("toolkit/compute-sanitizer", "toolkit/bin", "first"):
+        place = tmp_path / folder / "made-up-tool"
+        place.touch(0o755)
+        assert headers.tool("made-up-tool") == place

@@ -50,7 +50,7 @@ def test_show_prints_ptx(file: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_without_nvdisasm_says_where_to_get_it(file: str, monkeypatch: pytest.MonkeyPatch,
                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(inspection, "nvdisasm", lambda: None)
+    monkeypatch.setattr(inspection, "tool", lambda name: None)
     assert run(["kernel", "show", file, "plain", "--sass", "--arch", "sm_90"]) == 1
     assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().err
 

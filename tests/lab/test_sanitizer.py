@@ -116,6 +116,6 @@ def test_what_is_refused(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         rawnn.sanitize("none.py")
     with pytest.raises(DeviceError, match="did not end within"):
         rawnn.sanitize([script, "--slow"], tools=["memcheck"], timeout=0.2)
-    monkeypatch.setattr(sanitizer, "compute_sanitizer", lambda: None)
+    monkeypatch.setattr(sanitizer.headers, "tool", lambda name: None)
     with pytest.raises(MissingLibrary, match="it comes with the CUDA toolkit"):
         rawnn.sanitize(script)

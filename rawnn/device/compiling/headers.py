@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -199,8 +201,15 @@ def _pathfinder_headers() -> Iterator[Path]:
             yield Path(found)
 
 
+def tool(name: str) -> Path | None:
+    """One of CUDA's own tools (nvdisasm, compute-sanitizer): on PATH, of a wheel, conda or a
+    toolkit; None where there is none."""
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, tool_folders())))
+    return Path(found) if found else None
+
+
 def tool_folders() -> tuple[Path, ...]:
-    """Where CUDA's own tools (nvdisasm, compute-sanitizer) may lie, besides PATH."""
+    """Where CUDA's own tools may lie, besides PATH."""
     wheels = (root / folder for root in places.wheels("nvidia")
               for folder in ("cu13/bin", "cuda_nvdisasm/bin", "cuda_nvcc/bin"))
     return (*wheels, *(prefix / "bin" for prefix in places.conda()),

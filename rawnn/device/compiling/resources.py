@@ -1,6 +1,8 @@
 """What compiled kernels use of a multiprocessor, and how many of their blocks fit on one.
 
 Registers, shared memory and stack are read from the cubin itself, which needs no tool and no GPU.
+(By hand: of ELF that takes section headers and names alone, and what NVIDIA's sections hold no
+library reads.)
 Spills are not in a cubin: compile with the option `--ptxas-options=-v` and give the log to
 `spills`.
 """

@@ -4,7 +4,7 @@ source itself and never from a second list kept by hand.
 This reads declarations of `__global__` functions, and of the structs that these take by value
 (structs.py), and nothing else of C++: comments, strings and preprocessor lines are blanked first
 (so both branches of an `#if` are seen), then every `__global__` is taken as the start of a
-declarator. Kernels made by macros are not seen.
+declarator. Kernels made by macros are not seen: libclang would, after all of CUDA's headers.
 """
 
 from __future__ import annotations
