@@ -50,7 +50,7 @@ PAGES = [*(p for p in (ROOT / "docs").rglob("*.md") if p.name != "options.md"),
          *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "rawnn/ptx/README.md",
                                     "examples/lab/README.md"))]
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
-UNIT = (r"(?:[num]?s|seconds?|minutes?|hours?|(?:nano|micro|milli)seconds?|[GM]Hz|cycles?|"
+UNIT = (r"(?:[num]?s|seconds?|minutes?|hours?|(?:nano|micro|milli)seconds?|[GM]Hz|cycles?|instructions|"
         r"[kMGT]i?B/s|B/ns|bytes a (?:cycle|second)|T?FLOPS|TFLOP/s|J|W|x(?! ?\d)|"
         r"times (?:as|the|that|what|faster|slower|longer|shorter))\b|%|per cent\b")
 COUNT = r"(?:two|three|four|five|six|seven|eight|nine|ten|twenty|tens|hundreds)"
