@@ -102,6 +102,9 @@ def test_no_page_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "docs/toggles/shrink.md" not in pages()
     with pytest.raises(SystemExit, match=r"no docs/toggles/shrink\.md"):
         tools.pages.main()
+    monkeypatch.undo()
+    monkeypatch.setattr(trials, "read_trials", lambda: iter([("docs/nowhere.md", "tried", "")]))
+    assert missing().startswith("there is no docs/nowhere.md")
 
 
 @pytest.fixture(scope="module")
