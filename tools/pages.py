@@ -376,7 +376,8 @@ def filled(text: str, blocks: Mapping[str, str]) -> str:
 
 def missing() -> str:
     """A sentence on pages that there are not; an empty one where all are there."""
-    names = dict.fromkeys([*BLOCKS, *(f"{TOGGLE_PAGES}/{name}.md" for name in TOGGLES)])
+    names = dict.fromkeys([*BLOCKS, *(f"{TOGGLE_PAGES}/{name}.md" for name in TOGGLES),
+                           *(page for page, _, _ in trials.read_trials())])
     absent = [page for page in names if not (ROOT / page).exists()]
     return f"there is no {', '.join(absent)}: figures go there, and CONTRIBUTING.md says what a " \
            f"toggle's page holds" if absent else ""

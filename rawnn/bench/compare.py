@@ -32,7 +32,7 @@ MEANING: dict[str, str] = {
     "noise": "further apart than that, but not significantly: measure more often",
     "lost": "measured in A, but not any more in B",
     "new": "only in B",
-    "not measured": "in neither",
+    "not measured": "in neither, or not reached in B",
 }
 
 
@@ -116,18 +116,19 @@ def compare(a: SeriesFile, b: SeriesFile, effect: float = EFFECT, level: float =
 def judged_pair(mine: Series, other: Series | None, apart: Apart | None, effect: float,
                 level: float) -> Pair:
     """A pair with what was found out about it. A set that B does not have at all was not asked of
-    it; one that B could not run is lost."""
+    it, and one without times and a reason was not reached; one that B could not run is lost."""
     runs = (len(mine.times), len(other.times) if other else 0)
     if apart is not None and other is not None:
         return Pair(suite=mine.suite, set=mine.set, ours=mine.ours, runs=runs, p=apart.p,
                     ratio=math.exp(apart.difference), low=math.exp(apart.low),
                     high=math.exp(apart.high), reason=other.reason,
                     verdict=_verdict(apart.difference, apart.p, effect, level))
-    lost = bool(mine.times) and other is not None
+    lost = bool(mine.times) and other is not None and bool(other.reason)
     new = not mine.times and other is not None and bool(other.times)
     return Pair(suite=mine.suite, set=mine.set, ours=mine.ours, runs=runs,
                 verdict="lost" if lost else "new" if new else "not measured",
-                reason=other.reason if other else "B does not have it")
+                reason="B does not have it" if other is None else
+                other.reason or ("B did not come to it" if mine.times and not new else ""))
 
 
 def _verdict(difference: float, p: float, effect: float, level: float) -> Verdict:

@@ -208,9 +208,12 @@ def test_faster_is_no_regression() -> None:
 def test_a_set_that_could_not_be_run_any_more_is_a_regression() -> None:
     b = msgspec.structs.replace(file({"x": [1.0, 1.0, 1.0], "new": [1.0]}), series=[
         Series(suite="linear", set="x", times=[], reason="out of memory"),
-        Series(suite="linear", set="new", times=[1.0])])
-    found = compare(file({"x": [1.0, 1.0, 1.0], "only": [2.0]}), b)
-    assert verdicts(found) == {"x": "lost", "only": "not measured", "new": "new"}
+        Series(suite="linear", set="new", times=[1.0]),
+        Series(suite="linear", set="cut off", times=[])])
+    found = compare(file({"x": [1.0, 1.0, 1.0], "only": [2.0], "cut off": [1.0]}), b)
+    assert verdicts(found) == {"x": "lost", "only": "not measured", "new": "new",
+                               "cut off": "not measured"}
+    assert len(found.regressions) == 1
     assert found.regressions[0].reason == "out of memory"
 
 

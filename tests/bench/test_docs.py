@@ -1,7 +1,6 @@
 """The pages that explain results name every key of what is written."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from rawnn.bench import records, sets
 from rawnn.bench.peers.problem import draws
 from rawnn.bench.peers.records import ContestsResult, read_contests
 from rawnn.opts import TOGGLES
+from tests.bench.typed import PAGES, ROOT, prose, typed
 from tools import trials
 from tools.pages import BLOCKS, NOT_MEASURED, PICTURES, filled, missing, pages, worth
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
@@ -39,20 +38,6 @@ def explained(page: str) -> set[str]:
 
 
 WRITTEN_BY_TOOLS = ("docs/options.md",)
-
-
-def prose(text: str, tables: bool = False) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a page that a person wrote, less code, and less tables unless asked
-    for."""
-    code, block = False, ""
-    for number, line in enumerate(text.splitlines(), 1):
-        mark = re.fullmatch(r"<!-- (/?)([\w -]+?)(: begin|: end)? -->", line)
-        if mark:
-            ends = mark[1] or mark[3] == ": end"
-            block = "" if ends else mark[2]
-        code ^= line.lstrip().startswith("```")
-        if not (code or block or (line.startswith("|") and not tables)):
-            yield number, line
 
 
 def test_lines_of_the_pages_are_at_most_120_characters_long() -> None:
@@ -117,6 +102,9 @@ def test_no_page_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "docs/toggles/shrink.md" not in pages()
     with pytest.raises(SystemExit, match=r"no docs/toggles/shrink\.md"):
         tools.pages.main()
+    monkeypatch.undo()
+    monkeypatch.setattr(trials, "read_trials", lambda: iter([("docs/nowhere.md", "tried", "")]))
+    assert missing().startswith("there is no docs/nowhere.md")
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +163,9 @@ def test_blocks_are_filled_and_what_is_around_them_stays() -> None:
 def test_a_page_without_the_comments_of_a_block_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"<!-- /?x -->"):
         filled(text, {"x": "new\n"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_page_has_a_measured_figure_typed_in(page: Path) -> None:
+    found = typed(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))
+    assert not found, "keep it in results/trials (tools/trials.py), or say it in words"
