@@ -19,8 +19,8 @@ from rawnn.onchip.steps import StepWriter
 from rawnn.onchip.writer import Stamp, literal
 
 SHARED_FROM = 3
-"""Layers from which on they are loaded and stored by functions that all of them share, so that less
-is compiled; fewer are loaded and stored by code of their own."""
+"""Layers from which on functions load and store them that all share, so that there is less to
+compile; for fewer layers that is written out for each."""
 NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "float16": "kFloat16"}
 
 
@@ -72,7 +72,7 @@ class _Kernel(StepWriter):
     def __init__(self, layout: Layout, name: str) -> None:
         super().__init__(layout)
         self.name = name
-        self.shares_moves = self.p.depth >= SHARED_FROM
+        self.shares_moves = self.p.depth >= SHARED_FROM  # code of loads and stores
 
     # -- the whole ---------------------------------------------------------------------------------
     def text(self) -> str:
@@ -256,12 +256,13 @@ class _Kernel(StepWriter):
                 bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
             what = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, " \
                    f"group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, part{n}"
-            kinds = f"{literal(near is None)}, {len(self.p.states)}, " \
-                    f"{self.d.groups if share else 1}"
+            is_far = literal(near is None)
+            kinds = f"{len(self.p.states)}, {self.d.groups if share else 1}"
             if self.shares_moves:
                 place = f"{far}, 0" if near is None else f"nullptr, {near + ahead}"
-                self.w(f"{way}_state<Shape, {kinds}>({place}, {what});")
+                self.w(f"{way}_state<Shape, {is_far}, {kinds}>({place}, {what});")
             else:
+                kinds = f"{is_far}, {kinds}" if way == "load" else kinds
                 self.w(f"{way}_states<Shape, {kinds}>({far}, {what});")
 
     # -- behind the steps --------------------------------------------------------------------------

@@ -113,7 +113,7 @@ __device__ __forceinline__ void load_states(float* kept, int across, int of_weig
 }
 
 // Null for `bias` leaves that to another block.
-template <typename SHAPE, bool FAR, int STATES, int SHARES>
+template <typename SHAPE, int STATES, int SHARES>
 __device__ __forceinline__ void store_states(const float* kept, int across, int of_weights,
                                              int tiles, int base, int share, int state,
                                              float* __restrict__ w, int ld,
@@ -131,8 +131,9 @@ __device__ __forceinline__ void store_states(const float* kept, int across, int 
       });
 }
 
-// The same by functions that all layers share, where they are many: half of a kernel's code is loads and
-// stores of a launch. Places are floats of shared memory, but those of FAR state.
+// The same by functions that all layers share: written out for each of many layers, what a launch loads and
+// stores is up to half of a kernel's code. Places are numbers of floats in shared memory; FAR state lies at
+// `far`.
 template <typename SHAPE, typename T>
 __device__ __noinline__ void load_layer(int image, int pitch, const T* __restrict__ w, int ld,
                                         Part part) {
@@ -170,6 +171,6 @@ template <typename SHAPE, bool FAR, int STATES, int SHARES>
 __device__ __noinline__ void store_state(float* far, int near, int across, int of_weights, int tiles,
                                          int base, int share, int state, float* __restrict__ w, int ld,
                                          float* __restrict__ bias, Part part) {
-  store_states<SHAPE, FAR, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
+  store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
                                       of_weights, tiles, base, share, state, w, ld, bias, part);
 }
