@@ -187,11 +187,13 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in variants:
                     _collect(found, variant, opt, machine)
-        with mock.patch("rawnn.opts.mma.wgmma_is_faster", _is_worth_wgmma):
-            for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
-                opt = ",".join(filter(None, ("preload", number, kernel)))
-                for variant in LARGE[:1] if number == "fp8" else LARGE:  # drawn values saturate
-                    _collect(found, variant, opt, machine)
+        for scaled in (False, True) if number == "" else (False,):
+            with mock.patch("rawnn.opts.mma.wgmma_is_faster", _is_worth_wgmma), \
+                    mock.patch("rawnn.opts.mma.scaled_is_faster", lambda p, t, s=scaled: s):
+                for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
+                    opt = ",".join(filter(None, ("preload", number, kernel)))
+                    for variant in LARGE[:1] if number == "fp8" else LARGE:  # values saturate
+                        _collect(found, variant, opt, machine)
         with mock.patch("rawnn.opts.mma.LEAST_STREAMED", 1):
             for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
                 opt = ",".join(filter(None, ("preload", number, kernel)))

@@ -39,8 +39,9 @@ CHECKED = {
     "l2many": "the same, 12 x 5 blocks, all layers gathered",
     "clusters-mma": "products and weight gradients in clusters: `mma`",
     "clusters-mma16": "the same: `mma` in bf16", "clusters-wgmma": "the same: `wgmma`",
-    "clusters-tf32": "the same: `wgmma_tf32`",
+    "clusters-tf32": "the same: `wgmma_tf32`", "clusters-scaled": "the same: `wgmma_scaled`",
     "ops-loss": "the loss in the last product, sums of what is reported",
+    "ops-scaled": "the loss in the last product: `wgmma_scaled`",
     "ops-flat": "elementwise kernels, updates and sums of columns",
 }
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")

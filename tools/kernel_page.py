@@ -33,7 +33,8 @@ COLUMNS = (
 )
 
 TYPES = {"float": "float32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3": "fp8",
-         "float8_e5m2": "fp8", "tf32": "tf32", "tf32x3": "3 x tf32", "unsigned char": "uint8"}
+         "float8_e5m2": "fp8", "tf32": "tf32", "tf32x3": "3 x tf32",
+         "f16x3": "3 x fp16", "unsigned char": "uint8"}
 """Template arguments that say in what numbers a kernel works."""
 
 HEAD = """\

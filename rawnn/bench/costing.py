@@ -22,8 +22,9 @@ from rawnn.step.tensor import Role
 from rawnn.step.work import numbers, operations, products
 
 OWN = "its own model"
-ON_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32", "skinny")
-"""Implementations that multiply float32 by three products of tf32, not by fused multiply-adds."""
+ON_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32", "wgmma_scaled", "skinny")
+"""Implementations that multiply float32 by three products of tf32 or float16, not by fused
+multiply-adds."""
 
 
 @dataclass(frozen=True)

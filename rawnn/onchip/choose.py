@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -20,7 +20,7 @@ from rawnn.onchip.decompose import (
     last_types,
     up,
 )
-from rawnn.onchip.layout import Layout, layout_of
+from rawnn.onchip.layout import Layout, layout_of, least_bytes
 from rawnn.onchip.problem import Problem, Unsupported
 from rawnn.onchip.tiles import tiling
 
@@ -28,6 +28,9 @@ MOST_WARPS, LEAST_WARPS = 16, 8
 PRICES = (0.0, 0.02, 0.1, 1.0)
 """Cycles that a byte of shared memory may cost, by turns: the dearer, the less memory the types
 found take."""
+DEEP = 64
+"""Layers beyond which forms that cannot fit are not looked at, so that a deep network takes little
+time; of others what is said to be lacking is what the nearest form lacks."""
 TURNS = (2, 3, 4, 6, 8)
 """Micro-batches of a group, the fewest first, where the whole batch does not fit. With a loss
 scale there is but one: what a turn leaves in rows that the next does not fill may be infinite."""
@@ -63,17 +66,33 @@ def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Cho
     """The decomposition with the least expected time; of `ranks` x `groups` blocks where these are
     given, through L2 only where there are no clusters of so many. Raises Unsupported where nothing
     fits."""
+    if groups:
+        check_blocks(problem, chip, ranks, groups, _ways(chip, ranks)[0][0])
     best, least = _cheapest(chip, _candidates(problem, chip, ranks, groups))
     if best is None and not problem.scaled:
         best, _ = _cheapest(chip, (_with_threads(replace(d, turns=turns)) for turns in TURNS
-                                   for d in _candidates(problem, chip, ranks, groups)
+                                   for d in _candidates(problem, chip, ranks, groups, turns)
                                    if d.groups > 1 and d.share >= turns))
     if best is None:
+        least = least or least_bytes(problem, max(r for _, r in _ways(chip, ranks)))
         raise Unsupported(
             f"does not fit the chip (a block would need {least / 1024:.0f} KiB of shared memory or "
             f"more, and has {chip.shared / 1024:.0f} KiB on this GPU)",
             "leave persistent out, or take a smaller batch or network")
     return best
+
+
+def check_blocks(problem: Problem, chip: Chip, ranks: int, groups: int, exchange: str) -> None:
+    """Raises Unsupported where so many blocks do not run at once, or have no example each."""
+    most = chip.most_groups(ranks, exchange)
+    if groups > min(most, problem.batch):
+        raise Unsupported(
+            f"cannot be shared by {ranks} x {groups} blocks: {most} "
+            f"{'clusters' if exchange == CLUSTER else 'groups'} of {ranks} run at once here, for a "
+            f"batch of {problem.batch}", CURE)
+
+
+CURE = "write persistent alone, and a cost model decides"
 
 
 def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice | None, int]:
@@ -99,11 +118,16 @@ DOUBT = 1.1
 thirty measured on an H200 were within a tenth of it, the worst 32 % longer."""
 
 
-def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int) -> Iterator[Decomposition]:
+def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int,
+                turns: int = 1) -> Iterator[Decomposition]:
+    """What may be cheapest, one turn of it; of deep networks what may fit in so many turns."""
     for exchange, r in _ways(chip, ranks):
         most = chip.most_groups(r, exchange)
         for g in (groups,) if groups else _group_counts(problem.batch, most):
             if g > most or g > problem.batch:
+                continue
+            columns = up(ceil(ceil(problem.batch, g), turns), 8)
+            if problem.depth > DEEP and least_bytes(problem, r, columns) > chip.shared:
                 continue
             seen = set()
             for price in PRICES:
@@ -156,17 +180,17 @@ def _best_types(problem: Problem, costs: cost.Costs, ranks: int, groups: int, pr
     if ranks == 1:
         return FULL * (depth + 1)
     last = last_types(problem)
+    layers = _layers(problem, costs, ranks, groups, exchange)
     paths: dict[str, tuple[float, str]] = {FULL: (0.0, FULL), SLICED: (0.0, SLICED)}
     for layer in range(depth):
         longer: dict[str, tuple[float, str]] = {}
         for above in last if layer == depth - 1 else FULL + SLICED + GATHERED:
             for below, (so_far, path) in paths.items():
-                if kinds(below + above) is None or (
+                if (below, above) in _IMPOSSIBLE or (
                         problem.reconstruct and layer == depth - 1 and path[0] == SLICED
                         and above != SLICED):
                     continue
-                cycles, nbytes = _layer(problem, costs, ranks, groups, layer, below, above,
-                                        exchange)
+                cycles, nbytes = layers(layer, below, above)
                 total = so_far + cycles + price * nbytes
                 if above not in longer or total < longer[above][0]:
                     longer[above] = (total, path + above)
@@ -174,16 +198,40 @@ def _best_types(problem: Problem, costs: cost.Costs, ranks: int, groups: int, pr
     return min(paths.values(), default=(0.0, ""))[1]
 
 
+_IMPOSSIBLE = {(below, above) for below in FULL + SLICED + GATHERED
+               for above in FULL + SLICED + GATHERED if kinds(below + above) is None}
+
+
 @cache
-def _layer(problem: Problem, costs: cost.Costs, ranks: int, groups: int, layer: int, below: str,
-           above: str, exchange: str) -> tuple[float, int]:
-    """Cycles and bytes of one layer between boundaries of two types."""
-    types = FULL * layer + below + above + FULL * (problem.depth - layer - 1)
-    if layer and kinds(types) is None:
-        types = GATHERED * layer + below + above + FULL * (problem.depth - layer - 1)
-    d = Decomposition(problem, ranks, groups, MOST_WARPS * 32, types, exchange=exchange)
+def _layers(problem: Problem, costs: cost.Costs, ranks: int, groups: int,
+            exchange: str) -> Callable[[int, str, str], tuple[float, int]]:
+    """Cycles and bytes of one layer between boundaries of two types, by its number and the types.
+
+    They follow from what lies next to the layer: it is looked at among two layers ahead of it and
+    one behind it, so that a deep network takes no longer for each, and equal layers are one."""
+    depth = problem.depth
+    known: dict[tuple[tuple[int, ...], int, str, str], tuple[float, int]] = {}
+
+    def of(layer: int, below: str, above: str) -> tuple[float, int]:
+        # The last layer's answers are cut as the first one's inputs, where they are the same.
+        whole = problem.reconstruct and layer == depth - 1
+        first = 0 if whole else max(layer - 2, 0)
+        sizes = problem.layers[first:layer + 3]
+        key = sizes, layer - first, below, above
+        if key not in known:
+            known[key] = _layer(Decomposition(
+                replace(problem, layers=sizes), ranks, groups, MOST_WARPS * 32,
+                FULL * (layer - first) + below + above + FULL * (len(sizes) - 2 - layer + first),
+                exchange=exchange), layer - first, costs)
+        return known[key]
+
+    return of
+
+
+def _layer(d: Decomposition, layer: int, costs: cost.Costs) -> tuple[float, int]:
+    """Cycles and bytes of one layer of a decomposition."""
     found = cost.layer_cycles(d, layer, costs)
-    if layer == problem.depth - 1:
+    if layer == d.problem.depth - 1:
         found += sum(phase.cycles for phase in cost.loss_phases(d, costs))
     if d.far and not d.messages:
         found *= costs.far_rest

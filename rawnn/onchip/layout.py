@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from rawnn.onchip.decompose import (
     GATHERED,
@@ -196,6 +198,21 @@ def far_sums(d: Decomposition) -> int:
 def beyond(features: int, step: int) -> int:
     """Floats behind the last row that a tile of 16 features reads, though nobody wants them."""
     return max(up(features, 16) - step, 0)
+
+
+def least_bytes(problem: Problem, ranks: int, columns: int = 8) -> int:
+    """Shared memory that a block takes at least of any layout by so many blocks or fewer, for so
+    many examples or more: of each layer its weights and biases, its inputs and sums, cut as is best
+    for it."""
+    def floats(ins: int, outs: int, first: bool) -> int:
+        inputs = 0 if first else up(ins, 16)  # the first layer's lie otherwise
+        weights = up(ins, 8) * up(outs, 8)
+        return weights + TILE * problem.bias + (inputs + up(outs, 8)) * pitch(columns)
+
+    layers = Counter((pair, not n) for n, pair in enumerate(pairwise(problem.layers)))
+    return 4 * sum(times * min(floats(ins, outs, first), floats(ins, ceil(outs, ranks), first),
+                               floats(ceil(ins, ranks), outs, first))
+                   for ((ins, outs), first), times in layers.items())
 
 
 def layout_of(d: Decomposition, room: int) -> Layout:

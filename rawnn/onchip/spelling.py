@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.onchip import cost
 from rawnn.onchip.chip import Chip
-from rawnn.onchip.choose import MOST_WARPS, Choice
+from rawnn.onchip.choose import CURE, MOST_WARPS, Choice, check_blocks
 from rawnn.onchip.decompose import (
     CLUSTER,
     FULL,
@@ -19,8 +19,6 @@ from rawnn.onchip.decompose import (
 from rawnn.onchip.layout import layout_of
 from rawnn.onchip.problem import Problem, Unsupported
 
-CURE = "write persistent alone, and a cost model decides"
-
 
 def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
             types: str, turns: int = 1, exchange: str = "") -> Choice:
@@ -29,12 +27,7 @@ def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
     there are no clusters of so many, or that is asked for. Raises Unsupported where there is none,
     or no room."""
     exchange = exchange or (CLUSTER if ranks in chip.sizes else L2)
-    most = chip.most_groups(ranks, exchange)
-    if groups > min(most, problem.batch):
-        raise Unsupported(
-            f"cannot be shared by {ranks} x {groups} blocks: {most} "
-            f"{'clusters' if exchange == CLUSTER else 'groups'} of {ranks} run at once here, for a "
-            f"batch of {problem.batch}", CURE)
+    check_blocks(problem, chip, ranks, groups, exchange)
     if threads % WARP or threads > MOST_WARPS * WARP:
         raise Unsupported(f"cannot have blocks of {threads} threads: it must be a multiple of "
                           f"{WARP}, {MOST_WARPS * WARP} at most", CURE)

@@ -70,9 +70,9 @@ def _labelled_loss(plan: Plan) -> Plan:
     return plan
 
 
-FAMILIES = ("tiled", "mma", "wgmma", "wgmma_tf32")
+FAMILIES = ("tiled", "mma", "wgmma", "wgmma_tf32", "wgmma_scaled")
 """Products by kernels that share mma_epilogue.cuh."""
-BY_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32")
+BY_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32", "wgmma_scaled")
 STATE = ("m", "v")
 """What optimizers keep for a parameter."""
 

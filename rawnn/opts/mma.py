@@ -16,15 +16,16 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.ptx.mma import wgmma_is_faster
+from rawnn.ptx.mma import scaled_is_faster, wgmma_is_faster
 from rawnn.ptx.tiles import product_of
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
 VALUES = ("auto", "sync", "wgmma")
-KINDS = ("sync", "wgmma", "skinny")
-"""What a product can be computed by: mma.sync, wgmma, or the kernels that stream the weights."""
+KINDS = ("sync", "wgmma", "scaled", "skinny")
+"""What a product can be computed by: mma.sync, wgmma, wgmma of scaled float16 for float32, or the
+kernels that stream the weights."""
 
 HOPPERS = ("wgmma", "clusters", "bulk copies")
 
@@ -62,6 +63,11 @@ def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
         wgmma_is_faster(product_of(op, plan), plan.target)
 
 
+def _by_wgmma_scaled(plan: Plan, op: Op) -> bool:
+    """Whether wgmma computes a product of float32 as exactly by scaled float16, and faster."""
+    return scaled_is_faster(product_of(op, plan), plan.target)
+
+
 def streams_weights(plan: Plan, op: Op) -> bool:
     """Whether a product of few rows is bound by reading its weights: then the kernels of skinny.cu
     compute it."""
@@ -80,13 +86,14 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
         plan = replace(plan, target=plan.target.without(*HOPPERS))
     taken = set(KINDS) - left_out(value)
     if not plan.target.has(*HOPPERS):
-        taken -= {"wgmma", "skinny"}
+        taken -= {"wgmma", "scaled", "skinny"}
 
     def product(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):
             return op
         impl = "skinny" if "skinny" in taken and streams_weights(plan, op) else \
             "wgmma" if "wgmma" in taken and _by_wgmma(plan, op) else \
+            "wgmma_scaled" if {"wgmma", "scaled"} <= taken and _by_wgmma_scaled(plan, op) else \
             "wgmma_tf32" if "wgmma" in taken and _by_wgmma_tf32(plan, op) else "mma"
         return op if impl == "mma" and "sync" not in taken else replace(op, impl=impl)
 
@@ -125,9 +132,9 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "mma",
-    claim="products by our own kernels on tensor cores, float32 as three of tf32; on Hopper large "
-          "ones by wgmma, and 16-bit ones of small batches by kernels that stream the weights; "
-          "-KIND leaves out one of " + ", ".join(KINDS),
+    claim="products by our own kernels on tensor cores, float32 as three of tf32 or float16; on "
+          "Hopper large ones by wgmma, and 16-bit ones of small batches by kernels that stream the "
+          "weights; -KIND leaves out one of " + ", ".join(KINDS),
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
     parameter=Parameter("auto|sync|wgmma|-KIND", parse, "auto"), settle=settle,

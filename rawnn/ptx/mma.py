@@ -8,7 +8,15 @@ from itertools import product as combinations
 
 from rawnn.device.target import Target
 from rawnn.ptx.family import Family
-from rawnn.ptx.pace import PACES, cycles, cycles_wgmma, cycles_wgmma_tf32, shared
+from rawnn.ptx.pace import (
+    PACES,
+    SCALED,
+    cycles,
+    cycles_wgmma,
+    cycles_wgmma_scaled,
+    cycles_wgmma_tf32,
+    shared,
+)
 from rawnn.ptx.table import Scalars, ceil
 from rawnn.ptx.tiles import UPDATE, Product, Tile, register_family, spanning, with_sums
 
@@ -149,8 +157,54 @@ register_family(WGMMA, "wgmma_tf32", "wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_
                 _shared_wgmma_tf32, updates=UPDATES, losses=True, specific=True)
 
 
+def _tiles_wgmma_scaled(p: Product) -> list[Tile]:
+    stages = ceil(p.k, 32)  # and as many additions of float32, half of those by tf32
+    return [Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
+            for columns in SCALED for cluster in (1, 2, 3, 4, 8)
+            if stages <= 2 * LONGEST_SUM * cluster or cluster == 8]
+
+
+@cache
+def choose_wgmma_scaled(p: Product, target: Target) -> Tile:
+    """The fastest of the tiles, as predicted."""
+    return min(spanning(p, _tiles_wgmma_scaled(p)),
+               key=lambda tile: cycles_wgmma_scaled(p, tile, target))
+
+
+AHEAD = 3000.0
+"""Cycles that scaled float16 has to be ahead, besides WORTH: the paces of tf32 are those of whole
+steps, 9 to 17 % longer than alone, and those of small products are less sure. What this takes has
+gained 5 % and more."""
+
+
+def scaled_is_faster(p: Product, target: Target) -> bool:
+    """Whether a product of float32 that has to be as exact is predicted to take less by scaled
+    float16 than otherwise, on a GPU that has both; and whether its sums are short enough."""
+    if p.times != 3 or ceil(p.k, 32) > 16 * LONGEST_SUM:
+        return False
+    otherwise = min(cycles(p, choose(p, target), target),
+                    cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))
+    return AHEAD + cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target) < \
+        WORTH * otherwise
+
+
+def _shared_wgmma_scaled(s: Scalars) -> int:
+    prepared = 2 * s["BN"]  # two, of two parts each
+    operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
+    return int(max(operands, with_sums(s, 0)) + 3 * 4 * s["BN"])
+
+
+SCALED_OTHERS = tuple(Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
+                      for cluster in (1, 2) for columns in (64, 128))
+
+register_family(WGMMA, "wgmma_scaled", "wgmma_scaled.cu", "WgmmaScaled", choose_wgmma_scaled,
+                _shared_wgmma_scaled, others=SCALED_OTHERS, updates=UPDATES, losses=True,
+                specific=True, three="f16x3")
+
+
 PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
-             "wgmma_tf32": (choose_wgmma_tf32, cycles_wgmma_tf32)}
+             "wgmma_tf32": (choose_wgmma_tf32, cycles_wgmma_tf32),
+             "wgmma_scaled": (choose_wgmma_scaled, cycles_wgmma_scaled)}
 """By implementation: its tile, and about how many cycles a product takes in one."""
 
 

@@ -14,8 +14,8 @@
 // loop adds up. BIAS says that bias is not null. saved (with SLOPE None), pre, overflow and
 // whatever updates.cuh calls optional may be null.
 //
-// LOOP is what computes a block's tile: mma.cu, wgmma.cu, wgmma_tf32.cu and tiled.cu have one each,
-// and include this file. It has
+// LOOP is what computes a block's tile: mma.cu, tiled.cu, wgmma.cu, wgmma_tf32.cu and
+// wgmma_scaled.cu have one each, and include this file. It has
 //   product<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue): a block's sums go
 //     to the epilogue; DEEP_A and DEEP_B say that op(a) and op(b) are contiguous along the inner
 //     dimension; where BIAS, blocks of the first column of tiles also add up the rows of op(a).

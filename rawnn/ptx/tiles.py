@@ -102,11 +102,11 @@ def operands_of(op: Op) -> tuple[str, str]:
     return op.operands[roles[0]], op.operands[roles[1]]
 
 
-def _sum(op: Op, plan: Plan) -> str:
+def _sum(op: Op, plan: Plan, three: str) -> str:
     """How tensor cores multiply and add up (mma_fragments.cuh)."""
     if op.attributes["compute"] == "float16":
         return "float16"
-    return "tf32x3" if product_of(op, plan).times == 3 else "float"
+    return three if product_of(op, plan).times == 3 else "float"
 
 
 def _aligned(op: Op, plan: Plan) -> bool:
@@ -170,7 +170,8 @@ UPDATE = {"weight_update": "product_update"}
 def register_family(family: Family, impl: str, source: str, loop: str, choose: Choose,
                     shared: Callable[[Scalars], int], *, tensor_cores: bool = True,
                     others: Sequence[Tile] = (), updates: Mapping[str, str] = UPDATE,
-                    losses: bool = False, specific: bool = False) -> None:
+                    losses: bool = False, specific: bool = False,
+                    three: str = "tf32x3") -> None:
     """Add the kernels of ptx/product_kernels.cuh with the main loop `loop` of `source` to a family,
     as `impl`: product_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and product_loss
     where it has `losses`.
@@ -178,6 +179,7 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
     have the tile's parameters). Without `tensor_cores` sums are those of float. `others` are the
     tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in KernelImpl.
+    `three` is how a product of float32 becomes three.
     """
 
     def chosen(op: Op, plan: Plan) -> Tile:
@@ -193,7 +195,7 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
 
     def last(op: Op, plan: Plan) -> list[str]:
         numbers = map(str, chosen(op, plan).scalars().values())
-        sums = _sum(op, plan) if tensor_cores else "float"
+        sums = _sum(op, plan, three) if tensor_cores else "float"
         early = [flag(True)] if tensor_cores and early_operand(op, plan) else []
         return [sums, *numbers, flag(_aligned(op, plan)), *early]
 

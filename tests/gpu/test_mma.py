@@ -32,7 +32,8 @@ SHAPES = ((64, 784, 784), (1, 1, 1), (33, 65, 17), (128, 10, 100), (130, 129, 13
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3": 2.0**-4,
         "float8_e5m2": 2.0**-3}
 """Half a unit of the last place."""
-NEEDS = {"tiled": (7, 5), "mma": (8, 0), "wgmma": (9, 0), "wgmma_tf32": (9, 0)}
+NEEDS = {"tiled": (7, 5), "mma": (8, 0), "wgmma": (9, 0), "wgmma_tf32": (9, 0),
+         "wgmma_scaled": (9, 0)}
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,7 @@ def run(lowering: Lowering, op: Op, tensors: dict[str, Tensor],
     ("mma", ("float32", "float32", "float32"), "float32"),
     ("wgmma_tf32", ("float32", "float32", "float32"), "tf32"),
     ("wgmma_tf32", ("float32", "float32", "float32"), "float32"),
+    ("wgmma_scaled", ("float32", "float32", "float32"), "float32"),
     ("mma", ("bfloat16", "bfloat16", "bfloat16"), "float32"),
     ("mma", ("float16", "float16", "float32"), "float16"),
     ("mma", ("float8_e5m2", "float8_e4m3", "bfloat16"), "float32"),
@@ -145,6 +147,7 @@ def test_products(lowering: Lowering, impl: str, types: tuple[str, str, str], co
     ("tiled", "float32", "float32", "float32"), ("mma", "float32", "float32", "tf32"),
     ("mma", "float32", "float32", "float32"), ("wgmma_tf32", "float32", "float32", "tf32"),
     ("wgmma_tf32", "float32", "float32", "float32"),
+    ("wgmma_scaled", "float32", "float32", "float32"),
     ("mma", "bfloat16", "float32", "float32"), ("mma", "bfloat16", "bfloat16", "float32"),
     ("wgmma", "bfloat16", "float32", "float32"),
 ])
@@ -178,7 +181,8 @@ def test_updates(lowering: Lowering, impl: str, operand: str, weight: str, compu
 
 @pytest.mark.parametrize("kind", ["weight_momentum", "weight_adam"])
 @pytest.mark.parametrize(("impl", "operand"), [("mma", "float32"), ("mma", "bfloat16"),
-                                               ("wgmma", "bfloat16"), ("wgmma_tf32", "float32")])
+                                               ("wgmma", "bfloat16"), ("wgmma_tf32", "float32"),
+                                               ("wgmma_scaled", "float32")])
 def test_updates_of_other_optimizers(lowering: Lowering, impl: str, operand: str,
                                      kind: str) -> None:
     needs(lowering, impl, operand)
@@ -211,7 +215,7 @@ def test_updates_of_other_optimizers(lowering: Lowering, impl: str, operand: str
             assert (np.abs(value - exact[name]) <= bound).all(), (name, rows, cols, batch)
 
 
-@pytest.mark.parametrize("own", ["mma", "wgmma_tf32"])
+@pytest.mark.parametrize("own", ["mma", "wgmma_tf32", "wgmma_scaled"])
 @pytest.mark.parametrize("positive", [False, True])
 def test_float32_on_tensor_cores_is_float32(lowering: Lowering, own: str, positive: bool) -> None:
     """At most twice as far from float64 as cuBLAS's float32; of K below 16 terms it is more
@@ -245,7 +249,8 @@ def test_float32_on_tensor_cores_is_float32(lowering: Lowering, own: str, positi
 @pytest.mark.parametrize(("impl", "dtype", "compute"), [
     ("mma", "bfloat16", "float32"), ("mma", "float32", "float32"), ("mma", "float32", "tf32"),
     ("wgmma", "bfloat16", "float32"), ("wgmma_tf32", "float32", "float32"),
-    ("wgmma_tf32", "float32", "tf32"),
+    ("wgmma_tf32", "float32", "tf32"), ("wgmma_scaled", "float32", "float32"),
+    ("wgmma_scaled", "float32", "tf32"),
 ])
 def test_results_repeat_bit_for_bit(lowering: Lowering, impl: str, dtype: str,
                                     compute: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -10,8 +11,18 @@ from rawnn.device.target import HOST, known
 from rawnn.network.layers import Network
 from rawnn.onchip import cost
 from rawnn.onchip.chip import chip_of
-from rawnn.onchip.choose import choose
-from rawnn.onchip.decompose import FULL, L2, SLICED
+from rawnn.onchip.choose import MOST_WARPS, _candidates, _layer, _layers, choose
+from rawnn.onchip.decompose import (
+    CLUSTER,
+    FULL,
+    GATHERED,
+    L2,
+    SLICED,
+    Decomposition,
+    kinds,
+    last_types,
+)
+from rawnn.onchip.layout import layout_of, least_bytes
 from rawnn.onchip.problem import Unsupported, problem_of
 from rawnn.onchip.report import describe
 from tests.engine import step_plan
@@ -92,6 +103,46 @@ def test_more_work_is_expected_to_take_longer() -> None:
     wider = choose(problem((64, 128, 10)), HOPPER, 1, 1).decomposition
     assert cost.cycles(d) < cost.cycles(wider)
     assert cost.cycles(d) == sum(phase.cycles for phase in cost.phases(d))
+
+
+@pytest.mark.parametrize("variety", ["softmax, SGD", "an autoencoder", "float16, Adam, tanh",
+                                     "mean squares, gelu, no bias"])
+def test_what_a_layer_takes_follows_from_what_lies_next_to_it(variety: str) -> None:
+    whole = problem(**{**VARIETY[variety], "layers": (33, 40, 24, 24, 24, 24, 24, 100, 33)})
+    depth = whole.depth
+    for ranks, groups, exchange in ((4, 1, CLUSTER), (8, 3, CLUSTER), (12, 2, L2)):
+        layers = _layers(whole, HOPPER.costs, ranks, groups, exchange)
+        for layer in range(depth):
+            for below, above in product(FULL + SLICED + GATHERED, repeat=2):
+                last = last_types(whole) if layer == depth - 1 else FULL + SLICED + GATHERED
+                if kinds(below + above) is not None and above in last and (
+                        layer or below != GATHERED):
+                    d = Decomposition(whole, ranks, groups, MOST_WARPS * 32, FULL * layer + below
+                                      + above + FULL * (depth - layer - 1), exchange=exchange)
+                    assert layers(layer, below, above) == _layer(d, layer, HOPPER.costs)
+
+
+@pytest.mark.parametrize("variety", VARIETY)
+def test_no_layout_takes_less_than_is_said_to_be_the_least(variety: str) -> None:
+    p = problem(**VARIETY[variety])
+    for chip in (HOPPER, AMPERE):
+        for d in _candidates(p, chip, 0, 0):
+            assert least_bytes(p, d.ranks, d.columns) <= layout_of(d, chip.shared).nbytes
+
+
+def test_deep_networks_that_cannot_fit_are_refused_and_others_are_not() -> None:
+    assert choose(problem((16,) * 66 + (10,), batch=16), HOPPER).decomposition.problem.depth == 66
+    with pytest.raises(Unsupported, match=r"would need 7\d\d KiB of shared memory or more"):
+        choose(problem((16,) * 400 + (10,)), HOPPER)
+
+
+def test_blocks_that_do_not_run_at_once_or_have_no_example_are_refused() -> None:
+    for ranks, groups, batch, most in ((4, 2, 1, "31 clusters"), (4, 40, 400, "31 clusters"),
+                                       (3, 50, 400, "44 groups")):
+        with pytest.raises(Unsupported, match=f"cannot be shared by {ranks} x {groups} blocks: "
+                                              f"{most} of {ranks} run at once here, for a batch of "
+                                              f"{batch}: write persistent alone"):
+            choose(problem(batch=batch), HOPPER, ranks, groups)
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:

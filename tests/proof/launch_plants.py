@@ -150,7 +150,7 @@ FUNCTORS |= {"None": "Tanh", "SoftmaxCrossEntropy": "SquaredError",
 """Another activation or loss in the place of each."""
 TYPES = {"float": "float16", "float16": "float", "bfloat16": "float", "int": "unsigned char",
          "unsigned char": "int", "float8_e4m3": "bfloat16", "float8_e5m2": "bfloat16",
-         "tf32x3": "float"}
+         "tf32x3": "float", "f16x3": "float"}
 """Another storage type in the place of each, of another size: signs of 16-bit types look alike."""
 
 

@@ -23,7 +23,9 @@ from rawnn.ptx.mma import (
     WGMMA_TILES,
     choose,
     choose_wgmma,
+    choose_wgmma_scaled,
     choose_wgmma_tf32,
+    scaled_is_faster,
     wgmma_is_faster,
 )
 from rawnn.ptx.pace import shared
@@ -36,10 +38,11 @@ from tests.ptx.architectures import every_other, installed_nvrtc, some, supporte
 
 DEEP = Network((784, 784, 784, 10))
 FAMILIES = {"tiled": "tiled.cu", "mma": "mma.cu", "wgmma": "wgmma.cu",
-            "wgmma_tf32": "wgmma_tf32.cu"}
+            "wgmma_tf32": "wgmma_tf32.cu", "wgmma_scaled": "wgmma_scaled.cu"}
 ARCHITECTURES = {"tiled": ("sm_75", "sm_80", "sm_90", "sm_120"),
                  "mma": ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
-                 "wgmma": ("sm_90a",), "wgmma_tf32": ("sm_90a",)}
+                 "wgmma": ("sm_90a",), "wgmma_tf32": ("sm_90a",),
+                 "wgmma_scaled": ("sm_90a",)}
 FP8 = (
     "product_nt<Mma,float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,"
     "1,4,1,128,true>",
@@ -60,6 +63,12 @@ OPTIMIZERS = (
 OPTIMIZERS_TF32 = (
     "product_momentum<WgmmaTf32,float,float,float,float,false,float,128,128,8,1,1,3,1,128,true>",
     "product_adam<WgmmaTf32,float,float,float,float,true,tf32x3,128,64,8,1,1,3,4,128,true>",
+)
+OPTIMIZERS_SCALED = (
+    "product_momentum<WgmmaScaled,float,float,float,float,true,f16x3,128,64,8,1,1,3,2,128,true>",
+    "product_adam<WgmmaScaled,float,float,float,float,true,f16x3,128,128,8,1,1,3,4,128,true>",
+    "product_nn<WgmmaScaled,float,float,float,false,None,Relu,float,f16x3,128,128,8,1,1,3,1,128,"
+    "false>",
 )
 OPTIMIZERS_WGMMA = (
     "product_momentum<Wgmma,float16,float16,float,float16,false,float,64,64,4,1,1,6,1,128,true>",
@@ -90,9 +99,10 @@ def expressions(impl: str) -> tuple[str, ...]:
             "mma": ("preload,mma=sync,bf16,fuse", "preload,mma=sync,tf32,fuse",
                     "preload,mma=sync,fuse", "preload,mma=sync,fp16"),
             "wgmma": ("preload,mma,bf16,fuse",),
-            "wgmma_tf32": ("preload,mma,fuse", "preload,mma,tf32,fuse")}[impl]
+            "wgmma_tf32": ("preload,mma=-scaled,fuse", "preload,mma=-scaled,tf32,fuse"),
+            "wgmma_scaled": ("preload,mma,fuse",)}[impl]
     batches = {"tiled": (64, 1024), "mma": (64, 1024), "wgmma": (1024, 4096),
-               "wgmma_tf32": (4096,)}[impl]
+               "wgmma_tf32": (4096,), "wgmma_scaled": (4096,)}[impl]
     return tuple(dict.fromkeys(e for opt in opts for batch in batches
                                for _, _, e in instances(opt, batch, impl)))
 
@@ -122,6 +132,8 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
         wanted += FP8_WGMMA + OPTIMIZERS_WGMMA + CLUSTERS
     if impl == "wgmma_tf32":
         wanted += OPTIMIZERS_TF32
+    if impl == "wgmma_scaled":
+        wanted += OPTIMIZERS_SCALED
     wanted = every_other(f"{impl}, {arch}", wanted)
     compiled = built(impl, arch, wanted)
     assert "warning" not in compiled.log, compiled.log
@@ -130,8 +142,8 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
     for expression in wanted:
         stored, loaded = spilled[compiled.lowered[expression]]
         # A few words of what is read once a block, for more blocks at a time.
-        words = 24 if "tf32x3" in expression else 5 if impl in ("tiled", "wgmma_tf32") \
-            or arch in ("sm_100", "sm_120") else 2
+        words = 48 if "f16x3" in expression else 24 if "tf32x3" in expression else 5 if impl in (
+            "tiled", "wgmma_tf32", "wgmma_scaled") or arch in ("sm_100", "sm_120") else 2
         assert stored + loaded <= 4 * words, expression
         if compiled.proofs:
             assert compiled.proofs[expression].waits, compiled.proofs[expression].reason
@@ -146,7 +158,7 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
 def _of_the_step(impl: str, expression: str) -> set[str]:
     """What says which step it is, where a kernel asks for it as early."""
     plain = expression.startswith(("product_nt", "product_nn", "product_tn"))
-    if plain or impl in ("tiled", "wgmma_tf32"):
+    if plain or impl in ("tiled", "wgmma_tf32", "wgmma_scaled"):
         return set()
     return {"cursor"} if expression.startswith("product_loss") else {"cursor", "rates", "clock"}
 
@@ -168,6 +180,7 @@ def test_kernels_take_every_tile_of_a_cluster(impl: str, loop: str, tile: Tile) 
 @pytest.mark.parametrize(("impl", "arch", "sentence"), [
     ("mma", "sm_75", "compute capability 8.0"), ("wgmma", "sm_90", "compile it for sm_90a"),
     ("wgmma", "sm_80", "compile it for sm_90a"), ("wgmma_tf32", "sm_90", "compile it for sm_90a"),
+    ("wgmma_scaled", "sm_90", "compile it for sm_90a"),
 ])
 def test_is_refused_where_the_instructions_are_missing(impl: str, arch: str,
                                                        sentence: str) -> None:
@@ -249,10 +262,33 @@ def test_large_products_of_float32_are_for_wgmma() -> None:
     assert not wgmma_is_faster(small, target)
     assert not wgmma_is_faster(replace(large, k=16384), target)  # a sum that long is less exact
     assert wgmma_is_faster(replace(large, k=16384, times=1), target)
-    for opt, impls in (("mma", {"wgmma_tf32"}), ("mma=sync", {"mma"})):
+    for opt, impls in (("mma", {"wgmma_scaled"}), ("mma=-scaled", {"wgmma_tf32"}),
+                       ("mma=sync", {"mma"})):
         step = step_plan(DEEP, 4096, 4 * 4096)
         plan, _ = select(f"none,{opt},fuse", DEEP, 4, CAPABLE).apply(step)
         assert {op.impl for op in plan.ops if op.name.startswith("fc2")} == impls
+
+
+def test_tiles_of_scaled_products_fit_and_their_sums_are_not_longer() -> None:
+    for layout in ("nt", "nn", "tn"):
+        for k in (512, 4096, 16384):
+            found = choose_wgmma_scaled(Product(layout, 2048, 1024, k, 4, 3), known((9, 0)))
+            assert found.bm == 128
+            assert found.bn in (64, 128)
+            operands = 128 * (found.stages * (128 + found.bn) + 2 * found.bn)
+            room = (227 << 10) // (2 if found.bn == 64 else 1) - 1024
+            assert max(operands, with_sums(found.scalars(), 0)) + 12 * found.bn <= room
+            assert k / 32 / found.cluster <= 64  # additions of float32 in a block, one a stage
+
+
+def test_scaled_products_are_for_float32_and_no_sum_is_too_long_for_them() -> None:
+    large, target = Product("nt", 4096, 1024, 1024, 4, 3), known((9, 0))
+    assert scaled_is_faster(large, target)
+    assert not scaled_is_faster(Product("nt", 64, 784, 784, 4, 3), target)
+    assert not scaled_is_faster(replace(large, k=32768), target)
+    assert not scaled_is_faster(replace(large, times=1), target)  # of tf32
+    for opt in ("mma,bf16,fuse", "mma,tf32,fuse"):
+        assert not list(instances(opt, 4096, "wgmma_scaled"))
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])

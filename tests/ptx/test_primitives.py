@@ -37,6 +37,8 @@ PROBES: dict[str, tuple[str, str, str]] = {
                  "cvt.f32.f16 R, x;"),
     "fma_f16": ("unsigned short a, unsigned short b, unsigned short c",
                 "out[0] = ptx::fma_f16(a, b, c);", "fma.rn.f16 R, a, b, c;"),
+    "fma_f16_pair": ("unsigned a, unsigned b, unsigned c", "out[0] = ptx::fma_f16_pair(a, b, c);",
+                     "fma.rn.f16x2 R, a, b, c;"),
     "to_tf32": ("float x", "out[0] = ptx::to_tf32(x);", "cvt.rna.tf32.f32 R, x;"),
     "approximate_sqrt": ("float x", "out[0] = __float_as_uint(ptx::approximate_sqrt(x));",
                          "sqrt.approx.ftz.f32 R, x;"),
@@ -167,6 +169,12 @@ PROBES: dict[str, tuple[str, str, str]] = {
         "ptx::multiply_async<64>(s, l, right, add); ptx::commit_products(); "
         "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
         "out[i] = __float_as_uint(s[i]);", "{a, b, c, d}, right, p"),
+    "multiply_async_f16": (
+        "unsigned a, unsigned b, unsigned c, unsigned d, unsigned long long right, int add",
+        "const unsigned l[4] = {a, b, c, d}; float s[32]; ptx::fence_products(); "
+        "ptx::multiply_async_f16<64, true>(s, l, right, add); ptx::commit_products(); "
+        "ptx::wait_for_products<0>(); for (int i = 0; i < 32; ++i) "
+        "out[i] = __float_as_uint(s[i]);", "m64n64k16.f32.f16.f16 {"),
     "give_registers": ("int nothing", "ptx::give_registers<40>();",
                        "setmaxnreg.dec.sync.aligned.u32 40;"),
     "take_registers": ("int nothing", "ptx::take_registers<240>();",

@@ -9,10 +9,13 @@ from time import process_time
 import pytest
 
 from rawnn.network.layers import Network
+from rawnn.network.optimizers import Optimizer
+from rawnn.onchip.choose import choose
 from rawnn.opts import select
 from rawnn.runners.graphplan import GraphPlan, graph_plans
 from rawnn.step import around
 from rawnn.step.plan import Plan
+from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE, step_plan
 
 BATCH, STEPS = 128, 468
@@ -24,7 +27,9 @@ def planned(layers: int, opt: str) -> tuple[Plan, list[GraphPlan], float]:
     """The plan of a step with so many layers, its graphs, and the processor's seconds."""
     started = process_time()
     network = Network((784, *[32] * (layers - 1), 10))
-    selection = select(f"none,{opt}", network, STEPS, CAPABLE, batch=BATCH)
+    choose.cache_clear()
+    selection = select(f"none,{opt}", network, STEPS, CAPABLE, batch=BATCH,
+                       recipe=Recipe(BATCH, Optimizer(lr=0.1)))
     step, policy = selection.apply(step_plan(network, BATCH, BATCH * STEPS))
     around.start(step, network, 0)
     around.refresh(step)
@@ -53,6 +58,11 @@ def test_400_layers_take_a_second(opt: str) -> None:
     assert len(planned(400, opt)[0].ops) >= 3 * 400 - 3
     # Other processes share the caches.
     assert min(planned(400, opt)[2] for _ in range(3)) < slower()
+
+
+def test_whether_one_kernel_does_the_step_is_soon_known_where_it_may_fit() -> None:
+    """By blocks of 16 outputs at batch 128, 100 layers fit in eight micro-batches only."""
+    assert min(planned(100, "best")[2] for _ in range(2)) < 3 * slower()
 
 
 @pytest.mark.parametrize("opt", ["none", "best"])

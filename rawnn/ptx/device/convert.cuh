@@ -78,6 +78,14 @@ __device__ __forceinline__ unsigned short fma_f16(unsigned short a, unsigned sho
   return result;
 }
 
+// The same of two pairs at once (fma.rn.f16x2).
+__device__ __forceinline__ unsigned int fma_f16_pair(unsigned int a, unsigned int b,
+                                                     unsigned int c) {
+  unsigned int result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
 // A float rounded to tf32 (10 bits of mantissa), ties away from zero; the low 13 bits are 0
 // (cvt.rna.tf32.f32, sm_80).
 __device__ __forceinline__ unsigned int to_tf32(float value) {

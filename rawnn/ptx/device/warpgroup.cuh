@@ -210,6 +210,52 @@ __device__ __forceinline__ void multiply_async(float (&d)[N / 2], const unsigned
 #undef RAWNN_WGMMA_TF32_64
 #undef RAWNN_WGMMA_TF32_128
 
+#define RAWNN_WGMMA_F16_64(tail) \
+  asm volatile( \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n" \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
+      "%8, %9, %10, %11, %12, %13, %14, %15, " \
+      "%16, %17, %18, %19, %20, %21, %22, %23, " \
+      "%24, %25, %26, %27, %28, %29, %30, %31}, " \
+      "{%32, %33, %34, %35}, %36, p, 1, 1, " tail ";\n}" \
+      : RAWNN_SIXTEEN(d, 0), RAWNN_SIXTEEN(d, 16) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+#define RAWNN_WGMMA_F16_128(tail) \
+  asm volatile( \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n" \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
+      "%8, %9, %10, %11, %12, %13, %14, %15, " \
+      "%16, %17, %18, %19, %20, %21, %22, %23, " \
+      "%24, %25, %26, %27, %28, %29, %30, %31, " \
+      "%32, %33, %34, %35, %36, %37, %38, %39, " \
+      "%40, %41, %42, %43, %44, %45, %46, %47, " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, " \
+      "%56, %57, %58, %59, %60, %61, %62, %63}, " \
+      "{%64, %65, %66, %67}, %68, p, 1, 1, " tail ";\n}" \
+      : RAWNN_SIXTY_FOUR(d, 0) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+
+// The same of float16, a step of 16: a word of a holds two neighbours along the inner dimension.
+// WIDE_B says that b is not contiguous along it.
+template <int N, bool WIDE_B>
+__device__ __forceinline__ void multiply_async_f16(float (&d)[N / 2], const unsigned int (&a)[4],
+                                                   unsigned long long b, int add) {
+  static_assert(N == 64 || N == 128, "64 or 128 columns");
+  if constexpr (N == 64 && WIDE_B) {
+    RAWNN_WGMMA_F16_64("1");
+  } else if constexpr (N == 64) {
+    RAWNN_WGMMA_F16_64("0");
+  } else if constexpr (WIDE_B) {
+    RAWNN_WGMMA_F16_128("1");
+  } else {
+    RAWNN_WGMMA_F16_128("0");
+  }
+}
+#undef RAWNN_WGMMA_F16_64
+#undef RAWNN_WGMMA_F16_128
+
 // Sums that the tensor cores may still be writing are read behind this only.
 template <int COUNT>
 __device__ __forceinline__ void settle(float (&sums)[COUNT]) {

@@ -50,6 +50,13 @@ CASES = {
     "wgmma in larger tiles": Case((272, 136, 72, 10), 140, "preload,bf16,mma,fuse", choice=3),
     "wgmma of tf32": Case((70, 133, 48, 9), 70, "preload,tf32,mma"),
     "wgmma of three tf32": Case((70, 133, 48, 9), 70, "preload,mma,fuse"),
+    "scaled float16": Case((70, 133, 48, 9), 70, "preload,mma,fuse", spoil=(a_nan,),
+                          network={"activation": "tanh"}),
+    "scaled float16 in large tiles": Case((70, 133, 140), 135, "preload,mma,fuse", choice=2,
+                                          options=ADAM, spoil=(a_nan,),
+                                          network={"activation": "tanh"}),
+    "scaled float16 in large tiles, in clusters": Case((70, 133, 48, 9), 270,
+                                                       "preload,mma,fuse", choice=4),
     "mma of three tf32, AdamW": Case((200, 37, 10), 33, "preload,mma=sync,fuse", choice=8,
                                      options=ADAM),  # more stages than a part has
     "mma of bfloat16, momentum": Case((21, 36, 10), 20, "preload,bf16,mma=sync,fuse",
@@ -97,6 +104,7 @@ CASES = {
 
 SMALL: dict[str, dict[str, Any]] = {
     "wgmma": {"wgmma_is_faster": lambda product, target: True},
+    "scaled": {"scaled_is_faster": lambda product, target: True},
     "streamed": {"LEAST_STREAMED": 1 << 10},
 }
 """Sizes from which on kernels are taken that are meant for large networks."""

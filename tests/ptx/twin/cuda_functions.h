@@ -74,6 +74,13 @@ template <typename V>
 V __shfl_sync(unsigned int mask, V value, int lane, int width = 32) {
   return twin_shuffle(twin::Shuffle::kIndex, mask, value, lane, width);
 }
+inline unsigned int __reduce_max_sync(unsigned int mask, unsigned int value) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    const unsigned int other = __shfl_xor_sync(mask, value, lanes);
+    value = other > value ? other : value;
+  }
+  return value;
+}
 inline unsigned int __ballot_sync(unsigned int mask, bool predicate) {
   return twin::ballot(mask, predicate);
 }

@@ -19,6 +19,25 @@ HARMLESS: dict[str, str] = {
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
     "wgmma.cu: index: if (biased && q == 0) row[TILE::kN] = group.bias[2 * half]; [54]":
         "the sums are products with ones: all columns of a row are the same",
+    "wgmma_scaled.cu: zero fill: changed = __syncthreads_or(columns_change ? 1 : 0); [49]":
+        "factors of scales that have not changed are ones",
+    "mma_scaled.cuh: index: __device__ __forceinline__ bool writes() const { return kDeep ? "
+    "lane % 8 == 0 : lane < 8; } [66]":
+        "of each eight lanes another one writes, and all of them know as much",
+    "mma_scaled.cuh: zero fill: unsigned int beyond = 0u; [23]":
+        "a scale that fits stays as it is however often it is looked at; that takes time only",
+    "mma_scaled.cuh: zero fill: unsigned int beyond = 0u; [23] #2":
+        "for the same reason as the one above",
+    "mma_scaled.cuh: zero fill: unsigned int largest = 0u;  // of the lane's row, or of the column "
+    "that it writes [24]":
+        "1 stands for the smallest number of all, which fits every scale",
+    "mma_scaled.cuh: barrier: __syncwarp(); [4]":
+        "the lane that writes a scale changes it with the first stage, ahead of a barrier like it",
+    "mma_scaled.cuh: zero fill: return ((low ? (kDeep ? 64 : Ready::kBytes) : 0) + [47]":
+        "a byte is none of a descriptor's units of 16",
+    "wgmma_scaled.cu: zero fill: TILE::kCluster > 1 ? TILE::kCluster * Parts::kRows * "
+    "Parts::kPitch * 4 + 16 : 0; [81]":
+        "without a cluster the operands take more room than the sums, by more than a byte",
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",

@@ -70,7 +70,8 @@ class Case:
         return selection.apply(plan)[0].map_ops(self._chosen).unrolled(self.steps)
 
     def _chosen(self, op: Op) -> Op:
-        if not self.choice or not has_kernel(op) or op.impl not in ("mma", "wgmma", "tiled"):
+        chosen = ("mma", "wgmma", "wgmma_scaled", "tiled")
+        if not self.choice or not has_kernel(op) or op.impl not in chosen:
             return op
         return replace(op, attributes={**op.attributes, "choice": self.choice})
 

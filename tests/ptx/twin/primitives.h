@@ -66,6 +66,15 @@ inline unsigned short fma_f16(unsigned short a, unsigned short b, unsigned short
   }
   return to_f16(once);
 }
+inline unsigned int fma_f16_pair(unsigned int a, unsigned int b, unsigned int c) {
+  unsigned int result = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    result |= unsigned{fma_f16(static_cast<unsigned short>(a >> shift),
+                               static_cast<unsigned short>(b >> shift),
+                               static_cast<unsigned short>(c >> shift))} << shift;
+  }
+  return result;
+}
 inline unsigned int to_tf32(float value) {
   const unsigned int bits = __float_as_uint(value);
   if (!std::isfinite(value)) return std::isnan(value) ? 0x7fffe000u : bits;
@@ -234,7 +243,12 @@ void multiply_async(float (&d)[N / 2], unsigned long long a, unsigned long long 
 
 template <int N>
 void multiply_async(float (&d)[N / 2], const unsigned int (&a)[4], unsigned long long b, int add) {
-  twin::multiply_async_tf32(N, d, a, b, add);
+  twin::multiply_async_rows(N, Number::kTf32, false, d, a, b, add);
+}
+template <int N, bool WIDE_B>
+void multiply_async_f16(float (&d)[N / 2], const unsigned int (&a)[4], unsigned long long b,
+                        int add) {
+  twin::multiply_async_rows(N, Number::kF16, WIDE_B, d, a, b, add);
 }
 template <int COUNT>
 void settle(float (&)[COUNT]) {}

@@ -102,7 +102,8 @@ void copy_async(unsigned int to, const void* from, int bytes, int exist);
 void wait_for_copies(int pending);
 void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool wide_b, float* d,
                     unsigned long long a, unsigned long long b, int add);
-void multiply_async_tf32(int columns, float* d, const unsigned int* a, unsigned long long b, int add);
+void multiply_async_rows(int columns, Number kind, bool wide_b, float* d, const unsigned int* a,
+                         unsigned long long b, int add);
 void wait_for_products(int pending);
 void wait_for_stores(int pending, bool read_only);
 

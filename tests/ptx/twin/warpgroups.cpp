@@ -87,8 +87,12 @@ void execute(Block& block, const Product& product) {
   }
   for (int thread = 0; thread < 128 && loaded; ++thread) {  // as a fragment A of mma.sync
     for (int i = 0; i < 4; ++i) {
-      a[thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8][thread % 4 + i / 2 * 4] =
-          double{decode(Number::kTf32, product.rows[thread][i])};
+      double* const row = a[thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8];
+      const unsigned int word = product.rows[thread][i];
+      for (int j = 0; j < 4 / size; ++j) {
+        row[(thread % 4 + i / 2 * 4) * (4 / size) + j] =
+            double{decode(product.a_kind, size == 4 ? word : word >> 16 * j & 0xffffu)};
+      }
     }
   }
   for (int column = 0; column < product.columns; ++column) {
@@ -148,12 +152,10 @@ void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool
       nullptr);
 }
 
-void multiply_async_tf32(int columns, float* d, const unsigned int* a, unsigned long long b,
-                         int add) {
+void multiply_async_rows(int columns, Number kind, bool wide_b, float* d, const unsigned int* a,
+                         unsigned long long b, int add) {
   TWIN_HERE;
-  ask({columns, Number::kTf32, Number::kTf32, false, false, {}, 0, b, add, self->product_group, 0,
-       {}},
-      d, a);
+  ask({columns, kind, kind, false, wide_b, {}, 0, b, add, self->product_group, 0, {}}, d, a);
 }
 
 void wait_for_products(int pending) {
