@@ -18,6 +18,9 @@ from rawnn.onchip.problem import Problem
 from rawnn.onchip.steps import StepWriter
 from rawnn.onchip.writer import Stamp, literal
 
+SHARED_FROM = 3
+"""Layers from which on functions load and store them that all share, so that there is less to
+compile; for fewer layers that is written out for each."""
 NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "float16": "kFloat16"}
 
 
@@ -69,6 +72,7 @@ class _Kernel(StepWriter):
     def __init__(self, layout: Layout, name: str) -> None:
         super().__init__(layout)
         self.name = name
+        self.shares_moves = self.p.depth >= SHARED_FROM  # code of loads and stores
 
     # -- the whole ---------------------------------------------------------------------------------
     def text(self) -> str:
@@ -217,10 +221,15 @@ class _Kernel(StepWriter):
         p, w, part = self.p, self.w, self.layout.layers[layer]
         n = layer + 1
         w(f"const Part part{n} = {self.part_of(layer)};")
-        w(f"float* const weights{n} = shared + {part.weights};")
+        w(f"[[maybe_unused]] float* const weights{n} = shared + {part.weights};")
         w(f"[[maybe_unused]] float* const biases{n} = shared + {part.bias};")
-        w(f"load_weights<Shape, {part.pitch}>(weights{n}, w{n}, ldw{n}, part{n});")
-        if p.bias:
+        if self.shares_moves:
+            w(f"load_layer<Shape>({part.weights}, {part.pitch}, w{n}, ldw{n}, part{n});")
+        else:
+            w(f"load_weights<Shape>(weights{n}, {part.pitch}, w{n}, ldw{n}, part{n});")
+        if p.bias and self.shares_moves:
+            w(f"load_biases<Shape>({part.bias}, b{n}, part{n});")
+        elif p.bias:
             w(f"for (int i = thread; i < part{n}.outs; i += {self.d.threads}) "
               f"biases{n}[i] = b{n}[part{n}.out + i];")
         self.move_states(layer, "load")
@@ -238,19 +247,23 @@ class _Kernel(StepWriter):
         found, part, n = self.layout, self.layout.layers[layer], layer + 1
         share = found.sync == SHARE
         base = part.base if found.sync else 0
+        near = found.shared_state if found.sync else part.near
+        ahead = base * len(self.p.states) * TILE if found.sync == ALL else 0
+        far = f"reinterpret_cast<float*>({self.states_at(layer)}) + {ahead}"
         for number, state in enumerate(self.p.states):
-            at = f"reinterpret_cast<float*>({self.states_at(layer)})"
-            if found.sync == ALL:
-                at += f" + {base * len(self.p.states) * TILE}"
             bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
             if self.p.bias and way == "store" and self.d.kinds[layer] == BY_INPUTS:
                 bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
-            near = found.shared_state if found.sync else part.near
-            far = f"{literal(near is None)}, " if way == "load" else ""
-            self.w(f"{way}_states<Shape, {far}{len(self.p.states)}, {part.across}, {part.tiles}, "
-                   f"{self.d.groups if share else 1}>({at}, {part.all_tiles}, "
-                   f"{base if share else 0}, group, {number}, w{n}_{state}, ldw{n}_{state}, "
-                   f"{bias}, part{n});")
+            what = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, " \
+                   f"group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, part{n}"
+            is_far = literal(near is None)
+            kinds = f"{len(self.p.states)}, {self.d.groups if share else 1}"
+            if self.shares_moves:
+                place = f"{far}, 0" if near is None else f"nullptr, {near + ahead}"
+                self.w(f"{way}_state<Shape, {is_far}, {kinds}>({place}, {what});")
+            else:
+                kinds = f"{is_far}, {kinds}" if way == "load" else kinds
+                self.w(f"{way}_states<Shape, {kinds}>({far}, {what});")
 
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
@@ -262,11 +275,16 @@ class _Kernel(StepWriter):
             part, n = found.layers[layer], layer + 1
             everywhere = d.kinds[layer] == EVERYWHERE and d.ranks > 1
             w(f"if (group == 0{' && rank == 0' if everywhere else ''}) {{")
-            w(f"store_weights_as<Shape, {part.pitch}>(w{n}, ldw{n}, weights{n}, part{n});")
-            if p.copies:
-                w(f"store_weights_as<Shape, {part.pitch}>(c{n}, ldc{n}, weights{n}, part{n});")
-            if p.bias:
-                own = " && rank == 0" if d.kinds[layer] == BY_INPUTS else ""
+            for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):
+                if self.shares_moves:
+                    w(f"store_layer<Shape>({to}, {part.weights}, {part.pitch}, part{n});")
+                else:
+                    w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, part{n});")
+            once = d.kinds[layer] == BY_INPUTS  # all blocks have its biases
+            if p.bias and self.shares_moves:
+                w(f"{'if (rank == 0) ' * once}store_biases<Shape>(b{n}, {part.bias}, part{n});")
+            elif p.bias:
+                own = " && rank == 0" if once else ""
                 w(f"for (int i = thread; i < part{n}.outs{own}; i += {d.threads}) "
                   f"b{n}[part{n}.out + i] = biases{n}[i];")
             w("}")

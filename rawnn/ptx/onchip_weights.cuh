@@ -32,12 +32,12 @@ __device__ __forceinline__ void for_weights(Part part, F body) {
 
 // Asks for a part, where it is not read as another type: in shared memory behind wait_for_copies, so that
 // all layers' round trips to memory are one.
-template <typename SHAPE, int LDW, typename T>
-__device__ __forceinline__ void load_weights(float* image, const T* __restrict__ w, int ld,
-                                             Part part) {
+template <typename SHAPE, typename T>
+__device__ __forceinline__ void load_weights(float* image, int pitch, const T* __restrict__ w,
+                                             int ld, Part part) {
   for_weights<SHAPE>(part, [=](int out, int in) {
     const T* const from = w + static_cast<long long>(part.out + out) * ld + part.in + in;
-    float* const to = image + in * LDW + out;
+    float* const to = image + in * pitch + out;
     if constexpr (sizeof(T) == sizeof(float)) {
       ptx::copy_async<4>(ptx::shared_address(to), from);
     } else {
@@ -46,30 +46,31 @@ __device__ __forceinline__ void load_weights(float* image, const T* __restrict__
   });
 }
 
-template <typename SHAPE, int LDW, typename T>
+template <typename SHAPE, typename T>
 __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, const float* image,
-                                                 Part part) {
+                                                 int pitch, Part part) {
   for_weights<SHAPE>(part, [=](int out, int in) {
     w[static_cast<long long>(part.out + out) * ld + part.in + in] =
-        from_float<T>(image[in * LDW + out]);
+        from_float<T>(image[in * pitch + out]);
   });
 }
 
-// For a lane's part of each tile of a layer's state, of which only each SHARES-th is kept, beginning with
-// the one that is `share` when counted from `base`: body(the place of its first float, whether it is of
+// For a lane's part of each of a layer's `tiles` of state, `of_weights` of weights, `across` side by side,
+// the rest of biases, of which only each SHARES-th is kept, beginning with the one that is `share` when
+// counted from `base`: body(the place of its first float, whether it is of
 // biases, the index of one in the tensor, how far behind it each of the four is, -1 for padding).
-template <typename SHAPE, int STATES, int ACROSS, int TILES, int SHARES, typename F>
-__device__ __forceinline__ void for_states(int tiles, int base, int share, int state, int ld,
-                                           Part part, F body) {
+template <typename SHAPE, int STATES, int SHARES, typename F>
+__device__ __forceinline__ void for_states(int across, int of_weights, int tiles, int base,
+                                           int share, int state, int ld, Part part, F body) {
   const int lane = lane_index();
   const int skipped = ((share - base) % SHARES + SHARES) % SHARES;
 #pragma unroll 1
   for (int tile = skipped + warp_index() * SHARES; tile < tiles;
        tile += SHAPE::kThreads / 32 * SHARES) {
-    const bool of_bias = tile >= TILES;
-    const int in = of_bias ? 0 : tile / ACROSS * 16 + lane / 4;
-    const int out = of_bias ? (tile - TILES) * kTileFloats + lane * 4
-                            : tile % ACROSS * 8 + lane % 4 * 2;
+    const bool of_bias = tile >= of_weights;
+    const int in = of_bias ? 0 : tile / across * 16 + lane / 4;
+    const int out = of_bias ? (tile - of_weights) * kTileFloats + lane * 4
+                            : tile % across * 8 + lane % 4 * 2;
     const long long first =
         of_bias ? part.out + out : static_cast<long long>(part.out + out) * ld + part.in + in;
     int behind[4];
@@ -86,12 +87,13 @@ __device__ __forceinline__ void for_states(int tiles, int base, int share, int s
 }
 
 // Asks for state that lies in shared memory, which holds zeros; fills up what lies in a workspace (FAR).
-template <typename SHAPE, bool FAR, int STATES, int ACROSS, int TILES, int SHARES>
-__device__ __forceinline__ void load_states(float* kept, int tiles, int base, int share, int state,
+template <typename SHAPE, bool FAR, int STATES, int SHARES>
+__device__ __forceinline__ void load_states(float* kept, int across, int of_weights, int tiles,
+                                            int base, int share, int state,
                                             const float* __restrict__ w, int ld,
                                             const float* __restrict__ bias, Part part) {
-  for_states<SHAPE, STATES, ACROSS, TILES, SHARES>(
-      tiles, base, share, state, ld, part,
+  for_states<SHAPE, STATES, SHARES>(
+      across, of_weights, tiles, base, share, state, ld, part,
       [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
         const float* const from = (of_bias ? bias : w) + first;
         float values[4];
@@ -111,12 +113,13 @@ __device__ __forceinline__ void load_states(float* kept, int tiles, int base, in
 }
 
 // Null for `bias` leaves that to another block.
-template <typename SHAPE, int STATES, int ACROSS, int TILES, int SHARES>
-__device__ __forceinline__ void store_states(const float* kept, int tiles, int base, int share,
-                                             int state, float* __restrict__ w, int ld,
+template <typename SHAPE, int STATES, int SHARES>
+__device__ __forceinline__ void store_states(const float* kept, int across, int of_weights,
+                                             int tiles, int base, int share, int state,
+                                             float* __restrict__ w, int ld,
                                              float* __restrict__ bias, Part part) {
-  for_states<SHAPE, STATES, ACROSS, TILES, SHARES>(
-      tiles, base, share, state, ld, part,
+  for_states<SHAPE, STATES, SHARES>(
+      across, of_weights, tiles, base, share, state, ld, part,
       [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
         float* const to = of_bias ? bias : w;
         float values[4];
@@ -126,4 +129,48 @@ __device__ __forceinline__ void store_states(const float* kept, int tiles, int b
           if (behind[q] >= 0 && to != nullptr) to[first + behind[q]] = values[q];
         }
       });
+}
+
+// The same by functions that all layers share: written out for each of many layers, what a launch loads and
+// stores is up to half of a kernel's code. Places are numbers of floats in shared memory; FAR state lies at
+// `far`.
+template <typename SHAPE, typename T>
+__device__ __noinline__ void load_layer(int image, int pitch, const T* __restrict__ w, int ld,
+                                        Part part) {
+  load_weights<SHAPE>(ptx::dynamic_shared<float>() + image, pitch, w, ld, part);
+}
+
+template <typename SHAPE, typename T>
+__device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, int pitch, Part part) {
+  store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, part);
+}
+
+template <typename SHAPE>
+__device__ __noinline__ void load_biases(int biases, const float* __restrict__ b, Part part) {
+  float* const to = ptx::dynamic_shared<float>() + biases;
+#pragma unroll 1
+  for (int i = thread_index(); i < part.outs; i += SHAPE::kThreads) to[i] = b[part.out + i];
+}
+
+template <typename SHAPE>
+__device__ __noinline__ void store_biases(float* __restrict__ b, int biases, Part part) {
+  const float* const from = ptx::dynamic_shared<float>() + biases;
+#pragma unroll 1
+  for (int i = thread_index(); i < part.outs; i += SHAPE::kThreads) b[part.out + i] = from[i];
+}
+
+template <typename SHAPE, bool FAR, int STATES, int SHARES>
+__device__ __noinline__ void load_state(float* far, int near, int across, int of_weights, int tiles,
+                                        int base, int share, int state, const float* __restrict__ w,
+                                        int ld, const float* __restrict__ bias, Part part) {
+  load_states<SHAPE, FAR, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
+                                          of_weights, tiles, base, share, state, w, ld, bias, part);
+}
+
+template <typename SHAPE, bool FAR, int STATES, int SHARES>
+__device__ __noinline__ void store_state(float* far, int near, int across, int of_weights, int tiles,
+                                         int base, int share, int state, float* __restrict__ w, int ld,
+                                         float* __restrict__ bias, Part part) {
+  store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
+                                      of_weights, tiles, base, share, state, w, ld, bias, part);
 }

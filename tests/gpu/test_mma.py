@@ -250,7 +250,6 @@ def test_float32_on_tensor_cores_is_float32(lowering: Lowering, own: str, positi
     ("mma", "bfloat16", "float32"), ("mma", "float32", "float32"), ("mma", "float32", "tf32"),
     ("wgmma", "bfloat16", "float32"), ("wgmma_tf32", "float32", "float32"),
     ("wgmma_tf32", "float32", "tf32"), ("wgmma_scaled", "float32", "float32"),
-    ("wgmma_scaled", "float32", "tf32"),
 ])
 def test_results_repeat_bit_for_bit(lowering: Lowering, impl: str, dtype: str,
                                     compute: str) -> None:
