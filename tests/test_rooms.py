@@ -127,6 +127,13 @@ def test_what_is_not_loaded(module: str, unloaded: tuple[str, ...]) -> None:
     assert not [m for m in loaded if room_of(m).startswith(unloaded)]
 
 
+def test_kernel_files_tell_one_story_each() -> None:
+    sources = [*(ROOT / "ptx").rglob("*.cu"), *(ROOT / "ptx").rglob("*.cuh")]
+    assert len(sources) > 50
+    assert not [str(file.relative_to(ROOT)) for file in sources
+                if len(file.read_text().splitlines()) > 300]
+
+
 def test_the_design_names_every_room() -> None:
     text = (ROOT.parent / "docs" / "design.md").read_text()
     for room in ROOMS:

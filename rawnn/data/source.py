@@ -118,6 +118,14 @@ def left_out(recipe: Recipe, examples: int) -> str:
     return f"{which} fill no batch and are left out; --partial keeps them"
 
 
+def spare_outputs(config: Config, data: Dataset) -> str:
+    """A sentence on outputs that the data have no class for; "" where there are none."""
+    spare = config.layers[-1] - data.outputs
+    return f"the network has {spare} more output{'s' if spare > 1 else ''} than {data.name} has " \
+           f"classes ({data.outputs}): nothing is learned there but to stay low" \
+        if spare > 0 else ""
+
+
 def check_fit(config: Config, data: Dataset) -> None:
     """Raise ConfigError unless network, batch and data fit each other."""
     features, outputs = config.layers[0], config.layers[-1]

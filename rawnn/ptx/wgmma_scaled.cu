@@ -2,7 +2,7 @@
 // float16, which take half the time of three of tf32 (sm_90a); each is computed by two warpgroups,
 // and the kernels are those of product_kernels.cuh.
 //
-// Rows and columns have powers of two as scales (mma_scaled.cuh). A number is the sum of two float16,
+// Rows and columns have powers of two as scales (mma_scales.cuh). A number is the sum of two float16,
 // and a product is high * high + high * low + low * high: the same 22 bits as three products of tf32.
 // Tensor cores cut sums off, so those of a stage begin at zero and are added to the others by the
 // float units, which round: as many are cut off as of two steps of tf32. Sums are divided by both

@@ -242,11 +242,14 @@ def listed(directory: str | os.PathLike[str]) -> list[tuple[int, Path]]:
                   if (match := _NAME.fullmatch(name)))
 
 
-def newest(directory: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint of a directory that can be read; None where there is none."""
+def cure_of_unsaved(directory: str | os.PathLike[str]) -> str:
+    """What to do where a checkpoint could not be written: how to go on from the newest of the
+    directory that can be read."""
+    whole = None
     with contextlib.suppress(CheckpointError):
-        return next((path for _, path in reversed(listed(directory)) if _good(path)), None)
-    return None
+        whole = next((path for _, path in reversed(listed(directory)) if _good(path)), None)
+    return f"{whole} is whole: make room, and continue with --resume {directory}" if whole \
+        else f"{directory} holds no whole checkpoint"
 
 
 def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:

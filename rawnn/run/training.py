@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.files import TextSink
 from rawnn.data import Dataset
-from rawnn.data.source import ReadAhead, check_fit, given, left_out, named, settled
+from rawnn.data.source import ReadAhead, check_fit, given, left_out, named, settled, spare_outputs
 from rawnn.errors import (
     CheckpointError,
     ConfigError,
@@ -34,7 +34,7 @@ from rawnn.errors import (
 from rawnn.ranks import Team
 from rawnn.run import parallel
 from rawnn.run.callbacks import Listeners, asked_for, writing_nothing
-from rawnn.run.checkpoint import Checkpoint, check_fits, continued, find, newest
+from rawnn.run.checkpoint import Checkpoint, check_fits, continued, cure_of_unsaved, find
 from rawnn.run.config import Config
 from rawnn.run.decided import Decider
 from rawnn.run.listener import Listener as Listener
@@ -191,15 +191,9 @@ class Session:
             self.data = self.data.reconstructing()
         check_fit(config, self.data)
         self.config, said = settled(config, self.data)
-        config = self.config
-        if said:
-            notify(said)
-        self.spare, spare = "", config.layers[-1] - self.data.outputs
-        if spare > 0:
-            self.spare = (f"the network has {spare} more output{'s' if spare > 1 else ''} than "
-                          f"{self.data.name} has classes ({self.data.outputs}): nothing is learned "
-                          f"there but to stay low")
-            notify(self.spare)
+        config, self.spare = self.config, spare_outputs(self.config, self.data)
+        for sentence in filter(None, (said, self.spare)):
+            notify(sentence)
         if self.team is not None:
             self.team.compare("the data", parallel.data_facts(self.data))
         self._data_ms = (perf_counter() - started) * 1e3
@@ -285,10 +279,7 @@ class Session:
         """End the run after this epoch as its state could not be kept. `unsaved` then says so, and
         which checkpoint of the directory is whole; the result is there all the same."""
         if self.unsaved is None:
-            whole = newest(directory)
-            cure = f"{whole} is whole: make room, and continue with --resume {directory}" \
-                if whole else f"{directory} holds no whole checkpoint"
-            self.unsaved = CheckpointError(f"{error}; {cure}")
+            self.unsaved = CheckpointError(f"{error}; {cure_of_unsaved(directory)}")
             self.stop("a checkpoint could not be written")
 
     @contextmanager
