@@ -14,6 +14,7 @@ import msgspec
 
 from rawnn.bench.floors import CROSSING, FloorsResult
 from rawnn.bench.moved import moved_by, touched
+from rawnn.ptx.tiles import LOOPS
 from rawnn.run.policy import Policy
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import KIND
@@ -22,9 +23,6 @@ from rawnn.step.tensor import Role
 from rawnn.step.work import numbers, operations, products
 
 OWN = "its own model"
-ON_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32", "wgmma_scaled", "skinny")
-"""Implementations that multiply float32 by three products of tf32 or float16, not by fused
-multiply-adds."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +99,14 @@ def _memory_us(op: Op, plan: Plan, floors: FloorsResult, resident: bool) -> floa
 
 
 def _rate(op: Op, plan: Plan, floors: FloorsResult) -> tuple[float | None, str]:
-    """Operations a microsecond of what an op multiplies by, and which of the GPU's units it is."""
+    """Operations a microsecond of what an op multiplies by, and which of the GPU's units it is:
+    tensor cores multiply float32, too, by three products of tf32 or float16."""
     number = numbers(op, plan)
     fma = floors.value("fma")
-    scalar = op.impl in ("naive", "tiled") or op.kind in ("linear_forward", "linear_update")
-    if not products(op, plan) or scalar or (number == "float32" and op.impl
-                                            not in ON_TENSOR_CORES):
+    scalar = op.impl == "naive" or not LOOPS.get(op.impl, True) \
+        or op.kind in ("linear_forward", "linear_update")
+    if not products(op, plan) or scalar or (
+            number == "float32" and not LOOPS.get(op.impl, op.impl == "skinny")):
         return (fma * 1e6 if fma else None), "FMA"
     rate = _class_rate(number, floors, tensor=True)
     return (rate * 1e6 if rate else None), "tensor"

@@ -21,6 +21,7 @@ from rawnn.device.cuda.device import Device, padded
 from rawnn.network.losses import LOSSES
 from rawnn.ptx import narrow
 from rawnn.ptx.own import OWN
+from rawnn.ptx.tiles import LOOPS
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import OPS, Op
 from rawnn.step.ops.metrics import KIND as LOSS_SUMS
@@ -149,7 +150,7 @@ def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
     sums: str | float = "float16" if compute == "float16" else "float32"
     library = op.impl == "cublas" and (compute == "tf32" or factors != {"float32"})
     whole_layers = op.kind in _NARROW or op.kind == "softmax_head"
-    if op.impl in ("mma", "wgmma", "wgmma_tf32", "wgmma_scaled") or library or whole_layers:
+    if LOOPS.get(op.impl) or library or whole_layers:
         sums = tolerances.UNIT["float16"] if sums == "float16" else \
             tolerances.TENSOR_CORE_8_BIT if factors & _EIGHT_BITS else tolerances.TENSOR_CORE
     bound = tolerances.of_op(tensor.dtype, length_of(op, plan), compute, sums,

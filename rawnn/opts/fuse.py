@@ -27,6 +27,7 @@ from rawnn.opts.registry import (
 from rawnn.ptx import head, linear, loss_products, narrow, skinny
 from rawnn.ptx.family import Fusion
 from rawnn.ptx.own import claimed, kept_out, restored
+from rawnn.ptx.tiles import LOOPS
 from rawnn.run.policy import Policy
 from rawnn.step.op import OPS, Op
 from rawnn.step.plan import Plan
@@ -70,9 +71,6 @@ def _labelled_loss(plan: Plan) -> Plan:
     return plan
 
 
-FAMILIES = ("tiled", "mma", "wgmma", "wgmma_tf32", "wgmma_scaled")
-"""Products by kernels that share mma_epilogue.cuh."""
-BY_TENSOR_CORES = ("mma", "wgmma", "wgmma_tf32", "wgmma_scaled")
 STATE = ("m", "v")
 """What optimizers keep for a parameter."""
 
@@ -81,7 +79,7 @@ def _applies(product: Op, name: str) -> bool:
     """Whether the product's code can apply the activation `name` in its epilogue, and keep what the
     backward pass needs of it."""
     if activation(name).saves == "input":
-        return product.impl in FAMILIES
+        return product.impl in LOOPS
     return product.impl != "cublas" or name == "relu"
 
 
@@ -142,7 +140,7 @@ def _update(plan: Plan) -> Plan:
             continue
         change: Change | None = None
         if update.kind != "sgd":
-            if gradient.kind == "matmul" and gradient.impl in BY_TENSOR_CORES \
+            if gradient.kind == "matmul" and LOOPS.get(gradient.impl) \
                     and f"weight_{update.kind}" in OPS:  # not of an optimizer from elsewhere
                 change = _weight_update(plan, gradient, update)
         elif gradient.kind == "matmul" and gradient.impl == "cublas":

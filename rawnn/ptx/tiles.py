@@ -167,6 +167,11 @@ UPDATE = {"weight_update": "product_update"}
 """The kernel that every main loop has for an op that steps weights."""
 
 
+LOOPS: dict[str, bool] = {}
+"""Implementations of products that share ptx/product_kernels.cuh, a main loop each, and whether
+tensor cores multiply in it."""
+
+
 def register_family(family: Family, impl: str, source: str, loop: str, choose: Choose,
                     shared: Callable[[Scalars], int], *, tensor_cores: bool = True,
                     others: Sequence[Tile] = (), updates: Mapping[str, str] = UPDATE,
@@ -181,6 +186,7 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
     tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in KernelImpl.
     `three` is how a product of float32 becomes three.
     """
+    LOOPS[impl] = tensor_cores
 
     def chosen(op: Op, plan: Plan) -> Tile:
         # The parts that a loss leaves are as many as blocks of the usual tile.

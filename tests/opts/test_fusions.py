@@ -16,6 +16,7 @@ from rawnn.opts.fuse import FUSIONS
 from rawnn.opts.registry import left_out
 from rawnn.ptx.family import FAMILIES
 from rawnn.ptx.kernels import KERNELS
+from rawnn.ptx.tiles import LOOPS
 from rawnn.runners.host import HostRunner
 from rawnn.step.op import OPS
 from tests.engine import CAPABLE, make_work, random_dataset, step_plan, trained
@@ -131,3 +132,11 @@ def test_every_kernel_is_one_familys_and_every_family_says_what_it_is() -> None:
         assert family.sources
         assert family.fits(known((9, 0))) == ""
     assert FAMILIES["wgmma"].fits(known((10, 0))) == "needs wgmma, which B200 has not"
+
+
+def test_products_that_share_kernels_are_those_that_say_so() -> None:
+    """What bias, activation and update are taken into, tolerances and expected times go by the
+    families of products as they are registered, whatever they are called."""
+    shared = {key.impl for key, kernel in KERNELS.items() if kernel.name == "product_nt"}
+    assert set(LOOPS) == shared
+    assert [impl for impl, tensor_cores in LOOPS.items() if not tensor_cores] == ["tiled"]
