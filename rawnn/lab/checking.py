@@ -266,7 +266,9 @@ def judged(trial: Trial, expected: Mapping[str, Values | None], results: Mapping
                                and (other := n[name]) is not None)
     nothing = max((is_nothing(trial.arrays[o.name]) for o in problem.operands if o.read),
                   default=0.0)
-    length = problem.length(trial.known)
+    # A sum by atomics is one chain, in any order: one of 200,000 numbers went 1.4 times beyond what
+    # sums of that length are allowed otherwise.
+    length = problem.length(trial.known) * (1 if work.deterministic else 4)
     found = []
     for name, result in results.items():
         exact = expected[name]
