@@ -216,30 +216,26 @@ def once_measured(name: str, table: Callable[[Path], str]) -> Callable[[], str]:
 
 
 def two_runs() -> str:
-    """What `bench compare` says of two runs of `bench all` of one commit, of some sets once more,
-    and of a run in which a slowdown was planted."""
-    same, control, planted = (RESULTS / f"compare{which}-h200.json"
-                              for which in ("", "-control", "-planted"))
+    """What `bench compare` says of two runs of `bench all` of one commit, and of a run in which a
+    slowdown was planted."""
+    same, planted = (RESULTS / f"compare{which}-h200.json" for which in ("", "-planted"))
     if not same.exists():
         return "Not measured yet.\n"
     found = msgspec.json.decode(same.read_bytes(), type=Comparison)
-    lines = ["Two runs of `bench all` of one commit, at once on two GPUs of one host (the first is "
-             f"what `results/` has of the suites). Ours: {_counted(found.ours)}"
-             f"{_mean(found.overall)}.",
-             f"The peers': {_counted(found.peers)}{_mean(found.overall_peers)}."]
+    lines = ["Two runs of `bench all` of one commit, one after the other on one GPU (the first is "
+             "what `results/` has; the second has those suites that time no peers). Ours: "
+             f"{_counted(found.ours)}{_mean(found.overall)}."]
+    if found.peers:
+        lines += [f"The peers': {_counted(found.peers)}{_mean(found.overall_peers)}."]
     if found.between:
         low, high = min(found.between.values()), max(found.between.values())
         lines += [f"Beyond what repetitions explain the two differ by {low:.1%} to {high:.1%}, by "
                   f"kind of sets."]
     lines += ["", *_pairs([p for p in found.pairs if p.verdict in ("slower", "faster", "lost")])]
-    if control.exists():
-        other = msgspec.json.decode(control.read_bytes(), type=Comparison)
-        lines += ["Some of the first run's sets, and the same measured once more by themselves: "
-                  f"{_counted([p for p in other.ours if p.ratio])}{_mean(other.overall)}.", ""]
     if planted.exists():
         other = msgspec.json.decode(planted.read_bytes(), type=Comparison)
-        lines += ["These, and the same at once on the other GPU, where a kernel makes each epoch "
-                  "of one set 5 % longer (exit status 1):", "",
+        lines += ["Workloads of the second run, and some of them again, where a kernel makes each "
+                  "epoch of one set 5 % longer (exit status 1):", "",
                   *_pairs([p for p in other.pairs if p.ratio])]
     return "\n".join(lines)
 
