@@ -93,24 +93,27 @@ class Section:
 
 def write_report(files: Sequence[str], path: str | os.PathLike[str],
                  title: str = "What every optimization is worth") -> list[Section]:
-    """Write the page of some results files, in the order of the sections below, and return its
-    sections. Raises ConfigError for a file that is none, MissingLibrary without Jinja2."""
+    """Write the page of some results files, in the order of the sections below, of each kind the
+    newest first, and return its sections. Raises ConfigError for a file that is none,
+    MissingLibrary without Jinja2."""
     try:
         import jinja2
     except ImportError as error:
         raise MissingLibrary(f"a report needs Jinja2, which cannot be imported ({error}): pip "
                              f"install 'rawnn[report]'") from None
-    sections: list[tuple[int, Section]] = []
+    sections: list[tuple[int, str, Section]] = []
     for file in files:
-        kind = _kind(file)
+        kind, date = _kind_and_date(file)
         if kind not in SECTIONS:
             raise ConfigError(f"{file} holds '{kind}', of which a report has no section; there are "
                               f"{', '.join(SECTIONS)}")
         made = replace(SECTIONS[kind](file), file=Path(file).stem)
-        sections.append((list(SECTIONS).index(kind), made))
+        sections.append((list(SECTIONS).index(kind), date, made))
     if not sections:
         raise ConfigError("there are no results to report on")
-    ordered = _told_apart([s for _, s in sorted(sections, key=lambda pair: pair[0])])
+    sections.sort(key=lambda each: each[1], reverse=True)
+    sections.sort(key=lambda each: each[0])
+    ordered = _told_apart([section for *_, section in sections])
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         TEMPLATE.read_text()).render(
             title=title, sections=ordered,
@@ -120,13 +123,19 @@ def write_report(files: Sequence[str], path: str | os.PathLike[str],
     return ordered
 
 
-class _Head(msgspec.Struct):
+class _Place(msgspec.Struct, frozen=True):
+    date: str = ""
+
+
+class _Head(msgspec.Struct, frozen=True):
     kind: str
+    environment: _Place = _Place()
 
 
-def _kind(file: str) -> str:
+def _kind_and_date(file: str) -> tuple[str, str]:
     try:
-        return msgspec.json.decode(Path(file).read_bytes(), type=_Head).kind
+        head = msgspec.json.decode(Path(file).read_bytes(), type=_Head)
+        return head.kind, head.environment.date
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

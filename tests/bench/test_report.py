@@ -129,6 +129,16 @@ def test_the_kept_results_make_a_page(tmp_path: Path) -> None:
     assert len(titles) == len(set(titles)), titles
 
 
+def test_the_newest_of_several_files_of_one_kind_comes_first(files: list[str],
+                                                             tmp_path: Path) -> None:
+    older = next(f for f in files if "random" in Path(f).stem)
+    newer = tmp_path / "zz.json"
+    newer.write_text(Path(older).read_text().replace("2026-01-01T", "2026-02-01T"))
+    text = made(*files, str(newer), "--out", str(tmp_path / "r.html"))
+    titles = [t for t in re.findall(r"<h2>(.*?)</h2>", text) if "Random" in t]
+    assert [t.split(": ")[1] for t in titles] == ["zz", Path(older).stem]
+
+
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"kind": "song"}')
     out = ("--out", str(tmp_path / "r.html"))
