@@ -127,6 +127,20 @@ def test_atomics_may_differ_where_that_is_said(device: Device) -> None:
     assert rawnn.check(cheat.simulated(device), **cheat.given, deterministic=False)
 
 
+@pytest.mark.parametrize(("units", "ordered", "any_order"), [
+    (60, True, True), (110, False, True), (200, False, False)])
+def test_sums_by_atomics_may_be_off_twice_as_far(device: Device, units: int, ordered: bool,
+                                                 any_order: bool) -> None:
+    """Of 4,096 terms: 64 units of rounding, or 128, and 17 for all else."""
+    text = "__global__ void lab_atomics(const float* x, float* y, int n) {}\n"
+    register("lab_atomics", lambda t, a: np.multiply(t.x, np.float32(2 * (1 + units * 2.0**-24)),
+                                                     out=t.y), SHAPES, reads=("x",), writes=("y",))
+    kernel = rawnn.Kernel(text, "lab_atomics", device=device)
+    for fixed, passes in ((True, ordered), (False, any_order)):
+        found = rawnn.check(kernel, lambda x: 2 * x, **ONE, length=4096, deterministic=fixed)
+        assert bool(found) is passes, str(found)
+
+
 def test_vectors_and_structs(device: Device) -> None:
     text = ("struct Particle { float mass; int kind; };\n"
             "__global__ void lab_particles(const float4* v, Particle* p, int n) {}\n")
