@@ -131,10 +131,9 @@ def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
                key=lambda tile: cycles_wgmma_tf32(p, tile, target))
 
 
-WORTH, WORTH_UPDATE = 0.9, 0.8
-"""Of mma.sync's time, what wgmma may take at most where it does one product for one. Its blocks
-leave a multiprocessor less room for those of another kernel: an update, which runs beside the
-chain of products, is given to it only where that is worth it."""
+WORTH = 0.9
+"""Of mma.sync's time, what wgmma may take at most where it does one product for one: its blocks
+leave a multiprocessor less room for those of another kernel."""
 
 
 def wgmma_is_faster(p: Product, target: Target) -> bool:
@@ -144,7 +143,7 @@ def wgmma_is_faster(p: Product, target: Target) -> bool:
         return False
     by_wgmma = cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) if p.size == 4 \
         else cycles_wgmma(p, choose_wgmma(p, target), target)
-    worth = 1.0 if p.times == 3 else WORTH_UPDATE if p.layout == "tn" else WORTH
+    worth = WORTH if p.times == 1 else 1.0
     return by_wgmma < worth * cycles(p, choose(p, target), target)
 
 

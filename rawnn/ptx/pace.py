@@ -37,13 +37,6 @@ UNEVEN = 0.13
 """How much counts that blocks lie unevenly: they begin while those of the kernel ahead hold some of
 the multiprocessors, and a last round of less than one or two each is then two or three on some."""
 
-SHORT, WIDE = 256, 0.2
-"""Bytes of the inner dimension up to which a product that is not an update takes longer in a step
-than alone, where its tile has more than WIDEST sums, and by how much of its time for twice as many:
-one round of blocks that hold most of a multiprocessor each, so that those of the kernel ahead and
-of other branches leave them no room, and nothing is copied while they write."""
-WIDEST = 64 * 64
-
 
 def _paced(*paces: float) -> float:
     """Cycles of what goes on at the same time: little more than the slowest, more where several
@@ -132,20 +125,15 @@ def _whole(p: Product, tile: Tile, target: Target, fit: int, pace: Callable[[int
         return AGAIN + stages * pace(beside) + beside * parts * sums + ending + count * written \
             + exchanged
 
-    in_step = 1.0
-    if p.layout != "tn" and p.k * p.size <= SHORT and sums > WIDEST:
-        in_step += WIDE * math.log2(sums / WIDEST)
     whole, rest = divmod(blocks(p, tile.bm, tile.bn) * tile.cluster, multiprocessors * fit)
     taken = first + (whole * round_of(fit, multiprocessors * fit) if whole else 0.0)
     if not rest:
-        return in_step * taken
+        return taken
     beside = ceil(rest, multiprocessors)
     last, most = round_of(beside, rest), beside
     if not whole:  # with what the kernel ahead holds, twice as many
         most = max(beside, min(fit, ceil(2 * rest, multiprocessors) - rest // multiprocessors))
-    if most > beside:
-        last += UNEVEN * (round_of(most, rest) - last)
-    return in_step * (taken + last)
+    return taken + last + (UNEVEN * (round_of(most, rest) - last) if most > beside else 0.0)
 
 
 def _at_once(cluster: int, target: Target) -> int:
