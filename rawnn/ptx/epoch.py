@@ -34,10 +34,24 @@ def _gather_sizes(op: Op, plan: Plan) -> Scalars:
     return {"batch": batch, "features": features, "outputs": outputs}
 
 
+MOST = 768
+"""Blocks of a gather, which a large GPU runs at once: of more pieces a thread takes several, as a
+block that comes later would wait for the cursor and the order again."""
+
+
+def _gather_geometry(s: Scalars) -> Geometry:
+    """A thread for each piece of what is written: x, t and y (gather.cu)."""
+    blocks = ceil(s["batch"] * pieces(s), 256)
+    return (ceil(blocks, ceil(blocks, MOST)), 1, 1), (256, 1, 1)
+
+
+def pieces(s: Scalars) -> int:
+    """Of a row: 16 bytes each of x and of t, and a label, whether there is one or not."""
+    return ceil(s["features"] * s["itemsize_x"], 16) + ceil(s["outputs"], 4) + 1
+
+
 FAMILY.register("gather", "naive", KernelImpl(
-    "gather.cu", "gather", _gather, _gather_sizes,
-    lambda s: ((ceil(s["batch"] * ceil(s["features"] * s["itemsize_x"], 16), 256), 1, 1),
-               (256, 1, 1)),
+    "gather.cu", "gather", _gather, _gather_sizes, _gather_geometry,
     {"images": ("@batch", "features"), "labels": ("@batch",), "targets": ("@batch", "outputs"),
      "order": ("@batch",), "mean": ("features",), "inverse_std": ("features",), "cursor": ("1",),
      "x": ("batch", "features"), "y": ("batch",), "t": ("batch", "outputs")}))

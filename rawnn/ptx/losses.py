@@ -12,7 +12,6 @@ from rawnn.ptx.table import (
     Scalars,
     Shape,
     ceil,
-    elements,
     matrix,
     plain,
     typed,
@@ -88,7 +87,7 @@ for _loss in ("mse", "bce"):
     FAMILY.register(_loss, "naive", KernelImpl(
         f"{_loss}.cu", _loss, typed("t"), matrix("z"), _by_elements, _shapes))
     FAMILY.register(f"{_loss}_backward", "naive", KernelImpl(
-        f"{_loss}.cu", f"{_loss}_backward", typed("t", "dz"), matrix("z"), elements(256, 4),
+        f"{_loss}.cu", f"{_loss}_backward", typed("t", "dz"), matrix("z"), vectors("z"),
         _shapes))
     FAMILY.register(f"{_loss}_gradient", "fused", KernelImpl(
         f"{_loss}.cu", f"{_loss}_gradient", typed("t", "dz"), _sizes("z"), _by_elements, _shapes))

@@ -58,7 +58,9 @@ def matrix(rows: int, cols: int, pitch: int, dtype: Any, shift: int = 0) -> np.n
     """A [rows, cols] view with `pitch`, of bytes 0x5a, aligned to 16 bytes but for `shift`."""
     itemsize = np.dtype(dtype).itemsize
     count = rows * pitch + shift
-    buffer = np.full(count * itemsize + 16, 0x5A, np.uint8)
+    buffer = np.full(count * itemsize, 0x5A, np.uint8)  # no byte more: what is read behind it shows
+    if buffer.ctypes.data % 16:
+        buffer = np.full(count * itemsize + 16, 0x5A, np.uint8)
     begin = -buffer.ctypes.data % 16
     flat = buffer[begin : begin + count * itemsize].view(dtype)
     return flat[shift:].reshape(rows, pitch)[:, :cols]
@@ -80,13 +82,15 @@ class Batch:
 
     def __init__(
         self, rng: np.random.Generator, types: tuple[str, str, str], batch: int, features: int,
-        layout: str,
+        layout: str, outputs: int = 3,
     ) -> None:
         """`layout`: "packed", "pitched" (rows of whole quads) or "shifted" (nothing aligned)."""
         images, x, labels = (DTYPES[t] for t in types)
-        self.types, self.batch, self.features, self.outputs = types, batch, features, 3
+        self.types, self.batch, self.features, self.outputs = types, batch, features, outputs
         wide = {"packed": features, "pitched": -(-features // 16) * 16 + 16,
                 "shifted": features + 3}[layout]  # fmt: skip
+        of_targets, of_t = {"packed": (outputs, outputs), "shifted": (outputs + 2, outputs + 1),
+                            "pitched": (-(-outputs // 4) * 4, -(-outputs // 4) * 4 + 4)}[layout]
         shift = UNALIGNED if layout == "shifted" else 0
         self.stride = batch + 2  # other ranks' rows lie between
         examples = STEP * self.stride + batch
@@ -94,7 +98,7 @@ class Batch:
         self.images[:] = (rng.integers(0, 256, self.images.shape) if images is np.uint8
                           else rng.standard_normal(self.images.shape)).astype(images)
         self.labels = rng.integers(0, 200, examples).astype(labels)
-        self.targets = matrix(examples, 3, 5, np.float32)
+        self.targets = matrix(examples, outputs, of_targets, np.float32, shift)
         self.targets[:] = rng.standard_normal(self.targets.shape)
         self.order = rng.permutation(examples).astype(np.int32)
         padded = matrix(2, features, -(-features // 4) * 4, np.float32)
@@ -102,7 +106,7 @@ class Batch:
         self.mean, self.inverse_std = padded
         self.x = matrix(batch, features, wide, x, shift)
         self.y = np.full(batch, UNTOUCHED, np.int32)
-        self.t = matrix(batch, 3, 4, np.float32)
+        self.t = matrix(batch, outputs, of_t, np.float32, shift)
 
     def run(
         self, emulator: Emulator, ordered: bool, labelled: bool, targeted: bool, mean: bool,
@@ -161,8 +165,13 @@ def check_gather(emulator: Emulator, rng: np.random.Generator) -> None:
             if not emulator.quick or batch * features < 40:
                 made = Batch(rng, first, batch, features, layout)
                 made.run(emulator, ordered, True, True, False, False)
-    if not emulator.quick:  # more labels than threads
-        Batch(rng, first, 300, 2, "packed").run(emulator, True, True, True, False, False)
+    for outputs, layout in itertools.product((1, 4, 37), ("packed", "pitched", "shifted")):
+        made = Batch(rng, GATHERS[-2], 7, 5, layout, outputs)  # more targets than inputs
+        made.run(emulator, True, False, True, True, False)
+    if not emulator.quick:  # several pieces a thread, and more labels than threads
+        for outputs in (2, 129):
+            Batch(rng, first, 300, 2, "pitched", outputs).run(emulator, True, True, True, False,
+                                                              False)
 
 
 def check_cursor(emulator: Emulator, rng: np.random.Generator) -> None:

@@ -89,15 +89,14 @@ HARMLESS: dict[str, str] = {
     "common.cuh: zero fill: const float high = i + half < N ? values[(i + half) % LENGTH] : 0.0f; "
     "[69]":
         "it comes to lanes that hold padding, whose index is negative",
-    "gather.cu: zero fill: const int example_from = row < batch ? order[example] : 0; [57]":
-        "threads behind the batch read no example",
-    "gather.cu: zero fill: const int label = labelled ? static_cast<int>(labels[label_at]) : 0; "
-    "[65]":
-        "a label is stored only where there are labels",
-    "gather.cu: zero fill: values[i] = feature + i < features ? to_float(in[i]) : 0.0f; [60]":
-        "the loop that stores them ends at the last feature",
-    "gather.cu: zero fill: const int label_from = labelled ? order[label_at] : 0; [53]":
-        "what has no label does not read one either",
+    **dict.fromkeys((
+        "gather.cu: zero fill: Piece next = piece_at(index < total ? index : 0, inputs, parts, "
+        "answers); [45]",
+        "gather.cu: zero fill: next = piece_at(index < total ? index : 0, inputs, parts, answers); "
+        "[41] #2",
+    ), "behind the last piece any will do, as nothing is done with it"),
+    "gather.cu: zero fill: raw[i] = 0u; [10]":
+        "elements behind the last of a row are not stored",
     "head_rows.cuh: bound: if (row >= batch || column >= classes) values[0][i] = 0.0f; [32]":
         "the probability of a class that does not exist is zero already",
     "head_rows.cuh: zero fill: b[c][0] = b[c][1] = b[c][2] = b[c][3] = 0u; [45]":
