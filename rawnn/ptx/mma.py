@@ -171,12 +171,6 @@ def choose_wgmma_scaled(p: Product, target: Target) -> Tile:
                key=lambda tile: cycles_wgmma_scaled(p, tile, target))
 
 
-AHEAD = 3000.0
-"""Cycles that scaled float16 has to be ahead, besides WORTH: the paces of tf32 are those of whole
-steps, 9 to 17 % longer than alone, and those of small products are less sure. What this takes has
-gained 5 % and more."""
-
-
 def scaled_is_faster(p: Product, target: Target) -> bool:
     """Whether a product of float32 that has to be as exact is predicted to take less by scaled
     float16 than otherwise, on a GPU that has both; and whether its sums are short enough."""
@@ -184,8 +178,7 @@ def scaled_is_faster(p: Product, target: Target) -> bool:
         return False
     otherwise = min(cycles(p, choose(p, target), target),
                     cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))
-    return AHEAD + cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target) < \
-        WORTH * otherwise
+    return cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target) < otherwise
 
 
 def _shared_wgmma_scaled(s: Scalars) -> int:

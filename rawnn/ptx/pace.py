@@ -1,13 +1,11 @@
 """About how long a product takes in a tile: what tiles are chosen by.
 
 Blocks share multiprocessors and come in rounds. A block begins, goes through its stages at the
-pace of the slowest of tensor cores, L2 cache, a stage's latency and copies under way, adds up its
-warps' parts, hands them to the other blocks of its cluster, and finishes its share of the tile.
-All figures are clock cycles, of which 1,755 are a microsecond. They were fitted to 1,349 timings by
-mma.sync and 208 by wgmma on an H200, each a chain of one launch in a graph: 29 products of odd
-sizes in float32, tf32 and bfloat16, 36 and 21 tiles. They are off by 19 and 24 % in the mean, and
-choosing by them costs 6 % against the fastest tile (at most 46 %). Paces of float32 by wgmma follow
-from whole steps.
+pace of tensor cores, L2 cache and copies under way, adds up its warps' parts, hands them to the
+other blocks of its cluster, and finishes its share of the tile. All figures are clock cycles, of
+which 1,755 are a microsecond. They were fitted to products alone on an H200, each by a chain of
+launches with `pdl` on rows as the engine lays them out, and every fourth product was left out. How
+far off they are, and what choosing by them costs, stands in docs/toggles/mma.md.
 """
 
 from __future__ import annotations
@@ -19,27 +17,60 @@ from dataclasses import dataclass
 from rawnn.device.target import Target
 from rawnn.ptx.table import Scalars, ceil
 from rawnn.ptx.tiles import Product, Tile, blocks, with_sums
+from rawnn.step.tensor import LINE, LONG
 
-FIRST = 2300.0
-"""For a block to begin, and for its first copies."""
-FINISHED = 6.2
-"""Sums a cycle that go through shared memory to the epilogue."""
-EXCHANGE, HANDED = 580.0, 3.9
+FIRST, AGAIN = 1010.0, 740.0
+"""From the end of the kernel ahead to the first stage, beside what every round of blocks takes to
+begin."""
+FROM_L2, ASTRIDE = 36.6, 24.9
+"""Bytes a cycle that a multiprocessor gets from the L2 cache, of rows that begin with cache lines
+and of others."""
+COPYING = 13.7
+"""Bytes a cycle of each stage that is under way: what a stage takes to arrive."""
+EXCHANGE, HANDED = 830.0, 3.2
 """For the blocks of a cluster to meet, and floats a cycle that one hands to the others."""
-FROM_L2 = 23.7
-"""Bytes a cycle that a multiprocessor gets from the L2 cache, of rows that begin anywhere in a
-sector of it; of rows that begin with cache lines it gets up to twice as many."""
+EACH = 84.0
+"""For a thread to finish one number of the tile, one after the other."""
+WRITTEN, UPDATED = 6.4, 1.36
+"""Numbers a cycle that a multiprocessor finishes, of results and of weights."""
+UNEVEN = 0.13
+"""How much counts that blocks lie unevenly: they begin while those of the kernel ahead hold some of
+the multiprocessors, and a last round of less than one or two each is then two or three on some."""
 
-MMA = 11.8
+
+def _paced(*paces: float) -> float:
+    """Cycles of what goes on at the same time: little more than the slowest, more where several
+    are as slow."""
+    slowest = max(paces)
+    return slowest * math.pow(sum(math.pow(pace / slowest, 5.0) for pace in paces), 0.2)
+
+
+def _copied(p: Product, tile: Tile) -> float:
+    """Cycles in which the L2 cache delivers a stage of a block."""
+    lengths = {"nt": (p.k, p.k), "nn": (p.k, p.n), "tn": (p.m, p.n)}[p.layout]
+    paces = (FROM_L2 if length * p.size >= LONG or length * p.size % LINE == 0 else ASTRIDE
+             for length in lengths)
+    return sum(rows * tile.bytes / pace for rows, pace in zip((tile.bm, tile.bn), paces,
+                                                              strict=True))
+
+
+def _arriving(tile: Tile) -> float:
+    """Cycles a stage at least, where further ones are on their way."""
+    return (tile.bm + tile.bn) * tile.bytes / COPYING / (tile.stages - 1)
+
+
+# -- by mma.sync -----------------------------------------------------------------------------------
+
+MMA = 8.0
 """Cycles that a quarter of a multiprocessor takes for one 16 x 8 block of a step of mma.sync."""
-ISSUE = 1.4
+ISSUE = 1.5
 """For any other instruction: floats are loaded, rounded or split one by one."""
-STEP, FURTHER = 275.0, 13.0
+STEP, FURTHER = 10.0, 52.0
 """From one step's fragments to its sums; what the further products of a float32 step add."""
-STAGE = 167.0
-"""For the barrier of a stage."""
-MEMORY = 668.0
-"""Until a copy has arrived."""
+STAGE = 380.0
+"""For the barrier of a stage, and until its first fragments are there."""
+PARTS = 20.0
+"""Sums a cycle that warps which share the inner dimension leave in shared memory."""
 
 
 def cycles(p: Product, tile: Tile, target: Target) -> float:
@@ -52,11 +83,11 @@ def cycles(p: Product, tile: Tile, target: Target) -> float:
     issued = 4 * (down + across) * (2 + wide / 2 + three) if p.size == 4 else 0.0
     multiplied = MMA * of_8 * p.times
     busy = warps / 4 * steps * (multiplied + ISSUE * (issued + (4 * of_8 if three else 0)))
-    copied = (tile.bm + tile.bn) * tile.bytes / FROM_L2
-    alone = max(steps * (STEP + (FURTHER if three else 0) + multiplied) + STAGE,
-                MEMORY / (tile.stages - 1))
+    alone = max(steps * (STEP + (FURTHER if three else 0) + multiplied) + STAGE, _arriving(tile))
+    copied = _copied(p, tile)
     return _whole(p, tile, target, _resident(p, tile, target),
-                  lambda beside: max(beside * busy, beside * copied, alone), tile.wk)
+                  lambda beside: _paced(beside * busy, beside * copied, alone),
+                  parts=tile.wk / PARTS)
 
 
 def _resident(p: Product, tile: Tile, target: Target) -> int:
@@ -77,7 +108,7 @@ def shared(tile: Tile) -> int:
 
 
 def _whole(p: Product, tile: Tile, target: Target, fit: int, pace: Callable[[int], float],
-           parts: int = 1, first: float | None = None, finished: float | None = None) -> float:
+           parts: float = 0.0, first: float = FIRST, handed: float = HANDED) -> float:
     """Cycles of all blocks, `fit` of which a multiprocessor runs at once, `beside` of them at
     `pace(beside)` cycles a stage; infinitely many for a cluster that the GPU does not have."""
     multiprocessors = _at_once(tile.cluster, target)
@@ -85,15 +116,24 @@ def _whole(p: Product, tile: Tile, target: Target, fit: int, pace: Callable[[int
         return math.inf
     stages = ceil(ceil(p.k, tile.bytes // p.size), tile.cluster)
     sums = tile.bm * tile.bn
-    first, finished = first or FIRST, finished or FINISHED
+    finished = sums / tile.cluster
+    ending = finished / (32 * tile.wm * tile.wn * tile.wk) * EACH
+    written = finished / (UPDATED if p.layout == "tn" else WRITTEN) / target.multiprocessors
 
-    def round_of(beside: int) -> float:
-        handed = sums * (tile.cluster - 1) / tile.cluster / HANDED
-        return first + stages * pace(beside) + beside * parts * sums / finished \
-            + (EXCHANGE + beside * handed if tile.cluster > 1 else 0)
+    def round_of(beside: int, count: int) -> float:
+        exchanged = EXCHANGE + beside * (sums - finished) / handed if tile.cluster > 1 else 0.0
+        return AGAIN + stages * pace(beside) + beside * parts * sums + ending + count * written \
+            + exchanged
 
     whole, rest = divmod(blocks(p, tile.bm, tile.bn) * tile.cluster, multiprocessors * fit)
-    return whole * round_of(fit) + (round_of(ceil(rest, multiprocessors)) if rest else 0)
+    taken = first + (whole * round_of(fit, multiprocessors * fit) if whole else 0.0)
+    if not rest:
+        return taken
+    beside = ceil(rest, multiprocessors)
+    last, most = round_of(beside, rest), beside
+    if not whole:  # with what the kernel ahead holds, twice as many
+        most = max(beside, min(fit, ceil(2 * rest, multiprocessors) - rest // multiprocessors))
+    return taken + last + (UNEVEN * (round_of(most, rest) - last) if most > beside else 0.0)
 
 
 def _at_once(cluster: int, target: Target) -> int:
@@ -105,66 +145,65 @@ def _at_once(cluster: int, target: Target) -> int:
 
 # -- by wgmma --------------------------------------------------------------------------------------
 
-FIRST_WGMMA, FINISHED_WGMMA = 3600.0, 4.3
-"""As FIRST and FINISHED."""
-RATE = 1100.0
+RATE = 1520.0
 """Multiplications of 16 bits a cycle of a multiprocessor's tensor cores."""
-ALONE = 506.0
-"""A stage at least."""
-FROM_L2_WIDE = 22.2
-"""As FROM_L2."""
+ALONE = 250.0
+"""A stage at least, besides its multiplications."""
 
 
 def cycles_wgmma(p: Product, tile: Tile, target: Target) -> float:
     """Of 16- and 8-bit operands, by wgmma."""
     busy = tile.bm * tile.bn * tile.bytes / 2 / RATE
-    copied = (tile.bm + tile.bn) * tile.bytes / FROM_L2_WIDE
+    alone = max(ALONE + busy, _arriving(tile))
+    copied = _copied(p, tile)
     taken = with_sums(tile.scalars(), tile.stages * tile.bytes * (tile.bm + tile.bn) + 1024)
     fit = max(min(target.shared_per_multiprocessor // (taken + 1024),
                   target.threads // (8 * tile.bm * tile.wn)), 1)
-    return _whole(p, tile, target, fit, lambda beside: max(beside * busy, beside * copied, ALONE),
-                  first=FIRST_WGMMA, finished=FINISHED_WGMMA)
+    return _whole(p, tile, target, fit,
+                  lambda beside: _paced(beside * busy, beside * copied, alone))
 
 
 @dataclass(frozen=True)
 class Paces:
     """Cycles of a stage of float32 by wgmma in each layout, of one block and, where two share a
-    multiprocessor, of both."""
+    multiprocessor, of both; until the first, as FIRST; and what a block hands over, as HANDED."""
 
     nt: tuple[float, ...]
     nn: tuple[float, ...]
     tn: tuple[float, ...]
+    first: float
+    handed: float
 
 
 PACES: Mapping[tuple[int, int], Paces] = {
-    (3, 64): Paces(nt=(1700.0, 2560.0), nn=(2100.0, 2950.0), tn=(2350.0, 3400.0)),
-    (1, 64): Paces(nt=(1100.0, 1700.0), nn=(1750.0, 2500.0), tn=(2300.0, 3200.0)),
-    (1, 128): Paces(nt=(1700.0,), nn=(2400.0,), tn=(2700.0,)),
+    (3, 64): Paces(nt=(1520.0, 2340.0), nn=(1590.0, 2370.0), tn=(2020.0, 2800.0), first=1250.0,
+                   handed=1.9),
+    (1, 64): Paces(nt=(1010.0, 1490.0), nn=(990.0, 1490.0), tn=(1300.0, 1590.0), first=1250.0,
+                   handed=1.9),
+    (1, 128): Paces(nt=(1270.0,), nn=(1350.0,), tn=(1630.0,), first=2140.0, handed=1.9),
 }
-"""By products for one and by the rows of the operand from shared memory (H200), by whole steps.
-Alone products take less: 12 to 29 % in float32, 21 to 51 % in tf32. With paces fitted to that,
-which give some products in tf32 to wgmma, steps of one network took 4 % less and those of another
-11 % more."""
-
+"""By products for one and by the rows of the operand from shared memory."""
 
 SCALED: Mapping[int, Paces] = {
-    64: Paces(nt=(1500.0, 2000.0), nn=(1350.0, 2100.0), tn=(2100.0, 2500.0)),
-    128: Paces(nt=(2050.0,), nn=(2200.0,), tn=(2400.0,)),
+    64: Paces(nt=(1420.0, 2080.0), nn=(1400.0, 2130.0), tn=(1880.0, 2260.0), first=2490.0,
+              handed=1.6),
+    128: Paces(nt=(2070.0,), nn=(2070.0,), tn=(2270.0,), first=4150.0, handed=1.6),
 }
-FIRST_SCALED = {64: 4500.0, 128: 6000.0}
-"""The same by scaled products of float16, by columns of the tile, and FIRST, with the scales of the
-first stage: fitted to 44 products alone, off by 6 % in the mean (H200)."""
+"""The same by scaled products of float16, by columns of the tile, with the scales of the first
+stage."""
+
+
+def _by_paces(p: Product, tile: Tile, target: Target, paces: Paces) -> float:
+    pace: tuple[float, ...] = getattr(paces, p.layout)
+    return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1], first=paces.first,
+                  handed=paces.handed)
 
 
 def cycles_wgmma_scaled(p: Product, tile: Tile, target: Target) -> float:
     """Of float32, by wgmma of float16."""
-    pace: tuple[float, ...] = getattr(SCALED[tile.bn], p.layout)
-    return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1],
-                  first=FIRST_SCALED[tile.bn], finished=FINISHED_WGMMA)
+    return _by_paces(p, tile, target, SCALED[tile.bn])
 
 
 def cycles_wgmma_tf32(p: Product, tile: Tile, target: Target) -> float:
     """Of float32, by wgmma."""
-    pace: tuple[float, ...] = getattr(PACES[p.times, min(tile.bm, tile.bn)], p.layout)
-    return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1], first=FIRST_WGMMA,
-                  finished=FINISHED_WGMMA)
+    return _by_paces(p, tile, target, PACES[p.times, min(tile.bm, tile.bn)])

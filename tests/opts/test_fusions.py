@@ -114,7 +114,8 @@ def test_names_come_in_the_order_of_the_list_and_once() -> None:
 
 
 @pytest.mark.parametrize(("value", "impls"), [
-    ("auto", {"skinny", "mma"}), ("-skinny", {"mma", "wgmma"}), ("-sync", {"skinny", "naive"}),
+    ("auto", {"skinny", "mma", "wgmma"}), ("-skinny", {"mma", "wgmma"}),
+    ("-sync", {"skinny", "wgmma", "naive"}),
     ("-wgmma-skinny", {"mma"}), ("-sync-wgmma-skinny", {"naive"})])
 def test_kinds_of_product_are_left_out_singly(value: str, impls: set[str]) -> None:
     network = Network((784, 4096, 4096, 10))
