@@ -42,7 +42,7 @@ block that comes later would wait for the cursor and the order again."""
 def _gather_geometry(s: Scalars) -> Geometry:
     """A thread for each piece of what is written: x, t and y (gather.cu)."""
     blocks = ceil(s["batch"] * pieces(s), 256)
-    return (ceil(blocks, ceil(blocks, MOST)), 1, 1), (256, 1, 1)
+    return (ceil(blocks, max(ceil(blocks, MOST), 1)), 1, 1), (256, 1, 1)
 
 
 def pieces(s: Scalars) -> int:

@@ -23,7 +23,8 @@ from tests.engine import CAPABLE
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 KEPT = RESULTS / "random-peers-h200.json"
-FITTED = RESULTS / "random-peers-h200-9101.json"
+FITTED = [RESULTS / f"random-peers-h200-{seed}.json" for seed in (11001, 12001, 13001)]
+OLDER = RESULTS / "random-peers-h200-9101.json"
 NUMBERS = {"float32": "", "tf32": "tf32", "bf16": "bf16"}
 
 
@@ -53,15 +54,27 @@ def step(problem: dict[str, Any], numbers: str) -> Plan:
     return earning._step(*setting(problem), numbers)
 
 
+def off(kept: Path) -> list[float]:
+    """How many times as long as expected each run of a draw took that went launch by launch."""
+    return [us / earning.launched(step(problem, numbers), numbers)
+            for problem, numbers, launches, us in runs(kept) if launches > 1]
+
+
 def test_launches_take_about_what_is_expected_of_them() -> None:
-    """Of the networks that what is expected was fitted to, the fastest took 0.73 of it; of a draw
-    made behind that 0.79 to 1.28, but for 33-28-764-826 at batch 252 in bfloat16: 2.2 times, of
-    which 27 us were its gather, as it was at that draw's commit."""
-    ratios = [us / earning.launched(step(problem, numbers), numbers)
-              for problem, numbers, launches, us in [*runs(FITTED), *runs()] if launches > 1]
-    assert len(ratios) >= 90
-    assert sum(not 1 / 1.4 < ratio < 1.35 for ratio in ratios) <= 1, sorted(ratios)
-    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.24
+    """Runs took 0.87 to 1.24 of it, but for two in bfloat16 that waited for their gather, as it was
+    at those draws' commits: 33-28-764-826 at batch 252 (2.1 times), 192-800 at batch 640 (1.5)."""
+    ratios = [ratio for kept in [*FITTED, KEPT] for ratio in off(kept)]
+    assert len(ratios) >= 60
+    assert sum(not 1 / 1.35 < ratio < 1.35 for ratio in ratios) <= 2, sorted(ratios)
+    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.22
+
+
+def test_launches_of_before_took_about_as_long() -> None:
+    """Of kernels as they were: Adam's took longer, and few-layered networks waited more."""
+    ratios = off(OLDER)
+    assert len(ratios) >= 70
+    assert sum(not 1 / 1.4 < ratio < 1.4 for ratio in ratios) <= 2, sorted(ratios)
+    assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.3
 
 
 def test_persistent_takes_about_what_is_expected_of_it() -> None:
