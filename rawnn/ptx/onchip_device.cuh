@@ -8,6 +8,10 @@
 //   kSent     of these columns those that blocks send each other, in fours
 //   kPitch    floats from one feature of activations [features, examples] to the next
 //   kNumbers  how products are computed: kFloat32 as three of tf32, kTf32, kBfloat16 or kFloat16
+//
+// A loop that threads go through once at most, as their number and the sizes say, ends in
+// `if constexpr (...) break;`. Else it costs instructions, and of compiling more: with every loop that NVVM
+// unrolls within the one over steps, it forgets what it knows of all that depends on any loop there.
 #pragma once
 #include "common.cuh"
 #include "device/cluster.cuh"

@@ -44,6 +44,7 @@ struct FarMail {
       float4 v[1];
       take(v, place, [=](int) { return i; });
       found = found || v[0].x != 0.0f;
+      if constexpr (COUNT <= SHAPE::kThreads) break;
     }
     return found;
   }
@@ -78,6 +79,7 @@ __device__ __forceinline__ void take_received(const MAIL& mail, int place, int c
       const int item = first + i * SHAPE::kThreads;
       if (item < all) body(item / across, item % across * 4, values[i]);
     }
+    if constexpr (ROWS * across <= each * SHAPE::kThreads) break;
   }
 }
 
@@ -96,26 +98,29 @@ __device__ __forceinline__ void add_received(const MAIL& mail, int place, int co
   for (int i = thread_index(); i < items * TEAMS; i += SHAPE::kThreads) {
     const int item = i % items;
     const int team = i / items;
-    if (item >= all) continue;
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (item < all) {
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
-    for (int first = team; first < PARTS; first += each * TEAMS) {
-      float4 values[each];
-      mail.take(values, place, [=](int k) {
-        const int part = first + k * TEAMS;
-        return (part < PARTS ? part : first) * items + item;
-      });
+      for (int first = team; first < PARTS; first += each * TEAMS) {
+        float4 values[each];
+        mail.take(values, place, [=](int k) {
+          const int part = first + k * TEAMS;
+          return (part < PARTS ? part : first) * items + item;
+        });
 #pragma unroll
-      for (int k = 0; k < each; ++k) {
-        if (first + k * TEAMS >= PARTS) break;
-        sum.x += values[k].x, sum.y += values[k].y, sum.z += values[k].z, sum.w += values[k].w;
+        for (int k = 0; k < each; ++k) {
+          if (first + k * TEAMS >= PARTS) break;
+          sum.x += values[k].x, sum.y += values[k].y, sum.z += values[k].z, sum.w += values[k].w;
+        }
+        if constexpr (parts == each) break;
+      }
+      if constexpr (TEAMS == 1) {
+        body(item / across, item % across * 4, sum);
+      } else {
+        *reinterpret_cast<float4*>(scratch + i * 4) = sum;
       }
     }
-    if constexpr (TEAMS == 1) {
-      body(item / across, item % across * 4, sum);
-    } else {
-      *reinterpret_cast<float4*>(scratch + i * 4) = sum;
-    }
+    if constexpr (items * TEAMS <= SHAPE::kThreads) break;
   }
   if constexpr (TEAMS > 1) {
     __syncthreads();
@@ -128,6 +133,7 @@ __device__ __forceinline__ void add_received(const MAIL& mail, int place, int co
         sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
       }
       body(item / across, item % across * 4, sum);
+      if constexpr (items <= SHAPE::kThreads) break;
     }
   }
 }

@@ -47,6 +47,17 @@ __device__ __forceinline__ auto quads(F body) {
   });
 }
 
+// The sums of two neighbouring columns, of which the lanes 0 to 3 have two each, as the quads of
+// those with an even number: body(place among the layer's biases, quad).
+template <typename F>
+__device__ __forceinline__ void by_quads(int nt, float first, float second, F body) {
+  constexpr unsigned int four = 0xfu;
+  const float third = __shfl_xor_sync(four, first, 1);
+  const float fourth = __shfl_xor_sync(four, second, 1);
+  const int lane = lane_index();
+  if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
+}
+
 // A body that takes four numbers, of one that takes two.
 template <typename F>
 __device__ __forceinline__ auto by_pairs(F body) {
@@ -85,5 +96,6 @@ __device__ __forceinline__ void add_parts(const float* parts, int count, F body)
       v.x += u.x, v.y += u.y, v.z += u.z, v.w += u.w;
     }
     body(row, column, v);
+    if constexpr (ROWS * across <= SHAPE::kThreads) break;
   }
 }

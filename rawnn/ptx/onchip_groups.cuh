@@ -12,21 +12,11 @@
 // slot has found the last change of those weights, made of what lay there; who writes a change's slot
 // has found this step's gradients of all clusters, left behind the last step's changes.
 #pragma once
+#include "onchip_finish.cuh"
 #include "onchip_marks.cuh"
 #include "onchip_update.cuh"
 
 constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of the waits
-
-// The sums of two neighbouring columns, of which the lanes 0 to 3 have two each, as the quads of
-// those with an even number: body(place among the layer's biases, quad).
-template <typename F>
-__device__ __forceinline__ void by_quads(int nt, float first, float second, F body) {
-  constexpr unsigned int four = 0xfu;
-  const float third = __shfl_xor_sync(four, first, 1);
-  const float fourth = __shfl_xor_sync(four, second, 1);
-  const int lane = lane_index();
-  if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
-}
 
 // Finish of a weight gradient's product: this cluster's part, for the others to see.
 template <int ACROSS, int TILES>
@@ -98,6 +88,7 @@ __device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, 
     for (int i = 0; i < once; ++i) {
       if (group + i < end) accumulate(sum, v[i]);
     }
+    if constexpr (MOST == once) break;
   }
 }
 
@@ -165,6 +156,7 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
         own.store(state(tile) + lane);
       }
     }
+    if constexpr (TILES <= many * warps) break;
   }
 }
 
@@ -213,6 +205,7 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
       }
+      if constexpr (mine * SHARES <= warps) break;
     }
     __syncthreads();
   }
@@ -261,6 +254,7 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       tell(fresh + tile * kTileQuads + lane, told, mark);
       if (counts) take_in(at[t], w, told, way);
     }
+    if constexpr (mine <= many * warps) break;
   }
 }
 
@@ -290,11 +284,13 @@ __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int ma
       at[i] = place(tiles[i]);
     }
     hear(told, [&](int i) { return from + tiles[i] * kTileQuads; }, mark, kChanges);
-    if (!counts) continue;
-    float w[many][4];
+    if (counts) {
+      float w[many][4];
 #pragma unroll
-    for (int i = 0; i < many; ++i) read_weights(w[i], at[i].first, at[i].below);
+      for (int i = 0; i < many; ++i) read_weights(w[i], at[i].first, at[i].below);
 #pragma unroll
-    for (int i = 0; i < many; ++i) take_in(at[i], w[i], told[i], how(tiles[i]));
+      for (int i = 0; i < many; ++i) take_in(at[i], w[i], told[i], how(tiles[i]));
+    }
+    if constexpr (most <= many * warps) break;
   }
 }

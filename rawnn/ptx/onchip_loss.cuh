@@ -126,6 +126,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
       const Tally seen = {labelled * inverse, best.place == label ? 1 : 0};
       tallies[example] = there ? seen : kAbsent;
     }
+    if constexpr (tasks <= SHAPE::kThreads / 32) break;
   }
 }
 
@@ -149,6 +150,7 @@ __device__ __forceinline__ void pointwise_loss(float* z, const float* targets, i
       slope = made(LOSS::gradient(*at, target) * share);
     }
     *at = slope;
+    if constexpr (ROWS * SHAPE::kColumns <= SHAPE::kThreads) break;
   }
   constexpr int tallied = smaller(SHAPE::kThreads, ROWS * SHAPE::kColumns);
   if (thread_index() < tallied) tallies[thread_index()] = tally;

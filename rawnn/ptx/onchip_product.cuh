@@ -78,66 +78,73 @@ struct Product : Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB> {
   }
 
   template <typename FINISH>
+  static __device__ __forceinline__ void run_task(const float* left, const float* right, int task,
+                                                  const FINISH& finish) {
+    if (SUMS && task >= kTasks) {
+      sum_rows(right, (task - kTasks) * NT, finish);
+      return;
+    }
+    const int g = lane_index() / 4;
+    const int t = lane_index() % 4;
+    const int part = task % SPLIT;
+    const int down = task / SPLIT % kDown * MT;
+    const int across = task / SPLIT / kDown * NT;
+    Product p;
+    typename FINISH::Early early[MT][NT];
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      const int mt = M16 % MT ? min(down + i, M16 - 1) : down + i;
+      p.a[i] = DEEP_A ? left + (mt * 16 + g) * LDA + 2 * t
+                      : left + (kPaired ? 2 * t : t) * LDA + mt * 16 + g;
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const int nt = N8 % NT ? min(across + j, N8 - 1) : across + j;
+      p.b[j] = DEEP_B ? right + (nt * 8 + g) * LDB + 2 * t
+                      : right + (kPaired ? 2 * t : t) * LDB + nt * 8 + g;
+    }
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        early[i][j] = finish.early(min(down + i, M16 - 1), min(across + j, N8 - 1));
+#pragma unroll
+        for (int chain = 0; chain < kChains; ++chain) Base::clear(p.sum[chain][i][j]);
+      }
+    }
+    if constexpr (SPLIT == 1 && K8 <= kUnrolled) {
+      p.add_all();
+    } else {
+      p.add_steps(part * kSteps, min(part * kSteps + kSteps, K8));
+    }
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        float total[4];
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          total[q] = p.sum[0][i][j][q];
+          if constexpr (kChains == 2) total[q] += p.sum[1][i][j][q];
+          if constexpr (kChains == 3) {
+            total[q] += p.sum[1][i][j][q] + p.sum[2][i][j][q];
+          }
+        }
+        if ((M16 % MT == 0 || down + i < M16) && (N8 % NT == 0 || across + j < N8)) {
+          finish.store(part, down + i, across + j, total, early[i][j]);
+        }
+      }
+    }
+  }
+
+  template <typename FINISH>
   static __device__ __forceinline__ void run(const float* left, const float* right, int first,
                                              const FINISH& finish) {
     const int warp = warp_index();
-    const int g = lane_index() / 4;
-    const int t = lane_index() % 4;
-    for (int task = warp < first ? warp - first + kWarps : warp - first; task < kAllTasks;
-         task += kWarps) {
-      if (SUMS && task >= kTasks) {
-        sum_rows(right, (task - kTasks) * NT, finish);
-        continue;
-      }
-      const int part = task % SPLIT;
-      const int down = task / SPLIT % kDown * MT;
-      const int across = task / SPLIT / kDown * NT;
-      Product p;
-      typename FINISH::Early early[MT][NT];
-#pragma unroll
-      for (int i = 0; i < MT; ++i) {
-        const int mt = M16 % MT ? min(down + i, M16 - 1) : down + i;
-        p.a[i] = DEEP_A ? left + (mt * 16 + g) * LDA + 2 * t
-                        : left + (kPaired ? 2 * t : t) * LDA + mt * 16 + g;
-      }
-#pragma unroll
-      for (int j = 0; j < NT; ++j) {
-        const int nt = N8 % NT ? min(across + j, N8 - 1) : across + j;
-        p.b[j] = DEEP_B ? right + (nt * 8 + g) * LDB + 2 * t
-                        : right + (kPaired ? 2 * t : t) * LDB + nt * 8 + g;
-      }
-#pragma unroll
-      for (int i = 0; i < MT; ++i) {
-#pragma unroll
-        for (int j = 0; j < NT; ++j) {
-          early[i][j] = finish.early(min(down + i, M16 - 1), min(across + j, N8 - 1));
-#pragma unroll
-          for (int chain = 0; chain < kChains; ++chain) Base::clear(p.sum[chain][i][j]);
-        }
-      }
-      if constexpr (SPLIT == 1 && K8 <= kUnrolled) {
-        p.add_all();
-      } else {
-        p.add_steps(part * kSteps, min(part * kSteps + kSteps, K8));
-      }
-#pragma unroll
-      for (int i = 0; i < MT; ++i) {
-#pragma unroll
-        for (int j = 0; j < NT; ++j) {
-          float total[4];
-#pragma unroll
-          for (int q = 0; q < 4; ++q) {
-            total[q] = p.sum[0][i][j][q];
-            if constexpr (kChains == 2) total[q] += p.sum[1][i][j][q];
-            if constexpr (kChains == 3) {
-              total[q] += p.sum[1][i][j][q] + p.sum[2][i][j][q];
-            }
-          }
-          if ((M16 % MT == 0 || down + i < M16) && (N8 % NT == 0 || across + j < N8)) {
-            finish.store(part, down + i, across + j, total, early[i][j]);
-          }
-        }
-      }
+    int task = warp < first ? warp - first + kWarps : warp - first;
+    for (; task < kAllTasks; task += kWarps) {
+      run_task(left, right, task, finish);
+      if constexpr (kAllTasks <= kWarps) break;
     }
   }
 };

@@ -80,6 +80,7 @@ __device__ __forceinline__ void powers_of_slice(float* z, int first, int count, 
     const float4 slice = found.told();
     tell(at.example, at.part, slice);
     if (Tasks::Of::part() == 0) slices[at.of_warps * SHAPE::kColumns + at.example] = slice;
+    if constexpr (Tasks::kTasks <= SHAPE::kThreads / 32) break;
   }
 }
 
@@ -178,5 +179,6 @@ __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, co
       const Tally seen = {labelled, best.place == label ? 1 : 0};
       tallies[at.example] = there && (here || none) ? seen : kAbsent;
     }
+    if constexpr (Tasks::kTasks <= SHAPE::kThreads / 32) break;
   }
 }
