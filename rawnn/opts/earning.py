@@ -27,7 +27,8 @@ that belongs to it, and besides where the optimizer keeps state: fitted to netwo
 float32, tf32 and bf16 (NVRTC 12.9 and 13; half within 15 %, nine in ten within 40 %;
 docs/kernel-compilation.md), and made less by as much as a fit to 54 others became when layers
 began to share the code of loads and stores, and by what eleven became when loops gone through once
-were none and the one over steps was hidden. Nine tenths are optimisation of one function, by one thread."""
+were none and the one over steps was hidden. Nine tenths are optimisation of one function, by one
+thread."""
 LAUNCHES_COMPILED = 0.45e6
 """What launches compile themselves before their first step, all kernels side by side: the slowest
 of a network takes 0.35 to 0.6 s."""
