@@ -21,13 +21,14 @@ from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
 from rawnn.step.tensor import Role
 
-PRODUCT_COMPILED, STATE_COMPILED = 0.12e6, 0.03e6
+PRODUCT_COMPILED, STATE_COMPILED = 0.11e6, 0.03e6
 """Microseconds that NVRTC takes for each matrix product of a step in a generated kernel, with all
 that belongs to it, and besides where the optimizer keeps state: fitted to networks of the draw in
 float32, tf32 and bf16 (NVRTC 12.9 and 13; half within 15 %, nine in ten within 40 %;
 docs/kernel-compilation.md), and made less by as much as a fit to 54 others became when layers
 began to share the code of loads and stores, and by what eleven became when loops gone through once
-were none. Nine tenths are optimisation of one function, by one thread."""
+were none and the one over steps was hidden. Nine tenths are optimisation of one function, by one
+thread."""
 LAUNCHES_COMPILED = 0.45e6
 """What launches compile themselves before their first step, all kernels side by side: the slowest
 of a network takes 0.35 to 0.6 s."""

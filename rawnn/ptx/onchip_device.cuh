@@ -20,6 +20,7 @@
 #include "device/grid.cuh"
 #include "device/products.cuh"
 #include "device/shared.cuh"
+#include "device/unknown.cuh"
 
 constexpr int kFloat32 = 0;
 constexpr int kTf32 = 1;

@@ -111,7 +111,7 @@ def test_a_short_run_leaves_it_out() -> None:
     verdict = earning.judge(*setting(SMALL_BATCH, epochs=3), "", CAPABLE)
     assert not verdict.taken
     assert "192 steps are too few to earn its compilation" in verdict.why
-    assert "by about 0.51 s more than launches' own" in verdict.why
+    assert "by about 0.43 s more than launches' own" in verdict.why
 
 
 @pytest.mark.parametrize("layers", [(40, 10), (40, 64, 10), (40, 32, 32, 24, 10)])

@@ -159,6 +159,7 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "fence_proxy_async": ("int nothing", "ptx::fence_proxy_async();",
                           "fence.proxy.async.shared::cta;"),
     "cycles": ("int nothing", "out[0] = ptx::cycles();", "mov.u64 R, %clock64;"),
+    "unknown_zero": ("int nothing", "out[0] = ptx::unknown_zero();", "mov.u32 R, 0;"),
     "nanoseconds": ("int nothing", "out[0] = ptx::nanoseconds();", "mov.u64 R, %globaltimer;"),
     "wait_for_kernels": ("int nothing", "ptx::wait_for_kernels();", "griddepcontrol.wait;"),
     "launch_dependents": ("int nothing", "ptx::launch_dependents();",

@@ -209,6 +209,9 @@ float4 load_marked(const float4* from);
 void look_for(unsigned int& lacking, const float4* from, const float4& v, unsigned int mark);
 void look_again(int& tries, int what);
 
+// unknown.cuh
+inline unsigned int unknown_zero() { return 0; }
+
 // clock.cuh
 unsigned long long cycles();
 inline unsigned long long nanoseconds() { return cycles(); }
