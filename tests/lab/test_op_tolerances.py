@@ -1,0 +1,48 @@
+"""How far an op of the table may be off, against what rounding does to honest results."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.tolerances import TENSOR_CORE, of_op
+from rawnn.lab.ops import fill_operands, tolerance_of
+from rawnn.ptx.table import Key
+from tests.catalogue import cases
+
+DRAWS = 64
+Array = NDArray[np.float64]
+
+
+def _tf32(values: Array) -> Array:
+    """Rounded to 10 bits of mantissa, halves up."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def _gradient(a: Array, b: Array, bias: Array, labels: NDArray[np.int32]) -> Array:
+    z = a @ b.T + bias
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[np.arange(len(p)), labels] -= 1.0
+    return p
+
+
+def test_a_softmaxs_gradient_in_tf32_is_as_near_as_its_logits_let_it_be() -> None:
+    case = max((c for c in cases()[Key("matmul_loss", "mma")]
+                if c.op.attributes["loss"] == "cross_entropy"
+                and c.op.attributes["compute"] == "tf32" and c.op.attributes["m"] == 16),
+               key=lambda c: int(c.op.attributes["k"]))
+    op, plan = case.op, case.plan
+    errors = []
+    for seed in range(DRAWS):
+        drawn = fill_operands(op, plan, seed)
+        a, b, bias, y = (drawn[op.operands[role]] for role in ("a", "b", "bias", "y"))
+        true = _gradient(a, b, bias, y.ravel())
+        found = _gradient(_tf32(a), _tf32(b), bias, y.ravel())
+        errors.append(float(np.linalg.norm(found - true) / np.linalg.norm(true)))
+    allowed = tolerance_of(op, plan, plan[op.operands["dz"]])
+    assert max(errors) < allowed
+    of_a_sum = of_op("float32", int(op.attributes["k"]), "tf32", TENSOR_CORE)
+    assert max(errors) > of_a_sum, "as any sum it would be refused"
+    assert np.median(errors) < of_a_sum
