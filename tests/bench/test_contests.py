@@ -94,14 +94,33 @@ def test_time_is_kept_for_what_is_being_made_ready() -> None:
     made: list[str] = []
 
     def command(problem: Problem, system: str) -> Prepare:
-        made.append(problem.name)
         return Prepare(problem, "host", [], 60)
 
     several = [tiny(name=name, steps=4) for name in "abc"]
     with Lanes(("numpy",), 1, cores=1) as lanes:
-        found = lanes.prepare(several, command, suffices=lambda ready, seconds: ready < 2)
+        found = lanes.prepare(several, command, lambda prepared: made.append(prepared.problem.name),
+                              lambda ready, seconds: ready < 2)
         assert lanes.usual() > 0
     assert (made, list(found)) == (["a", "b"], ["a", "b"])
+
+
+def test_what_slow_forms_take_is_not_expected_of_networks_without_them() -> None:
+    heard: list[float] = []
+
+    def command(problem: Problem, system: str) -> Prepare:
+        return Prepare(problem, "host", ["slow"] if problem.name in "ab" else [], 60)
+
+    def suffices(ready: int, seconds: float) -> bool:
+        heard.append(seconds)
+        return True
+
+    several = [tiny(name=name, steps=4) for name in "abcd"]
+    with Lanes(("numpy",), 1, cores=1) as lanes:
+        lanes.prepare(several, command, suffices=suffices)
+    assert len(heard) == 3
+    assert heard[0] > 0, "of b, as long as a took"
+    assert heard[1] == 0, "of c, the first without"
+    assert heard[2] > 0
 
 
 def test_a_file_of_other_contests_is_not_gone_on_with() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -117,7 +118,7 @@ class Lanes:
                   for s in systems}
         each = max(1, cores // max(1, sum(counts.values())))
         self._lanes: dict[str, list[Lane]] = {s: [] for s in systems}
-        self._took: dict[str, list[float]] = {s: [] for s in systems}
+        self._took: dict[tuple[str, tuple[str, ...]], list[float]] = defaultdict(list)
         try:
             for system, count in counts.items():
                 for _ in range(count):
@@ -147,7 +148,10 @@ class Lanes:
     def usual(self) -> float:
         """Within how many seconds the slowest system got most of its networks ready so far, of
         those that are through with one."""
-        return max(map(most, self._took.values()), default=0.0)
+        every = defaultdict[str, list[float]](list)
+        for (system, _), seconds in self._took.items():
+            every[system] += seconds
+        return max(map(most, every.values()), default=0.0)
 
     def prepare(self, problems: Sequence[Problem], command: Callable[[Problem, str], Prepare],
                 done: Callable[[Prepared], None] = lambda prepared: None,
@@ -156,26 +160,29 @@ class Lanes:
         """Make problems ready in all systems; by the problem's name, in the systems' order. They
         are begun in the order given, the same in all systems, so that those left out by an end of
         the time are none of a kind. One more is begun if `suffices` says so of how many were and of
-        the seconds that the system took for most; what is not ready in all systems is given back.
-        `done` hears each, from the lane's thread."""
+        the seconds that the system took for most with the forms that this one is asked for: the few
+        with inductor's kernels take a minute each, and the others would not have been begun for
+        them. What is not ready in all systems is given back. `done` hears each, from the lane's
+        thread."""
         found: dict[tuple[str, str], Prepared] = {}
 
         def work(lane: Lane, waiting: list[Problem]) -> None:
-            took = self._took[lane.system]
             while not stopped.is_set():
-                count = len(problems) - len(waiting)
-                if count and not suffices(count, most(took)):
-                    return
-                try:
-                    problem = waiting.pop()
-                except IndexError:
-                    return
+                with choosing:
+                    if not waiting:
+                        return
+                    problem, count = waiting[-1], len(problems) - len(waiting)
+                    asked = command(problem, lane.system)
+                    took = self._took[lane.system, tuple(asked.forms)]
+                    if count and not suffices(count, most(took)):
+                        return
+                    waiting.pop()
                 begun = monotonic()
-                found[problem.name, lane.system] = lane.prepare(command(problem, lane.system))
+                found[problem.name, lane.system] = lane.prepare(asked)
                 took.append(monotonic() - begun)
                 done(found[problem.name, lane.system])
 
-        stopped = threading.Event()
+        stopped, choosing = threading.Event(), threading.Lock()
         threads = []
         for lanes in self._lanes.values():
             waiting = list(reversed(problems))
