@@ -265,10 +265,10 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         take("logits", p.outputs * d.pitch, "outputs gathered")
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
-    take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
+    take("y", 2 * d.columns * (1 if p.labelled else target_pitch), "targets")
     if p.ordered:
         take("order", 2 * d.columns, "numbers of examples")
-    take("rules", RULE_BYTES // 4, "rule of the update")
+    take("rules", 2 * RULE_BYTES // 4, "rules of updates")
     take("barriers", 8, "barriers")
     if sync:
         take("places", 2 * base, "places of the tiles of gradients")

@@ -34,7 +34,7 @@ class UpdateWriter(ExchangeWriter):
                   f" * {TILE // 4}, mark{adds}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
-                w("const Rule rule = *rule_of_step;")
+                w(f"const Rule rule = {self.rule()};")
                 chance = bool(self.p.streams)
                 how = f", ByChance<{self.p.layers[layer]}>" if chance else ""
                 w(f"const UpdateTiles<Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
@@ -87,9 +87,8 @@ class UpdateWriter(ExchangeWriter):
         w(f"for (int i = thread; i < {found.tiles}; i += {d.threads}) "
           "places[i] = place_of_tile(i);")
 
-    def meet(self, meanwhile: Callable[[bool], None]) -> None:
-        """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is
-        done while those are on their way, for the last time or not."""
+    def meet(self) -> None:
+        """Clusters that share the batch add up their gradients."""
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
@@ -110,13 +109,12 @@ class UpdateWriter(ExchangeWriter):
         w(f"float4* const states = {self.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * quads}; }};")
-        w("const Rule rule = *rule_of_step;")
+        w(f"const Rule rule = {self.rule()};")
         stride = f"{d.ranks * many * quads}ll"
         turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
         w(f"const float4* const parts = reinterpret_cast<const float4*>(gradients) + ({turn}rank) "
           f"* {many * quads};")
         counts = "!left_out" if self.p.scaled else "true"
-        meanwhile(found.sync == ALL)
         if self.p.scaled:
             w("left_out = any_group<Shape>(said, said_mark);")
         if found.sync == ALL:
@@ -129,7 +127,6 @@ class UpdateWriter(ExchangeWriter):
             w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, mark, "
               f"{counts}, rule, group, {self.at('scratch')}, changes, place, state{how});")
             self.stamp("clusters sum and share")
-            meanwhile(True)
             w(f"hear_shares<Shape, {many}>(changes, mark, {counts}, group, place{how});")
             self.stamp("clusters sum and share", "changes")
         w("}")
