@@ -132,8 +132,8 @@ class InputWriter(UpdateWriter):
         return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
 
     def make_rule(self, step: str) -> None:
-        """A thread of the warp that fetches makes the optimizer's rule of a step; with a loss scale,
-        which is known when the step begins, one of those that train."""
+        """A thread of the warp that fetches makes the optimizer's rule of a step; with a loss
+        scale, which is known when the step begins, one of those that train."""
         p = self.p
         if p.scaled and step != "u":
             return

@@ -26,8 +26,8 @@ class LossWriter(InputWriter):
             logits = self.at("logits") if gathered else self.z(last)
             first = f"rank * {d.slices[last]}" if gathered else "0"
             w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({logits}, {self.z(last)}, "
-              f"{first}, {self.count(last)}, labels_of({self.turn}), present, {self.share(p.batch)}, "
-              f"{self.places()}{made});")
+              f"{first}, {self.count(last)}, labels_of({self.turn}), present, "
+              f"{self.share(p.batch)}, {self.places()}{made});")
         else:
             if p.reconstruct:
                 offset = f" + rank * {d.slices[last]}" \
