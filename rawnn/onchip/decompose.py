@@ -29,6 +29,8 @@ EVERYWHERE, BY_OUTPUTS, BY_INPUTS = "everywhere", "by outputs", "by inputs"
 WARP = 32
 LINE = 32
 """Floats of a line of the L2 cache."""
+FEW_GROUPS = 4
+"""Clusters of which a thread hears nine numbers at once at most, of more up to sixteen."""
 ASKED_FOR = 8
 """Parts of a sum that a thread asks the L2 cache for at once (kAskedFor in onchip_far.cuh)."""
 
@@ -84,6 +86,14 @@ class Decomposition:
     @property
     def blocks(self) -> int:
         return self.ranks * self.groups
+
+    @property
+    def fetches_apart(self) -> bool:
+        """Whether a warp of its own fetches what a step needs. With 16 others it leaves a thread 96
+        registers in place of 128, as four warps have as many: too few where the gradients of more
+        clusters are heard at once (loads wait for each other, or numbers lie in local memory)."""
+        return not self.problem.scaled and (
+            self.threads < 16 * WARP or self.groups <= FEW_GROUPS)
 
     @property
     def warps(self) -> int:

@@ -60,7 +60,7 @@ class Exchange:
             teams = self.d.teams(rows)
             scratch = self.writer.at("scratch") if teams > 1 else "nullptr"
             if teams > 1 and self.writer.scratched:
-                self.w("sync_block<Shape>();")
+                self.writer.sync()
                 self.writer.scratched = False
             self.w(f"add_received<Shape, {parts}, {rows}, {teams}>(mail, {box}, {count}, "
                    f"{scratch}, {finish});")

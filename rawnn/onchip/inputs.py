@@ -1,15 +1,18 @@
-"""The text by which the examples of a step come to a training kernel: asked for a turn ahead by a
-warp of its own, and made the numbers that the first layer reads."""
+"""The text by which the examples of a step come to a training kernel: asked for a turn ahead, and
+made the numbers that the first layer reads."""
 
 from __future__ import annotations
 
-from rawnn.onchip.decompose import SLICED
-from rawnn.onchip.layout import keeps_tallies, tallies
+from rawnn.onchip.decompose import BY_OUTPUTS, EVERYWHERE, GATHERED, SLICED, WARP, up
+from rawnn.onchip.layout import tallies
 from rawnn.onchip.updates import UpdateWriter
 from rawnn.onchip.writer import literal
 
 BETWEEN = "begin and end"
 """The phase of what a step does between the others."""
+
+MOST_ROWS = 4
+"""Examples that a warp asks for beside a product without being later than that."""
 
 
 class InputWriter(UpdateWriter):
@@ -25,60 +28,7 @@ class InputWriter(UpdateWriter):
         """How many there are in a launch."""
         return "turns" if self.d.turns > 1 else "span"
 
-    # -- what the warp that fetches does ---------------------------------------------------------
-    def fetcher(self) -> None:
-        """The warp behind those that train: it asks for what the next turn needs, makes the rule of
-        its update and adds up what the turn at hand leaves of the loss."""
-        d, p, w = self.d, self.p, self.w
-        t, turns = self.turn, self.turns
-        cluster = d.ranks > 1 and not d.far
-        w(f"if (thread >= {d.threads}) {{")
-        w("if (kBulk && lane_index() == 0) {")
-        w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
-        w("ptx::publish_barriers();")
-        w("}")
-        if p.ordered:
-            w(f"fetch_order(fetched, order, first_of(0), {self.present('0')});")
-            w(f"if ({turns} > 1) fetch_order(fetched + {d.columns}, order, first_of(1), "
-              f"{self.present('1')});")
-            w("ptx::commit_copies();")
-            w("ptx::wait_for_copies<0>();")
-        w("__syncwarp();")
-        self.fetch("0")
-        w("ptx::commit_copies();")
-        self.make_rule("0")
-        self.wait_for_input("0")
-        w("__syncthreads();")
-        if cluster:
-            w("cluster_arrive<Shape>();")
-            w("cluster_wait<Shape>();")
-        w(f"for (int {t} = 0; {t} < {turns}; ++{t}) {{")
-        w(f"if ({t} + 1 < {turns}) {{")
-        self.fetch(f"{t} + 1")
-        if p.ordered:
-            w(f"if ({t} + 2 < {turns}) fetch_order(fetched + ({t} & 1) * {d.columns}, order, "
-              f"first_of({t} + 2), {self.present(f'{t} + 2')});")
-        w("ptx::commit_copies();")
-        if d.turns == 1:
-            self.make_rule("u + 1")
-        elif not p.scaled:
-            w(f"if ((t + 1) % {d.turns} == 0) {{")
-            self.make_rule(f"(t + 1) / {d.turns}")
-            w("}")
-        w("}")
-        if not keeps_tallies(d):
-            self.tally()
-        w(f"if ({t} + 1 < {turns}) {{")
-        self.wait_for_input(f"{t} + 1")
-        w("}")
-        w("__syncthreads();")
-        w("}")
-        if cluster:
-            w("cluster_arrive<Shape>();")
-            w("cluster_wait<Shape>();")
-        w("return;")
-        w("}")
-
+    # -- input -----------------------------------------------------------------------------------
     def fetch(self, step: str) -> None:
         """Ask for all that step `step` needs, but for the commit."""
         d, p, w, found = self.d, self.p, self.w, self.layout
@@ -99,22 +49,41 @@ class InputWriter(UpdateWriter):
             expected += f" + engine_bytes<Shape, {found.target_width}, float>(" \
                         f"{self.count(p.depth)})"
         present = self.present(step)
-        w(f"if (kBulk && lane_index() == 0) ptx::arrive_expecting({barrier}, {present} * "
+        apart = self.layout.apart
+        first = d.threads if apart else d.threads - WARP
+        w(f"if (kBulk && thread == {first}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
-        w(f"fetch_rows<Shape, {ordered}, {d.ins(0)}, {pitch}>({to}, images, "
+        fetch = "fetch_rows_apart<Shape" if apart else f"fetch_rows<Shape, {self.free}, 0"
+        w(f"{fetch}, {ordered}, {d.ins(0)}, {pitch}>({to}, images, "
           f"ldimages, {start}, {self.count(0)}, {rows}, first_of({step}), {present}, {barrier});")
-        if p.labelled:
+        if p.labelled and apart:
             w(f"fetch_labels<Shape, {ordered}>(labels_of({step}), labels, {rows}, "
               f"first_of({step}), {present});")
+        elif p.labelled:
+            w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
-            w(f"fetch_rows<Shape, {ordered}, {found.target_width}, "
+            fetch = fetch if apart else f"fetch_rows<Shape, {self.free}, kBehindRows"
+            w(f"{fetch}, {ordered}, {found.target_width}, "
               f"{found.target_pitch}>({self.at('y')} + {buffer} * "
               f"{d.columns * found.target_pitch}, "
               f"targets, ldtargets, {start}, {self.count(last)}, {rows}, first_of({step}), "
               f"{present}, {barrier});")
+
+    def places_in_turn(self) -> None:
+        """The first threads that ask for the labels or targets and for the order, counted from the
+        first that ask for anything: behind those that ask for rows, and for labels or targets. The
+        last warp has rules and losses to work out. While clusters meet there is time enough."""
+        d, p, w = self.d, self.p, self.w
+        many = max(d.threads - self.free - WARP, WARP)
+        rows = f"fetching_threads<Shape, {d.ins(0)}, {p.input_type}>()"
+        targets = str(up(d.columns, WARP)) if p.labelled else "0" if p.reconstruct else \
+            f"fetching_threads<Shape, {self.layout.target_width}, float>()"
+        found = ("0", "0") if self.meets_ahead else (rows, f"({rows} + {targets})")
+        for name, threads in zip(("kBehindRows", "kBehindTargets"), found, strict=True):
+            w(f"[[maybe_unused]] constexpr int {name} = {threads} % {many};")
 
     def present(self, step: str) -> str:
         """Examples of this cluster in a step."""
@@ -131,50 +100,100 @@ class InputWriter(UpdateWriter):
     def rate(self, step: str) -> str:
         return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
 
-    def make_rule(self, step: str) -> None:
-        """A thread of the warp that fetches makes the optimizer's rule of a step; with a loss
-        scale, which is known when the step begins, one of those that train."""
-        p = self.p
-        if p.scaled and step != "u":
-            return
+    def make_rule(self, step: str, rate: str) -> None:
+        """One thread makes the optimizer's rule of a step."""
+        p, apart = self.p, self.layout.apart
         time = f"steps_before + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
         scale = "scaling->scale, " if p.scaled else ""
-        first = "part == 0 && " if self.d.turns > 1 and p.scaled else ""
-        thread = f"thread == {self.d.threads - 1 if p.scaled else self.d.threads}"
-        self.w(f"if ({first}{thread}) {self.rule(step)} = Rule({scale}{self.rate(step)}, "
+        first = "part == 0 && " if self.d.turns > 1 and not apart else ""
+        maker = self.d.threads - (not apart)
+        self.w(f"if ({first}thread == {maker}) {self.rule(step)} = Rule({scale}{rate}, "
                f"{time}{settings});")
-
-    def rule(self, step: str = "u") -> str:
-        """The rule of a step."""
-        return f"rules[{'0' if self.p.scaled else f'({step}) & 1'}]"
 
     def wait_for_input(self, step: str) -> None:
         self.w("ptx::wait_for_copies<0>();")
         self.w(f"if constexpr (kBulk) ptx::wait_for(barriers + 8 * (({step}) & 1), "
                f"({step}) >> 1 & 1);")
 
+    @property
+    def free(self) -> int:
+        """The first of the threads that ask for the next turn, which takes some 500 cycles (H200):
+        all do where blocks or clusters wait for each other; where nobody waits, those that the
+        first product leaves without a task."""
+        if self.meets_ahead or self.waits_for_others:
+            return 0
+        idle = self.d.warps - self.layout.layers[0].forward.tasks
+        return self.d.threads - WARP * idle if idle * MOST_ROWS >= self.d.columns else 0
+
+    def waits(self, layer: int) -> bool:
+        """Whether the layer's forward product is followed by a wait for other blocks."""
+        kind = self.d.kinds[layer]
+        return kind != EVERYWHERE and (kind != BY_OUTPUTS or self.d.types[layer + 1] == GATHERED)
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether a forward product is, or the loss has a wait of its own."""
+        return self.d.slices_softmax or any(map(self.waits, range(self.p.depth)))
+
+    def fetch_once(self, *, meeting: bool = False) -> None:
+        """Once a turn, where it costs least: while clusters meet (`meeting`), or else other blocks
+        are waited for."""
+        if self.fetched or self.layout.apart or meeting != self.meets_ahead:
+            return
+        self.fetched = True
+        self.fetch_ahead()
+        self.stamp(BETWEEN, "fetch")
+
+    def while_meeting(self, last: bool) -> None:
+        """While clusters wait for each other, for the `last` time in a step or not."""
+        self.fetch_once(meeting=True)
+        if last and self.meets_ahead:
+            self.tally()
+
     def tally(self) -> None:
-        """What the examples or threads left of the loss, once they have."""
+        """The last warp adds up what the examples or threads left of the loss."""
         d, w = self.d, self.w
         repeated = d.types[-1] != SLICED
         place = "group" if repeated else "blockIdx.x"
-        w("ptx::sync_some<kTallied, Shape::kThreads + 32>();")
-        if repeated:
-            w("if (rank == 0) {")
+        last = d.warps - (not self.layout.apart)
+        w(f"if (warp_index() == {last}{' && rank == 0' if repeated else ''}) {{")
         w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
         w("if (lane_index() == 0) {")
         w(f"reinterpret_cast<float2*>(tally)[{self.turn} * {self.layout.parts}ll + {place}] = "
           "make_float2(total.loss, __int_as_float(total.right));")
         w("}")
-        if repeated:
+        w("}")
+        if not self.layout.apart:
+            self.stamp(BETWEEN, "tally")
+
+    def fetch_ahead(self) -> None:
+        w, d = self.w, self.d
+        t = self.turn
+        loads = f" && thread >= {self.free}" if self.free else ""
+        w(f"if ({t} + 1 < {self.turns}{loads}) {{")
+        self.fetch(f"{t} + 1")
+        w("ptx::commit_copies();")
+        if self.p.ordered:
+            w(f"if ({t} + 2 < {self.turns}) {{")
+            w(f"fetch_order<Shape, {self.free}, kBehindTargets>(fetched + ({t} & 1) * "
+              f"{d.columns}, order, first_of({t} + 2), {self.present(f'{t} + 2')});")
+            w("ptx::commit_copies();")
             w("}")
+        w("}")
 
     # -- a step ------------------------------------------------------------------------------------
     def next_turn(self) -> None:
-        """The input of the next turn is there, and the warp that fetches goes on."""
+        """The input of the next turn is there."""
+        w, t = self.w, self.turn
+        if not self.layout.apart:
+            w(f"if ({t} + 1 < {self.turns}) {{")
+            self.wait_for_input(f"{t} + 1")
+            w("}")
+            if self.p.labelled:
+                w("labels_ahead.store(y);")
         self.end_exchanges()
-        self.w("__syncthreads();")
+        w("__syncthreads();")
 
     def input(self) -> None:
         """x, as floats."""
@@ -190,12 +209,12 @@ class InputWriter(UpdateWriter):
             w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
               f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
               f"{self.count(0)}, present);")
-            w("sync_block<Shape>();")
+            self.sync()
             self.stamp("input")
         else:
             w(f"float* const x = {self.at('x')} + ({t} & 1) * {found.input_floats};")
         if p.partial and d.turns == 1:  # no rows of another step, whose infinities times 0 are NaN
             w("if (cursor_now + u >= whole) {")
             w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")
-            w("sync_block<Shape>();")
+            self.sync()
             w("}")

@@ -5,19 +5,23 @@ from __future__ import annotations
 from rawnn.onchip.cost import SHARED_SOFTMAX
 from rawnn.onchip.decompose import GATHERED, SLICED
 from rawnn.onchip.exchanges import Exchange
-from rawnn.onchip.inputs import InputWriter
+from rawnn.onchip.fetcher import FetcherWriter
 from rawnn.onchip.layout import keeps_tallies
 from rawnn.onchip.tiles import slices_floats, softmax_of
 from rawnn.onchip.writer import literal
 
 
-class LossWriter(InputWriter):
+class LossWriter(FetcherWriter):
     """Writes what makes gradients of the last layer's outputs."""
 
     def loss(self) -> None:
         d, p, w = self.d, self.p, self.w
         last = p.depth
         w("// the loss")
+        if p.scheduled and not self.layout.apart:
+            w("if (u + 1 < span) {")
+            w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
+            w("}")
         made = ", ScaledGradient{scaling->scale, found}" if p.scaled else ""
         if p.labelled and (d.slices_softmax or softmax_of(d).warps > 1):
             self.softmax_of_slices(made)
@@ -26,8 +30,8 @@ class LossWriter(InputWriter):
             logits = self.at("logits") if gathered else self.z(last)
             first = f"rank * {d.slices[last]}" if gathered else "0"
             w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({logits}, {self.z(last)}, "
-              f"{first}, {self.count(last)}, labels_of({self.turn}), present, "
-              f"{self.share(p.batch)}, {self.places()}{made});")
+              f"{first}, {self.count(last)}, {self.labels}, present, {self.share(p.batch)}, "
+              f"{self.places()}{made});")
         else:
             if p.reconstruct:
                 offset = f" + rank * {d.slices[last]}" \
@@ -39,10 +43,11 @@ class LossWriter(InputWriter):
             w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
               f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
               f"tallies{made});")
-        if not keeps_tallies(d):
-            w("ptx::come_to<kTallied, Shape::kThreads + 32>();")
-        w("sync_block<Shape>();")
+        self.come_to_tally()
+        self.sync()
         self.stamp("softmax" if p.labelled else "loss")
+        if not (self.layout.apart or self.meets_ahead or keeps_tallies(d)):
+            self.tally()
 
     def softmax_of_slices(self, made: str) -> None:
         """Warps share the softmax, or blocks, each of its own outputs: they tell each other the
@@ -64,9 +69,9 @@ class LossWriter(InputWriter):
         if d.slices_softmax:
             told, parts, columns = self.hear_slices(message), d.ranks, d.sent
         else:
-            w("sync_block<Shape>();")
+            self.sync()
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
-          f"{literal(keeps_tallies(d))}>({mine}, {told}, labels_of({self.turn}), "
+          f"{literal(keeps_tallies(d))}>({mine}, {told}, {self.labels}, "
           f"present, {self.share(p.batch)}, {self.places()}{made});")
         w("}")
 
@@ -81,11 +86,12 @@ class LossWriter(InputWriter):
     def hear_slices(self, message: Exchange) -> str:
         """Returns where what all blocks told lies, once it has come."""
         d, w, rows = self.d, self.w, self.d.slices_told.rows
+        self.fetch_once()
         if d.far:
             w(f"float* const told = {self.at('scratch')} + {slices_floats(d)};")
             message.add(message.received(), 1, rows, rows, "[=](int row, int column, float4 v) {\n"
                         f"*reinterpret_cast<float4*>(told + row * {d.sent} + column) = v;\n}}")
-            w("sync_block<Shape>();")
+            self.sync()
         else:
             w(f"const float* const told = {message.received()};")
         self.stamp(SHARED_SOFTMAX, "wait")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.common.dtypes import c_type
 from rawnn.network.activations import functor
-from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED, WARP
+from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
 from rawnn.onchip.layout import (
     ALL,
     COUNTS,
@@ -88,6 +88,7 @@ class _Kernel(StepWriter):
                                 ("Numbers", NUMBERS[p.numbers])):
             w(f"static constexpr int k{constant} = {value};")
         w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
+        w(f"static constexpr bool kApart = {literal(self.layout.apart)};")
         w("};")
         head = len(w.lines)
         w(f"using Between = {functor(p.activation)};")
@@ -96,7 +97,8 @@ class _Kernel(StepWriter):
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
-        w(f"__global__ void __launch_bounds__({d.threads + WARP}, 1) {self.name}({arguments}) {{")
+        w(f"__global__ void __launch_bounds__({self.layout.threads}, 1) "
+          f"{self.name}({arguments}) {{")
         self.begin()
         self.stamp_launch(1)
         self.begin_steps()
@@ -138,11 +140,14 @@ class _Kernel(StepWriter):
         w("const int rank = rank_of_block<Shape>();")
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
-        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads + WARP}) "
+        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {self.layout.threads}) "
           "shared[i] = 0.0f;")
-        w("if constexpr (kBulk) ptx::fence_proxy_async();")
+        if self.layout.apart:
+            w("if constexpr (kBulk) ptx::fence_proxy_async();")
         w("pdl_wait();")
         w("pdl_trigger();")
+        if not self.layout.apart:
+            self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
         w("const int cursor_now = *cursor + offset;")
         if self.layout.sync:
             w("const unsigned int meetings_before = meetings[blockIdx.x];")
@@ -166,19 +171,51 @@ class _Kernel(StepWriter):
             w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
               f"step) * {p.stride} + group * {d.share}; }};")
         w("__syncthreads();")
-        w(f"Rule* const rules = reinterpret_cast<Rule*>{self.at('rules')};")
+        if self.layout.apart:
+            self.begin_apart()
+            return
+        self.load()
+        w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
         w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
         if p.scaled:
             w(f"LossScale* const scaling = reinterpret_cast<LossScale*>({self.at('scaling')});")
+            w("if (thread == 0) *scaling = {loss_scale[0], loss_scale[1], {overflow[0], 0}};")
         w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
+        w("if (kBulk && thread == 0) {")
+        w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
+        w("ptx::publish_barriers();")
+        w("}")
+        w("if constexpr (kBulk) ptx::fence_proxy_async();")
+        w("__syncthreads();")
+        if p.scheduled:
+            w("float rate = 0.0f;")
+        self.places_in_turn()
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
-            w(f"const auto labels_of = [=](int turn) {{ return y + (turn & 1) * {d.columns}; }};")
+            w(f"NextLabels<Shape, {self.free}, kBehindRows> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-        w("[[maybe_unused]] constexpr int kTallied = 2;  // a barrier's number")
-        self.fetcher()
-        self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
+            w(f"fetch_order<Shape, 0, 0>(fetched, order, first_of(0), {self.present('0')});")
+            w(f"if ({self.turns} > 1) fetch_order<Shape, 0, 0>(fetched + {d.columns}, order, "
+              f"first_of(1), {self.present('1')});")
+            w("ptx::commit_copies();")
+            w("ptx::wait_for_copies<0>();")
+            w("__syncthreads();")
+        w(f"if (thread >= {self.free}) {{" if self.free else "{")
+        self.fetch("0")
+        w("}")
+        w("ptx::commit_copies();")
+        if p.scheduled:
+            w(f"if (thread == {d.threads - 1}) rate = {self.rate('0')};")
+        self.wait_for_input("0")
+        if p.labelled:
+            w("labels_ahead.store(y);")
+        w("__syncthreads();")
+        self.mailboxes()
+
+    def load(self) -> None:
+        """Weights, state, and what inputs are normalised by."""
+        d, p, w = self.d, self.p, self.w
         for layer in range(p.depth):
             self.load_layer(layer)
         self.tell_places()
@@ -188,8 +225,23 @@ class _Kernel(StepWriter):
             w(f"{self.at('mean')}[i] = mean[{start} + i];")
             w(f"{self.at('inverse_std')}[i] = inverse_std[{start} + i];")
             w("}")
-        if p.scaled:
-            w("if (thread == 0) *scaling = {loss_scale[0], loss_scale[1], {overflow[0], 0}};")
+
+    def begin_apart(self) -> None:
+        """The same where a warp of its own fetches, while the others load."""
+        p, w = self.p, self.w
+        w(f"Rule* const rules = reinterpret_cast<Rule*>{self.at('rules')};")
+        w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
+        if p.labelled:
+            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
+            w(f"const auto labels_of = [=](int turn) {{ return y + (turn & 1) * "
+              f"{self.d.columns}; }};")
+        if p.ordered:
+            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
+        w("[[maybe_unused]] constexpr int kTallied = 2;  // a barrier's number")
+        self.fetcher()
+        self.stamp_launch(0)
+        self.load()
         w("ptx::wait_for_all_copies();")
         w("__syncthreads();")
         self.mailboxes()

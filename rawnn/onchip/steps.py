@@ -27,7 +27,7 @@ class StepWriter(LossWriter):
         self.mark()
         if d.turns == 1:
             self.whole_turn()
-            self.meet()
+            self.meet(self.while_meeting)
             if p.scaled:
                 w(f"if (thread == 0) scaling->adjust(left_out, {p.growth}, (u + 1) & 1);")
             self.next_turn()
@@ -41,14 +41,14 @@ class StepWriter(LossWriter):
         self.stamp(BETWEEN, "next input")
         self.in_turn = False
         w("}")
-        self.meet()
-        w("sync_block<Shape>();")
+        self.meet(self.while_meeting)
+        self.sync()
         self.stamp(BETWEEN, "next step")
 
     def whole_turn(self) -> None:
         """From the examples of a turn to its gradients."""
         p, w, found = self.p, self.w, self.layout
-        self.in_turn = True
+        self.in_turn, self.fetched = True, False
         self.input()
         if p.scaled:
             w("int* const found = scaling->found + (u & 1);")
@@ -93,8 +93,9 @@ class StepWriter(LossWriter):
             rows, inner = ceil(ins, 16), ceil(outs, 8)
             ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
         self.scratched = tiles.split > 1
-        if self.p.scaled and kind == "forward" and layer == 0:
-            self.make_rule("u")
+        first = kind == "forward" and layer == 0
+        if first and not self.layout.apart:
+            self.make_rule("u", "rate" if self.p.scheduled else self.rate(""))
         head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
                f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}>::run(weights{n}, {right}, 0, "
         if tiles.split == 1:
@@ -104,7 +105,7 @@ class StepWriter(LossWriter):
         scratch = self.at("scratch")
         w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
         self.stamp(f"{kind} {n}")
-        w("sync_block<Shape>();")
+        self.sync()
         w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
           f"{finish if sent else f'by_pairs({finish})'});")
         self.stamp(f"{kind} {n}", "parts")
@@ -162,7 +163,11 @@ class StepWriter(LossWriter):
             else self.a(above)
         count = self.count(above)
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
+            if not layer and not self.waits_for_others and self.free:
+                self.fetch_once()  # by the warps that the product leaves without a task
             self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
+            if not self.waits_for_others:
+                self.fetch_once()
         elif kind == BY_OUTPUTS:
             idle, sent = d.idle(above), n * d.sent
             message = self.exchange(n, True, idle)
@@ -172,13 +177,14 @@ class StepWriter(LossWriter):
             self.product("forward", layer, self.sender(
                 count, self.keep_and_send(above, layer, message)), count, sent=True)
             phase = f"gather {above}"
+            self.fetch_once()
             received = message.hear(f"gathered{above}", sent, idle, phase=phase) if idle \
                 else message.awaited(phase)
             message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
         else:
             phase = f"sum {above}"
             self.all_reduce("forward", layer, n, self.keep(above, layer, home), [], phase)
-        w("sync_block<Shape>();")
+        self.sync()
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             self.stamp(f"forward {above}", "barrier")
         else:
@@ -197,11 +203,13 @@ class StepWriter(LossWriter):
             place = f"(rank * {n} + m) * {d.sent} + e"
             self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
                          sent=True)
+            self.fetch_once()
             self.gradients(meanwhile)
             message.add(message.awaited(phase), d.ranks, n, n, finish)
             return
         size, mine = share_of(n, d.ranks)
         parts = self.reduce(kind, layer, n, size, mine, phase=phase)
+        self.fetch_once()
         self.gradients(meanwhile)
         w("{")
         box = parts.received()
@@ -273,6 +281,6 @@ class StepWriter(LossWriter):
             message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
             self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase)
-        w("sync_block<Shape>();")
+        self.sync()
         self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
                      else (f"backward {layer + 1}", "barrier")))

@@ -87,8 +87,9 @@ class UpdateWriter(ExchangeWriter):
         w(f"for (int i = thread; i < {found.tiles}; i += {d.threads}) "
           "places[i] = place_of_tile(i);")
 
-    def meet(self) -> None:
-        """Clusters that share the batch add up their gradients."""
+    def meet(self, meanwhile: Callable[[bool], None]) -> None:
+        """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is
+        done while those are on their way, for the last time or not."""
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
@@ -115,6 +116,7 @@ class UpdateWriter(ExchangeWriter):
         w(f"const float4* const parts = reinterpret_cast<const float4*>(gradients) + ({turn}rank) "
           f"* {many * quads};")
         counts = "!left_out" if self.p.scaled else "true"
+        meanwhile(found.sync == ALL)
         if self.p.scaled:
             w("left_out = any_group<Shape>(said, said_mark);")
         if found.sync == ALL:
@@ -127,6 +129,7 @@ class UpdateWriter(ExchangeWriter):
             w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, mark, "
               f"{counts}, rule, group, {self.at('scratch')}, changes, place, state{how});")
             self.stamp("clusters sum and share")
+            meanwhile(True)
             w(f"hear_shares<Shape, {many}>(changes, mark, {counts}, group, place{how});")
             self.stamp("clusters sum and share", "changes")
         w("}")

@@ -52,12 +52,22 @@ class KernelWriter:
         self.of_turn: list[Stamp] = []
         self.behind_turns: list[Stamp] = []
         self.in_turn = False
+        self.fetched = False
         self.scratched = False  # whether the product ahead may still read its parts
         self.posted = 0  # floats of a box that have been given to messages through the L2 cache
 
+    def sync(self) -> None:
+        """The threads that train wait for each other."""
+        self.w("sync_block<Shape>();")
+
     def rule(self, step: str = "u") -> str:
         """The rule of a step's update."""
-        raise NotImplementedError
+        return f"rules[({step}) & 1]" if self.layout.apart else "*rule_of_step"
+
+    @property
+    def meets_ahead(self) -> bool:
+        """Whether what a step does besides its phases is done while clusters meet: in each step."""
+        return bool(self.layout.sync) and self.d.turns == 1 and not self.layout.apart
 
     def stamp(self, phase: str, part: str = "work") -> None:
         """Behind a part of a phase, in a kernel that is traced."""

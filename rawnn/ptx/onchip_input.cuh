@@ -1,9 +1,5 @@
 // A batch from the data set into shared memory, ahead of the step that needs it: rows as they are, in
 // the background, and then as floats, scaled and normalised.
-//
-// One warp of a block asks for all of it, and does nothing else but what a step needs by itself, the rule of
-// the update and the sum of the losses: it is the last, behind the kThreads threads that train, and meets
-// them once a step, where all threads do (__syncthreads). So nobody who trains asks for anything.
 #pragma once
 #include "device/barriers.cuh"
 #include "device/bulk_copies.cuh"
@@ -17,25 +13,24 @@ __device__ __forceinline__ long long example_of(const int* fetched, long long fi
   return first + row;
 }
 
-// Asks for `count` numbers of `order` from `first` on.
+// The place of a thread among those that ask for something, all from FREE on, when they go round from the
+// START-th of these on: so other warps ask for targets and for the order than for most rows, and nobody
+// asks for everything one behind the other (which took 710 cycles of an H200, a warp in the mean 470).
+template <typename SHAPE, int FREE, int START>
+__device__ __forceinline__ int place_in_turn() {
+  static_assert(START % 32 == 0 && START < SHAPE::kThreads - FREE, "a warp that asks");
+  const int place = thread_index() - FREE - START;
+  return START == 0 || place >= 0 ? place : place + SHAPE::kThreads - FREE;
+}
+
+// Asks for `count` numbers of `order` from `first` on. As in what follows, the threads from FREE on do
+// it, which alone call it; those below work on something else.
+template <typename SHAPE, int FREE, int START>
 __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ order,
                                             long long first, int count) {
 #pragma unroll 1
-  for (int i = lane_index(); i < count; i += 32) {
+  for (int i = place_in_turn<SHAPE, FREE, START>(); i < count; i += SHAPE::kThreads - FREE) {
     ptx::copy_async<4>(ptx::shared_address(to + i), order + first + i);
-  }
-}
-
-// The labels of a group's rows, -1 beyond them.
-template <typename SHAPE, bool ORDERED, typename T>
-__device__ __forceinline__ void fetch_labels(int* to, const T* __restrict__ labels,
-                                             const int* fetched, long long first, int rows) {
-  [[maybe_unused]] constexpr int once = smaller(ceil_div(SHAPE::kColumns, 32), 4);
-#pragma unroll once
-  for (int row = lane_index(); row < SHAPE::kColumns; row += 32) {
-    int label = -1;
-    if (row < rows) label = static_cast<int>(labels[example_of<ORDERED>(fetched, first, row)]);
-    to[row] = label;
   }
 }
 
@@ -47,10 +42,22 @@ constexpr bool kBulk = RAWNN_ARCH >= 900;
 #endif
 
 // Whether rows of WIDTH elements come so. The copy engine takes one request in 21 to 27 cycles (H200:
-// 2,630 for 96 rows of 176 bytes, 2,710 for 128): so it is for rows of more than 768 bytes.
+// 2,630 for 96 rows of 176 bytes, 2,710 for 128), all warps together ask for 16 bytes in about a quarter of
+// one: so it is for rows of more than 768 bytes (a step of 688-3 at batch 96 takes 3.44 us in place of 4.16,
+// of 784-10 at 128 in one cluster 4.65 of 5.32, of 192-800 at 640, rows of 768 bytes, 19.3 of 19.8), and
+// where each thread would have several copies, or one warp asks for all.
 template <typename SHAPE, int WIDTH, typename T>
 __device__ __forceinline__ constexpr bool by_engine() {
-  return kBulk && ceil_div(WIDTH * static_cast<int>(sizeof(T)), 16) > 48;
+  constexpr int chunks = ceil_div(WIDTH * static_cast<int>(sizeof(T)), 16);
+  return kBulk && chunks > 48 &&
+         (SHAPE::kApart || chunks * SHAPE::kColumns > 2 * SHAPE::kThreads);
+}
+
+// How many threads ask for the rows, in whole warps.
+template <typename SHAPE, int WIDTH, typename T>
+__device__ __forceinline__ constexpr int fetching_threads() {
+  if (by_engine<SHAPE, WIDTH, T>()) return SHAPE::kColumns * 32;
+  return ceil_div(SHAPE::kColumns * ceil_div(WIDTH * static_cast<int>(sizeof(T)), 16), 32) * 32;
 }
 
 // Bytes of a row of `width` elements that the copy engine brings: whole chunks of 16.
@@ -60,50 +67,44 @@ __device__ __forceinline__ int engine_bytes(int width) {
   return width * static_cast<int>(sizeof(T)) / 16 * 16;
 }
 
-// Lanes that ask for a row of so many chunks: a power of two, so that a warp has one row, or some.
-__device__ __forceinline__ constexpr int lanes_of_row(int chunks) {
-  int lanes = 1;
-  while (lanes < chunks && lanes < 32) lanes *= 2;
-  return lanes;
-}
-
 // Asks for `rows` rows of a matrix, WIDTH elements of each at most, of which `width` exist from
 // column `from` on; PITCH elements lie between rows of `to`. What is no whole chunk is filled up
 // with zeros. With the copy engine, `barrier`, which expects them, says when whole chunks are there;
 // for the rest there is wait_for_copies.
-template <typename SHAPE, bool ORDERED, int WIDTH, int PITCH, typename T>
+template <typename SHAPE, int FREE, int START, bool ORDERED, int WIDTH, int PITCH, typename T>
 __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, int ld, int from,
                                            int width, const int* fetched, long long first, int rows,
                                            unsigned int barrier) {
   constexpr int each = 16 / static_cast<int>(sizeof(T));
+  constexpr int chunks = (WIDTH + each - 1) / each;
   if constexpr (by_engine<SHAPE, WIDTH, T>()) {
+    // The copy engine takes one lane's request at a time, so that the rows go round the warps.
+    const int lane = lane_index();
+    if (lane > 1) return;
     const int whole = width / each * each;
 #pragma unroll 1
-    for (int row = lane_index(); row < rows; row += 32) {
+    for (int row = place_in_turn<SHAPE, FREE, START>() / 32; row < rows;
+         row += (SHAPE::kThreads - FREE) / 32) {
       const T* const source = matrix + example_of<ORDERED>(fetched, first, row) * ld + from;
       const unsigned int there = ptx::shared_address(to + row * PITCH);
-      if (whole > 0) ptx::load_bulk(there, source, engine_bytes<SHAPE, WIDTH, T>(width), barrier);
-      if (whole < width) {
+      if (lane == 0) {
+        if (whole > 0) ptx::load_bulk(there, source, engine_bytes<SHAPE, WIDTH, T>(width), barrier);
+      } else if (whole < width) {
         ptx::copy_async(there + whole * static_cast<int>(sizeof(T)), source + whole,
                         (width - whole) * static_cast<int>(sizeof(T)));
       }
     }
   } else {
-    constexpr int chunks = (WIDTH + each - 1) / each;
-    constexpr int across = lanes_of_row(chunks);
-    const int chunk = lane_index() % across;
-#pragma unroll 2
-    for (int row = lane_index() / across; row < rows; row += 32 / across) {
-      const T* const source =
-          matrix + example_of<ORDERED>(fetched, first, row) * ld + from + chunk * each;
-      const unsigned int there = ptx::shared_address(to + row * PITCH + chunk * each);
-#pragma unroll
-      for (int i = 0; i < chunks; i += across) {
-        const int column = (i + chunk) * each;
-        if (column < width) {
-          ptx::copy_async(there + i * 16, source + i * each,
-                          min(each, width - column) * static_cast<int>(sizeof(T)));
-        }
+#pragma unroll 1
+    for (int i = place_in_turn<SHAPE, FREE, START>(); i < rows * chunks;
+         i += SHAPE::kThreads - FREE) {
+      const int row = i / chunks;
+      const int column = i % chunks * each;
+      if (column < width) {
+        const long long example = example_of<ORDERED>(fetched, first, row);
+        ptx::copy_async(ptx::shared_address(to + row * PITCH + column),
+                        matrix + example * ld + from + column,
+                        min(each, width - column) * static_cast<int>(sizeof(T)));
       }
     }
   }
@@ -150,3 +151,30 @@ __device__ __forceinline__ void convert_rows(float* x, const T* raw, float scale
         make_float4(values[0], values[1], values[2], values[3]);
   }
 }
+
+// The labels of the next step, kept in registers until this step's have been used.
+template <typename SHAPE, int FREE, int START>
+struct NextLabels {
+  static constexpr int kLoaders = SHAPE::kThreads - FREE;
+  static constexpr int kEach = ceil_div(SHAPE::kColumns, kLoaders);
+  int value[kEach];
+
+  template <bool ORDERED, typename T>
+  __device__ __forceinline__ void fetch(const T* __restrict__ labels, const int* fetched,
+                                        long long first, int rows) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = i * kLoaders + place_in_turn<SHAPE, FREE, START>();
+      value[i] = row < rows ? static_cast<int>(labels[example_of<ORDERED>(fetched, first, row)])
+                            : -1;
+    }
+  }
+  // All threads may call it.
+  __device__ __forceinline__ void store(int* to) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = i * kLoaders + place_in_turn<SHAPE, FREE, START>();
+      if (thread_index() >= FREE && row < SHAPE::kColumns) to[row] = value[i];
+    }
+  }
+};

@@ -7,7 +7,6 @@ from functools import cache
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.onchip.choose import Choice
-from rawnn.onchip.decompose import WARP
 from rawnn.onchip.layout import Layout
 from rawnn.onchip.source import source
 from rawnn.ptx.table import GENERATED, KernelImpl, Shape, no_sizes, plain
@@ -47,7 +46,7 @@ def _impl(op: Op) -> KernelImpl:
     d = layout.decomposition
     name, text = _written(layout)
     return KernelImpl(
-        f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (d.threads + WARP, 1, 1)),
+        f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (layout.threads, 1, 1)),
         _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.cluster,
         cooperative=d.groups > 1 or d.far, code=CudaText(text, QUICK))
 
