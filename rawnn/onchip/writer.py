@@ -54,7 +54,7 @@ class KernelWriter:
         self.in_turn = False
         self.fetched = False
         self.scratched = False  # whether the product ahead may still read its parts
-        self.posted = 0  # floats of a box that have been given to messages through the L2 cache
+        self.posted = 0  # messages of a turn through the L2 cache that have their place
 
     @property
     def meets_ahead(self) -> bool:
