@@ -222,7 +222,8 @@ class Decomposition:
                     break
             else:
                 uses.append([i])
-        found, first = {}, 0
+        found: dict[int, Place] = {}
+        first = 0
         for of in uses:
             found |= {i: Place(first, len(of), n) for n, i in enumerate(of)}
             message = told[of[0]]

@@ -109,14 +109,6 @@ class ExchangeWriter(KernelWriter):
     def exchange(self, rows: int, to_all: bool, idle: int = 0) -> Exchange:
         return Exchange(self, Message(rows, to_all, idle))
 
-    def next_place(self) -> tuple[int, str]:
-        """Of the next message through the L2 cache: where it begins in a box, and what sends and
-        hears it, in C++."""
-        place = self.d.places[self.posted]
-        self.posted += 1
-        of = f".of<{place.messages}, {place.number}>()" if place.messages > 1 else ""
-        return place.first, f"mail{of}"
-
     def mailboxes(self) -> None:
         """Ahead of the first exchange."""
         d, w, found = self.d, self.w, self.layout
