@@ -91,8 +91,10 @@ class Decomposition:
     def fetches_apart(self) -> bool:
         """Whether a warp of its own fetches what a step needs. With 16 others it leaves a thread 96
         registers in place of 128, as four warps have as many: too few where the gradients of more
-        clusters are heard at once (loads wait for each other, or numbers lie in local memory)."""
-        return not self.problem.scaled and (
+        clusters are heard at once (loads wait for each other, or numbers lie in local memory).
+        Blocks that exchange through the L2 cache are many and have little to do in a step, often
+        less than one warp has, and their threads ask that cache for many numbers at once too."""
+        return not (self.problem.scaled or self.far) and (
             self.threads < 16 * WARP or self.groups <= FEW_GROUPS)
 
     @property
