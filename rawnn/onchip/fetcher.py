@@ -36,7 +36,6 @@ class FetcherWriter(InputWriter):
               f"{self.present('1')});")
             w("ptx::commit_copies();")
             w("ptx::wait_for_copies<0>();")
-        w("__syncwarp();")
         self.fetch("0")
         w("ptx::commit_copies();")
         self.make_rule("0", self.rate("0"))
@@ -73,4 +72,3 @@ class FetcherWriter(InputWriter):
             w("cluster_wait<Shape>();")
         w("return;")
         w("}")
-

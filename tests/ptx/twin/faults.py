@@ -55,8 +55,9 @@ _FACTOR = r"(?:scale|factor|share|rate|lr|decay|of_row|copy_scale|inverse|alpha|
 RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|ptx::cluster_barrier\(\);"
                 r"|sums\.(?:ready|done)\(\);|mailbox\.(?:opened|open)\([^;]*\);"
-                r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);", ";"),
-    ("barrier", r"__syncthreads_or", ""),
+                r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);"
+                r"|sync_block<\w+>\(\);|ptx::(?:sync_some|come_to)<[^;]*>\(\);", ";"),
+    ("barrier", r"__syncthreads_or|ptx::sync_some_or<[^>]*>|(?<!bool )sync_block_or<\w+>", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("exchange", r"mail(?:\.of<\d+, \d+>\(\))?"
                  r"\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
