@@ -209,6 +209,8 @@ ARGUED: tuple[tuple[str, str], ...] = (
      "there is another one ahead of whoever uses the barriers"),
     (r"cluster_wait<Shape>\(\);\s*report_steps", "a block that comes here has got all that others "
      "send to it, and sends nothing more"),
+    (r"cluster_wait<Shape>\(\);\s*return;", "the warp that fetches does nothing more, and what it "
+     "fetched is where others still are"),
     (r"ptx::publish_barriers\(\);(?![\s\S]*Mailboxes<)",
      "blocks exchange nothing, and rows are too short for the copy engine"),
     (r"slot \* 0;", "there is no state"),

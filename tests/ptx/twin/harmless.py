@@ -48,6 +48,9 @@ HARMLESS: dict[str, str] = {
         "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
     "onchip_loss.cuh: barrier: __syncwarp(); [4]":
         "the shuffles ahead of it bring the lanes together as well",
+    "onchip_apart.cuh: zero fill: examples[i] = row < rows ? example_of<ORDERED>(fetched, first, "
+    "row) : 0; [75]":
+        "nobody asks for a row that does not exist",
     "onchip_slices.cuh: zero fill: if (tells && at.part == (here ? place % Tasks::kLanes : 0)) { "
     "[57]":
         "any one lane of an example may say that its label is elsewhere, or none",
