@@ -11,6 +11,7 @@
 // Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
 #include "device/fences.cuh"
 #include "mma_copy.cuh"
+#include "mma_finish.cuh"
 #include "mma_sums.cuh"
 #include "mma_warpgroup.cuh"
 #include "pdl.cuh"
