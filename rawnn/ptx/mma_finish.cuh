@@ -10,6 +10,16 @@
 #include "mma_epilogue.cuh"
 #include "mma_sums.cuh"
 
+struct NoBias {};
+template <typename EPILOGUE, bool BIAS>
+struct BiasOf {
+  using Type = NoBias;
+};
+template <typename EPILOGUE>
+struct BiasOf<EPILOGUE, true> {
+  using Type = typename EPILOGUE::OfBias;
+};
+
 template <typename TILE, typename EPILOGUE, typename PARTS, bool LATE = false,
           bool TOGETHER = EPILOGUE::kTogether>
 struct Finish {
@@ -46,11 +56,21 @@ struct Finish {
   // whose sums stand behind the last column of every part.
   template <bool BIAS>
   __device__ __forceinline__ void run(bool biased) {
+    static_assert(PARTS::kRows <= TILE::kThreads, "a thread for each row");
+    const int bias_row = sums.first + thread;
+    const bool has_bias = BIAS && biased && bias_row < sums.end();
+    typename BiasOf<EPILOGUE, BIAS>::Type of_bias{};
+    if constexpr (BIAS) {
+      if (has_bias) of_bias = epilogue.fetch_bias(m0 + bias_row);
+    }
     if (fast) {
       if constexpr (LATE) columns = epilogue.of_columns(column());
       if constexpr (!kEarly) epilogue.template fetch<kAtOnce>(fetched, passes(0), column());
     }
     sums.template ready<BIAS>(biased, thread);
+    if constexpr (BIAS) {
+      if (has_bias) epilogue.store_bias(m0 + bias_row, sums.bias(bias_row), of_bias);
+    }
     if (fast) {
       all();
     } else {
@@ -60,13 +80,6 @@ struct Finish {
         float values[4];
         sums.add_up(values, sums.row(pass, thread), PARTS::column(0, thread));
         epilogue.elements(m0 + sums.row(pass, thread), column(), values);
-      }
-    }
-    if constexpr (BIAS) {
-      if (biased) {
-        for (int row = sums.first + thread; row < sums.end(); row += TILE::kThreads) {
-          epilogue.store_bias(m0 + row, sums.bias(row));
-        }
       }
     }
     if constexpr (EPILOGUE::kReports) epilogue.report();

@@ -140,14 +140,28 @@ struct Sums {
     const float* const parts = reinterpret_cast<const float*>(dynamic_shared());
     const unsigned int inbox =
         ptx::shared_address(dynamic_shared() + kInbox) + ptx::cluster_rank() * (kApart * 4);
-#pragma unroll 4
-    for (int quad = thread; quad < TILE::kM * kInRow; quad += TILE::kThreads) {
-      const int row = quad / kInRow;
-      const int column = quad % kInRow * 4;
-      float values[4];
-      add<TILE::kWarpsK>(values, parts + row * kPitch + column, kPart);
-      ptx::send4(place(inbox, row, column),
-                 make_float4(values[0], values[1], values[2], values[3]), counter_of(row));
+    constexpr int kAll = TILE::kM * kInRow;
+    constexpr int kEach = (kAll + TILE::kThreads - 1) / TILE::kThreads;
+    constexpr int kAtOnce = kEach < 4 ? kEach : 4;  // sums on their way from shared memory
+    constexpr bool kExact = kAll % (kAtOnce * TILE::kThreads) == 0;
+#pragma unroll 1
+    for (int first = thread; first < kAll; first += kAtOnce * TILE::kThreads) {
+      float values[kAtOnce][4] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int quad = first + i * TILE::kThreads;
+        if (!kExact && quad >= kAll) break;
+        add<TILE::kWarpsK>(values[i], parts + quad / kInRow * kPitch + quad % kInRow * 4, kPart);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int quad = first + i * TILE::kThreads;
+        if (!kExact && quad >= kAll) break;
+        const int row = quad / kInRow;
+        ptx::send4(place(inbox, row, quad % kInRow * 4),
+                   make_float4(values[i][0], values[i][1], values[i][2], values[i][3]),
+                   counter_of(row));
+      }
     }
     if constexpr (BIAS) {
       if (!biased) return;

@@ -187,17 +187,28 @@ struct UpdateEpilogue {
     store_part<4>(at(w, ldw, row, column), values, false, count);
   }
 
-  __device__ __forceinline__ void store_bias(int row, float sum) const {
-    if (row >= m || skip) return;
-    float kept[kKept];
+  // An element of the bias and its state.
+  struct OfBias {
+    float value, kept[kKept];
+  };
+
+  __device__ __forceinline__ OfBias fetch_bias(int row) const {
+    OfBias found{};
+    if (row >= m) return found;
+    found.value = bias[row];
     if constexpr (kStates > 0) {
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) kept[s] = states.of_bias[s][row];
+      for (int s = 0; s < kStates; ++s) found.kept[s] = states.of_bias[s][row];
     }
-    bias[row] = rule(bias[row], factor * sum, kept);
+    return found;
+  }
+
+  __device__ __forceinline__ void store_bias(int row, float sum, OfBias found) const {
+    if (row >= m || skip) return;
+    bias[row] = rule(found.value, factor * sum, found.kept);
     if constexpr (kStates > 0) {
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) states.of_bias[s][row] = kept[s];
+      for (int s = 0; s < kStates; ++s) states.of_bias[s][row] = found.kept[s];
     }
   }
 

@@ -161,7 +161,9 @@ struct Tiled {
           }
         }
         if constexpr (BIAS) {
-          if (blockIdx.x == 0 && across == 0) epilogue.store_bias(row, bias[i]);
+          if (blockIdx.x == 0 && across == 0) {
+            epilogue.store_bias(row, bias[i], epilogue.fetch_bias(row));
+          }
         }
       }
     } else {
