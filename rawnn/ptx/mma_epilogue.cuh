@@ -11,9 +11,10 @@
 // writes, and to `begin` where memory may be read; then to fetch `of_columns`, which serves all
 // rows of a thread, and what it reads of each row, so that these reads can be under way during the
 // product, and then to `store` some rows at once. Between a row's sums and its stores there is no
-// branch but what is the same for all threads: the compiler then lets the rows overlap, each of
-// which is a trip to shared memory, dozens of instructions behind one another, and a store. That is
-// for four columns that may be accessed at once, as `whole` finds out; the others go one by one
+// branch but what is the same for all rows: the compiler then lets the rows overlap, each of which
+// is a trip to shared memory, dozens of instructions behind one another, and a store. That is for
+// rows that allow four columns to be accessed at once, as `whole` finds out: then their padding
+// holds what is missing of the last four, which is read and not written. Others go one by one
 // (`elements`). All threads of a block call the store of one that works kTogether, also for rows
 // behind the last: it has a way of its own (mma_loss.cuh). One that kReports has the last word of
 // every thread.
@@ -21,10 +22,12 @@
 #include "activations.cuh"
 #include "common.cuh"
 
-// The rows of the result that a thread finishes: `first` and every STEP further, ahead of `end`.
+// The rows of the result that a thread finishes: `first` and every STEP further, ahead of `end`; of
+// its four columns `columns` exist, in all of them.
 template <int STEP>
 struct Passes {
-  int first, end;
+  int first, end, columns;
+  __device__ __forceinline__ bool full() const { return columns >= 4; }
   __device__ __forceinline__ int row(int pass) const { return first + pass * STEP; }
   __device__ __forceinline__ bool exists(int pass) const { return row(pass) < end; }
 };
@@ -50,6 +53,39 @@ __device__ __forceinline__ void for_passes(const Passes<STEP>& passes, T* matrix
     if (passes.exists(pass)) body(pass, place);
     place += apart;
   }
+}
+
+// Writes N passes' four columns, those that exist.
+template <int N, int STEP, typename T>
+__device__ __forceinline__ void store_passes(const Passes<STEP>& passes, T* matrix, int ld,
+                                             int column, const float (&values)[N][4]) {
+  if (passes.full()) {
+    for_passes<N>(passes, matrix, ld, column,
+                  [&](int i, T* to) { store_values<4>(to, values[i]); });
+  } else {
+    for_passes<N>(passes, matrix, ld, column, [&](int i, T* to) {
+#pragma unroll
+      for (int j = 0; j < 3; ++j) {
+        if (j < passes.columns) to[j] = from_float<T>(values[i][j]);
+      }
+    });
+  }
+}
+
+// What of `values` would be an overflow as T, of columns that exist.
+template <typename T, int N, int STEP>
+__device__ __forceinline__ float poison_of(const Passes<STEP>& passes,
+                                           const float (&values)[N][4]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float of_one = poison<T>(values[i][j]);
+      sum += passes.exists(i) && j < passes.columns ? of_one : 0.0f;
+    }
+  }
+  return sum;
 }
 
 // c [m, n] is TC, saved and pre [m, n] TS; bias, pre and overflow may be null, c is read where
@@ -88,7 +124,7 @@ struct ProductEpilogue {
 
   __device__ __forceinline__ Columns of_columns(int column) const {
     Columns found{};
-    if (bias != nullptr) load_values<4>(found.bias, bias + column);
+    if (bias != nullptr) load_part<4>(found.bias, bias + column, column + 4 <= n, n - column);
     return found;
   }
 
@@ -118,10 +154,7 @@ struct ProductEpilogue {
         for (int j = 0; j < 4; ++j) values[i][j] += beta * before[j];
       });
     }
-    if (pre != nullptr) {
-      for_passes<N>(passes, pre, ldpre, column,
-                    [&](int i, TS* to) { store_values<4>(to, values[i]); });
-    }
+    if (pre != nullptr) store_passes<N>(passes, pre, ldpre, column, values);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       float slopes[4] = {};
@@ -131,16 +164,8 @@ struct ProductEpilogue {
         values[i][j] = SLOPE::backward(ACTIVATION::apply(values[i][j]), slopes[j]);
       }
     }
-    for_passes<N>(passes, c, ldc, column, [&](int i, TC* to) { store_values<4>(to, values[i]); });
-    if (overflow != nullptr) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float of_row = poison<TC>(values[i]);
-        sum += passes.exists(i) ? of_row : 0.0f;
-      }
-      report_overflow(overflow, sum);
-    }
+    store_passes<N>(passes, c, ldc, column, values);
+    if (overflow != nullptr) report_overflow(overflow, poison_of<TC>(passes, values));
   }
 
   __device__ __forceinline__ void elements(int row, int column, const float (&sums)[4]) const {

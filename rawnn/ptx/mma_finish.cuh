@@ -1,11 +1,10 @@
 // A block's epilogue: its sums, which lie in shared memory (mma_sums.cuh), go through it, four
 // columns at a time. Shared by all main loops of product_kernels.cuh.
 //
-// Where rows allow it, what the epilogue reads is fetched while the product is computed, if no more
-// than 128 bytes have to wait in registers; else kAtOnce rows at a time, the first of them while
-// the parts meet: one trip to memory for each would take as long as all else. Otherwise it works
-// element by element, in a loop: less code. LATE says that the product leaves no registers for what
-// waits.
+// Where rows allow it, what the epilogue reads is fetched ahead of use: of as many rows as EARLY
+// bytes hold while the product is computed, which is what a thread's registers can spare then, and
+// of more as soon as its sums have left them, before the parts meet. One trip to memory for each
+// row would take as long as all else. Otherwise it works element by element, in a loop: less code.
 #pragma once
 #include "mma_epilogue.cuh"
 #include "mma_sums.cuh"
@@ -20,35 +19,36 @@ struct BiasOf<EPILOGUE, true> {
   using Type = typename EPILOGUE::OfBias;
 };
 
-template <typename TILE, typename EPILOGUE, typename PARTS, bool LATE = false,
+template <typename TILE, typename EPILOGUE, typename PARTS, int EARLY = 0,
           bool TOGETHER = EPILOGUE::kTogether>
 struct Finish {
   using Fetched = typename EPILOGUE::Fetched;
   using Columns = typename EPILOGUE::Columns;
   static constexpr int kPasses = PARTS::kPasses;
   static constexpr int kStep = PARTS::kStep;
+  static constexpr int kBytes = EPILOGUE::kFetchedBytes;  // a row
   static constexpr int kFew =  // with 512 threads there are 128 registers for each
-      TILE::kThreads > 256 && EPILOGUE::kFetchedBytes > 32 ? 2 : 4;
+      TILE::kThreads > 256 && kBytes > 32 ? 2 : 4;
   static constexpr int kAtOnce = kPasses < kFew ? kPasses : kFew;
-  static constexpr bool kEarly = !LATE && kPasses * EPILOGUE::kFetchedBytes <= 128;
-  static constexpr int kKept = kEarly ? (kPasses + kAtOnce - 1) / kAtOnce * kAtOnce : kAtOnce;
+  static constexpr bool kAll = kPasses * kBytes <= 128;
+  static constexpr int kKept = kAll ? (kPasses + kAtOnce - 1) / kAtOnce * kAtOnce : kAtOnce;
+  static constexpr int kFit = kBytes == 0 ? 0 : EARLY / (kBytes == 0 ? 1 : kBytes);
+  static constexpr int kAhead = kFit < kKept ? kFit : kKept;
 
   EPILOGUE& epilogue;
   const PARTS sums;
   const int m0, n0, thread;
   const bool whole;  // the epilogue can take four columns at once
-  bool fast;         // and they all exist
   Fetched fetched[kKept];
   Columns columns;
 
   // (m0, n0): the tile's place in the result.
   __device__ __forceinline__ Finish(EPILOGUE& with, int row, int column, int index)
       : epilogue(with), m0(row), n0(column), thread(index), whole(with.whole()), columns{} {
-    fast = whole && this->column() + 4 <= epilogue.n;
-    if (LATE || !fast) return;
-    columns = epilogue.of_columns(this->column());
-    if constexpr (kEarly) {
-      epilogue.template fetch<kPasses>(fetched, passes(0), this->column());
+    if constexpr (EARLY > 0) {
+      if (!whole) return;
+      columns = epilogue.of_columns(this->column());
+      fetch<0, kAhead>();
     }
   }
 
@@ -63,15 +63,15 @@ struct Finish {
     if constexpr (BIAS) {
       if (has_bias) of_bias = epilogue.fetch_bias(m0 + bias_row);
     }
-    if (fast) {
-      if constexpr (LATE) columns = epilogue.of_columns(column());
-      if constexpr (!kEarly) epilogue.template fetch<kAtOnce>(fetched, passes(0), column());
+    if (whole) {
+      if constexpr (EARLY == 0) columns = epilogue.of_columns(column());
+      fetch<kAhead, kKept>();
     }
     sums.template ready<BIAS>(biased, thread);
     if constexpr (BIAS) {
       if (has_bias) epilogue.store_bias(m0 + bias_row, sums.bias(bias_row), of_bias);
     }
-    if (fast) {
+    if (whole) {
       all();
     } else {
 #pragma unroll 1
@@ -88,11 +88,18 @@ struct Finish {
  private:
   __device__ __forceinline__ int column() const { return n0 + PARTS::column(0, thread); }
   __device__ __forceinline__ Passes<kStep> passes(int from) const {
-    return {m0 + sums.row(from, thread), min(epilogue.m, m0 + sums.end())};
+    const int there = epilogue.n - column();
+    return {m0 + sums.row(from, thread), there > 0 ? min(epilogue.m, m0 + sums.end()) : 0, there};
+  }
+  template <int FROM, int TO>
+  __device__ __forceinline__ void fetch() {
+    if constexpr (FROM < TO) {
+      epilogue.template fetch<TO - FROM>(fetched + FROM, passes(FROM), column());
+    }
   }
 
   __device__ __forceinline__ void all() {
-    if constexpr (kEarly) {
+    if constexpr (kAll) {
 #pragma unroll
       for (int from = 0; from < kPasses; from += kAtOnce) some(from, fetched + from);
     } else {
@@ -119,8 +126,8 @@ struct Finish {
 };
 
 // The same where all threads that hold a row work on it together.
-template <typename TILE, typename EPILOGUE, typename PARTS, bool LATE>
-struct Finish<TILE, EPILOGUE, PARTS, LATE, true> {
+template <typename TILE, typename EPILOGUE, typename PARTS, int EARLY>
+struct Finish<TILE, EPILOGUE, PARTS, EARLY, true> {
   using OfRow = typename EPILOGUE::OfRow;
   static constexpr int kPasses = PARTS::kPasses;
   static constexpr int kAtOnce = kPasses < 4 ? kPasses : 4;
@@ -189,11 +196,12 @@ struct Finish<TILE, EPILOGUE, PARTS, LATE, true> {
   }
 };
 
-// Four columns, all of which exist, of a thread that has its sums in registers.
+// Four columns of a thread that has its sums in registers, of an epilogue that can take them at once.
 template <typename EPILOGUE>
 __device__ __forceinline__ void finish_four(EPILOGUE& epilogue, int row, int column,
                                             const float (&sums)[4]) {
-  const Passes<1> here{row, epilogue.m};
+  const int there = epilogue.n - column;
+  const Passes<1> here{row, there > 0 ? epilogue.m : 0, there};
   typename EPILOGUE::Fetched found[1] = {};
   float values[1][4] = {{sums[0], sums[1], sums[2], sums[3]}};
   epilogue.template fetch<1>(found, here, column);

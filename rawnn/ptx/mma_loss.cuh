@@ -65,7 +65,7 @@ struct LossEpilogue {
 
   __device__ __forceinline__ Columns of_columns(int column) const {
     Columns found{};
-    if (bias != nullptr) load_values<4>(found.bias, bias + column);
+    if (bias != nullptr) load_part<4>(found.bias, bias + column, column + 4 <= n, n - column);
     return found;
   }
 
@@ -85,18 +85,10 @@ struct LossEpilogue {
       for (int j = 0; j < 4; ++j) values[i][j] = alpha * values[i][j] + with.bias[j];
       float targets[4];
       found[i].t.take(targets);
-      of_elements(values[i], passes.exists(i) ? 4 : 0, targets);
+      of_elements(values[i], passes.exists(i) ? passes.columns : 0, targets);
     }
-    for_passes<N>(passes, dz, lddz, column, [&](int i, TD* to) { store_values<4>(to, values[i]); });
-    if (overflow != nullptr) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float of_row = poison<TD>(values[i]);
-        sum += passes.exists(i) ? of_row : 0.0f;
-      }
-      report_overflow(overflow, sum);
-    }
+    store_passes<N>(passes, dz, lddz, column, values);
+    if (overflow != nullptr) report_overflow(overflow, poison_of<TD>(passes, values));
   }
 
   __device__ __forceinline__ void elements(int row, int column, const float (&sums)[4]) {

@@ -138,17 +138,17 @@ struct UpdateEpilogue {
     if constexpr (kStates > 0) {
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        for_passes<N>(passes, states.of_weights[s], states.ld[s], column,
-                      [&](int i, float* to) { store_values<4>(to, state[s][i]); });
+        store_passes<N>(passes, states.of_weights[s], states.ld[s], column, state[s]);
       }
     }
     if (copy != nullptr) {
-      for_passes<N>(passes, copy, ldcopy, column, [&](int i, TC* to) {
-        float scaled[4];
+      float scaled[N][4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) scaled[j] = values[i][j] * copy_scale;
-        store_values<4>(to, scaled);
-      });
+      for (int i = 0; i < N; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) scaled[i][j] = values[i][j] * copy_scale;
+      }
+      store_passes<N>(passes, copy, ldcopy, column, scaled);
     }
     if constexpr (RoundsByChance<TW>::kPossible) {
       if (how.stochastic) {
@@ -156,7 +156,7 @@ struct UpdateEpilogue {
         for (int i = 0; i < N; ++i) round_by_chance(values[i], passes.row(i), column);
       }
     }
-    for_passes<N>(passes, w, ldw, column, [&](int i, TW* to) { store_values<4>(to, values[i]); });
+    store_passes<N>(passes, w, ldw, column, values);
   }
 
   __device__ __forceinline__ void elements(int row, int column, const float (&sums)[4]) const {

@@ -154,7 +154,7 @@ struct Tiled {
           float four[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
-          if (whole && column + 4 <= n) {
+          if (whole) {
             finish_four(epilogue, row, column, four);
           } else {
             epilogue.elements(row, column, four);

@@ -127,7 +127,7 @@ struct Wgmma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
+    Finish<TILE, EPILOGUE, Parts, 16> finish(epilogue, m0, n0, thread);
     if (biased) {
       if (thread < 64) {
         reinterpret_cast<unsigned int*>(dynamic_shared() + Group::kStages * Group::kTile)[thread] =
