@@ -55,7 +55,18 @@ __device__ __forceinline__ void for_passes(const Passes<STEP>& passes, T* matrix
   }
 }
 
-// Writes N passes' four columns, those that exist.
+// Writes those of N passes' four columns that exist, of which there are fewer than four.
+template <int N, int STEP, typename T>
+__device__ __forceinline__ void store_some(const Passes<STEP>& passes, T* matrix, int ld, int column,
+                                           const float (&values)[N][4]) {
+  for_passes<N>(passes, matrix, ld, column, [&](int i, T* to) {
+#pragma unroll
+    for (int j = 0; j < 3; ++j) {
+      if (j < passes.columns) to[j] = from_float<T>(values[i][j]);
+    }
+  });
+}
+
 template <int N, int STEP, typename T>
 __device__ __forceinline__ void store_passes(const Passes<STEP>& passes, T* matrix, int ld,
                                              int column, const float (&values)[N][4]) {
@@ -63,12 +74,7 @@ __device__ __forceinline__ void store_passes(const Passes<STEP>& passes, T* matr
     for_passes<N>(passes, matrix, ld, column,
                   [&](int i, T* to) { store_values<4>(to, values[i]); });
   } else {
-    for_passes<N>(passes, matrix, ld, column, [&](int i, T* to) {
-#pragma unroll
-      for (int j = 0; j < 3; ++j) {
-        if (j < passes.columns) to[j] = from_float<T>(values[i][j]);
-      }
-    });
+    store_some<N>(passes, matrix, ld, column, values);
   }
 }
 

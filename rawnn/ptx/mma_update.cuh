@@ -101,24 +101,31 @@ struct UpdateEpilogue {
   template <int N, int STEP>
   __device__ __forceinline__ void fetch(Fetched* found, const Passes<STEP>& passes,
                                         int column) const {
-    for_passes<N>(passes, w, ldw, column, [&](int i, const TW* from) { found[i].w.load(from); });
-    if constexpr (kStates > 0) {
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        for_passes<N>(passes, states.of_weights[s], states.ld[s], column,
-                      [&](int i, const float* from) { found[i].state[s].load(from); });
+    for (int i = 0; i < N; ++i) {
+      if (!passes.exists(i)) continue;
+      const int row = passes.row(i);
+      found[i].w.load(at(w, ldw, row, column));
+      if constexpr (kStates > 0) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) found[i].state[s].load(&state_of(s, row, column));
       }
     }
   }
 
+  // A row is stored as soon as it is there: the memory would be idle until all are.
   template <int N, int STEP>
   __device__ __forceinline__ void store(const Passes<STEP>& passes, int column,
                                         float (&values)[N][4], const Fetched* found,
                                         const Columns&) const {
     if (skip) return;
     float state[kKept][N][4];
+    float scaled[N][4];
+    const bool full = passes.full();
 #pragma unroll
     for (int i = 0; i < N; ++i) {
+      const int row = passes.row(i);
+      const bool stores = full && passes.exists(i);
       float weights[4];
       found[i].w.take(weights);
       if constexpr (kStates > 0) {
@@ -133,30 +140,29 @@ struct UpdateEpilogue {
         values[i][j] = rule(weights[j], factor * values[i][j], kept);
 #pragma unroll
         for (int s = 0; s < kStates; ++s) state[s][i][j] = kept[s];
+        scaled[i][j] = values[i][j] * copy_scale;
       }
+      if constexpr (RoundsByChance<TW>::kPossible) {
+        if (how.stochastic) round_by_chance(values[i], row, column);
+      }
+      if constexpr (kStates > 0) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          if (stores) store_values<4>(&state_of(s, row, column), state[s][i]);
+        }
+      }
+      if (stores && copy != nullptr) store_values<4>(at(copy, ldcopy, row, column), scaled[i]);
+      if (stores) store_values<4>(at(w, ldw, row, column), values[i]);
     }
+    if (full) return;
     if constexpr (kStates > 0) {
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        store_passes<N>(passes, states.of_weights[s], states.ld[s], column, state[s]);
+        store_some<N>(passes, states.of_weights[s], states.ld[s], column, state[s]);
       }
     }
-    if (copy != nullptr) {
-      float scaled[N][4];
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) scaled[i][j] = values[i][j] * copy_scale;
-      }
-      store_passes<N>(passes, copy, ldcopy, column, scaled);
-    }
-    if constexpr (RoundsByChance<TW>::kPossible) {
-      if (how.stochastic) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) round_by_chance(values[i], passes.row(i), column);
-      }
-    }
-    store_passes<N>(passes, w, ldw, column, values);
+    if (copy != nullptr) store_some<N>(passes, copy, ldcopy, column, scaled);
+    store_some<N>(passes, w, ldw, column, values);
   }
 
   __device__ __forceinline__ void elements(int row, int column, const float (&sums)[4]) const {
