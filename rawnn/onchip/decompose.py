@@ -149,18 +149,19 @@ class Decomposition:
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
-        """What is exchanged in a step, in no order."""
+        """What is exchanged in a turn, in its order, but for what is told of overflows."""
         layers, found = self.problem.layers, []
         for layer, kind in enumerate(self.kinds):
             if kind == BY_INPUTS:
                 found += self.summed(layers[layer + 1])
             if self.types[layer + 1] == GATHERED:
                 found.append(Message(layers[layer + 1], True, self.idle(layer + 1)))
-            if layer and kind == BY_OUTPUTS:
-                found += [Message(self.slices[layer] * self.ranks, False, parts=self.ranks)] \
-                    if self.types[layer] == GATHERED else self.summed(layers[layer])
         if self.slices_softmax:
             found.append(self.slices_told)
+        for layer in range(len(self.kinds) - 1, 0, -1):
+            if self.kinds[layer] == BY_OUTPUTS:
+                found += [self.shared_out(layer)] if self.types[layer] == GATHERED \
+                    else self.summed(layers[layer])
         return tuple(found)
 
     @property
@@ -177,8 +178,14 @@ class Decomposition:
         """The messages by which so many features' partial sums are added up for all."""
         if self.sums_at_once(features):
             return [Message(features * self.ranks, True, parts=self.ranks)]
-        return [Message(up(features, self.ranks), False, parts=self.ranks),
+        return [Message(up(features, self.ranks), False, parts=self.ranks, told=features),
                 Message(features, True)]
+
+    def shared_out(self, layer: int) -> Message:
+        """The message by which partial sums of a gathered boundary's gradient come to those whose
+        features they are."""
+        return Message(self.slices[layer] * self.ranks, False, self.idle(layer), self.ranks,
+                       self.problem.layers[layer])
 
     def sums_at_once(self, features: int) -> bool:
         """Whether partial sums of so many features are added up by every block; else each adds up
@@ -198,11 +205,43 @@ class Decomposition:
         """The same of what blocks tell each other of gradients that overflowed."""
         return up(4 * self.ranks, LINE) if self.problem.scaled else 0
 
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where the messages of a turn through the L2 cache lie, in their order, the one of
+        overflows last. One is written where another of the same form lay that all have read: not
+        where the one ahead of it lies (onchip_far.cuh), around the turn's end as well. So they take
+        little of the cache, and are written again while they are in it."""
+        if not self.far:
+            return ()
+        told: list[Message | None] = [*self.messages, *([None] if self.problem.scaled else [])]
+        uses: list[list[int]] = []
+        for i, message in enumerate(told):
+            for of in uses:
+                if told[of[0]] == message and i - of[-1] >= 2 and of[0] + len(told) - i >= 2:
+                    of.append(i)
+                    break
+            else:
+                uses.append([i])
+        found: dict[int, Place] = {}
+        first = 0
+        for of in uses:
+            found |= {i: Place(first, len(of), n) for n, i in enumerate(of)}
+            message = told[of[0]]
+            first += self.box_floats(message) if message else self.overflow_floats
+        return tuple(found[i] for i in range(len(told)))
+
     @property
+    def boxes(self) -> int:
+        """Of a group: a turn's only message has two that take turns."""
+        return 2 if len(self.places) == 1 else 1
+
+    @cached_property
     def mail_floats(self) -> int:
         """Floats of a box of a group, in which all messages of a turn through the L2 cache have
-        their places; there are two."""
-        return sum(map(self.box_floats, self.messages)) + self.overflow_floats if self.far else 0
+        their places."""
+        messages = [*(self.box_floats(message) for message in self.messages), self.overflow_floats]
+        return max((place.first + floats for place, floats in
+                    zip(self.places, messages, strict=False)), default=0)
 
     def teams(self, rows: int) -> int:
         """Threads that share a sum of all ranks' parts, where a block adds up so many rows of them
@@ -212,14 +251,26 @@ class Decomposition:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a message through the L2 cache begins in a box, by floats: there lie so many messages
+    of a turn the one behind the other, of which it is the one with that `number`."""
+
+    first: int
+    messages: int = 1
+    number: int = 0
+
+
+@dataclass(frozen=True)
 class Message:
     """Rows of floats that come to each block of a group, of `parts` that are added up; the same to
-    all, or each its own. Blocks that are `idle` have no part of it, and each says so."""
+    all, or each its own: of so many features in all as are `told`. Blocks that are `idle` have no
+    part of it, and each says so, or hears from all."""
 
     rows: int
     to_all: bool
     idle: int = 0
     parts: int = 1
+    told: int = 0
 
 
 MOST_AT_ONCE = 8192

@@ -8,15 +8,16 @@ from rawnn.onchip.writer import KernelWriter
 
 
 class Exchange:
-    """One message. Through the L2 cache it has its own places in a box."""
+    """One message. Through the L2 cache it has a place in a box."""
 
     def __init__(self, writer: KernelWriter, message: Message) -> None:
         self.writer, self.w, self.d, self.message = writer, writer.w, writer.d, message
         self.far = self.d.far
-        self.first = writer.posted
-        self.heard = ""
+        self.first, self.mail, self.heard = 0, "mail", ""
         if self.far:
-            writer.posted += self.d.box_floats(message)
+            expected = self.d.messages[writer.posted]
+            assert (message.rows, message.to_all) == (expected.rows, expected.to_all)
+            self.first, self.mail = writer.next_place()
 
     def expect(self, nbytes: str | int) -> None:
         """Ahead of all sending: what comes to this block."""
@@ -24,11 +25,11 @@ class Exchange:
             self.w(f"mail.expect({nbytes});")
 
     def send_to_all(self, place: str) -> str:
-        return f"mail.send({self.first} + {place}, v);" if self.far \
+        return f"{self.mail}.send({self.first} + {place}, v);" if self.far \
             else f"mail.send_to_all({place}, v);"
 
     def send(self, to: str, place: str) -> str:
-        return f"mail.send({self._own(to)} + {place}, v);" if self.far \
+        return f"{self.mail}.send({self._own(to)} + {place}, v);" if self.far \
             else f"mail.send({to}, {place}, v);"
 
     def _own(self, of: str) -> str:
@@ -55,14 +56,14 @@ class Exchange:
         if not self.far:
             self.w(f"add_parts<Shape, {parts}, {rows}, {self.d.sent}>({box}, {count}, {finish});")
         elif parts == 1:
-            self.w(f"take_received<Shape, {rows}>(mail, {box}, {count}, {finish});")
+            self.w(f"take_received<Shape, {rows}>({self.mail}, {box}, {count}, {finish});")
         else:
             teams = self.d.teams(rows)
             scratch = self.writer.at("scratch") if teams > 1 else "nullptr"
             if teams > 1 and self.writer.scratched:
                 self.w("__syncthreads();")
                 self.writer.scratched = False
-            self.w(f"add_received<Shape, {parts}, {rows}, {teams}>(mail, {box}, {count}, "
+            self.w(f"add_received<Shape, {parts}, {rows}, {teams}>({self.mail}, {box}, {count}, "
                    f"{scratch}, {finish});")
         if self.heard:
             self.w(self.heard)
@@ -74,7 +75,7 @@ class Exchange:
         first = self.d.ranks - blocks
         if self.far:
             self.w(f"if ({unless} == 0 && thread == 0) "
-                   f"mail.send_one({self.first + place} + (rank - {first}) * 4, 0.0f);")
+                   f"{self.mail}.send_one({self.first + place} + (rank - {first}) * 4, 0.0f);")
         else:
             self.w(f"if ({unless} == 0 && thread < {self.d.ranks}) mail.send_one(thread, {place} "
                    f"+ rank - {first}, 0.0f);")
@@ -83,7 +84,8 @@ class Exchange:
         """To the last blocks, for which there is nothing, that this one is as far."""
         to = f"{self.d.ranks - idle} + thread"
         if self.far:
-            self.w(f"if (thread < {idle}) mail.send_one({self._own(f'({to})')} + rank * 4, 0.0f);")
+            self.w(f"if (thread < {idle}) {self.mail}.send_one("
+                   f"{self._own(f'({to})')} + rank * 4, 0.0f);")
         else:
             self.w(f"if (thread < {idle}) mail.send_one({to}, rank, 0.0f);")
 
@@ -91,7 +93,7 @@ class Exchange:
              phase: str) -> str:
         """Receives what says nothing but that it came; returns the mailbox's name."""
         if self.far:
-            self.heard = f"{f'if ({condition}) ' if condition else ''}mail.any<{count}>(" \
+            self.heard = f"{f'if ({condition}) ' if condition else ''}{self.mail}.any<{count}>(" \
                          f"{self.received()} + {place});"
             return self.received()
         self.w(f"const float* const {name} = {self.received()};")
@@ -120,13 +122,13 @@ class ExchangeWriter(KernelWriter):
                   f"barriers + 16, rank, 0}};")
         elif d.mail_floats:
             w("unsigned int exchanged = generations[blockIdx.x];")
-            w(f"const FarMail<Shape, {d.mail_floats}ll> mail = {{"
-              f"parcels + group * {2 * d.mail_floats}ll, rank, exchanged}};")
+            w(f"const FarMail<Shape, {d.mail_floats if d.boxes > 1 else 0}ll> mail = {{"
+              f"parcels + group * {d.boxes * d.mail_floats}ll, rank, exchanged}};")
 
     def end_exchanges(self) -> None:
         """Behind those of a turn, and ahead of a barrier of the block."""
         if self.d.mail_floats:
-            assert self.posted == self.d.mail_floats, "every message has places of its own"
+            assert self.posted == len(self.d.places), "every message has its place"
             self.w("++exchanged;")
 
     def keep_generation(self) -> None:
@@ -139,9 +141,8 @@ class ExchangeWriter(KernelWriter):
         stored."""
         ranks, said = self.d.ranks, "*found != 0 ? 1.0f : 0.0f"
         if self.d.far:
-            self.told = self.posted
-            self.posted += self.d.overflow_floats
-            self.w(f"if (thread == 0) mail.send_one({self.told} + rank * 4, {said});")
+            self.told, self.telling = self.next_place()
+            self.w(f"if (thread == 0) {self.telling}.send_one({self.told} + rank * 4, {said});")
         elif ranks > 1:
             self.w(f"mail.expect({4 * ranks});")
             self.w(f"if (thread < {ranks}) mail.send_one(thread, rank, {said});")
@@ -150,7 +151,7 @@ class ExchangeWriter(KernelWriter):
         """Whether a block of the group did, in C++."""
         if self.d.ranks == 1:
             return "*found != 0"
-        return f"__syncthreads_or(mail.any<{self.d.ranks}>({self.told}) ? 1 : 0) != 0" \
+        return f"__syncthreads_or({self.telling}.any<{self.d.ranks}>({self.told}) ? 1 : 0) != 0" \
             if self.d.far else "any_rank<Shape>(mail.receive())"
 
 

@@ -151,7 +151,7 @@ class Layout:
             found["meetings"] = d.blocks
         if d.mail_floats:
             found["generations"] = d.blocks
-            found["parcels"] = 2 * d.groups * d.mail_floats
+            found["parcels"] = d.boxes * d.groups * d.mail_floats
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         if self.traced:

@@ -62,7 +62,7 @@ class LossWriter(InputWriter):
         if d.slices_softmax:
             message = self.exchange(d.slices_told.rows, d.slices_told.to_all)
             message.expect(d.slices_told.rows * d.sent * 4)
-            tell = f"to_blocks<Shape, {softmax_of(d).lanes}>(mail, {message.first if d.far else 0})"
+            tell = f"to_blocks<Shape, {softmax_of(d).lanes}>({message.mail}, {message.first})"
         w(f"powers_of_slice<Shape, {shape}>({mine}, {tell});")
         self.stamp("softmax", "slice")
         if d.slices_softmax:

@@ -3,20 +3,25 @@
 // to a place that they have in common; partial sums go to a place of the block that adds them up.
 //
 // Nothing is fenced: what is sent carries marks (onchip_marks.cuh), and who wants it looks until it
-// has come. A message of a step has places of its own, each written once a turn, in two boxes that take
-// turns, so that the mark of a place changes each time that it is written. The turns' number goes on from
+// has come. Messages of the same form lie in the same place the one behind the other, as often in each turn,
+// so that the mark of a place changes each time that it is written. The turns' number goes on from
 // launch to launch, and may wrap around; boxes are zero at first, where the first mark is 1.
 //
-// A place is written again two turns later, when every block has read it: who sends in turn t + 2
-// has had a part of the same exchange of turn t + 1 from all whom it sends to, or from the block that adds
-// up what they all sent it, and they had read what came in turn t before they sent that. So every block must
-// have a part for every other: one that has no features of a gathered boundary sends four floats that say
-// nothing else, and gets such from each where it has nothing to receive.
+// A message may lie where the one ahead of the one ahead of it did, which every block has read: who
+// sends it has had a part of the message between from all whom it sends to, or from the block that adds
+// up what they all sent it, and they had read the one before ahead of sending that. (Sums are told ahead
+// of a barrier, but of numbers that have all been read.) So every block must have a part for every other:
+// one that has no features of a gathered boundary sends four floats that say nothing else, and gets such
+// from each where it has nothing to receive. A turn's only message has two boxes that take turns.
+//
+// Limit: one way through the L2 cache, and how much of it all that is exchanged takes. Where each message
+// had two places of its own, 54 MB in all, what was looked for was no longer in the cache.
 #pragma once
 #include "onchip_marks.cuh"
 
-// `boxes` are two of FLOATS floats, of this group.
-template <typename SHAPE, long long FLOATS>
+// `boxes` are those of this group: two of FLOATS floats, or one where that is 0. In a turn MESSAGES lie
+// in a place, of which this one sends and hears that with the NUMBER.
+template <typename SHAPE, long long FLOATS, int MESSAGES = 1, int NUMBER = 0>
 struct FarMail {
   float* boxes;
   int rank;
@@ -25,7 +30,14 @@ struct FarMail {
   __device__ __forceinline__ float4* at(int place) const {
     return reinterpret_cast<float4*>(boxes + (exchanged & 1) * FLOATS + place);
   }
-  __device__ __forceinline__ unsigned int mark() const { return ~exchanged >> 1 & 1; }
+  __device__ __forceinline__ unsigned int mark() const {
+    return ~(FLOATS > 0 ? exchanged >> 1 : exchanged * MESSAGES + NUMBER) & 1;
+  }
+  // For the messages of another place.
+  template <int MANY, int WHICH>
+  __device__ __forceinline__ FarMail<SHAPE, FLOATS, MANY, WHICH> of() const {
+    return {boxes, rank, exchanged};
+  }
   // Four neighbouring floats.
   __device__ __forceinline__ void send(int place, float4 v) const {
     tell(at(place), v, mark());

@@ -71,5 +71,6 @@ VARIETY: dict[str, dict[str, Any]] = {
                   "form": {"inputs": "float32", "scale": 1.0}},
     "more outputs than a register file": {"layers": (20, 700), "batch": 5},
     "clusters share sums": {"layers": (20, 300), "batch": 11},
+    "five layers": {"layers": (21, 40, 24, 40, 40, 7)},
 }
 """Kinds of problems, by what is special about them: keywords of `problem`."""

@@ -74,17 +74,33 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
 
 @needs_twin
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), [
-    ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 2, "FSFF")][: 2 if FULL else 1])
+    ("five layers", 4, 1, "SFSFSF"), ("Adam in an order", 4, 2, "FSFF"),
+    ("five layers", 3, 2, "FGSFSF"), ("softmax, SGD", 4, 1, "FGSF")][: 4 if FULL else 2])
 def test_exchanges_through_l2_where_their_count_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     """Launches go on where the last one ended: here shortly ahead of 2^32, with the marks
     in the boxes that turns ahead of it left there."""
     launch = Launch(name, ranks, groups, types, exchange=L2)
     launch.arrays["generations"][:] = -AHEAD
-    boxes = launch.arrays["parcels"].view(np.uint32).reshape(groups, 2, -1)
-    for turn in (-AHEAD, 1 - AHEAD):
-        boxes[:, turn & 1] = turn >> 1 & 1
+    d = launch.decomposition
+    boxes = launch.arrays["parcels"].view(np.uint32).reshape(groups, d.boxes, -1)
+    if d.boxes == 2:
+        for turn in (-AHEAD, 1 - AHEAD):
+            boxes[:, turn & 1] = turn >> 1 & 1
+    else:
+        for place in sorted(d.places, key=lambda place: place.first):
+            boxes[:, :, place.first :] = -AHEAD * place.messages & 1
     check(launch, tmp_path, 1)
+
+
+def test_messages_of_a_turn_lie_in_two_boxes_or_share_places() -> None:
+    """The test above takes all: a turn's only message, places of one and of two messages."""
+    found = [Launch(name, ranks, groups, types, exchange=L2).decomposition
+             for name, ranks, groups, types in (("five layers", 4, 1, "SFSFSF"),
+                                                ("Adam in an order", 4, 2, "FSFF"),
+                                                ("five layers", 3, 2, "FGSFSF"))]
+    assert [d.boxes for d in found] == [1, 2, 1]
+    assert [sorted({place.messages for place in d.places}) for d in found] == [[1, 2], [1], [1, 2]]
 
 
 @needs_twin

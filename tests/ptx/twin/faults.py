@@ -40,6 +40,8 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("softmax, SGD", 12, 1, "FGGG", (1.0, 0.0), 0, 1, L2),
     ("more outputs than a register file", 2, 3, "FS"),
     ("softmax, SGD", 3, 1, "FGFS", (1.0, 0.0), 0, 1, L2),
+    ("five layers", 4, 1, "SFSFSF", (1.0, 0.0), 0, 1, L2),
+    ("softmax, SGD", 4, 1, "FSFF", (1.0, 0.0), 0, 1, L2),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
@@ -56,7 +58,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
                 r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);", ";"),
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
-    ("exchange", r"mail\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
+    ("exchange", r"mail(?:\.of<\d+, \d+>\(\))?"
+                 r"\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
                  r"|ptx::send4\([^;]*\);|hear_shares<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
     ("generation", r"\+\+(?:exchanges|exchanged);", ";"),
@@ -64,6 +67,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
+    ("turn", r"(?<=exchanged) (?:>> 1|\* MESSAGES)(?= [:+])", ""),
+    ("turn", r" \+ NUMBER\b", ""),
     ("store", r"__stcg\([^;]*\);", ";"),
     ("mark", r"(unsigned int (?:said_)?mark = )[^;]*;", r"\g<1>1u;"),
     ("mark", r"ptx::look_for\([^;]*;", ";"),
