@@ -209,15 +209,6 @@ __device__ __forceinline__ float rounded_to(float value) {
   return to_float(from_float<T>(value));
 }
 
-// a * b + c, rounded once to a float16 (on the host first to a float).
-__device__ __forceinline__ float16 multiply_add(float16 a, float16 b, float16 c) {
-#if RAWNN_ARCH
-  return float16{ptx::fma_f16(a.bits, b.bits, c.bits)};
-#else
-  return from_float<float16>(to_float(a) * to_float(b) + to_float(c));
-#endif
-}
-
 // N neighbouring elements by accesses as wide as 16 bytes; `from` and `to` must be aligned to the
 // smaller of 16 bytes and N elements.
 template <int WORDS>

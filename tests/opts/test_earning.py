@@ -25,7 +25,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 KEPT = RESULTS / "random-peers-h200.json"
 FITTED = [RESULTS / f"random-peers-h200-{seed}.json" for seed in (11001, 12001, 13001)]
 OLDER = RESULTS / "random-peers-h200-9101.json"
-SOONER, LONGER = "2026-11-23T21", {"bf16": 1.13}
+SOONER, LONGER = "2026-11-23T21", {"": 1.03, "bf16": 1.13}
 """Since when products end sooner, and how many times as long launches of before took."""
 NUMBERS = {"float32": "", "tf32": "tf32", "bf16": "bf16"}
 

@@ -11,6 +11,13 @@ HARMLESS: dict[str, str] = {
     "mma_loss.cuh: zero fill: values[i] = i < count ? LOSS::gradient(values[i], t[i]) * share : "
     "0.0f; [69]":
         "columns that do not exist are not stored, and 1 overflows as little as 0",
+    "mma_loss.cuh: bound: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
+    "bias[column + i]); [57]":
+        "the value of a column that does not exist is not used, and its bias is padding",
+    "mma_loss.cuh: bounds check: if (count <= 0) return; [4]":
+        "it saves work: losses, gradients and stores are of `count` elements, which are none",
+    "mma_update.cuh: bounds check: if (full) return; [4]":
+        "it saves work: what follows stores three of each four numbers once more",
     "bias.cu: bound: if (static_cast<int>(gridDim.x) < cols) { [33]":
         "both ways give the sums where there is a block a column, of whole warps as all launches "
         "have; the one that is meant for it is faster",
@@ -133,11 +140,6 @@ HARMLESS: dict[str, str] = {
     "mma_sums.cuh: bounds check: if (!biased) return; [6]":
         "it saves work: blocks that have no bias leave its sums in their padding, where none of "
         "them reads any",
-    "mma_epilogue.cuh: bounds check: if (WHOLE && count <= 0) return; [4]":
-        "it saves work: what follows stores `count` elements, which are none",
-    "mma_epilogue.cuh: zero fill: for (int i = 0; i < 4; ++i) values[i] = i < count ? values[i] : "
-    "0.0f; [67]":
-        "a one overflows no more than a zero, and the values have been stored before",
     **dict.fromkeys((
         "narrow_fetch.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for "
         "that of all lanes [6]",
