@@ -16,6 +16,12 @@ HARMLESS: dict[str, str] = {
         "the value of a column that does not exist is not used, and its bias is padding",
     "mma_loss.cuh: bounds check: if (count <= 0) return; [4]":
         "it saves work: losses, gradients and stores are of `count` elements, which are none",
+    "mma_finish.cuh: zero fill: for (int j = 0; j < 4; ++j) values[i][j] = 0.0f; [46]":
+        "sums replace it where there is a row; other rows are not stored nor checked for overflow",
+    **dict.fromkeys(
+        (f"{file}: index: if (bias != nullptr) load_part<4>(found.bias, bias + column, "
+         f"column + 4 <= n, n - column); [65]" for file in ("mma_loss.cuh", "mma_epilogue.cuh")),
+        "the last four biases are loaded one by one then, which takes time only"),
     "mma_update.cuh: bounds check: if (full) return; [4]":
         "it saves work: what follows stores three of each four numbers once more",
     "bias.cu: bound: if (static_cast<int>(gridDim.x) < cols) { [33]":
@@ -214,6 +220,10 @@ HARMLESS: dict[str, str] = {
 """By Fault.name."""
 
 OUT_OF_REACH: dict[str, str] = {
+    "mma_loss.cuh: scale: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
+    "bias[column + i]); [18]":
+        "alpha is 1 but for 8 bits, and no case of the twin has these with rows of targets that are "
+        "not aligned",
     "mma_loss.cuh: bound: const bool none = label < 0 || label >= n; [40]":
         "labels of the twin's networks are classes, as a reference has no other; "
         "tests/ptx/test_twin_plans.py has some that are none",
