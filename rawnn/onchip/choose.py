@@ -49,12 +49,6 @@ class Choice:
     def decomposition(self) -> Decomposition:
         return self.layout.decomposition
 
-    @property
-    def counts(self) -> float:
-        """The microseconds by which it is compared with other ways."""
-        d = self.decomposition
-        return self.us * (DOUBT if d.far and d.messages else 1.0)
-
     def launched(self, steps: int) -> Choice:
         """The same, where a launch has so many steps."""
         more = cost.launch_cycles(self.decomposition, self.costs) / self.costs.clock
@@ -101,21 +95,16 @@ def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice |
     least = 0
     for d in candidates:
         us = cost.microseconds(d, chip.costs)
-        if best is not None and (us >= best.counts or cost.most_bytes(d) > 2 * chip.shared):
+        if best is not None and (us >= best.us or cost.most_bytes(d) > 2 * chip.shared):
             continue
         if best is None and least and cost.most_bytes(d) > max(2 * chip.shared, least):
             continue
         found = layout_of(d, chip.shared)
         least = min(least or found.nbytes, found.nbytes)
         choice = Choice(found, us + cost.state_microseconds(found, chip.costs), chip.costs)
-        if found.nbytes <= chip.shared and (best is None or choice.counts < best.counts):
+        if found.nbytes <= chip.shared and (best is None or choice.us < best.us):
             best = choice
     return best, least
-
-
-DOUBT = 1.1
-"""What is expected of exchanges through the L2 cache counts as so many times as long: most of
-thirty measured on an H200 were within a tenth of it, the worst 32 % longer."""
 
 
 def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int,

@@ -97,11 +97,9 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
     clock = machine.target.clock or FITTED_AT  # what was timed is scaled as the kernel is
     launches = measured or launched(plan, numbers) * FITTED_AT / clock
     chosen = chosen.launched(recipe.updates(form.examples))
-    if chosen.counts >= launches:
-        doubt = f"{chosen.counts / chosen.us - 1:.0%} more or less " \
-            if chosen.counts > chosen.us else ""
-        return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step {doubt}are "
-                              f"expected of it, {launches:.0f} of launches")
+    if chosen.us >= launches:
+        return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "
+                              f"of it, {launches:.0f} of launches")
     steps = recipe.updates(form.examples) * recipe.epochs
     later = delay(problem)
     needed = later / (launches - chosen.us)

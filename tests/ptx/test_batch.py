@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -111,3 +113,23 @@ def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
     # Of kernels that are no templates only the one that is wanted is there.
     assert b"cross_entropy" not in alone["accuracy",].cubin
     assert b"accuracy" in alone["accuracy",].cubin
+
+
+ORDER = """
+from rawnn.device.compiling.compile import compile_source
+from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.ptx.persistent import QUICK
+
+root = 'extern "C" __global__ void root(float* p) { p[0] = 1.0f / sqrtf(p[0]); }'
+library = Nvrtc()
+found = [compile_source(library, root, name="root.cu", arch="sm_90", expressions=("root",),
+                        options=options).cubin for options in (QUICK, (), QUICK)]
+assert found[0] == found[2] != found[1]
+"""
+
+
+def test_what_is_compiled_first_in_a_process_is_what_is_compiled_later() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    done = subprocess.run([sys.executable, "-c", ORDER], capture_output=True, text=True,
+                          timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ NOWHERE = "/no-such-folder/"
 """Where a source that is no file seems to lie: NVRTC looks for what it includes in quotes in the
 source's own folder first, for a name without one in the working directory. Its option against that,
 --no-source-include, also keeps headers from what lies beside them (cooperative_groups.h does)."""
-_FORMAT = "3"  # of the key and the entry: raise it when either changes
+_FORMAT = "4"  # of the key and the entry: raise it when either changes
 
 
 class NvrtcLibrary(Protocol):
