@@ -2,6 +2,15 @@
 #pragma once
 #include "types.cuh"
 
+// a * b + c, rounded once to a float16 (on the host first to a float).
+__device__ __forceinline__ float16 multiply_add(float16 a, float16 b, float16 c) {
+#if RAWNN_ARCH
+  return float16{ptx::fma_f16(a.bits, b.bits, c.bits)};
+#else
+  return from_float<float16>(to_float(a) * to_float(b) + to_float(c));
+#endif
+}
+
 template <typename TA, typename TB>
 __device__ __forceinline__ void accumulate(float& sum, TA a, TB b) {
   sum += to_float(a) * to_float(b);

@@ -16,6 +16,7 @@
 // adding up of parts; large ones, the rate of ldmatrix and mma.sync.
 #include "mma_copy.cuh"
 #include "mma_fragments.cuh"
+#include "mma_finish.cuh"
 #include "mma_sums.cuh"
 #include "pdl.cuh"
 #include "product_kernels.cuh"
@@ -80,7 +81,9 @@ struct Mma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
+    constexpr int kSpare =  // bytes of registers, beside what a product of this kind takes
+        Same<SUM, tf32x3>::kValue ? 0 : TILE::kWarpsK > 1 ? 64 : 32;
+    Finish<TILE, EPILOGUE, Parts, kSpare> finish(epilogue, m0, n0, thread);
 
     // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts:
     // two short chains of additions round less than a long one.

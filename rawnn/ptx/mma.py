@@ -131,9 +131,10 @@ def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
                key=lambda tile: cycles_wgmma_tf32(p, tile, target))
 
 
-WORTH = 0.9
+WORTH, WORTH_OF_EIGHT = 0.9, 0.87
 """Of mma.sync's time, what wgmma may take at most where it does one product for one: its blocks
-leave a multiprocessor less room for those of another kernel."""
+leave a multiprocessor less room for those of another kernel. For results in clusters of eight: few
+rows are predicted too well there (docs/toggles/mma.md)."""
 
 
 def wgmma_is_faster(p: Product, target: Target) -> bool:
@@ -141,9 +142,10 @@ def wgmma_is_faster(p: Product, target: Target) -> bool:
     both; and, of float32, whether its sums are short enough for that, where it must be as exact."""
     if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
         return False
-    by_wgmma = cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target) if p.size == 4 \
-        else cycles_wgmma(p, choose_wgmma(p, target), target)
-    worth = WORTH if p.times == 1 else 1.0
+    tile = (choose_wgmma_tf32 if p.size == 4 else choose_wgmma)(p, target)
+    by_wgmma = (cycles_wgmma_tf32 if p.size == 4 else cycles_wgmma)(p, tile, target)
+    of_eight = tile.cluster == 8 and p.layout != "tn"
+    worth = 1.0 if p.times != 1 else WORTH_OF_EIGHT if of_eight else WORTH
     return by_wgmma < worth * cycles(p, choose(p, target), target)
 
 

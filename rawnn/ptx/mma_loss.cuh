@@ -36,9 +36,16 @@ struct LossEpilogue {
   int step = 0;
   Tally tally = {0.0f, 0};
 
-  struct Fetched {
+  struct Columns {
     float bias[4];
-    float t[LOSS::kRows ? 1 : 4];  // of whole rows the label's bits
+  };
+  struct Fetched {
+    Four<TT> t;
+  };
+  static constexpr int kFetchedBytes = sizeof(Fetched);
+  struct OfRow {
+    float bias[4];
+    int label;
   };
 
   __device__ __forceinline__ void ahead() { step = current_step(cursor, offset); }
@@ -56,32 +63,68 @@ struct LossEpilogue {
            (LOSS::kRows || vector_aligned<4>(t, ldt));
   }
 
+  __device__ __forceinline__ Columns of_columns(int column) const {
+    Columns found{};
+    if (bias != nullptr) load_part<4>(found.bias, bias + column, column + 4 <= n, n - column);
+    return found;
+  }
+
+  template <int N, int STEP>
+  __device__ __forceinline__ void fetch(Fetched* found, const Passes<STEP>& passes,
+                                        int column) const {
+    for_passes<N>(passes, t, ldt, column, [&](int i, const TT* from) { found[i].t.load(from); });
+  }
+
+  template <int N, int STEP>
+  __device__ __forceinline__ void store(const Passes<STEP>& passes, int column,
+                                        float (&values)[N][4], const Fetched* found,
+                                        const Columns& with) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) values[i][j] = alpha * values[i][j] + with.bias[j];
+      float targets[4];
+      found[i].t.take(targets);
+      of_elements(values[i], passes.exists(i) ? passes.columns : 0, targets);
+    }
+    store_passes<N>(passes, dz, lddz, column, values);
+    if (overflow != nullptr) report_overflow(overflow, poison_of<TD>(passes, values));
+  }
+
+  __device__ __forceinline__ void elements(int row, int column, const float (&sums)[4]) {
+    const int count = row < m ? n - column : 0;
+    if (count <= 0) return;
+    float values[4];
+    float targets[4];
+    load_part<4>(targets, at(t, ldt, row, column), false, count);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : bias[column + i]);
+    }
+    of_elements(values, count, targets);
+    store_part<4>(at(dz, lddz, row, column), values, false, count);
+    if (overflow != nullptr) report_overflow(overflow, poison<TD>(values));
+  }
+
+  // What a loss of whole rows needs of four columns, which need not all exist.
   template <bool WHOLE>
-  __device__ __forceinline__ Fetched fetch(int row, int column) const {
-    Fetched found{};
+  __device__ __forceinline__ OfRow fetch_row(int row, int column) const {
+    OfRow found{};
     const int count = row < m ? n - column : 0;
     if (count <= 0) return found;
     if (bias != nullptr) load_part<4>(found.bias, bias + column, WHOLE && count >= 4, count);
-    if constexpr (LOSS::kRows) {
-      found.t[0] = __int_as_float(y[row]);
-    } else {
-      load_part<4>(found.t, at(t, ldt, row, column), WHOLE, count);
-    }
+    found.label = y[row];
     return found;
   }
 
   template <bool WHOLE>
-  __device__ __forceinline__ void store(int row, int column, const float (&sums)[4],
-                                        const Fetched& found) {
+  __device__ __forceinline__ void store_row(int row, int column, const float (&sums)[4],
+                                            const OfRow& found) {
     const int count = row < m ? n - column : 0;
     float values[1][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[0][i] = alpha * sums[i] + found.bias[i];
-    if constexpr (LOSS::kRows) {
-      of_a_row(values, column, count, __float_as_int(found.t[0]));
-    } else {
-      of_elements(values[0], count, found.t);
-    }
+    of_a_row(values, column, count, found.label);
     store_part<4>(at(dz, lddz, row, column), values[0], WHOLE && count >= 4, count);
     if (overflow != nullptr) report_overflow(overflow, poison<TD>(values[0]));
   }

@@ -43,6 +43,8 @@ struct Sums {
   static constexpr int kInRow = TILE::kN / 4;
   static constexpr int kQuads = kRows * kInRow;
   static constexpr int kPasses = (kQuads + TILE::kThreads - 1) / TILE::kThreads;
+  static constexpr int kStep = TILE::kThreads / kInRow;  // rows between a thread's quads
+  static_assert(TILE::kThreads % kInRow == 0, "a thread has the same columns in every pass");
 
   int first;  // row of the tile
   __device__ __forceinline__ Sums() {
@@ -56,6 +58,7 @@ struct Sums {
   __device__ __forceinline__ int row(int pass, int thread) const {
     return first + (thread + pass * TILE::kThreads) / kInRow;
   }
+  __device__ __forceinline__ int end() const { return min(first + kRows, TILE::kM); }
   static __device__ __forceinline__ int column(int pass, int thread) {
     return (thread + pass * TILE::kThreads) % kInRow * 4;
   }
@@ -137,14 +140,28 @@ struct Sums {
     const float* const parts = reinterpret_cast<const float*>(dynamic_shared());
     const unsigned int inbox =
         ptx::shared_address(dynamic_shared() + kInbox) + ptx::cluster_rank() * (kApart * 4);
-#pragma unroll 4
-    for (int quad = thread; quad < TILE::kM * kInRow; quad += TILE::kThreads) {
-      const int row = quad / kInRow;
-      const int column = quad % kInRow * 4;
-      float values[4];
-      add<TILE::kWarpsK>(values, parts + row * kPitch + column, kPart);
-      ptx::send4(place(inbox, row, column),
-                 make_float4(values[0], values[1], values[2], values[3]), counter_of(row));
+    constexpr int kAll = TILE::kM * kInRow;
+    constexpr int kEach = (kAll + TILE::kThreads - 1) / TILE::kThreads;
+    constexpr int kAtOnce = kEach < 4 ? kEach : 4;  // sums on their way from shared memory
+    constexpr bool kExact = kAll % (kAtOnce * TILE::kThreads) == 0;
+#pragma unroll 1
+    for (int first = thread; first < kAll; first += kAtOnce * TILE::kThreads) {
+      float values[kAtOnce][4] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int quad = first + i * TILE::kThreads;
+        if (!kExact && quad >= kAll) break;
+        add<TILE::kWarpsK>(values[i], parts + quad / kInRow * kPitch + quad % kInRow * 4, kPart);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int quad = first + i * TILE::kThreads;
+        if (!kExact && quad >= kAll) break;
+        const int row = quad / kInRow;
+        ptx::send4(place(inbox, row, quad % kInRow * 4),
+                   make_float4(values[i][0], values[i][1], values[i][2], values[i][3]),
+                   counter_of(row));
+      }
     }
     if constexpr (BIAS) {
       if (!biased) return;
@@ -164,110 +181,5 @@ struct Sums {
   static __device__ __forceinline__ unsigned int place(unsigned int inbox, int row, int column) {
     return ptx::in_block(inbox + (row % kRows * kPitch + column) * 4,
                          static_cast<unsigned int>(row / kRows));
-  }
-};
-
-// A block's epilogue. Where rows allow it, what it reads from memory is fetched while the product is
-// computed, if no more than EARLY bytes have to wait in registers; else some passes at a time, the
-// first of them while the parts meet: one trip to memory for each pass would take as long as all
-// else. Otherwise it works element by element, in a loop: less code.
-template <typename TILE, typename EPILOGUE, typename PARTS, int EARLY = 128>
-struct Finish {
-  using Fetched = typename EPILOGUE::Fetched;
-  static constexpr int kPasses = PARTS::kPasses;
-  static constexpr bool kEarly = kPasses * static_cast<int>(sizeof(Fetched)) <= EARLY;
-
-  EPILOGUE& epilogue;
-  const PARTS sums;
-  const int m0, n0, thread;
-  const bool whole;
-  static constexpr int kAtOnce = kPasses < 4 ? kPasses : 4;
-  Fetched fetched[kEarly ? kPasses : 1];
-
-  // (m0, n0): the tile's place in the result.
-  __device__ __forceinline__ Finish(EPILOGUE& with, int row, int column, int index)
-      : epilogue(with), m0(row), n0(column), thread(index),
-        whole(with.whole()) {
-    if constexpr (kEarly) {
-      if (whole) fetch_some(fetched, 0);
-    }
-  }
-
-  // The parts are written by all threads; all of them call this. Where `biased`, with the bias,
-  // whose sums stand behind the last column of every part.
-  template <bool BIAS>
-  __device__ __forceinline__ void run(bool biased) {
-    if constexpr (kEarly) {
-      sums.template ready<BIAS>(biased, thread);
-      if (whole) finish_some(fetched, 0);
-    } else {
-      Fetched some[kAtOnce];
-      if (whole) fetch_some(some, 0);
-      sums.template ready<BIAS>(biased, thread);
-      if (whole) {
-        finish_some(some, 0);
-#pragma unroll 1
-        for (int first = kAtOnce; first < kPasses; first += kAtOnce) {
-          fetch_some(some, first);
-          finish_some(some, first);
-        }
-      }
-    }
-    if (!whole) {
-#pragma unroll 1
-      for (int pass = 0; pass < kPasses; ++pass) {
-        if (takes_part(pass)) finish<false>(pass, fetch_of<false>(pass));
-      }
-    }
-    if constexpr (BIAS) {
-      if (biased) {
-        for (int row = sums.first + thread; row < min(sums.first + PARTS::kRows, TILE::kM);
-             row += TILE::kThreads) {
-          epilogue.store_bias(m0 + row, sums.bias(row));
-        }
-      }
-    }
-    if constexpr (EPILOGUE::kReports) epilogue.report();
-  }
-
- private:
-  __device__ __forceinline__ bool takes_part(int pass) const {
-    return EPILOGUE::kTogether || sums.inside(pass, thread);
-  }
-  // Of the result; behind its last where the thread only takes part.
-  __device__ __forceinline__ int row_of(int pass) const {
-    return !EPILOGUE::kTogether || sums.inside(pass, thread) ? m0 + sums.row(pass, thread)
-                                                             : epilogue.m;
-  }
-
-  template <bool WHOLE>
-  __device__ __forceinline__ Fetched fetch_of(int pass) const {
-    return epilogue.template fetch<WHOLE>(row_of(pass), n0 + sums.column(pass, thread));
-  }
-  // N passes from `first` on, those of them that there are.
-  template <int N>
-  __device__ __forceinline__ void fetch_some(Fetched (&some)[N], int first) const {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (first + i < kPasses && takes_part(first + i)) some[i] = fetch_of<true>(first + i);
-    }
-  }
-  template <int N>
-  __device__ __forceinline__ void finish_some(const Fetched (&some)[N], int first) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (first + i < kPasses && takes_part(first + i)) finish<true>(first + i, some[i]);
-    }
-  }
-
-  template <bool WHOLE>
-  __device__ __forceinline__ void finish(int pass, const Fetched& found) {
-    const int row = row_of(pass);
-    const int column = sums.column(pass, thread);
-    float values[4] = {};
-    if (!EPILOGUE::kTogether || sums.inside(pass, thread)) {
-      sums.add_up(values, sums.row(pass, thread), column);
-    }
-    epilogue.template store<WHOLE>(row, n0 + column, values, found);
   }
 };

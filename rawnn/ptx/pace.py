@@ -29,9 +29,10 @@ COPYING = 13.7
 """Bytes a cycle of each stage that is under way: what a stage takes to arrive."""
 EXCHANGE, HANDED = 830.0, 3.2
 """For the blocks of a cluster to meet, and floats a cycle that one hands to the others."""
-EACH = 84.0
-"""For a thread to finish one number of the tile, one after the other."""
-WRITTEN, UPDATED = 6.4, 1.36
+EACH, EACH_LATE = 20.0, 84.0
+"""For a thread to finish one number of the tile, one after the other: of results by one product,
+and of weights and by three for one, whose threads fetch what they read when the sums are there."""
+WRITTEN, UPDATED = 8.0, 1.36
 """Numbers a cycle that a multiprocessor finishes, of results and of weights."""
 UNEVEN = 0.13
 """How much counts that blocks lie unevenly: they begin while those of the kernel ahead hold some of
@@ -117,8 +118,10 @@ def _whole(p: Product, tile: Tile, target: Target, fit: int, pace: Callable[[int
     stages = ceil(ceil(p.k, tile.bytes // p.size), tile.cluster)
     sums = tile.bm * tile.bn
     finished = sums / tile.cluster
-    ending = finished / (32 * tile.wm * tile.wn * tile.wk) * EACH
-    written = finished / (UPDATED if p.layout == "tn" else WRITTEN) / target.multiprocessors
+    updates = p.layout == "tn"
+    each = EACH_LATE if updates or p.times == 3 else EACH
+    ending = finished / (32 * tile.wm * tile.wn * tile.wk) * each
+    written = finished / (UPDATED if updates else WRITTEN) / target.multiprocessors
 
     def round_of(beside: int, count: int) -> float:
         exchanged = EXCHANGE + beside * (sums - finished) / handed if tile.cluster > 1 else 0.0

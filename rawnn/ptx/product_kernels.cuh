@@ -25,6 +25,7 @@
 #include "mma_copy.cuh"
 #include "mma_epilogue.cuh"
 #include "mma_loss.cuh"
+#include "mma_update.cuh"
 
 #ifndef PRODUCT_BOUNDS
 #define PRODUCT_BOUNDS __launch_bounds__(32 * WM * WN * WK)

@@ -10,6 +10,7 @@
 // and that is more.
 // Limit: shared-memory reads at 4 x 4 elements a thread, multiply-adds at 8 x 8.
 #include "mma_copy.cuh"
+#include "mma_finish.cuh"
 #include "mma_sums.cuh"
 #include "pdl.cuh"
 #include "product_kernels.cuh"
@@ -154,15 +155,15 @@ struct Tiled {
 #pragma unroll
           for (int j = 0; j < 4; ++j) four[j] = sums[i][4 * group + j];
           if (whole) {
-            epilogue.template store<true>(row, column, four,
-                                          epilogue.template fetch<true>(row, column));
+            finish_four(epilogue, row, column, four);
           } else {
-            epilogue.template store<false>(row, column, four,
-                                           epilogue.template fetch<false>(row, column));
+            epilogue.elements(row, column, four);
           }
         }
         if constexpr (BIAS) {
-          if (blockIdx.x == 0 && across == 0) epilogue.store_bias(row, bias[i]);
+          if (blockIdx.x == 0 && across == 0) {
+            epilogue.store_bias(row, bias[i], epilogue.fetch_bias(row));
+          }
         }
       }
     } else {

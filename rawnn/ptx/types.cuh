@@ -209,15 +209,6 @@ __device__ __forceinline__ float rounded_to(float value) {
   return to_float(from_float<T>(value));
 }
 
-// a * b + c, rounded once to a float16 (on the host first to a float).
-__device__ __forceinline__ float16 multiply_add(float16 a, float16 b, float16 c) {
-#if RAWNN_ARCH
-  return float16{ptx::fma_f16(a.bits, b.bits, c.bits)};
-#else
-  return from_float<float16>(to_float(a) * to_float(b) + to_float(c));
-#endif
-}
-
 // N neighbouring elements by accesses as wide as 16 bytes; `from` and `to` must be aligned to the
 // smaller of 16 bytes and N elements.
 template <int WORDS>
@@ -257,28 +248,35 @@ __device__ __forceinline__ void store_words(void* to, const unsigned int (&words
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ void load_values(float (&values)[N], const T* from) {
-  constexpr int words = N * static_cast<int>(sizeof(T)) / 4;
-  unsigned int raw[words];
-  load_words(raw, from);
+// The elements that words hold, as they lie in memory.
+template <typename T, int N, int WORDS>
+__device__ __forceinline__ void words_to_values(float (&values)[N],
+                                                const unsigned int (&words)[WORDS]) {
+  static_assert(N * sizeof(T) == WORDS * 4, "as many elements as there are");
 #pragma unroll
-  for (int i = 0; i < words; ++i) {
+  for (int i = 0; i < WORDS; ++i) {
     if constexpr (sizeof(T) == 4) {
-      values[i] = __uint_as_float(raw[i]);
+      values[i] = __uint_as_float(words[i]);
     } else if constexpr (sizeof(T) == 2) {
-      const float2 pair = unpack_pair<T>(raw[i]);
+      const float2 pair = unpack_pair<T>(words[i]);
       values[2 * i] = pair.x;
       values[2 * i + 1] = pair.y;
     } else {
-      const float2 low = unpack_pair<T>(raw[i] & 0xffffu);
-      const float2 high = unpack_pair<T>(raw[i] >> 16);
+      const float2 low = unpack_pair<T>(words[i] & 0xffffu);
+      const float2 high = unpack_pair<T>(words[i] >> 16);
       values[4 * i] = low.x;
       values[4 * i + 1] = low.y;
       values[4 * i + 2] = high.x;
       values[4 * i + 3] = high.y;
     }
   }
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void load_values(float (&values)[N], const T* from) {
+  unsigned int words[N * static_cast<int>(sizeof(T)) / 4];
+  load_words(words, from);
+  words_to_values<T>(values, words);
 }
 
 template <int N, typename T>

@@ -11,6 +11,7 @@
 // Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
 #include "device/fences.cuh"
 #include "mma_copy.cuh"
+#include "mma_finish.cuh"
 #include "mma_sums.cuh"
 #include "mma_warpgroup.cuh"
 #include "pdl.cuh"
@@ -126,7 +127,7 @@ struct Wgmma {
       commit_copies();
     }
     epilogue.begin();
-    Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
+    Finish<TILE, EPILOGUE, Parts, 16> finish(epilogue, m0, n0, thread);
     if (biased) {
       if (thread < 64) {
         reinterpret_cast<unsigned int*>(dynamic_shared() + Group::kStages * Group::kTile)[thread] =

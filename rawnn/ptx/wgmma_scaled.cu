@@ -18,6 +18,7 @@
 // Limit: large products, what threads issue to scale and to split.
 #include "device/fences.cuh"
 #include "mma_scaled.cuh"
+#include "mma_finish.cuh"
 #include "mma_sums.cuh"
 #include "pdl.cuh"
 #define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
@@ -199,7 +200,7 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
       if (biased && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
     }
   }
-  Finish<TILE, EPILOGUE, Parts, 0> finish(epilogue, m0, n0, thread);
+  Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
   finish.template run<BIAS>(biased);
 }
 

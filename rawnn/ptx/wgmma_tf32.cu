@@ -19,6 +19,7 @@
 // Limit: large products, the tensor cores, and the preparation beside them.
 #include "device/fences.cuh"
 #include "mma_copy.cuh"
+#include "mma_finish.cuh"
 #include "mma_sums.cuh"
 #include "mma_warpgroup.cuh"
 #include "pdl.cuh"
@@ -260,7 +261,7 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
       if (sums_bias && q == 0) parts[row * kPitch + TILE::kN] = bias[half];
     }
   }
-  Finish<TILE, EPILOGUE, Parts, 0> finish(epilogue, m0, n0, thread);
+  Finish<TILE, EPILOGUE, Parts> finish(epilogue, m0, n0, thread);
   finish.template run<BIAS>(n0 == 0);
 }
 

@@ -69,6 +69,8 @@ CASES = {
         (37, 50, 35), 41, "preload,bf16,mma=sync,fuse", network={"loss": "bce", "bias": False}),
     "mma of float16 with a squared error": Case(
         (37, 50, 70), 41, "preload,fp16,mma=sync,fuse", network={"loss": "mse"}),
+    "mma of 8 bits with a squared error": Case((48, 64, 32, 32), 32, "preload,fp8,mma=sync,fuse",
+                                               choice=10, network={"loss": "mse"}),
     "mma of tf32 with a softmax": Case((37, 50, 61), 41, "preload,tf32,mma=sync,fuse",
                                        network={"activation": "tanh"},
                                        spoil=(a_nan, infinite_in_part)),

@@ -11,6 +11,19 @@ HARMLESS: dict[str, str] = {
     "mma_loss.cuh: zero fill: values[i] = i < count ? LOSS::gradient(values[i], t[i]) * share : "
     "0.0f; [69]":
         "columns that do not exist are not stored, and 1 overflows as little as 0",
+    "mma_loss.cuh: bound: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
+    "bias[column + i]); [57]":
+        "the value of a column that does not exist is not used, and its bias is padding",
+    "mma_loss.cuh: bounds check: if (count <= 0) return; [4]":
+        "it saves work: losses, gradients and stores are of `count` elements, which are none",
+    "mma_finish.cuh: zero fill: for (int j = 0; j < 4; ++j) values[i][j] = 0.0f; [46]":
+        "sums replace it where there is a row; other rows are not stored nor checked for overflow",
+    **dict.fromkeys(
+        (f"{file}: index: if (bias != nullptr) load_part<4>(found.bias, bias + column, "
+         f"column + 4 <= n, n - column); [65]" for file in ("mma_loss.cuh", "mma_epilogue.cuh")),
+        "the last four biases are loaded one by one then, which takes time only"),
+    "mma_update.cuh: bounds check: if (full) return; [4]":
+        "it saves work: what follows stores three of each four numbers once more",
     "bias.cu: bound: if (static_cast<int>(gridDim.x) < cols) { [33]":
         "both ways give the sums where there is a block a column, of whole warps as all launches "
         "have; the one that is meant for it is faster",
@@ -136,11 +149,6 @@ HARMLESS: dict[str, str] = {
     "mma_sums.cuh: bounds check: if (!biased) return; [6]":
         "it saves work: blocks that have no bias leave its sums in their padding, where none of "
         "them reads any",
-    "mma_epilogue.cuh: bounds check: if (WHOLE && count <= 0) return; [4]":
-        "it saves work: what follows stores `count` elements, which are none",
-    "mma_epilogue.cuh: zero fill: for (int i = 0; i < 4; ++i) values[i] = i < count ? values[i] : "
-    "0.0f; [67]":
-        "a one overflows no more than a zero, and the values have been stored before",
     **dict.fromkeys((
         "narrow_fetch.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for "
         "that of all lanes [6]",
@@ -214,6 +222,12 @@ HARMLESS: dict[str, str] = {
 """By Fault.name."""
 
 OUT_OF_REACH: dict[str, str] = {
+    "mma_loss.cuh: scale: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
+    "bias[column + i]); [18]":
+        "alpha is 1 but for 8 bits, and no case of the twin has these with targets whose rows are "
+        "not aligned",
+    "mma_finish.cuh: bounds check: if (!whole) return; [6]":
+        "what is fetched then is not used; that a GPU wants such reads aligned shows there alone",
     "mma_loss.cuh: bound: const bool none = label < 0 || label >= n; [40]":
         "labels of the twin's networks are classes, as a reference has no other; "
         "tests/ptx/test_twin_plans.py has some that are none",
