@@ -230,12 +230,12 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
                                              unsigned int* ticket, unsigned int* counters,
                                              int count_counters, float* loss, int* correct,
                                              int* last) {
-  __syncthreads();
+  sync_block<SHAPE>();
   if (threadIdx.x == 0) {
     __threadfence();
     *last = atomicAdd(ticket, 1u) == gridDim.x - 1u ? 1 : 0;
   }
-  __syncthreads();
+  sync_block<SHAPE>();
   if (*last == 0) return;
   __threadfence();
   const auto report = [=](int s, const Tally& total) {
