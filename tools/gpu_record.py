@@ -28,7 +28,8 @@ from rawnn.common.files import write_atomically  # noqa: E402
 
 KEPT = ROOT / "results" / "gpu-tests.json"
 LISTS = {
-    "whole": "all of `tests/gpu`", "ranks": "`tests/gpu/test_ranks.py` on two GPUs",
+    "whole": "all of `tests/gpu`", "chip": "those that train on the chip, and the engine's",
+    "ranks": "`tests/gpu/test_ranks.py` on two GPUs",
     "as-7.5": "as on 7.5 (`RAWNN_COMPUTE=7.5`)", "as-8.0": "as on 8.0", "as-8.6": "as on 8.6",
     "as-8.9": "as on 8.9", "nvrtc12": "kernels compiled by NVRTC 12.9",
 }
@@ -40,6 +41,8 @@ CHECKED = {
     "clusters-mma": "products and weight gradients in clusters: `mma`",
     "clusters-mma16": "the same: `mma` in bf16", "clusters-wgmma": "the same: `wgmma`",
     "clusters-tf32": "the same: `wgmma_tf32`", "clusters-scaled": "the same: `wgmma_scaled`",
+    "products-mma": "products and updates in all layouts: `mma`",
+    "products-wgmma": "the same: `wgmma`, `wgmma_tf32`, `wgmma_scaled`",
     "ops-loss": "the loss in the last product, sums of what is reported",
     "ops-scaled": "the loss in the last product: `wgmma_scaled`",
     "ops-flat": "elementwise kernels, updates and sums of columns",

@@ -29,8 +29,6 @@ EVERYWHERE, BY_OUTPUTS, BY_INPUTS = "everywhere", "by outputs", "by inputs"
 WARP = 32
 LINE = 32
 """Floats of a line of the L2 cache."""
-FEW_GROUPS = 4
-"""Clusters of which a thread hears nine numbers at once at most, of more up to sixteen."""
 ASKED_FOR = 8
 """Parts of a sum that a thread asks the L2 cache for at once (kAskedFor in onchip_far.cuh)."""
 
@@ -86,22 +84,6 @@ class Decomposition:
     @property
     def blocks(self) -> int:
         return self.ranks * self.groups
-
-    @property
-    def fetches_apart(self) -> bool:
-        """Whether a warp of its own fetches what a step needs. With 16 others it leaves a thread 96
-        registers in place of 128, as four warps have as many: too few where the gradients of more
-        clusters are heard at once (loads wait for each other, or numbers lie in local memory).
-        A rule that goes by the step's number (Adam's) is a chain of powers, which the warp works
-        out besides: with that it takes longer itself than a step of one layer (45-58 at batch 8,
-        16 x 1 blocks: 1.18 us in place of 1.04), or than one beside more clusters, whose batch is
-        large (18-200-5 at 306, 16 x 7: 3.69 in place of 3.59). Blocks that exchange through the L2
-        cache are many and have little to do in a step, often less than one warp has, and their
-        threads ask that cache for many numbers at once too."""
-        p, few = self.problem, self.groups <= FEW_GROUPS
-        if p.scaled or self.far:
-            return False
-        return few and p.depth > 1 if p.timed else few or self.threads < 16 * WARP
 
     @property
     def warps(self) -> int:

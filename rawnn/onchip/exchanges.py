@@ -61,7 +61,7 @@ class Exchange:
             teams = self.d.teams(rows)
             scratch = self.writer.at("scratch") if teams > 1 else "nullptr"
             if teams > 1 and self.writer.scratched:
-                self.writer.sync()
+                self.w("__syncthreads();")
                 self.writer.scratched = False
             self.w(f"add_received<Shape, {parts}, {rows}, {teams}>({self.mail}, {box}, {count}, "
                    f"{scratch}, {finish});")
@@ -151,7 +151,7 @@ class ExchangeWriter(KernelWriter):
         """Whether a block of the group did, in C++."""
         if self.d.ranks == 1:
             return "*found != 0"
-        return f"sync_block_or<Shape>({self.telling}.any<{self.d.ranks}>({self.told}))" \
+        return f"__syncthreads_or({self.telling}.any<{self.d.ranks}>({self.told}) ? 1 : 0) != 0" \
             if self.d.far else "any_rank<Shape>(mail.receive())"
 
 

@@ -49,24 +49,17 @@ class InputWriter(UpdateWriter):
             expected += f" + engine_bytes<Shape, {found.target_width}, float>(" \
                         f"{self.count(p.depth)})"
         present = self.present(step)
-        apart = self.layout.apart
-        first = d.threads if apart else d.threads - WARP
-        w(f"if (kBulk && thread == {first}) ptx::arrive_expecting({barrier}, {present} * "
+        w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
-        fetch = "fetch_rows_apart<Shape" if apart else f"fetch_rows<Shape, {self.free}, 0"
-        w(f"{fetch}, {ordered}, {d.ins(0)}, {pitch}>({to}, images, "
+        w(f"fetch_rows<Shape, {self.free}, 0, {ordered}, {d.ins(0)}, {pitch}>({to}, images, "
           f"ldimages, {start}, {self.count(0)}, {rows}, first_of({step}), {present}, {barrier});")
-        if p.labelled and apart:
-            w(f"fetch_labels<Shape, {ordered}>(labels_of({step}), labels, {rows}, "
-              f"first_of({step}), {present});")
-        elif p.labelled:
+        if p.labelled:
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
-            fetch = fetch if apart else f"fetch_rows<Shape, {self.free}, kBehindRows"
-            w(f"{fetch}, {ordered}, {found.target_width}, "
+            w(f"fetch_rows<Shape, {self.free}, kBehindRows, {ordered}, {found.target_width}, "
               f"{found.target_pitch}>({self.at('y')} + {buffer} * "
               f"{d.columns * found.target_pitch}, "
               f"targets, ldtargets, {start}, {self.count(last)}, {rows}, first_of({step}), "
@@ -102,13 +95,12 @@ class InputWriter(UpdateWriter):
 
     def make_rule(self, step: str, rate: str) -> None:
         """One thread makes the optimizer's rule of a step."""
-        p, apart = self.p, self.layout.apart
+        p = self.p
         time = f"steps_before + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
         scale = "scaling->scale, " if p.scaled else ""
-        first = "part == 0 && " if self.d.turns > 1 and not apart else ""
-        maker = self.d.threads - (not apart)
-        self.w(f"if ({first}thread == {maker}) {self.rule(step)} = Rule({scale}{rate}, "
+        first = "part == 0 && " if self.d.turns > 1 else ""
+        self.w(f"if ({first}thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
                f"{time}{settings});")
 
     def wait_for_input(self, step: str) -> None:
@@ -139,7 +131,7 @@ class InputWriter(UpdateWriter):
     def fetch_once(self, *, meeting: bool = False) -> None:
         """Once a turn, where it costs least: while clusters meet (`meeting`), or else other blocks
         are waited for."""
-        if self.fetched or self.layout.apart or meeting != self.meets_ahead:
+        if self.fetched or meeting != self.meets_ahead:
             return
         self.fetched = True
         self.fetch_ahead()
@@ -156,16 +148,14 @@ class InputWriter(UpdateWriter):
         d, w = self.d, self.w
         repeated = d.types[-1] != SLICED
         place = "group" if repeated else "blockIdx.x"
-        last = d.warps - (not self.layout.apart)
-        w(f"if (warp_index() == {last}{' && rank == 0' if repeated else ''}) {{")
+        w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
         w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
         w("if (lane_index() == 0) {")
         w(f"reinterpret_cast<float2*>(tally)[{self.turn} * {self.layout.parts}ll + {place}] = "
           "make_float2(total.loss, __int_as_float(total.right));")
         w("}")
         w("}")
-        if not self.layout.apart:
-            self.stamp(BETWEEN, "tally")
+        self.stamp(BETWEEN, "tally")
 
     def fetch_ahead(self) -> None:
         w, d = self.w, self.d
@@ -186,12 +176,11 @@ class InputWriter(UpdateWriter):
     def next_turn(self) -> None:
         """The input of the next turn is there."""
         w, t = self.w, self.turn
-        if not self.layout.apart:
-            w(f"if ({t} + 1 < {self.turns}) {{")
-            self.wait_for_input(f"{t} + 1")
-            w("}")
-            if self.p.labelled:
-                w("labels_ahead.store(y);")
+        w(f"if ({t} + 1 < {self.turns}) {{")
+        self.wait_for_input(f"{t} + 1")
+        w("}")
+        if self.p.labelled:
+            w("labels_ahead.store(y);")
         self.end_exchanges()
         w("__syncthreads();")
 
@@ -209,12 +198,12 @@ class InputWriter(UpdateWriter):
             w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
               f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
               f"{self.count(0)}, present);")
-            self.sync()
+            w("__syncthreads();")
             self.stamp("input")
         else:
             w(f"float* const x = {self.at('x')} + ({t} & 1) * {found.input_floats};")
         if p.partial and d.turns == 1:  # no rows of another step, whose infinities times 0 are NaN
             w("if (cursor_now + u >= whole) {")
             w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")
-            self.sync()
+            w("__syncthreads();")
             w("}")

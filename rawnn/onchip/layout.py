@@ -10,7 +10,6 @@ from itertools import pairwise
 from rawnn.onchip.decompose import (
     GATHERED,
     SLICED,
-    WARP,
     Decomposition,
     ceil,
     pitch,
@@ -88,8 +87,8 @@ class Layout:
     `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
     sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
-    clusters. Where `apart`, a warp of its own fetches what steps need. Of the first `traced` steps
-    of a launch all `stamps` of a step are kept, where phases are traced (tracing.py)."""
+    clusters. Of the first `traced` steps of a launch all `stamps` of a step are kept, where phases
+    are traced (tracing.py)."""
 
     decomposition: Decomposition
     layers: tuple[LayerLayout, ...]
@@ -106,7 +105,6 @@ class Layout:
     exchange: int
     shared_state: int | None
     far_tiles: int
-    apart: bool = False
     traced: int = 0
     stamps: int = 0
 
@@ -114,11 +112,6 @@ class Layout:
     def dynamic_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return self.nbytes - FIXED_BYTES
-
-    @property
-    def threads(self) -> int:
-        """Of a block, with those of the warp that fetches."""
-        return self.decomposition.threads + WARP * self.apart
 
     def with_partial_batch(self) -> Layout:
         """The same for epochs that end with a smaller batch."""
@@ -224,17 +217,7 @@ def least_bytes(problem: Problem, ranks: int, columns: int = 8) -> int:
 
 def layout_of(d: Decomposition, room: int) -> Layout:
     """Where everything of a decomposition lies, whether or not it fits; state of the optimizer lies
-    in shared memory as far as that has `room`, in bytes. A warp of its own fetches where that
-    costs no state its place."""
-    found = _layout_of(d, room, False)
-    if d.fetches_apart and found.nbytes < room:
-        apart = _layout_of(d, room, True)
-        if apart.nbytes <= room and apart.far_tiles == found.far_tiles:
-            return replace(apart, apart=True)
-    return found
-
-
-def _layout_of(d: Decomposition, room: int, apart: bool) -> Layout:
+    in shared memory as far as that has `room`, in bytes."""
     p, states = d.problem, settled(d.problem)
     cursor, places, held = 0, {}, {}
 
@@ -282,11 +265,10 @@ def _layout_of(d: Decomposition, room: int, apart: bool) -> Layout:
         take("logits", p.outputs * d.pitch, "outputs gathered")
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
-    labels = d.columns * (1 + apart)
-    take("y", labels if p.labelled else 2 * d.columns * target_pitch, "targets")
+    take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
     if p.ordered:
         take("order", 2 * d.columns, "numbers of examples")
-    take("rules", RULE_BYTES // 4 * (1 + apart), "rule of the update")
+    take("rules", RULE_BYTES // 4, "rule of the update")
     take("barriers", 8, "barriers")
     if sync:
         take("places", 2 * base, "places of the tiles of gradients")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from rawnn.onchip.cost import SHARED_SOFTMAX
 from rawnn.onchip.decompose import GATHERED, SLICED
 from rawnn.onchip.exchanges import Exchange
-from rawnn.onchip.fetcher import FetcherWriter
+from rawnn.onchip.inputs import InputWriter
 from rawnn.onchip.layout import keeps_tallies
 from rawnn.onchip.tiles import slices_floats, softmax_of
 from rawnn.onchip.writer import literal
 
 
-class LossWriter(FetcherWriter):
+class LossWriter(InputWriter):
     """Writes what makes gradients of the last layer's outputs."""
 
     def loss(self) -> None:
         d, p, w = self.d, self.p, self.w
         last = p.depth
         w("// the loss")
-        if p.scheduled and not self.layout.apart:
+        if p.scheduled:
             w("if (u + 1 < span) {")
             w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
             w("}")
@@ -30,7 +30,7 @@ class LossWriter(FetcherWriter):
             logits = self.at("logits") if gathered else self.z(last)
             first = f"rank * {d.slices[last]}" if gathered else "0"
             w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({logits}, {self.z(last)}, "
-              f"{first}, {self.count(last)}, {self.labels}, present, {self.share(p.batch)}, "
+              f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, "
               f"{self.places()}{made});")
         else:
             if p.reconstruct:
@@ -43,10 +43,9 @@ class LossWriter(FetcherWriter):
             w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
               f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
               f"tallies{made});")
-        self.come_to_tally()
-        self.sync()
+        w("__syncthreads();")
         self.stamp("softmax" if p.labelled else "loss")
-        if not (self.layout.apart or self.meets_ahead or keeps_tallies(d)):
+        if not self.meets_ahead and not keeps_tallies(d):
             self.tally()
 
     def softmax_of_slices(self, made: str) -> None:
@@ -69,9 +68,9 @@ class LossWriter(FetcherWriter):
         if d.slices_softmax:
             told, parts, columns = self.hear_slices(message), d.ranks, d.sent
         else:
-            self.sync()
+            w("__syncthreads();")
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
-          f"{literal(keeps_tallies(d))}>({mine}, {told}, {self.labels}, "
+          f"{literal(keeps_tallies(d))}>({mine}, {told}, y, "
           f"present, {self.share(p.batch)}, {self.places()}{made});")
         w("}")
 
@@ -91,7 +90,7 @@ class LossWriter(FetcherWriter):
             w(f"float* const told = {self.at('scratch')} + {slices_floats(d)};")
             message.add(message.received(), 1, rows, rows, "[=](int row, int column, float4 v) {\n"
                         f"*reinterpret_cast<float4*>(told + row * {d.sent} + column) = v;\n}}")
-            self.sync()
+            w("__syncthreads();")
         else:
             w(f"const float* const told = {message.received()};")
         self.stamp(SHARED_SOFTMAX, "wait")

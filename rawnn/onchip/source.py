@@ -88,7 +88,6 @@ class _Kernel(StepWriter):
                                 ("Numbers", NUMBERS[p.numbers])):
             w(f"static constexpr int k{constant} = {value};")
         w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
-        w(f"static constexpr bool kApart = {literal(self.layout.apart)};")
         w("};")
         head = len(w.lines)
         w(f"using Between = {functor(p.activation)};")
@@ -97,8 +96,7 @@ class _Kernel(StepWriter):
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
-        w(f"__global__ void __launch_bounds__({self.layout.threads}, 1) "
-          f"{self.name}({arguments}) {{")
+        w(f"__global__ void __launch_bounds__({d.threads}, 1) {self.name}({arguments}) {{")
         self.begin()
         self.stamp_launch(1)
         self.begin_steps()
@@ -140,14 +138,11 @@ class _Kernel(StepWriter):
         w("const int rank = rank_of_block<Shape>();")
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
-        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {self.layout.threads}) "
+        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads}) "
           "shared[i] = 0.0f;")
-        if self.layout.apart:
-            w("if constexpr (kBulk) ptx::fence_proxy_async();")
         w("pdl_wait();")
         w("pdl_trigger();")
-        if not self.layout.apart:
-            self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
+        self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
         w("const int cursor_now = *cursor + offset;")
         if self.layout.sync:
             w("const unsigned int meetings_before = meetings[blockIdx.x];")
@@ -171,10 +166,15 @@ class _Kernel(StepWriter):
             w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
               f"step) * {p.stride} + group * {d.share}; }};")
         w("__syncthreads();")
-        if self.layout.apart:
-            self.begin_apart()
-            return
-        self.load()
+        for layer in range(p.depth):
+            self.load_layer(layer)
+        self.tell_places()
+        if p.normalised:
+            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+            w(f"for (int i = thread; i < {self.count(0)}; i += {d.threads}) {{")
+            w(f"{self.at('mean')}[i] = mean[{start} + i];")
+            w(f"{self.at('inverse_std')}[i] = inverse_std[{start} + i];")
+            w("}")
         w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
         w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
         if p.scaled:
@@ -210,39 +210,6 @@ class _Kernel(StepWriter):
         self.wait_for_input("0")
         if p.labelled:
             w("labels_ahead.store(y);")
-        w("__syncthreads();")
-        self.mailboxes()
-
-    def load(self) -> None:
-        """Weights, state, and what inputs are normalised by."""
-        d, p, w = self.d, self.p, self.w
-        for layer in range(p.depth):
-            self.load_layer(layer)
-        self.tell_places()
-        if p.normalised:
-            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
-            w(f"for (int i = thread; i < {self.count(0)}; i += {d.threads}) {{")
-            w(f"{self.at('mean')}[i] = mean[{start} + i];")
-            w(f"{self.at('inverse_std')}[i] = inverse_std[{start} + i];")
-            w("}")
-
-    def begin_apart(self) -> None:
-        """The same where a warp of its own fetches, while the others load."""
-        p, w = self.p, self.w
-        w(f"Rule* const rules = reinterpret_cast<Rule*>{self.at('rules')};")
-        w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
-        w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
-        if p.labelled:
-            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
-            w(f"const auto labels_of = [=](int turn) {{ return y + (turn & 1) * "
-              f"{self.d.columns}; }};")
-        if p.ordered:
-            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-        w("[[maybe_unused]] constexpr int kTallied = 2;  // a barrier's number")
-        self.fetcher()
-        self.stamp_launch(0)
-        self.load()
-        w("ptx::wait_for_all_copies();")
         w("__syncthreads();")
         self.mailboxes()
 

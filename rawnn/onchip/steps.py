@@ -42,7 +42,7 @@ class StepWriter(LossWriter):
         self.in_turn = False
         w("}")
         self.meet(self.while_meeting)
-        self.sync()
+        w("__syncthreads();")
         self.stamp(BETWEEN, "next step")
 
     def whole_turn(self) -> None:
@@ -94,7 +94,7 @@ class StepWriter(LossWriter):
             ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
         self.scratched = tiles.split > 1
         first = kind == "forward" and layer == 0
-        if first and not self.layout.apart:
+        if first:
             self.make_rule("u", "rate" if self.p.scheduled else self.rate(""))
         head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
                f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}>::run(weights{n}, {right}, 0, "
@@ -105,7 +105,7 @@ class StepWriter(LossWriter):
         scratch = self.at("scratch")
         w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
         self.stamp(f"{kind} {n}")
-        self.sync()
+        w("__syncthreads();")
         w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
           f"{finish if sent else f'by_pairs({finish})'});")
         self.stamp(f"{kind} {n}", "parts")
@@ -184,7 +184,7 @@ class StepWriter(LossWriter):
         else:
             phase = f"sum {above}"
             self.all_reduce("forward", layer, n, self.keep(above, layer, home), [], phase)
-        self.sync()
+        w("__syncthreads();")
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             self.stamp(f"forward {above}", "barrier")
         else:
@@ -281,6 +281,6 @@ class StepWriter(LossWriter):
             message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
             self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase)
-        self.sync()
+        w("__syncthreads();")
         self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
                      else (f"backward {layer + 1}", "barrier")))

@@ -34,7 +34,7 @@ class UpdateWriter(ExchangeWriter):
                   f" * {TILE // 4}, mark{adds}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
-                w(f"const Rule rule = {self.rule()};")
+                w("const Rule rule = *rule_of_step;")
                 chance = bool(self.p.streams)
                 how = f", ByChance<{self.p.layers[layer]}>" if chance else ""
                 w(f"const UpdateTiles<Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
@@ -110,7 +110,7 @@ class UpdateWriter(ExchangeWriter):
         w(f"float4* const states = {self.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * quads}; }};")
-        w(f"const Rule rule = {self.rule()};")
+        w("const Rule rule = *rule_of_step;")
         stride = f"{d.ranks * many * quads}ll"
         turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
         w(f"const float4* const parts = reinterpret_cast<const float4*>(gradients) + ({turn}rank) "

@@ -64,18 +64,10 @@ class KernelWriter:
         of = f".of<{place.messages}, {place.number}>()" if place.messages > 1 else ""
         return place.first, f"mail{of}"
 
-    def sync(self) -> None:
-        """The threads that train wait for each other."""
-        self.w("sync_block<Shape>();")
-
-    def rule(self, step: str = "u") -> str:
-        """The rule of a step's update."""
-        return f"rules[({step}) & 1]" if self.layout.apart else "*rule_of_step"
-
     @property
     def meets_ahead(self) -> bool:
         """Whether what a step does besides its phases is done while clusters meet: in each step."""
-        return bool(self.layout.sync) and self.d.turns == 1 and not self.layout.apart
+        return bool(self.layout.sync) and self.d.turns == 1
 
     def stamp(self, phase: str, part: str = "work") -> None:
         """Behind a part of a phase, in a kernel that is traced."""

@@ -135,7 +135,7 @@ __device__ __forceinline__ void add_received(const MAIL& mail, int place, int co
     if constexpr (items * TEAMS <= SHAPE::kThreads) break;
   }
   if constexpr (TEAMS > 1) {
-    sync_block<SHAPE>();
+    __syncthreads();
 #pragma unroll 1
     for (int item = thread_index(); item < all; item += SHAPE::kThreads) {
       float4 sum = *reinterpret_cast<const float4*>(scratch + item * 4);

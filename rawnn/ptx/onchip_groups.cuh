@@ -207,7 +207,7 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       }
       if constexpr (mine * SHARES <= warps) break;
     }
-    sync_block<SHAPE>();
+    __syncthreads();
   }
   constexpr int many = SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kGroups, FAR);
   const auto tile_of = [=](int slot) { return group + slot * SHAPE::kGroups; };

@@ -230,12 +230,12 @@ __device__ __forceinline__ void report_steps(const float2* left, int parts, int 
                                              unsigned int* ticket, unsigned int* counters,
                                              int count_counters, float* loss, int* correct,
                                              int* last) {
-  sync_block<SHAPE>();
+  __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
     *last = atomicAdd(ticket, 1u) == gridDim.x - 1u ? 1 : 0;
   }
-  sync_block<SHAPE>();
+  __syncthreads();
   if (*last == 0) return;
   __threadfence();
   const auto report = [=](int s, const Tally& total) {

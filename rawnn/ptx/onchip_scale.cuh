@@ -75,5 +75,5 @@ __device__ __forceinline__ bool any_group(const float4* said, unsigned int mark)
     hear(v, [=](int) { return said + group * SHAPE::kRanks; }, mark, kOverflows);
     any = any || v[0].x != 0.0f;
   }
-  return sync_block_or<SHAPE>(any);
+  return __syncthreads_or(any ? 1 : 0) != 0;
 }

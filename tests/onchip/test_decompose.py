@@ -6,15 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from rawnn.onchip.decompose import (
-    BY_INPUTS,
-    BY_OUTPUTS,
-    EVERYWHERE,
-    L2,
-    Decomposition,
-    kinds,
-    pitch,
-)
+from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, Decomposition, kinds, pitch
 from rawnn.onchip.layout import ALL, SHARE, layout_of, summed_by_all
 from tests.onchip.problems import HOPPER, VARIETY, problem
 
@@ -93,35 +85,3 @@ def test_clusters_share_sums_where_each_would_take_in_much() -> None:
     assert not summed_by_all(2, 80_000, 0)
     assert summed_by_all(16, 3_000, 0)
     assert not summed_by_all(16, 6_000, 0)
-
-
-def test_a_warp_of_its_own_fetches_where_registers_and_room_allow() -> None:
-    """Not where more clusters' gradients are heard by many threads, where blocks exchange through
-    the L2 cache or a loss is scaled, nor where state would lose its place."""
-    p = problem()
-
-    def apart(groups: int, threads: int, **more: str) -> bool:
-        return Decomposition(p, 2, groups, threads, "FSFF", **more).fetches_apart
-
-    assert all(apart(*form) for form in ((4, 512), (5, 480), (1, 256)))
-    assert not apart(5, 512)
-    assert not apart(1, 256, exchange=L2)
-    assert not Decomposition(problem(numbers="fp16"), 2, 1, 256, "FSFF").fetches_apart
-    p = problem(**VARIETY["Adam in an order"])
-    d = Decomposition(p, 2, 1, 256, "FSFF")
-    found = layout_of(d, HOPPER.shared)
-    assert (found.apart, found.threads) == (True, 288)
-    full = layout_of(d, found.nbytes - 16)
-    assert (full.apart, full.threads, full.far_tiles) == (False, 256, 0)
-
-
-@pytest.mark.parametrize("name", ["softmax, SGD", "Adam in an order"])
-def test_a_warp_that_makes_a_rule_of_the_steps_number_fetches_for_layers_of_few_clusters(
-        name: str) -> None:
-    """With one layer, or of more clusters, what it does by itself would be the step."""
-    deep = problem(**VARIETY[name])
-    one = problem((40, 10), **VARIETY[name])
-    assert deep.timed == one.timed == (name != "softmax, SGD")
-    assert Decomposition(deep, 4, 4, 512, "FSFF").fetches_apart
-    assert Decomposition(deep, 4, 5, 256, "FSFF").fetches_apart != deep.timed
-    assert Decomposition(one, 4, 1, 256, "FS").fetches_apart != one.timed

@@ -49,31 +49,6 @@ bool sync_block_or(bool predicate) {
   return self->block->barrier_result;
 }
 
-bool sync_some(int number, int count, bool waits, bool predicate) {
-  TWIN_HERE;
-  Some& some = self->block->some[number];
-  if (waits) some.waiting.push_back(self);
-  some.gather.add(*self);
-  some.any = some.any || predicate;
-  if (++some.arrived == count) {
-    const Vector* const known = some.gather.vector();
-    for (Thread* thread : some.waiting) {
-      learn(*thread, known, some.gather);
-      thread->events.clear();
-      wake(*thread);
-    }
-    some.result = some.any;
-    some.arrived = 0, some.any = false, some.gather = Gather{};
-    some.waiting.clear();
-    ++some.phase;
-    return some.result;
-  }
-  if (!waits) return false;
-  const std::uint32_t phase = some.phase;
-  while (some.phase == phase) pause("a barrier of some threads");
-  return some.result;
-}
-
 void advance(Barrier& barrier) {
   if (barrier.left != 0 || barrier.bytes != 0) return;
   barrier.known = join(barrier.known, barrier.gather.vector());

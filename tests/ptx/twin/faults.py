@@ -55,9 +55,8 @@ _FACTOR = r"(?:scale|factor|share|rate|lr|decay|of_row|copy_scale|inverse|alpha|
 RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|ptx::cluster_barrier\(\);"
                 r"|sums\.(?:ready|done)\(\);|mailbox\.(?:opened|open)\([^;]*\);"
-                r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);"
-                r"|sync_block<\w+>\(\);|ptx::(?:sync_some|come_to)<[^;]*>\(\);", ";"),
-    ("barrier", r"__syncthreads_or|ptx::sync_some_or<[^>]*>|(?<!bool )sync_block_or<\w+>", ""),
+                r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);", ";"),
+    ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("exchange", r"mail(?:\.of<\d+, \d+>\(\))?"
                  r"\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
@@ -209,8 +208,6 @@ ARGUED: tuple[tuple[str, str], ...] = (
      "there is another one ahead of whoever uses the barriers"),
     (r"cluster_wait<Shape>\(\);\s*report_steps", "a block that comes here has got all that others "
      "send to it, and sends nothing more"),
-    (r"cluster_wait<Shape>\(\);\s*return;", "the warp that fetches does nothing more, and what it "
-     "fetched is where others still are"),
     (r"ptx::publish_barriers\(\);(?![\s\S]*Mailboxes<)",
      "blocks exchange nothing, and rows are too short for the copy engine"),
     (r"slot \* 0;", "there is no state"),

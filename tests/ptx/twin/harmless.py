@@ -22,8 +22,6 @@ HARMLESS: dict[str, str] = {
         (f"{file}: index: if (bias != nullptr) load_part<4>(found.bias, bias + column, "
          f"column + 4 <= n, n - column); [65]" for file in ("mma_loss.cuh", "mma_epilogue.cuh")),
         "the last four biases are loaded one by one then, which takes time only"),
-    "mma_epilogue.cuh: zero fill: float slope = 0.0f; [17]":
-        "an activation without a slope does not use it; for others the saved one replaces it",
     "mma_update.cuh: bounds check: if (full) return; [4]":
         "it saves work: what follows stores three of each four numbers once more",
     "bias.cu: bound: if (static_cast<int>(gridDim.x) < cols) { [33]":
@@ -59,13 +57,10 @@ HARMLESS: dict[str, str] = {
     "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
     "* kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
-    "onchip_loss.cuh: barrier: sync_block<SHAPE>(); [2]":
+    "onchip_loss.cuh: barrier: __syncthreads(); [2]":
         "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
     "onchip_loss.cuh: barrier: __syncwarp(); [4]":
         "the shuffles ahead of it bring the lanes together as well",
-    "onchip_apart.cuh: zero fill: examples[i] = row < rows ? example_of<ORDERED>(fetched, first, "
-    "row) : 0; [75]":
-        "nobody asks for a row that does not exist",
     "onchip_slices.cuh: zero fill: if (tells && at.part == (here ? place % Tasks::kLanes : 0)) { "
     "[57]":
         "any one lane of an example may say that its label is elsewhere, or none",
@@ -200,6 +195,7 @@ HARMLESS: dict[str, str] = {
     "sums); [54]":
         "the bytes are divided by four: one more makes no difference",
     **dict.fromkeys((
+        "train_steps Adam in an order, 4x2 FSFF, 3 left: barrier: __syncthreads(); [2] #3",
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
     "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13764; i += "

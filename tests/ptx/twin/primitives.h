@@ -149,20 +149,6 @@ void wait_for_copies() {
 }
 inline void wait_for_all_copies() { twin::wait_for_copies(-1); }
 
-// some_threads.cuh
-template <int NUMBER, int COUNT>
-void sync_some() {
-  twin::sync_some(NUMBER, COUNT, true, false);
-}
-template <int NUMBER, int COUNT>
-bool sync_some_or(bool said) {
-  return twin::sync_some(NUMBER, COUNT, true, said);
-}
-template <int NUMBER, int COUNT>
-void come_to() {
-  twin::sync_some(NUMBER, COUNT, false, false);
-}
-
 // barriers.cuh
 void init_barrier(unsigned int barrier, int arrivals);
 void publish_barriers();

@@ -202,14 +202,6 @@ struct Cluster {
   std::vector<Thread*> waiting;
 };
 
-struct Some {  // threads of a block that meet
-  int arrived = 0;
-  std::uint32_t phase = 0;
-  bool any = false, result = false;
-  Gather gather;
-  std::vector<Thread*> waiting;
-};
-
 struct Block {
   dim3 index{};
   unsigned int number = 0;
@@ -224,7 +216,6 @@ struct Block {
   std::uint32_t barrier_phase = 0;
   bool barrier_or = false, barrier_result = false;
   Gather gather;
-  Some some[16];
   std::uint32_t next_place = 0;
   std::unique_ptr<unsigned char[]> allocation;
   unsigned char* dynamic_memory = nullptr;  // of shared address 0
