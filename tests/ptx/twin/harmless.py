@@ -22,6 +22,8 @@ HARMLESS: dict[str, str] = {
         (f"{file}: index: if (bias != nullptr) load_part<4>(found.bias, bias + column, "
          f"column + 4 <= n, n - column); [65]" for file in ("mma_loss.cuh", "mma_epilogue.cuh")),
         "the last four biases are loaded one by one then, which takes time only"),
+    "mma_epilogue.cuh: zero fill: float slope = 0.0f; [17]":
+        "an activation without a slope does not use it; for others the saved one replaces it",
     "mma_update.cuh: bounds check: if (full) return; [4]":
         "it saves work: what follows stores three of each four numbers once more",
     "bias.cu: bound: if (static_cast<int>(gridDim.x) < cols) { [33]":
