@@ -22,6 +22,7 @@ TILE = 128
 """Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
 
 ALL, SHARE = "all", "share"
+AT_ONCE, BY_FIRST, BY_LAST = "at once", "by the first block", "by the last block"
 STATE = "state of the optimizer"
 MOST_MORE, SUMMED_BYTES, STATE_BYTES = 1100.0, 53.0, 47.0
 """By shares, clusters tell each other twice, which takes so many cycles; by all, each takes in so
@@ -136,10 +137,30 @@ class Layout:
             return d.share
         return d.blocks if d.types[-1] == SLICED else d.groups
 
+    @property
+    def reports(self) -> str:
+        """When a step's loss goes to memory: at once, where its sum is a block's own; behind the
+        steps by the first block, where the parts are its own or its cluster's; or by the last block
+        that comes there."""
+        d = self.decomposition
+        if self.counters:  # which the last block puts back
+            return BY_LAST
+        if not keeps_tallies(d) and self.parts * d.turns == 1:
+            return AT_ONCE
+        return BY_FIRST if d.groups == 1 and not (d.far and self.told_by_all) else BY_LAST
+
+    @property
+    def told_by_all(self) -> bool:
+        """Whether each block of a group has parts of a step's loss."""
+        d = self.decomposition
+        return d.ranks > 1 and (d.slices_softmax if keeps_tallies(d) else d.types[-1] == SLICED)
+
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps."""
         d = self.decomposition
-        found = {"tally": 2 * self.parts * d.turns * steps, "counters": self.counters + 1}
+        found = {"counters": self.counters + 1}
+        if self.reports != AT_ONCE:
+            found["tally"] = 2 * self.parts * d.turns * steps
         if self.sync:
             copies = 2 if self.sync == ALL else 1
             found["gradients"] = copies * d.blocks * self.tiles * TILE

@@ -144,7 +144,7 @@ class Launch:
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
                   cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative,
-                  early=(), run=run, offset=1, span=STEPS, **self._numbers(), **laid)
+                  early=("cursor",), run=run, offset=1, span=STEPS, **self._numbers(), **laid)
         return {role: array[tuple(slice(n) for n in self.plan[self.op.operands[role]].shape)]
                 for role, array in laid.items()}
 
@@ -190,12 +190,18 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
 
 
 def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
-    """The last cluster has the same weights as the first, which stores them, to the last bit."""
+    """The last cluster has the same weights as the first, to the last bit: they store them in turn."""
     found = []
     text, last = launch.impl.code.text, launch.decomposition.groups - 1
     for group in (0, last):
-        changed, count = re.subn(r"if \(group == 0", f"if (group == {group}", text)
-        assert count
+        none = "1 << 20"  # a turn that has nothing
+        ranks = launch.decomposition.ranks
+        changed, count = re.subn(
+            r"Turn (of_groups|of_blocks) = \{[^}]*\}",
+            lambda found: f"Turn {found[1]} = {{group == {group} ? 0 : {none}, 1}}"
+            if found[1] == "of_groups" else
+            f"Turn {found[1]} = {{group == {group} ? rank : {none}, {ranks}}}", text)
+        assert count == 2
         launch.impl = replace(launch.impl, code=CudaText(changed))
         found.append(launch.on_twin(folder, run, sources))
     launch.impl = replace(launch.impl, code=CudaText(text))
