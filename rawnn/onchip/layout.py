@@ -89,7 +89,8 @@ class Layout:
     sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
     clusters. Of the first `traced` steps of a launch all `stamps` of a step are kept, where phases
-    are traced (tracing.py)."""
+    are traced (tracing.py). A kernel that is `turning` is launched once an epoch and also does what
+    stands between two."""
 
     decomposition: Decomposition
     layers: tuple[LayerLayout, ...]
@@ -108,6 +109,7 @@ class Layout:
     far_tiles: int
     traced: int = 0
     stamps: int = 0
+    turning: bool = False
 
     @property
     def dynamic_bytes(self) -> int:
@@ -182,9 +184,12 @@ class Layout:
 
     @property
     def counters(self) -> int:
-        """Words of the counter at which blocks meet that tell each other nothing in a step."""
+        """Words of the counter at which blocks meet that tell each other nothing in a step, or
+        nothing but to those of their rank."""
         d = self.decomposition
-        return 1 if d.far and not d.mail_floats else 0
+        if d.far:
+            return 0 if d.mail_floats else 1
+        return 1 if self.sync and d.ranks > 1 and not self.exchange else 0
 
 
 def keeps_tallies(d: Decomposition) -> bool:

@@ -47,10 +47,11 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
         found.append((f"const {c_type(p.labels)}*", "labels"))
     elif not p.reconstruct:
         found += [("const float*", "targets"), ("int", "ldtargets")]
-    found += [("const int*", "order")] if p.ordered else []
+    made = "" if layout.turning else "const "
+    found += [(f"{made}int*", "order")] if p.ordered else []
     found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
     found += [("const float*", "rates")] if p.scheduled else []
-    found += [("const int*", "clock")] if p.timed else []
+    found += [(f"{made}int*", "clock")] if p.timed or layout.turning else []
     found += [("float*", "loss_scale"), ("int*", "overflow")] if p.scaled else []
     found.append(("const int*", "cursor"))
     for layer in range(1, p.depth + 1):
@@ -68,6 +69,8 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     if p.measured:
         found.append(("int*", "correct"))
     found += [("unsigned long long", "seed")] if p.streams else []
+    found += [("unsigned long long", "turn_seed"), ("int", "count"), ("int", "steps")] \
+        if layout.turning else []
     found += [("int", "whole"), ("int", "left")] if p.partial else []
     return [*found, ("int", "offset"), ("int", "span")]
 
@@ -201,7 +204,7 @@ class _Kernel(StepWriter):
         w("if constexpr (kBulk) ptx::fence_proxy_async();")
         if d.ranks > 1 and not d.far:
             w("cluster_arrive<Shape>();")
-        w("const int cursor_now = *cursor + offset;")
+        w("const int cursor_now = *cursor" + (";" if self.layout.turning else " + offset;"))
 
     def load_first_input(self) -> None:
         """Asks for the examples of the first turn, and finds those of the second, while weights are
@@ -330,9 +333,18 @@ class _Kernel(StepWriter):
         self.keep_generation()
         if found.sync:
             w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
+        if found.turning and found.counters and not d.far:
+            w("// Blocks have met those of their rank alone.")
+            w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
+        if found.turning:
+            w("NextOrder<Shape> order_to_come(turn_seed, offset, count);")
         if self.clustered:
             w("cluster_wait<Shape>();")
+        if found.turning:  # all blocks have read this epoch's order
+            w("order_to_come.store(order);")
         self.report()
+        if found.turning and found.reports != BY_LAST:
+            w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")
 
     @property
     def clustered(self) -> bool:
@@ -349,7 +361,8 @@ class _Kernel(StepWriter):
         if not found.exchange and EVERYWHERE in d.kinds:
             w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")
-        told = found.reports == BY_FIRST and found.told_by_all
+        told = (found.reports == BY_FIRST and found.told_by_all) or (
+            found.turning and not found.exchange and not found.counters)
         w(f"cluster_arrive{'' if told else '_relaxed'}<Shape>();")
 
     def report_ahead(self) -> None:
@@ -380,4 +393,6 @@ class _Kernel(StepWriter):
         w("if (reports) {")
         w(total)
         w(f"if (thread <= {found.counters}) counters[thread] = 0u;")
+        if found.turning:
+            w("if (thread == 0) tick_clock(clock, steps);")
         w("}")

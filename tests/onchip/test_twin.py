@@ -149,7 +149,8 @@ class Launch:
                 for role, array in laid.items()}
 
     def _numbers(self) -> dict[str, int]:
-        return {k: v for k, v in self.op.attributes.items() if k in ("seed", "whole", "left")}
+        return {k: v for k, v in self.op.attributes.items()
+                if k in ("seed", "whole", "left", "turn_seed", "count", "steps")}
 
     def by_reference(self, number: type = np.float64) -> dict[str, np.ndarray]:
         """What NumPy leaves, in float64 (where nothing is rounded) or float32."""
@@ -190,18 +191,18 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
 
 
 def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
-    """The last cluster has the same weights as the first, to the last bit: they store them in turn."""
+    """The last cluster has the same weights as the first, to the last bit: each stores some."""
     found = []
     text, last = launch.impl.code.text, launch.decomposition.groups - 1
     for group in (0, last):
-        none = "1 << 20"  # a turn that has nothing
-        ranks = launch.decomposition.ranks
-        changed, count = re.subn(
-            r"Turn (of_groups|of_blocks) = \{[^}]*\}",
-            lambda found: f"Turn {found[1]} = {{group == {group} ? 0 : {none}, 1}}"
-            if found[1] == "of_groups" else
-            f"Turn {found[1]} = {{group == {group} ? rank : {none}, {ranks}}}", text)
-        assert count == 2
+        # A turn of 1 << 20 has nothing to store.
+        turns = {"of_groups": f"group == {group} ? 0 : 1 << 20, 1",
+                 "of_blocks": f"group == {group} ? rank : 1 << 20, {launch.decomposition.ranks}"}
+        changed = text
+        for name, turn in turns.items():
+            changed, count = re.subn(rf"Turn {name} = {{[^}}]*}}", f"Turn {name} = {{{turn}}}",
+                                     changed)
+            assert count == 1
         launch.impl = replace(launch.impl, code=CudaText(changed))
         found.append(launch.on_twin(folder, run, sources))
     launch.impl = replace(launch.impl, code=CudaText(text))
