@@ -307,8 +307,9 @@ class _Kernel(StepWriter):
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
-        if d.far and not d.mail_floats:
-            w("// Blocks that exchange nothing have met nobody: all have loaded what one stores.")
+        if found.counters and (d.far or found.turning):
+            w("// Blocks that exchange nothing have met nobody, or those of their rank alone: all "
+              "have loaded what one stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         self.arrive_at_end()
         self.report_ahead()
@@ -333,9 +334,6 @@ class _Kernel(StepWriter):
         self.keep_generation()
         if found.sync:
             w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
-        if found.turning and found.counters and not d.far:
-            w("// Blocks have met those of their rank alone.")
-            w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         if found.turning:
             w("NextOrder<Shape> order_to_come(turn_seed, offset, count);")
         if self.clustered:
