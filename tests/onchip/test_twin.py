@@ -25,8 +25,10 @@ from rawnn.onchip.problem import problem_of
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
+from rawnn.step.build import CLOCK
 from rawnn.step.joining import with_rest
 from rawnn.step.op import Op
+from rawnn.step.ops import train_steps
 from rawnn.step.ops.train_steps import spanning
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
@@ -36,6 +38,8 @@ from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
 STEPS = 5
+STEPS_OF_EPOCH = 64
+"""By which a clock goes on."""
 CHOSEN = [
     ("softmax, SGD", 1, 1), ("softmax, SGD", 1, 3), ("Adam in an order", 1, 1),
     ("Adam in an order", 4, 2), ("float16 inputs, normalised", 2, 3), ("bfloat16", 2, 1),
@@ -68,11 +72,12 @@ SHARED = [
 
 class Launch:
     """An op with arrays for all its operands, on which its kernel and its reference can run. Its
-    last step is on a partial batch of `left` examples, where there are some."""
+    last step is on a partial batch of `left` examples, where there are some. One that is `turning`
+    also does what stands between two epochs."""
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
                  scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
-                 exchange: str = CLUSTER) -> None:
+                 exchange: str = CLUSTER, turning: bool = False) -> None:
         keywords = dict(VARIETY[name.removesuffix(STATE_FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
@@ -88,6 +93,12 @@ class Launch:
             rest = prepared(network, batch, left=left, rest=True, **keywords)
             self.plan = with_rest(self.plan, rest, STEPS)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
+        if turning:
+            self.plan = self.plan.with_tensors(CLOCK)
+            count = self.plan[self.op.operands["order"]].shape[0]
+            self.op = train_steps.turning(self.op, Op(
+                "turn", "turn", {"clock": "clock", "order": "order"},
+                {"seed": 7, "count": count, "steps": STEPS_OF_EPOCH, "offset": 0}))
         self.impl: KernelImpl = kernel_for(self.op)
         self.decomposition: Decomposition = self.op.attributes["chosen"].decomposition
         self.arrays = self._arrays(np.random.default_rng(0), scale)
@@ -173,7 +184,7 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
     for role in launch.op.spec.writes:
         if launch.plan[launch.op.operands[role]].role is Role.SCRATCH:
             continue
-        if role in ("loss_scale", "overflow"):
+        if role in ("loss_scale", "overflow", "order", "clock"):
             assert np.array_equal(found[role], wanted[role]), role
             continue
         if role == "correct":
