@@ -337,7 +337,7 @@ class _Kernel(StepWriter):
         if found.turning:
             w("NextOrder<Shape> order_to_come(turn_seed, offset, count);")
         if self.clustered:
-            w("cluster_wait<Shape>();")
+            w(f"cluster_wait<Shape>();{'' if self.tells_at_end else '  // none has left sooner'}")
         if found.turning:  # all blocks have read this epoch's order
             w("order_to_come.store(order);")
         self.report()
@@ -359,9 +359,14 @@ class _Kernel(StepWriter):
         if not found.exchange and EVERYWHERE in d.kinds:
             w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")
-        told = (found.reports == BY_FIRST and found.told_by_all) or (
+        w(f"cluster_arrive{'' if self.tells_at_end else '_relaxed'}<Shape>();")
+
+    @property
+    def tells_at_end(self) -> bool:
+        """Whether blocks of a cluster need more of each other than that they are as far."""
+        found = self.layout
+        return (found.reports == BY_FIRST and found.told_by_all) or (
             found.turning and not found.exchange and not found.counters)
-        w(f"cluster_arrive{'' if told else '_relaxed'}<Shape>();")
 
     def report_ahead(self) -> None:
         """Who comes last is found out while weights are stored."""
@@ -386,9 +391,7 @@ class _Kernel(StepWriter):
             w(f"{'if (rank == 0) ' * (d.ranks > 1)}{total}")
             return
         w("__syncthreads();")
-        w("const bool reports = *last != 0;")
-        w("__syncthreads();")
-        w("if (reports) {")
+        w("if (*last != 0) {")
         w(total)
         w(f"if (thread <= {found.counters}) counters[thread] = 0u;")
         if found.turning:

@@ -237,6 +237,7 @@ __device__ __forceinline__ void sum_parts(const float2* left, float* shared, int
   constexpr int rows = smaller(ROOM / (2 * pitch), SHAPE::kThreads);
   if constexpr (PARTS > once && rows >= 8) {
     float2* const staged = reinterpret_cast<float2*>(shared);
+    __syncthreads();  // all have read what else lies there
 #pragma unroll 1
     for (int first = 0; first < steps; first += rows) {
       const int here = min(rows, steps - first);

@@ -22,7 +22,7 @@ KINDS = [
     ("one layer in an order", 8, 1, "FS", 0, CLUSTER),
     ("Adam in an order", 1, 1, "FFFF", 0, CLUSTER),
     ("Adam in an order", 12, 2, "FGFS", 0, L2),
-    ("one layer in an order", 12, 1, "FS", 0, L2),
+    ("one layer in an order", 20, 1, "FS", 0, L2),
     ("long rows", 4, 1, "FS", 0, CLUSTER), ("long rows", 2, 2, "SF", 4, CLUSTER),
     ("Adam in an order", 1, 3, "FFFF", 3, CLUSTER),
     ("one layer in an order", 3, 2, "FS", 5, L2),
