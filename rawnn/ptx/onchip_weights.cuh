@@ -53,14 +53,13 @@ __device__ __forceinline__ void load_weights(float* image, int pitch, const T* _
   });
 }
 
-// Zeros in `count` floats, a multiple of four but for the rest.
+// Zeros in `count` floats, a multiple of four.
 template <typename SHAPE>
 __device__ __forceinline__ void clear_shared(float* shared, int count) {
   const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   for (int i = thread_index(); i < count / 4; i += SHAPE::kThreads) {
     reinterpret_cast<float4*>(shared)[i] = zero;
   }
-  if (thread_index() < count % 4) shared[count / 4 * 4 + thread_index()] = 0.0f;
 }
 
 template <typename SHAPE>

@@ -196,6 +196,10 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
         if role[0] in "wb" and role[1].isdigit():
             most = 0.1 if chance and role[0] == "w" and role[1:].isdigit() else of_change
             assert error <= most * np.linalg.norm(b - launch.arrays[role]), role
+    _check_counters(launch, found)
+
+
+def _check_counters(launch: Launch, found: dict[str, np.ndarray]) -> None:
     assert not found["counters"].any()
     if "meetings" in found:
         assert np.array_equal(found["meetings"].view(np.int32), launch.arrays["meetings"] + STEPS)
@@ -326,8 +330,7 @@ def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOUR
     arithmetic everywhere, so that a weight differs only where another bit was drawn."""
     launch.arrays["images"][:] = 0
     found, wanted = launch.on_twin(folder, run, sources), launch.by_reference(np.float32)
-    if "meetings" in found:
-        assert np.array_equal(found["meetings"].view(np.int32), launch.arrays["meetings"] + STEPS)
+    _check_counters(launch, found)
     for layer in (1, 2, 3):
         weights = found[f"w{layer}"].astype(np.float32)
         assert np.array_equal(weights, wanted[f"w{layer}"])

@@ -206,18 +206,13 @@ def every() -> tuple[Fault, ...]:
 ARGUED: tuple[tuple[str, str], ...] = (
     (r"__syncwarp\(\);\s*fetch_rows", "it brings lanes together for their copies: a phase whose "
      "bytes nobody has announced yet does not end, as the announcement is its one arrival"),
-    (r"__syncthreads\(\);\s*cluster_arrive<Shape>\(\);\s*cluster_wait<Shape>\(\);",
-     "the barrier of the whole cluster is right behind it"),
-    (r"__syncthreads\(\);(?:(?!__sync|barriers)[\s\S])*first_orders"
-     r"(?:(?!__sync|barriers|fetched \+ \(\()[\s\S])*__syncthreads\(\);",
-     "there is another one ahead of whoever uses the barriers"),
-    (r"cluster_wait<Shape>\(\);  // none has left", "a block that comes here has got all that others "
-     "send to it, and sends nothing more"),
+    (r"cluster_wait<Shape>\(\);  // none has left", "a block that comes here has got all that "
+     "others send to it, and sends nothing more"),
+    (r" : 0\);\s*__syncthreads\(\);\s*(?:if \(thread >= \d+\) )?\{",
+     "a launch of one step, which has no second turn, asks for a number that nobody uses"),
     (r"ptx::publish_barriers\(\);(?![\s\S]*Mailboxes<)",
      "blocks exchange nothing, and rows are too short for the copy engine"),
     (r"slot \* 0;", "there is no state"),
-    (r" = 0\.0f;(?:(?!rate)[\s\S])*if \(thread == \d+\) rate =",
-     "it is written ahead of its use"),
 )
 """Of the kernels that are written for a network: what a place in their text begins with at which a
 fault changes nothing that anybody could see, and why."""
