@@ -59,7 +59,8 @@ _FACTOR = r"(?:scale|factor|share|rate|lr|decay|of_row|copy_scale|inverse|alpha|
 RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|ptx::cluster_barrier\(\);"
                 r"|sums\.(?:ready|done)\(\);|mailbox\.(?:opened|open)\([^;]*\);"
-                r"|cluster_(?:arrive(?:_relaxed)?|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);", ";"),
+                r"|cluster_(?:arrive(?:_relaxed)?|wait)<\w+>\(\);"
+                r"|ptx::init_barrier\([^;]*\);", ";"),
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("exchange", r"mail(?:\.of<\d+, \d+>\(\))?"

@@ -59,6 +59,14 @@ HARMLESS: dict[str, str] = {
     "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
     "* kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
+    "onchip_turn.cuh: zero fill: ahead(first < count ? "
+    "static_cast<int>(place(static_cast<unsigned int>(first))) : 0) {} [87]":
+        "a thread without an element stores none",
+    **dict.fromkeys((
+        "onchip_input.cuh: zero fill: const int a = i < count ? order[first + i] : 0; [46]",
+        "onchip_input.cuh: zero fill: const int b = i < second_count ? order[second + i] : 0; "
+        "[54]",
+    ), "numbers of examples that do not exist are not used"),
     "onchip_loss.cuh: barrier: __syncwarp(); [4]":
         "the shuffles ahead of it bring the lanes together as well",
     "onchip_slices.cuh: zero fill: if (tells && at.part == (here ? place % Tasks::kLanes : 0)) { "
