@@ -11,6 +11,7 @@ from rawnn.onchip.decompose import (
 )
 from rawnn.onchip.exchanges import Exchange, share_of
 from rawnn.onchip.inputs import BETWEEN
+from rawnn.onchip.layout import tallies
 from rawnn.onchip.loss import LossWriter
 from rawnn.onchip.writer import literal
 
@@ -162,10 +163,12 @@ class StepWriter(LossWriter):
         home = (self.at("logits") if type_ == GATHERED else self.z(above)) if last \
             else self.a(above)
         count = self.count(above)
+        finish = self.loss_of_outputs() if last and not p.labelled \
+            else self.body(count, self.keep(above, layer, home))
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             if not layer and not self.waits_for_others and self.free:
                 self.fetch_once()  # by the warps that the product leaves without a task
-            self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
+            self.product("forward", layer, finish, count)
             if not self.waits_for_others:
                 self.fetch_once()
         elif kind == BY_OUTPUTS:
@@ -183,20 +186,22 @@ class StepWriter(LossWriter):
             message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
         else:
             phase = f"sum {above}"
-            self.all_reduce("forward", layer, n, self.keep(above, layer, home), [], phase)
+            self.all_reduce("forward", layer, n, finish, [], phase)
+        if last and not p.labelled:
+            w(f"if (thread < {tallies(d)}) tallies[thread] = seen;")
         w("__syncthreads();")
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             self.stamp(f"forward {above}", "barrier")
         else:
             self.stamp(phase)
 
-    def all_reduce(self, kind: str, layer: int, n: int, text: str, meanwhile: list[int],
+    def all_reduce(self, kind: str, layer: int, n: int, body: str, meanwhile: list[int],
                    phase: str) -> None:
         """A product whose partial sums all blocks want in full: added up by every block, or by the
         one whose share they are, which sends the sums to all."""
         d, w = self.d, self.w
         nbytes = d.sent * 4
-        finish = f"by_pairs({self.body(str(n), text)})"
+        finish = f"by_pairs({body})"
         if d.sums_at_once(n):
             message = self.exchange(n * d.ranks, True)
             message.expect(n * nbytes * d.ranks)
@@ -280,7 +285,8 @@ class StepWriter(LossWriter):
                                     phase=phase) if idle else message.awaited(phase)
             message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
-            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase)
+            self.all_reduce("backward", layer, n, self.body(str(n), self.slope(layer, "m", "m")),
+                            waiting, phase)
         w("__syncthreads();")
         self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
                      else (f"backward {layer + 1}", "barrier")))
