@@ -44,12 +44,11 @@ class LossWriter(InputWriter):
         else:
             pitch = self.layout.target_pitch
             targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
-        biases = f"biases{last}" if p.bias else "nullptr"
         made = ", ScaledGradient" if p.scaled else ""
-        w("Tally seen = {0.0f, 0};")
-        w(f"const OutputsLoss<Shape, {p.loss}, {pitch}, {literal(p.bias)}{made}> of_outputs = {{"
-          f"{self.z(last)}, {biases}, {targets}, {self.count(last)}, present, "
-          f"{self.share(p.batch * p.outputs)}, &seen, {self.made or '{}'}}};")
+        w("Tally tallied = {0.0f, 0};")
+        w(f"const OutputsLoss<Shape, {p.loss}, {pitch}{made}> of_outputs = {{"
+          f"{self.z(last)}, {targets}, {self.count(last)}, present, "
+          f"{self.share(p.batch * p.outputs)}, &tallied, {self.made or '{}'}}};")
         return "of_outputs"
 
     def softmax(self) -> None:

@@ -134,10 +134,9 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
 // its parts ends (pairs, by_pairs): z is never stored, and nobody waits for all of it. Targets are
 // [example][PITCH] in shared memory; of the outputs `count` are there. `seen` is what the thread adds up,
 // by address, as products copy what they end in.
-template <typename SHAPE, typename LOSS, int PITCH, bool BIAS, typename MADE = AsItIs>
+template <typename SHAPE, typename LOSS, int PITCH, typename MADE = AsItIs>
 struct OutputsLoss {
   float* dz;
-  const float* biases;
   const float* targets;
   int count, present;
   float share;
@@ -149,21 +148,19 @@ struct OutputsLoss {
   __device__ __forceinline__ void operator()(int m, int e, int n, int f, float4 v) const {
     const bool is[2] = {m < count, n < count};
     const int row[4] = {m, m, n, n}, example[4] = {e, e + 1, f, f + 1};
-    const float values[4] = {v.x, v.y, v.z, v.w};
-    float bias[2] = {}, target[4] = {}, slope[4];
+    const float z[4] = {v.x, v.y, v.z, v.w};
+    float target[4] = {}, slope[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (BIAS && i % 2 == 0 && is[i / 2]) bias[i / 2] = biases[row[i]];
       if (is[i / 2]) target[i] = targets[example[i] * PITCH + row[i]];
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float z = BIAS ? values[i] + bias[i / 2] : values[i];
       const bool there = is[i / 2] && example[i] < present;
-      const float loss = LOSS::loss(z, target[i]);
-      const float gradient = LOSS::gradient(z, target[i]) * share;
+      const float loss = LOSS::loss(z[i], target[i]);
+      const float gradient = LOSS::gradient(z[i], target[i]) * share;
       seen->loss += there ? loss : 0.0f;
-      seen->right += there && LOSS::right(z, target[i]) ? 1 : 0;
+      seen->right += there && LOSS::right(z[i], target[i]) ? 1 : 0;
       slope[i] = 0.0f;
       if (there) slope[i] = made(gradient);
     }
@@ -172,8 +169,8 @@ struct OutputsLoss {
   }
 };
 
-template <typename SHAPE, typename LOSS, int PITCH, bool BIAS, typename MADE>
-__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, BIAS, MADE>& loss) {
+template <typename SHAPE, typename LOSS, int PITCH, typename MADE>
+__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE>& loss) {
   return finish([=](int, int mt, int nt, const float (&sum)[4]) {
     const int row = mt * 16 + lane_index() / 4;
     const int column = nt * 8 + lane_index() % 4 * 2;
@@ -181,8 +178,8 @@ __device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, BIAS
   });
 }
 
-template <typename SHAPE, typename LOSS, int PITCH, bool BIAS, typename MADE>
-__device__ __forceinline__ auto by_pairs(const OutputsLoss<SHAPE, LOSS, PITCH, BIAS, MADE>& loss) {
+template <typename SHAPE, typename LOSS, int PITCH, typename MADE>
+__device__ __forceinline__ auto by_pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE>& loss) {
   return [=](int row, int column, float4 v) { loss(row, column, row, column + 2, v); };
 }
 
