@@ -56,7 +56,7 @@ struct AdamBy {
         eps(eps),
         decoupled(decoupled) {
     pace = rate / bias_correction(complement1, t);
-    spread = 1.0f / sqrtf(bias_correction(complement2, t));
+    spread = MATH::quotient(1.0f, MATH::root(bias_correction(complement2, t)));
   }
   __device__ __forceinline__ float operator()(float w, float g, float* state) const {
     if (decoupled) {
