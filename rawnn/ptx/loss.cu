@@ -61,22 +61,18 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
   } else if (threads % 32 == 0) {
     const bool wide_in = vector_aligned<4>(in, ldin);
     const bool wide_dz = vector_aligned<4>(dz, lddz);
+    const int lane = first & 31;
     for (int row = first / 32; row < rows; row += stride / 32) {
       const float* values = in + static_cast<long long>(row) * ldin;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
-      if constexpr (SOFTMAX) {
-        if (cols <= 384) {
-          held_row<3>(values, wide_in, gradient, wide_dz, y[row], cols, share, overflow, first & 31,
-                      tally);
-          continue;
-        }
-        if (cols <= 1024) {
-          held_row<8>(values, wide_in, gradient, wide_dz, y[row], cols, share, overflow, first & 31,
-                      tally);
-          continue;
-        }
+      const int label = y[row];
+      if (SOFTMAX && cols <= 384) {
+        held_row<3>(values, wide_in, gradient, wide_dz, label, cols, share, overflow, lane, tally);
+      } else if (SOFTMAX && cols <= 1024) {
+        held_row<8>(values, wide_in, gradient, wide_dz, label, cols, share, overflow, lane, tally);
+      } else {
+        long_row<32, SOFTMAX>(values, gradient, label, cols, share, overflow, lane, tally);
       }
-      long_row<32, SOFTMAX>(values, gradient, y[row], cols, share, overflow, first & 31, tally);
     }
   } else {
     for (int row = first; row < rows; row += stride) {

@@ -150,35 +150,41 @@ __device__ __forceinline__ void held_row(const float* __restrict__ row, bool wid
                                          TD* __restrict__ gradient, bool wide_gradient, int label,
                                          int cols, float share, int* __restrict__ overflow,
                                          int lane, Tally& tally) {
+  const int begin = 4 * lane;  // what follows counts from there, in constants
+  const int left = cols - begin;
+  row += begin;
+  gradient += begin;
   float values[QUADS][4];
 #pragma unroll
   for (int q = 0; q < QUADS; ++q) {
-    const int column = 4 * (32 * q + lane);
-    const int count = cols - column;
-    load_part<4>(values[q], row + column, wide_row && count >= 4, count);
+    if (wide_row && 128 * q + 4 <= left) {
+      load_values<4>(values[q], row + 128 * q);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[q][i] = i < count ? values[q][i] : -infinity();
+      for (int i = 0; i < 4; ++i) {
+        values[q][i] = 128 * q + i < left ? row[128 * q + i] : -infinity();
+      }
+    }
   }
   const RowSoftmax found = softmax_of_quads<32, true>(values, lane);
   const float inverse = 1.0f / found.total;
-  const bool none = label < 0 || label >= cols;
-  float labelled = 1.0f;  // where the label is another lane's
-  float sum = 0.0f;
+  if (label < 0 || label >= cols) label = -1;  // no lane's
+  float labelled = label < 0 ? not_a_number() : 1.0f;  // 1 where the label is another lane's
+  float sum = 0.0f;                                    // columns that do not exist have no slope
 #pragma unroll
   for (int q = 0; q < QUADS; ++q) {
-    const int column = 4 * (32 * q + lane);
-    const int count = cols - column;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float p = values[q][i] * inverse;
-      const bool here = column + i == label;
-      labelled = here && !none ? p : labelled;
-      values[q][i] = i < count ? cross_entropy_slope(p, here, share) : 0.0f;
+      const bool here = label - begin == 128 * q + i;
+      if (here) labelled = p;
+      values[q][i] = cross_entropy_slope(p, here, share);
       sum += poison<TD>(values[q][i]);
     }
-    store_part<4>(gradient + column, values[q], wide_gradient && count >= 4, count);
+    store_part<4>(gradient + 128 * q, values[q], wide_gradient && 128 * q + 4 <= left,
+                  left - 128 * q);
   }
   if (overflow != nullptr) report_overflow(overflow, sum);
-  tally.loss += lane == 0 && none ? not_a_number() : negative_log(labelled);
-  tally.right += lane == 0 && !none && found.first == label ? 1 : 0;
+  tally.loss += negative_log(labelled);
+  tally.right += lane == 0 && found.first == label ? 1 : 0;
 }

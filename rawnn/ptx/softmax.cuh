@@ -32,12 +32,12 @@ __device__ __forceinline__ float largest_of_quads(const float (&values)[QUADS][4
 template <int LANES, int QUADS, bool ROUND = false>
 __device__ __forceinline__ int first_of_quads(const float (&values)[QUADS][4], float largest,
                                               int part) {
-  int first = 0x7fffffff;
+  int first = 0x3fffffff;
 #pragma unroll
   for (int i = 4 * QUADS - 1; i >= 0; --i) {
-    const int column = ROUND ? 4 * (i / 4 * LANES + part) + i % 4 : 4 * QUADS * part + i;
-    if (values[i / 4][i % 4] == largest) first = column;
+    if (values[i / 4][i % 4] == largest) first = ROUND ? 4 * LANES * (i / 4) + i % 4 : i;
   }
+  first += 4 * (ROUND ? 1 : QUADS) * part;
 #pragma unroll
   for (int step = LANES / 2; step > 0; step /= 2) {
     first = min(first, __shfl_xor_sync(kFullWarp, first, step));
