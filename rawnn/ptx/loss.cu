@@ -16,9 +16,9 @@
 // dz must not overlap p or z.
 // Launch: ONE block of up to 1024 threads, one dimension, or several blocks of 256 with a `workspace`
 // (metrics.cuh). Up to 32 columns a thread takes a row, and keeps it in registers; of wider rows a
-// warp takes one, if the block is made of whole warps, and from z keeps it as well up to 1024. Rows go round the grid and the partial sums
-// meet in a fixed order, so results repeat bit for bit. One block up to 4,096 elements; from there
-// on ceil(rows / 256) blocks, or of rows wider than 32 columns ceil(rows / 8), 512 at most
+// warp takes one, if the block is made of whole warps (loss_rows.cuh). Rows go round the grid and the
+// partial sums meet in a fixed order, so results repeat bit for bit. One block up to 4,096 elements;
+// from there on ceil(rows / 256) blocks, or of rows wider than 32 columns ceil(rows / 8), 512 at most
 // (H200, one block against several: 128 x 128 12.8 and 6.3 us, 4096 x 10 15.3 and 5.6, 4096 x 1024
 // 1257 and 17.6).
 // Only what is wanted of the kernels that are no templates is compiled (RAWNN_CHOSEN_...): all three
@@ -66,10 +66,8 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
       const float* values = in + static_cast<long long>(row) * ldin;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
       const int label = y[row];
-      if (SOFTMAX && cols <= 384) {
-        held_row<3>(values, wide_in, gradient, wide_dz, label, cols, share, overflow, lane, tally);
-      } else if (SOFTMAX && cols <= 1024) {
-        held_row<8>(values, wide_in, gradient, wide_dz, label, cols, share, overflow, lane, tally);
+      if constexpr (SOFTMAX) {
+        quads_row(values, wide_in, gradient, wide_dz, label, cols, share, overflow, lane, tally);
       } else {
         long_row<32, SOFTMAX>(values, gradient, label, cols, share, overflow, lane, tally);
       }

@@ -143,48 +143,79 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
   }
 }
 
-// The same from z, of up to 128 * QUADS columns by a warp that keeps them in registers, quad by quad
-// round its lanes: one trip to memory, all that it needs asked for at once.
-template <int QUADS, typename TD>
-__device__ __forceinline__ void held_row(const float* __restrict__ row, bool wide_row,
-                                         TD* __restrict__ gradient, bool wide_gradient, int label,
-                                         int cols, float share, int* __restrict__ overflow,
-                                         int lane, Tally& tally) {
-  const int begin = 4 * lane;  // what follows counts from there, in constants
-  const int left = cols - begin;
-  row += begin;
-  gradient += begin;
-  float values[QUADS][4];
+// Quads 32 apart of a row from `from` on, of which `left` columns exist.
+template <int QUADS>
+__device__ __forceinline__ void load_quads(float (&values)[QUADS][4], const float* from, bool wide,
+                                           int left) {
 #pragma unroll
   for (int q = 0; q < QUADS; ++q) {
-    if (wide_row && 128 * q + 4 <= left) {
-      load_values<4>(values[q], row + 128 * q);
+    if (wide && 128 * q + 4 <= left) {
+      load_values<4>(values[q], from + 128 * q);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        values[q][i] = 128 * q + i < left ? row[128 * q + i] : -infinity();
+        values[q][i] = 128 * q + i < left ? from[128 * q + i] : -infinity();
       }
     }
   }
-  const RowSoftmax found = softmax_of_quads<32, true>(values, lane);
-  const float inverse = 1.0f / found.total;
-  if (label < 0 || label >= cols) label = -1;  // no lane's
-  float labelled = label < 0 ? not_a_number() : 1.0f;  // 1 where the label is another lane's
-  float sum = 0.0f;                                    // columns that do not exist have no slope
+}
+
+// A row of any width by a warp, from z, in quads. Each lane first asks for a line of its own, so that
+// up to 1024 columns come in one trip: the passes over them find them in the L1 cache.
+template <typename TD>
+__device__ __forceinline__ void quads_row(const float* __restrict__ row, bool wide_row,
+                                          TD* __restrict__ gradient, bool wide_gradient, int label,
+                                          int cols, float share, int* __restrict__ overflow,
+                                          int lane, Tally& tally) {
+  constexpr int quads = 4;  // under way at once
+  constexpr int span = 128 * quads;
+  float values[quads][4];
+  float largest = 32 * lane < cols ? row[32 * lane] : -infinity();
+  for (int column = 4 * lane; column < cols; column += span) {
+    load_quads(values, row + column, wide_row, cols - column);
+    largest = fmaxf(largest, largest_of_quads<1>(values));
+  }
+  largest = warp_max(largest);
+  float total = 0.0f;
+  int first = 0x7fffffff;
+  for (int column = 4 * lane; column < cols; column += span) {
+    load_quads(values, row + column, wide_row, cols - column);
+    int here = 0x3fffffff;
 #pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float p = values[q][i] * inverse;
-      const bool here = label - begin == 128 * q + i;
-      if (here) labelled = p;
-      values[q][i] = cross_entropy_slope(p, here, share);
-      sum += poison<TD>(values[q][i]);
+    for (int i = 4 * quads - 1; i >= 0; --i) {
+      const float value = values[i / 4][i % 4];
+      if (value == largest) here = 128 * (i / 4) + i % 4;
+      total += expf(value - largest);
     }
-    store_part<4>(gradient + 128 * q, values[q], wide_gradient && 128 * q + 4 <= left,
-                  left - 128 * q);
+    first = min(first, column + here);
+  }
+  total = warp_sum(total);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    first = min(first, __shfl_xor_sync(kFullWarp, first, step));
+  }
+  if (total != total) first = 0;  // all probabilities are NaN: the first maximum is at 0
+  const float inverse = 1.0f / total;
+  if (label < 0 || label >= cols) label = -1;         // no lane's
+  float labelled = label < 0 ? not_a_number() : 1.0f;  // 1 where the label is another lane's
+  float sum = 0.0f;
+  for (int column = 4 * lane; column < cols; column += span) {
+    load_quads(values, row + column, wide_row, cols - column);
+#pragma unroll
+    for (int q = 0; q < quads; ++q) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float p = expf(values[q][i] - largest) * inverse;
+        const bool here = label - column == 128 * q + i;
+        if (here) labelled = p;
+        values[q][i] = cross_entropy_slope(p, here, share);
+        sum += poison<TD>(values[q][i]);  // 0 where there is no column
+      }
+      store_part<4>(gradient + column + 128 * q, values[q],
+                    wide_gradient && column + 128 * q + 4 <= cols, cols - column - 128 * q);
+    }
   }
   if (overflow != nullptr) report_overflow(overflow, sum);
   tally.loss += negative_log(labelled);
-  tally.right += lane == 0 && found.first == label ? 1 : 0;
+  tally.right += lane == 0 && first == label ? 1 : 0;
 }

@@ -27,17 +27,16 @@ __device__ __forceinline__ float largest_of_quads(const float (&values)[QUADS][4
   return warp_max<LANES>(largest);
 }
 
-// The first column that holds `largest`, some large number where none does. The columns of lane `part`
-// of the LANES begin at 4 * QUADS * part, or where quads go ROUND the lanes at 4 * part.
-template <int LANES, int QUADS, bool ROUND = false>
+// The first column that holds `largest`; the columns of lane `part` of the LANES begin at 4 * QUADS *
+// part. Some large number where none does.
+template <int LANES, int QUADS>
 __device__ __forceinline__ int first_of_quads(const float (&values)[QUADS][4], float largest,
                                               int part) {
-  int first = 0x3fffffff;
+  int first = 0x7fffffff;
 #pragma unroll
   for (int i = 4 * QUADS - 1; i >= 0; --i) {
-    if (values[i / 4][i % 4] == largest) first = ROUND ? 4 * LANES * (i / 4) + i % 4 : i;
+    if (values[i / 4][i % 4] == largest) first = 4 * QUADS * part + i;
   }
-  first += 4 * (ROUND ? 1 : QUADS) * part;
 #pragma unroll
   for (int step = LANES / 2; step > 0; step /= 2) {
     first = min(first, __shfl_xor_sync(kFullWarp, first, step));
@@ -46,10 +45,10 @@ __device__ __forceinline__ int first_of_quads(const float (&values)[QUADS][4], f
 }
 
 // Of a row in quads, in place.
-template <int LANES, bool ROUND = false, int QUADS>
+template <int LANES, int QUADS>
 __device__ __forceinline__ RowSoftmax softmax_of_quads(float (&values)[QUADS][4], int part) {
   const float largest = largest_of_quads<LANES>(values);
-  const int first = first_of_quads<LANES, QUADS, ROUND>(values, largest, part);
+  const int first = first_of_quads<LANES>(values, largest, part);
   float total = 0.0f;
 #pragma unroll
   for (int q = 0; q < QUADS; ++q) {
