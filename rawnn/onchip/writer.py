@@ -88,11 +88,28 @@ class KernelWriter:
     def at(self, name: str) -> str:
         return f"(shared + {self.layout.places[name]})"
 
+    def values(self, name: str, half: bool) -> str:
+        """Values of 32 or 16 bits."""
+        return f"(halves + {2 * self.layout.places[name]})" if half else self.at(name)
+
     def a(self, boundary: int) -> str:
-        return "x" if boundary == 0 else self.at(f"a{boundary}")
+        return self.values(f"a{boundary}", self.p.halved) if boundary else "x"
 
     def z(self, boundary: int) -> str:
-        return self.at(f"z{boundary}")
+        return self.values(f"z{boundary}", self.p.halved and boundary < self.p.depth)
+
+    def type_of(self, boundary: int, *, gradient: bool) -> str:
+        """What a product takes the boundary's values or gradients as: the first layer's inputs and
+        the gradients that the loss leaves are float32."""
+        other = self.p.depth if gradient else 0
+        return "Half" if self.p.halved and boundary != other else "float"
+
+    def weights_of(self, layer: int) -> tuple[str, str]:
+        """Type and place of a layer's weights as products take them."""
+        found, n = self.layout, layer + 1
+        if found.copies is None:
+            return "float", f"weights{n}"
+        return "Half", f"(halves + {2 * found.copies + found.layers[layer].weights})"
 
     def count(self, boundary: int) -> str:
         """Features of the boundary that this block holds."""

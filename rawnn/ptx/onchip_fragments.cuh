@@ -2,14 +2,15 @@
 // numbers that tensor cores take, and the sums of its tiles, of which there are several chains, so that
 // products do not wait for one another.
 #pragma once
-#include "onchip_device.cuh"
+#include "onchip_halves.cuh"
 
 // MT x NT tiles of 16 x 8, K8 eights of k at most in one piece.
 template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int MT, int NT, int LDA, int LDB>
 struct Fragments {
-  static constexpr bool kHalves = SHAPE::kNumbers == kBfloat16 || SHAPE::kNumbers == kFloat16;
+  static constexpr bool kHalves = in_halves<SHAPE>();
   static constexpr bool kPaired = DEEP_A || DEEP_B;  // a lane takes k = 2t, 2t + 1, not t, t + 4
   static constexpr int kTiles = MT * NT;
+  static constexpr int kUnrolled = 6;
   // Sums that do not wait for one another.
   static constexpr int kChains = SHAPE::kNumbers == kFloat32 ? (kTiles <= 2 ? 3 : kTiles <= 4 ? 2 : 1)
                                  : SHAPE::kNumbers == kTf32 && kTiles <= 2 ? 2 : 1;
@@ -22,6 +23,23 @@ struct Fragments {
   const float* a[MT];
   const float* b[NT];
   float sum[kChains][MT][NT][4];
+
+  // The task's tiles: the i-th from above is down(i), the j-th from the left across(j).
+  template <typename F, typename G>
+  __device__ __forceinline__ void aim(const float* left, const float* right, F down, G across) {
+    const int g = lane_index() / 4;
+    const int t = lane_index() % 4;
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      a[i] = DEEP_A ? left + (down(i) * 16 + g) * LDA + 2 * t
+                    : left + (kPaired ? 2 * t : t) * LDA + down(i) * 16 + g;
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      b[j] = DEEP_B ? right + (across(j) * 8 + g) * LDB + 2 * t
+                    : right + (kPaired ? 2 * t : t) * LDB + across(j) * 8 + g;
+    }
+  }
 
   __device__ __forceinline__ void load(int k, Step& to) const {
 #pragma unroll
@@ -79,11 +97,6 @@ struct Fragments {
     ptx::multiply_from_zero(fresh, x, y[0], y[1]);
 #pragma unroll
     for (int q = 0; q < 4; ++q) to[q] += fresh[q];
-  }
-
-  static __device__ __forceinline__ unsigned int pack(float low, float high) {
-    if constexpr (SHAPE::kNumbers == kFloat16) return ptx::pack_f16(low, high);
-    return ptx::pack_bf16(low, high);
   }
 
   // One step of 8, in tf32 numbers. ODD steps of kTf32 go to another chain. The chains that a step
@@ -148,15 +161,15 @@ struct Fragments {
     unsigned int pa[MT][4], pb[NT][2];
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
-      pa[i][0] = pack(first.a[i][0], first.a[i][2]);
-      pa[i][1] = pack(first.a[i][1], first.a[i][3]);
-      pa[i][2] = pack(second.a[i][0], second.a[i][2]);
-      pa[i][3] = pack(second.a[i][1], second.a[i][3]);
+      pa[i][0] = pack_halves<SHAPE>(first.a[i][0], first.a[i][2]);
+      pa[i][1] = pack_halves<SHAPE>(first.a[i][1], first.a[i][3]);
+      pa[i][2] = pack_halves<SHAPE>(second.a[i][0], second.a[i][2]);
+      pa[i][3] = pack_halves<SHAPE>(second.a[i][1], second.a[i][3]);
     }
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
-      pb[j][0] = pack(first.b[j][0], first.b[j][1]);
-      pb[j][1] = pack(second.b[j][0], second.b[j][1]);
+      pb[j][0] = pack_halves<SHAPE>(first.b[j][0], first.b[j][1]);
+      pb[j][1] = pack_halves<SHAPE>(second.b[j][0], second.b[j][1]);
     }
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
@@ -240,6 +253,16 @@ struct Fragments {
         if (k + 2 < K8) load(k + 2, steps[0]);
         if (k + 1 < K8) add<true>(steps[1]);
       }
+    }
+  }
+
+  // One of several parts of k, of STEPS each: all of them, unless the last is not WHOLE.
+  template <int STEPS, bool WHOLE>
+  __device__ __forceinline__ void add_part(int part) {
+    if constexpr (STEPS == K8 && K8 <= kUnrolled) {
+      add_all();
+    } else {
+      add_steps(part * STEPS, min(part * STEPS + STEPS, K8));
     }
   }
 };
