@@ -142,6 +142,9 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
         found.append(Phase(f"sum {n}", summed(p.layers[n])))
     if kind == BY_OUTPUTS and d.types[n] == GATHERED:
         found.append(Phase(f"gather {n}", exchange(p.layers[n])))
+    if n == p.depth and not p.labelled:
+        ends = found.pop()
+        found.append(Phase(ends.name, ends.cycles + elementwise_cycles(d, costs)))
     if layer:
         backward = tiling(ceil(ins, 16), columns, ceil(outs, 8), d.warps, p.numbers)
         found.append(Phase(f"backward {n}", rest * (
@@ -256,9 +259,13 @@ def loss_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
             found.append(Phase(SHARED_SOFTMAX, far_cycles(d, told, costs) if d.far else
                                costs.exchange + costs.second + nbytes / costs.exchange_bytes))
         return found
-    elements = d.columns * d.outs(p.depth - 1)
-    return [Phase("loss", costs.elementwise
-                  + costs.elementwise_round * ceil(elements, d.threads))]
+    return []
+
+
+def elementwise_cycles(d: Decomposition, costs: Costs = FITTED) -> float:
+    """What the last product takes longer, as it ends in a loss that is a mean over elements."""
+    elements = d.columns * d.outs(d.problem.depth - 1)
+    return costs.elementwise + costs.elementwise_round * ceil(elements, d.threads)
 
 
 def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:

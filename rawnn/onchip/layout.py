@@ -178,11 +178,12 @@ def keeps_tallies(d: Decomposition) -> bool:
 
 def tallies(d: Decomposition) -> int:
     """Tallies of a step in shared memory: of an example, or where the loss is a mean over elements,
-    of a thread that has some."""
+    of each thread that may have some, four or more as the last product ends."""
     p = d.problem
     if keeps_tallies(d):
         return 1
-    return d.columns if p.labelled else min(d.threads, d.outs(p.depth - 1) * d.columns)
+    most = up(d.outs(p.depth - 1), 16) * d.columns // 4
+    return d.columns if p.labelled else min(d.threads, most)
 
 
 def flags(d: Decomposition) -> int:

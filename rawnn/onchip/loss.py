@@ -16,37 +16,54 @@ class LossWriter(InputWriter):
 
     def loss(self) -> None:
         d, p, w = self.d, self.p, self.w
-        last = p.depth
         w("// the loss")
         if p.scheduled:
             w("if (u + 1 < span) {")
             w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
             w("}")
-        made = ", ScaledGradient{scaling->scale, found}" if p.scaled else ""
-        if p.labelled and (d.slices_softmax or softmax_of(d).warps > 1):
-            self.softmax_of_slices(made)
-        elif p.labelled:
-            gathered = d.types[last] == GATHERED
-            logits = self.at("logits") if gathered else self.z(last)
-            first = f"rank * {d.slices[last]}" if gathered else "0"
-            w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({logits}, {self.z(last)}, "
-              f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, "
-              f"{self.places()}{made});")
-        else:
-            if p.reconstruct:
-                offset = f" + rank * {d.slices[last]}" \
-                    if d.types[0] != SLICED and d.types[last] == SLICED else ""
-                targets, pitch = f"x{offset}", self.layout.input_pitch
-            else:
-                pitch = self.layout.target_pitch
-                targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
-            w(f"pointwise_loss<Shape, {p.loss}, {d.outs(last - 1)}, {pitch}>({self.z(last)}, "
-              f"{targets}, {self.count(last)}, present, {self.share(p.batch * p.outputs)}, "
-              f"tallies{made});")
-        w("__syncthreads();")
-        self.stamp("softmax" if p.labelled else "loss")
+        if p.labelled:
+            self.softmax()
+            w("__syncthreads();")
+            self.stamp("softmax")
         if not self.meets_ahead and not keeps_tallies(d):
             self.tally()
+
+    @property
+    def made(self) -> str:
+        """What becomes of gradients, if it is not what they are."""
+        return "ScaledGradient{scaling->scale, found}" if self.p.scaled else ""
+
+    def loss_of_outputs(self) -> str:
+        """What the last product ends in where the loss is a mean over elements: writes it, and
+        returns its name."""
+        d, p, w, last = self.d, self.p, self.w, self.p.depth
+        if p.reconstruct:
+            offset = f" + rank * {d.slices[last]}" \
+                if d.types[0] != SLICED and d.types[last] == SLICED else ""
+            targets, pitch = f"x{offset}", self.layout.input_pitch
+        else:
+            pitch = self.layout.target_pitch
+            targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
+        made = ", ScaledGradient" if p.scaled else ""
+        w("Tally tallied = {0.0f, 0};")
+        w(f"const OutputsLoss<Shape, {p.loss}, {pitch}{made}> of_outputs = {{"
+          f"{self.z(last)}, {targets}, {self.count(last)}, present, "
+          f"{self.share(p.batch * p.outputs)}, &tallied, {self.made or '{}'}}};")
+        return "of_outputs"
+
+    def softmax(self) -> None:
+        """Of logits that lie in shared memory."""
+        d, p, w, last = self.d, self.p, self.w, self.p.depth
+        made = f", {self.made}" if self.made else ""
+        if d.slices_softmax or softmax_of(d).warps > 1:
+            self.softmax_of_slices(made)
+            return
+        gathered = d.types[last] == GATHERED
+        logits = self.at("logits") if gathered else self.z(last)
+        first = f"rank * {d.slices[last]}" if gathered else "0"
+        w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({logits}, {self.z(last)}, "
+          f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, "
+          f"{self.places()}{made});")
 
     def softmax_of_slices(self, made: str) -> None:
         """Warps share the softmax, or blocks, each of its own outputs: they tell each other the

@@ -11,6 +11,7 @@ from rawnn.onchip.decompose import (
 )
 from rawnn.onchip.exchanges import Exchange, share_of
 from rawnn.onchip.inputs import BETWEEN
+from rawnn.onchip.layout import tallies
 from rawnn.onchip.loss import LossWriter
 from rawnn.onchip.writer import literal
 
@@ -76,10 +77,11 @@ class StepWriter(LossWriter):
             self.stamp("overflow")
         self.in_turn = False
 
-    def product(self, kind: str, layer: int, finish: str, count: str, *,
-                sent: bool = False) -> None:
+    def product(self, kind: str, layer: int, finish: str, count: str, *, sent: bool = False,
+                biased: bool = False) -> None:
         """The forward or backward product of a layer, of which `count` rows are wanted. `finish` is
-        a lambda of (m, e, v0, v1), or where the result is sent to other blocks of (m, e, v)."""
+        a lambda of (m, e, v0, v1), or where the result is sent to other blocks of (m, e, v): with
+        the layer's biases, if the product is to be `biased`."""
         d, w, part = self.d, self.w, self.layout.layers[layer]
         tiles = part.forward if kind == "forward" else part.backward
         assert tiles is not None
@@ -102,17 +104,24 @@ class StepWriter(LossWriter):
         head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
                f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}, false, {of_weights}, " \
                f"{type_}>::run({weights}, {right}, 0, "
+        biased = biased and self.p.bias
         if tiles.split == 1:
-            w(f"{head}{'quads' if sent else 'pairs'}({finish}));")
+            ends = f"{'quads' if sent else 'pairs'}({finish})"
+            w(f"{head}{f'biased(biases{n}, {count}, {ends})' if biased else ends});")
             self.stamp(f"{kind} {n}")
             return
         scratch = self.at("scratch")
         w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
         self.stamp(f"{kind} {n}")
         w("__syncthreads();")
+        body = finish if sent else f"by_pairs({finish})"
         w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
-          f"{finish if sent else f'by_pairs({finish})'});")
+          f"{self.with_bias(layer, body) if biased else body});")
         self.stamp(f"{kind} {n}", "parts")
+
+    def with_bias(self, layer: int, body: str) -> str:
+        """A body of four numbers of a row, to which its bias is added."""
+        return f"with_bias(biases{layer + 1}, {body})" if self.p.bias else body
 
     @staticmethod
     def body(limit: str, text: str) -> str:
@@ -127,25 +136,16 @@ class StepWriter(LossWriter):
     def store(self, to: str, first: str = "v0", second: str = "v1", row: str = "m") -> str:
         return f"store_two<Shape>({to} + ({row}) * {self.d.pitch} + e, {first}, {second});"
 
-    def keep(self, boundary: int, layer: int, to: str) -> str:
-        """Text that adds the bias, applies the activation and stores at `to`."""
-        lines = []
-        if self.p.bias:
-            lines += [f"const float bias = biases{layer + 1}[m];", "v0 += bias, v1 += bias;"]
-        if boundary < self.p.depth:
-            if self.p.saves_input:
-                lines.append(self.store(self.z(boundary)))
-            lines.append(self.store(to, "Between::apply(v0)", "Between::apply(v1)"))
-        else:
-            lines.append(self.store(to))
-        return "\n".join(lines)
+    def keep(self, boundary: int, to: str) -> str:
+        """Text that applies the activation and stores at `to`."""
+        if boundary == self.p.depth:
+            return self.store(to)
+        kept = [self.store(self.z(boundary))] if self.p.saves_input else []
+        return "\n".join([*kept, self.store(to, "Between::apply(v0)", "Between::apply(v1)")])
 
-    def keep_and_send(self, boundary: int, layer: int, message: Exchange) -> str:
+    def keep_and_send(self, boundary: int, message: Exchange) -> str:
         """The same for a row of this block's slice, which goes to all blocks."""
         lines, each = [], "xyzw"
-        if self.p.bias:
-            lines += [f"const float bias = biases{layer + 1}[m];",
-                      ", ".join(f"v.{c} += bias" for c in each) + ";"]
         if boundary < self.p.depth:
             if self.p.saves_input:
                 lines.append(f"store_four<Shape>({self.z(boundary)} + m * {self.d.pitch} + e, v);")
@@ -164,10 +164,12 @@ class StepWriter(LossWriter):
         home = (self.at("logits") if type_ == GATHERED else self.z(above)) if last \
             else self.a(above)
         count = self.count(above)
+        finish = self.loss_of_outputs() if last and not p.labelled \
+            else self.body(count, self.keep(above, home))
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             if not layer and not self.waits_for_others and self.free:
                 self.fetch_once()  # by the warps that the product leaves without a task
-            self.product("forward", layer, self.body(count, self.keep(above, layer, home)), count)
+            self.product("forward", layer, finish, count, biased=True)
             if not self.waits_for_others:
                 self.fetch_once()
         elif kind == BY_OUTPUTS:
@@ -177,7 +179,7 @@ class StepWriter(LossWriter):
             if idle:
                 message.say_nothing(f"n{above}", idle, sent)
             self.product("forward", layer, self.sender(
-                count, self.keep_and_send(above, layer, message)), count, sent=True)
+                count, self.keep_and_send(above, message)), count, sent=True, biased=True)
             phase = f"gather {above}"
             self.fetch_once()
             received = message.hear(f"gathered{above}", sent, idle, phase=phase) if idle \
@@ -185,20 +187,24 @@ class StepWriter(LossWriter):
             message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
         else:
             phase = f"sum {above}"
-            self.all_reduce("forward", layer, n, self.keep(above, layer, home), [], phase)
+            self.all_reduce("forward", layer, n, finish, [], phase)
+        if last and not p.labelled:
+            w(f"if (thread < {tallies(d)}) tallies[thread] = tallied;")
         w("__syncthreads();")
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             self.stamp(f"forward {above}", "barrier")
         else:
             self.stamp(phase)
 
-    def all_reduce(self, kind: str, layer: int, n: int, text: str, meanwhile: list[int],
+    def all_reduce(self, kind: str, layer: int, n: int, body: str, meanwhile: list[int],
                    phase: str) -> None:
         """A product whose partial sums all blocks want in full: added up by every block, or by the
         one whose share they are, which sends the sums to all."""
         d, w = self.d, self.w
         nbytes = d.sent * 4
-        finish = f"by_pairs({self.body(str(n), text)})"
+        finish = f"by_pairs({body})"
+        if kind == "forward":
+            finish = self.with_bias(layer, finish)
         if d.sums_at_once(n):
             message = self.exchange(n * d.ranks, True)
             message.expect(n * nbytes * d.ranks)
@@ -282,7 +288,8 @@ class StepWriter(LossWriter):
                                     phase=phase) if idle else message.awaited(phase)
             message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
-            self.all_reduce("backward", layer, n, self.slope(layer, "m", "m"), waiting, phase)
+            self.all_reduce("backward", layer, n, self.body(str(n), self.slope(layer, "m", "m")),
+                            waiting, phase)
         w("__syncthreads();")
         self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
                      else (f"backward {layer + 1}", "barrier")))

@@ -18,11 +18,22 @@ struct SquaredError {
   static __device__ __forceinline__ bool right(float, float) { return false; }
 };
 
+// log(1 + x) of an x from 0 to 1, off by 2e-7 of it at most, and a NaN of a NaN: log1pf, which takes any x,
+// has twice the instructions, and a branch.
+__device__ __forceinline__ float log_above_one(float x) {
+  constexpr float of[] = {0.99999994f, -0.49999493f, 0.33319098f, -0.24842985f, 0.19106014f,
+                          -0.13663256f, 0.078226045f, -0.029505279f, 0.005232701f};
+  float sum = of[8];
+#pragma unroll
+  for (int i = 7; i >= 0; --i) sum = sum * x + of[i];
+  return sum * x;
+}
+
 struct LogitCrossEntropy {
   static constexpr bool kRows = false;
   static __device__ __forceinline__ float loss(float z, float t) {
     const float above = z <= 0.0f ? 0.0f : z;  // not fmaxf, which would hide a NaN
-    return above - z * t + log1pf(expf(-fabsf(z)));
+    return above - z * t + log_above_one(expf(-fabsf(z)));
   }
   static __device__ __forceinline__ float gradient(float z, float t) {
     const float below = expf(-fabsf(z));  // no overflow, and no cancellation on either side

@@ -47,6 +47,45 @@ __device__ __forceinline__ auto quads(F body) {
   });
 }
 
+// The same of sums to which the biases of `count` rows are added. They are asked for ahead of the product:
+// behind it each would be waited for behind the store ahead of it, which may be to the same place for all
+// that the compiler knows.
+template <typename F>
+struct Biased {
+  struct Early {
+    float upper, lower;
+  };
+  const float* biases;
+  int count;
+  F finish;
+
+  __device__ __forceinline__ Early early(int mt, int) const {
+    const int row = mt * 16 + lane_index() / 4;
+    return {row < count ? biases[row] : 0.0f, row + 8 < count ? biases[row + 8] : 0.0f};
+  }
+  __device__ __forceinline__ void store(int part, int mt, int nt, const float (&sum)[4],
+                                        const Early& bias) const {
+    const float all[4] = {sum[0] + bias.upper, sum[1] + bias.upper, sum[2] + bias.lower,
+                          sum[3] + bias.lower};
+    finish.store(part, mt, nt, all, {});
+  }
+  __device__ __forceinline__ void sums(int, float, float) const {}
+};
+
+template <typename F>
+__device__ __forceinline__ Biased<F> biased(const float* biases, int count, F finish) {
+  return {biases, count, finish};
+}
+
+// A body that takes four numbers of a row, of one that takes them with its bias.
+template <typename F>
+__device__ __forceinline__ auto with_bias(const float* biases, F body) {
+  return [=](int row, int column, float4 v) {
+    const float bias = biases[row];
+    body(row, column, make_float4(v.x + bias, v.y + bias, v.z + bias, v.w + bias));
+  };
+}
+
 // The sums of two neighbouring columns, of which the lanes 0 to 3 have two each, as the quads of
 // those with an even number: body(place among the layer's biases, quad).
 template <typename F>
@@ -80,22 +119,33 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
 }
 
 // The first `count` of ROWS rows of PITCH floats, each the sum of PARTS parts ROWS rows apart, in their
-// order: body(row, column, four values).
+// order: body(row, column, four values). A thread has several loads under way, as no load is moved ahead
+// of a store to what may be the same place; where it has fewer rows, it reads the first again.
 template <typename SHAPE, int PARTS, int ROWS, int PITCH = SHAPE::kPitch, typename F>
 __device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
   constexpr int across = smaller(PITCH, SHAPE::kColumns) / 4;
+  constexpr int each = smaller(ceil_div(ROWS * across, SHAPE::kThreads), ceil_div(4, PARTS));
+  const int all = count * across;
 #pragma unroll 1
-  for (int i = thread_index(); i < count * across; i += SHAPE::kThreads) {
-    const int row = i / across;
-    const int column = i % across * 4;
-    const float* p = parts + row * PITCH + column;
-    float4 v = *reinterpret_cast<const float4*>(p);
+  for (int first = thread_index(); first < all; first += each * SHAPE::kThreads) {
+    float4 v[each];
 #pragma unroll
-    for (int part = 1; part < PARTS; ++part) {
-      const float4 u = *reinterpret_cast<const float4*>(p + part * ROWS * PITCH);
-      v.x += u.x, v.y += u.y, v.z += u.z, v.w += u.w;
+    for (int i = 0; i < each; ++i) {
+      const int next = first + i * SHAPE::kThreads;
+      const int item = next < all ? next : first;
+      const float* p = parts + item / across * PITCH + item % across * 4;
+      v[i] = *reinterpret_cast<const float4*>(p);
+#pragma unroll
+      for (int part = 1; part < PARTS; ++part) {
+        const float4 u = *reinterpret_cast<const float4*>(p + part * ROWS * PITCH);
+        v[i].x += u.x, v[i].y += u.y, v[i].z += u.z, v[i].w += u.w;
+      }
     }
-    body(row, column, v);
-    if constexpr (ROWS * across <= SHAPE::kThreads) break;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int item = first + i * SHAPE::kThreads;
+      if (item < all) body(item / across, item % across * 4, v[i]);
+    }
+    if constexpr (ROWS * across <= each * SHAPE::kThreads) break;
   }
 }
