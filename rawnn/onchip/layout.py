@@ -176,6 +176,12 @@ def keeps_tallies(d: Decomposition) -> bool:
     return d.problem.labelled and d.groups == 1
 
 
+def apart(d: Decomposition) -> bool:
+    """Whether a softmax leaves gradients elsewhere than where its logits lie: those of all blocks,
+    or gradients in 16 bits."""
+    return d.types[-1] == GATHERED or (d.problem.labelled and d.problem.halved)
+
+
 def tallies(d: Decomposition) -> int:
     """Tallies of a step in shared memory: of an example, or where the loss is a mean over elements,
     of each thread that may have some, four or more as the last product ends."""
@@ -281,10 +287,10 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
     for layer in range(1, p.depth):
         take(f"a{layer}", up(d.ins(layer), 16) * d.pitch // size, "activations")
     for layer in range(1, p.depth + 1):
-        take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // (size if layer < p.depth else 1),
-             "sums and gradients")
-    if d.types[-1] == GATHERED:
-        take("logits", p.outputs * d.pitch, "outputs gathered")
+        take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // size, "sums and gradients")
+    if apart(d):
+        rows = p.outputs if d.types[-1] == GATHERED else d.outs(p.depth - 1)
+        take("logits", rows * d.pitch, "outputs")
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
     take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")

@@ -91,11 +91,11 @@ class StepWriter(LossWriter):
             rows, inner = ceil(outs, 16), ceil(ins, 8)
             ways, right = f"false, {literal(layer == 0)}", self.a(layer)
             pitch = d.pitch if layer else self.layout.input_pitch
-            type_ = self.type_of(layer, gradient=False)
+            type_ = self.type_of(layer)
         else:
             rows, inner = ceil(ins, 16), ceil(outs, 8)
             ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
-            type_ = self.type_of(layer + 1, gradient=True)
+            type_ = self.type_of(layer + 1)
         self.scratched = tiles.split > 1
         first = kind == "forward" and layer == 0
         if first:
@@ -161,8 +161,7 @@ class StepWriter(LossWriter):
         type_, n = d.types[above], p.layers[above]
         last = above == p.depth
         w(f"// forward {above}: {kind}")
-        home = (self.at("logits") if type_ == GATHERED else self.z(above)) if last \
-            else self.a(above)
+        home = self.logits if last else self.a(above)
         count = self.count(above)
         finish = self.loss_of_outputs() if last and not p.labelled \
             else self.body(count, self.keep(above, home))

@@ -43,8 +43,8 @@ class ProductCosts:
 COSTS = {
     "float32": ProductCosts(15.0, 38.0, products=3, instructions=3.5),
     "tf32": ProductCosts(22.0, 10.0),
-    "bfloat16": ProductCosts(22.0, 8.0),
-    "float16": ProductCosts(22.0, 8.0),
+    "bfloat16": ProductCosts(9.0, 6.0, instructions=0.5),
+    "float16": ProductCosts(9.0, 6.0, instructions=0.5),
 }
 TASK_INSTRUCTIONS, TILE_INSTRUCTIONS = 40, 20
 """Of a task, and of each of its tiles, besides the steps."""

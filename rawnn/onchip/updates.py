@@ -42,8 +42,8 @@ class UpdateWriter(ExchangeWriter):
                   f"{self.states_at(layer)}{f', chance{n}' if chance else ''}}};")
             w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
               f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "
-              f"{pitch}, {d.pitch}, {literal(p.bias)}, {self.type_of(layer, gradient=False)}, "
-              f"{self.type_of(layer + 1, gradient=True)}>::run({self.a(layer)}, "
+              f"{pitch}, {d.pitch}, {literal(p.bias)}, {self.type_of(layer)}, "
+              f"{self.type_of(layer + 1)}>::run({self.a(layer)}, "
               f"{self.z(layer + 1)}, {first}, finish);")
             w("}")
             self.stamp(f"gradient {n}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rawnn.onchip.decompose import FULL
-from rawnn.onchip.layout import TILE, Layout
+from rawnn.onchip.layout import TILE, Layout, apart
 
 
 def literal(value: float | bool | int) -> str:
@@ -96,13 +96,17 @@ class KernelWriter:
         return self.values(f"a{boundary}", self.p.halved) if boundary else "x"
 
     def z(self, boundary: int) -> str:
-        return self.values(f"z{boundary}", self.p.halved and boundary < self.p.depth)
+        return self.values(f"z{boundary}", self.p.halved)
 
-    def type_of(self, boundary: int, *, gradient: bool) -> str:
-        """What a product takes the boundary's values or gradients as: the first layer's inputs and
-        the gradients that the loss leaves are float32."""
-        other = self.p.depth if gradient else 0
-        return "Half" if self.p.halved and boundary != other else "float"
+    @property
+    def logits(self) -> str:
+        """The last layer's sums, of which a softmax makes their gradients."""
+        return self.at("logits") if apart(self.d) else self.z(self.p.depth)
+
+    def type_of(self, boundary: int) -> str:
+        """What a product takes the boundary's values or gradients as: the first layer's inputs are
+        float32."""
+        return "Half" if self.p.halved and boundary else "float"
 
     def weights_of(self, layer: int) -> tuple[str, str]:
         """Type and place of a layer's weights as products take them."""

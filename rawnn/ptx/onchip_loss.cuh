@@ -58,8 +58,8 @@ struct Largest {
 //
 // It is a chain of latencies, most of them of what lanes pass each other: with 16 lanes an example of 10
 // outputs took 846 cycles, with 4 of three outputs each 749 (H200).
-template <typename SHAPE, int OUTPUTS, int LANES, typename MADE = AsItIs>
-__device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int first, int count,
+template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename MADE = AsItIs>
+__device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int first, int count,
                                              const int* labels, int present, float share,
                                              Tally* tallies, int tallied, MADE made = {}) {
   using Of = Lanes<LANES>;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
       if (m < OUTPUTS && row >= 0 && row < count) {
         const float power = kept ? value_of(i) : expf(value_of(i) - best.value);
         const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
-        dz[row * SHAPE::kPitch + example] = there ? made(slope) : 0.0f;
+        store_one<SHAPE>(dz + row * SHAPE::kPitch + example, there ? made(slope) : 0.0f);
       }
     }
     if (part == 0 && example < tallied) {
@@ -134,9 +134,9 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
 // its parts ends (pairs, by_pairs): z is never stored, and nobody waits for all of it. Targets are
 // [example][PITCH] in shared memory; of the outputs `count` are there. `seen` is what the thread adds up,
 // by address, as products copy what they end in.
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE = AsItIs>
+template <typename SHAPE, typename LOSS, int PITCH, typename T, typename MADE = AsItIs>
 struct OutputsLoss {
-  float* dz;
+  T* dz;
   const float* targets;
   int count, present;
   float share;
@@ -164,13 +164,13 @@ struct OutputsLoss {
       slope[i] = 0.0f;
       if (there) slope[i] = made(gradient);
     }
-    if (is[0]) *reinterpret_cast<float2*>(dz + m * SHAPE::kPitch + e) = make_float2(slope[0], slope[1]);
-    if (is[1]) *reinterpret_cast<float2*>(dz + n * SHAPE::kPitch + f) = make_float2(slope[2], slope[3]);
+    if (is[0]) store_two<SHAPE>(dz + m * SHAPE::kPitch + e, slope[0], slope[1]);
+    if (is[1]) store_two<SHAPE>(dz + n * SHAPE::kPitch + f, slope[2], slope[3]);
   }
 };
 
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE>
-__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE>& loss) {
+template <typename SHAPE, typename LOSS, int PITCH, typename T, typename MADE>
+__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, T, MADE>& loss) {
   return finish([=](int, int mt, int nt, const float (&sum)[4]) {
     const int row = mt * 16 + lane_index() / 4;
     const int column = nt * 8 + lane_index() % 4 * 2;
@@ -178,8 +178,8 @@ __device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE
   });
 }
 
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE>
-__device__ __forceinline__ auto by_pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE>& loss) {
+template <typename SHAPE, typename LOSS, int PITCH, typename T, typename MADE>
+__device__ __forceinline__ auto by_pairs(const OutputsLoss<SHAPE, LOSS, PITCH, T, MADE>& loss) {
   return [=](int row, int column, float4 v) { loss(row, column, row, column + 2, v); };
 }
 

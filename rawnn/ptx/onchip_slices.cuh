@@ -119,9 +119,9 @@ __device__ __forceinline__ TellBlocks<SHAPE, LANES, MAIL> to_blocks(const MAIL& 
 // examples from `present` on is 0. The block that has an example's label leaves its tally, if it is one of
 // the first `tallied`; others leave an empty one, unless all blocks have ONE place for it.
 template <typename SHAPE, int OUTPUTS, int ROWS, int LANES, int WARPS, int PARTS, int COLUMNS,
-          bool ONE, typename MADE = AsItIs>
-__device__ __forceinline__ void loss_of_slice(float* z, int first, int count, const float4* slices,
-                                              const float4* told, const int* labels, int present,
+          bool ONE, typename T, typename MADE = AsItIs>
+__device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, int count,
+                                              const float4* slices, const float4* told, const int* labels, int present,
                                               float share, Tally* tallies, int tallied,
                                               MADE made = {}) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, co
     const float own = slices[at.of_warps * SHAPE::kColumns + at.example].x;
     const float factor = expf(own - base) * __fdividef(1.0f, total);
     float labelled = not_a_number();
-    float* const mine = z + at.example;
+    const float* const mine = z + at.example;
 #pragma unroll Tasks::kAtOnce
     for (int i = 0; i < Tasks::kEach; ++i) {
       const int m = i * Tasks::kLanes + at.part;
@@ -167,7 +167,7 @@ __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, co
         const bool right = first + m == label;
         if (right) labelled = probability;
         const float slope = (probability - (right ? 1.0f : 0.0f)) * share;
-        mine[m * SHAPE::kPitch] = there ? made(slope) : 0.0f;
+        store_one<SHAPE>(dz + m * SHAPE::kPitch + at.example, there ? made(slope) : 0.0f);
       }
     }
     // Of a label that is none the first block says that the loss is a NaN.
