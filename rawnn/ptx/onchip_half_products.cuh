@@ -13,8 +13,8 @@ struct HalfFragments {
   static constexpr int kOnce = kTiles == 1 ? 8 : 4;  // eights whose loads are under way at once
   static constexpr int kStraight = 2;                // such pieces that are no loop
 
-  Left<SHAPE, TA, DEEP_A, MT, LDA> a;
-  Right<SHAPE, TB, DEEP_B, NT, LDB> b;
+  Left<SHAPE, TA, DEEP_A, STEPS, MT, LDA> a;
+  Right<SHAPE, TB, DEEP_B, STEPS, NT, LDB> b;
   float sum[kChains][MT][NT][4];
 
   template <typename F, typename G>

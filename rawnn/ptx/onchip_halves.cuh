@@ -70,8 +70,9 @@ __device__ __forceinline__ float2 load_two(const Half* from) {
   return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
 }
 
-// The rows of TILES tiles of 16 of the left operand: a step of them from `eight` on, or half of one.
-template <typename SHAPE, typename T, bool DEEP, int TILES, int LD>
+// The rows of TILES tiles of 16 of the left operand, of EIGHTS along k: a step of them from `eight` on, or
+// half of one.
+template <typename SHAPE, typename T, bool DEEP, int EIGHTS, int TILES, int LD>
 struct Left {
   const float* from[TILES];
 
@@ -107,15 +108,15 @@ struct Left {
   }
 };
 
-template <typename SHAPE, bool DEEP, int TILES, int LD>
-struct Left<SHAPE, Half, DEEP, TILES, LD> {
+template <typename SHAPE, bool DEEP, int EIGHTS, int TILES, int LD>
+struct Left<SHAPE, Half, DEEP, EIGHTS, TILES, LD> {
   unsigned int from[TILES];
 
   template <typename F>
   __device__ __forceinline__ void aim(const Half* left, F tile) {
     const int row = lane_index() % 8;
     const int lower = lane_index() / 8 % 2;
-    const int second = lane_index() / 16;
+    const int second = EIGHTS > 1 ? lane_index() / 16 : 0;
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
       from[i] = ptx::shared_address(
@@ -132,7 +133,7 @@ struct Left<SHAPE, Half, DEEP, TILES, LD> {
 };
 
 // The columns of TILES tiles of 8 of the right operand: STEPS steps and, where that is HALF, half of one.
-template <typename SHAPE, typename T, bool DEEP, int TILES, int LD>
+template <typename SHAPE, typename T, bool DEEP, int EIGHTS, int TILES, int LD>
 struct Right {
   const float* from[TILES];
 
@@ -170,17 +171,18 @@ struct Right {
 };
 
 // Four matrices are two steps of one tile, or a step of two.
-template <typename SHAPE, bool DEEP, int TILES, int LD>
-struct Right<SHAPE, Half, DEEP, TILES, LD> {
+template <typename SHAPE, bool DEEP, int EIGHTS, int TILES, int LD>
+struct Right<SHAPE, Half, DEEP, EIGHTS, TILES, LD> {
   static_assert(TILES == 1 || TILES % 2 == 0, "pairs");
   static constexpr int kPairs = (TILES + 1) / 2;
+  static constexpr int kEights = EIGHTS == 1 ? 1 : TILES > 1 || EIGHTS < 4 ? 2 : 4;  // that lanes differ by
   static constexpr int kAhead = DEEP ? 16 : 16 * LD;
   unsigned int from[kPairs];
 
   template <typename F>
   __device__ __forceinline__ void aim(const Half* right, F tile) {
     const int row = lane_index() % 8;
-    const int eight = lane_index() / 8 % (TILES == 1 ? 4 : 2);
+    const int eight = lane_index() / 8 % kEights;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int nt = TILES == 1 || lane_index() < 16 ? tile(2 * j) : tile(2 * j + 1);
@@ -211,7 +213,7 @@ struct Right<SHAPE, Half, DEEP, TILES, LD> {
 #pragma unroll
       for (int s = 0; s < STEPS + HALF; ++s) {
         // Of half a step its first eight twice.
-        const int back = s < STEPS ? 0 : lane_index() / 8 % 2 * kAhead;
+        const int back = s < STEPS ? 0 : lane_index() / 8 % kEights * kAhead;
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
           unsigned int four[4];
