@@ -130,59 +130,6 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
   }
 }
 
-// A loss that is a mean over all elements, of which each becomes its gradient where a product or the sum of
-// its parts ends (pairs, by_pairs): z is never stored, and nobody waits for all of it. Targets are
-// [example][PITCH] in shared memory; of the outputs `count` are there. `seen` is what the thread adds up,
-// by address, as products copy what they end in.
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE = AsItIs>
-struct OutputsLoss {
-  float* dz;
-  const float* targets;
-  int count, present;
-  float share;
-  Tally* seen;
-  MADE made;
-
-  // Outputs m and n of examples e, e + 1 and f, f + 1. Their targets are all asked for ahead of the first
-  // store, which the compiler takes no load across.
-  __device__ __forceinline__ void operator()(int m, int e, int n, int f, float4 v) const {
-    const bool is[2] = {m < count, n < count};
-    const int row[4] = {m, m, n, n}, example[4] = {e, e + 1, f, f + 1};
-    const float z[4] = {v.x, v.y, v.z, v.w};
-    float target[4] = {}, slope[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (is[i / 2]) target[i] = targets[example[i] * PITCH + row[i]];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool there = is[i / 2] && example[i] < present;
-      const float loss = LOSS::loss(z[i], target[i]);
-      const float gradient = LOSS::gradient(z[i], target[i]) * share;
-      seen->loss += there ? loss : 0.0f;
-      seen->right += there && LOSS::right(z[i], target[i]) ? 1 : 0;
-      slope[i] = 0.0f;
-      if (there) slope[i] = made(gradient);
-    }
-    if (is[0]) *reinterpret_cast<float2*>(dz + m * SHAPE::kPitch + e) = make_float2(slope[0], slope[1]);
-    if (is[1]) *reinterpret_cast<float2*>(dz + n * SHAPE::kPitch + f) = make_float2(slope[2], slope[3]);
-  }
-};
-
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE>
-__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE>& loss) {
-  return finish([=](int, int mt, int nt, const float (&sum)[4]) {
-    const int row = mt * 16 + lane_index() / 4;
-    const int column = nt * 8 + lane_index() % 4 * 2;
-    loss(row, column, row + 8, column, make_float4(sum[0], sum[1], sum[2], sum[3]));
-  });
-}
-
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE>
-__device__ __forceinline__ auto by_pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE>& loss) {
-  return [=](int row, int column, float4 v) { loss(row, column, row, column + 2, v); };
-}
-
 // One warp adds up COUNT tallies, in the same order each time; the sum is valid in its first lane. Of
 // PROBABILITIES the losses are the logarithms: nobody but this warp takes them, while others go on.
 template <int COUNT, bool PROBABILITIES>
