@@ -21,6 +21,13 @@ struct Lanes {
 
   static __device__ __forceinline__ int example() { return lane_index() % kExamples; }
   static __device__ __forceinline__ int part() { return lane_index() / kExamples; }
+  // The lanes of this one's example, a bit of each.
+  static __device__ __forceinline__ unsigned int all() {
+    unsigned int first = 0;
+#pragma unroll
+    for (int lane = 0; lane < 32; lane += kExamples) first |= 1u << lane;
+    return first << example();
+  }
   // What all lanes of an example have in sum, by the same steps in each.
   static __device__ __forceinline__ float sum(float value) {
 #pragma unroll
@@ -87,43 +94,46 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
         values[i] = m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
       }
     }
-    Largest best = {-infinity(), kNowhere};
+    float largest = -infinity();
+#pragma unroll at_once
+    for (int i = 0; i < each; ++i) largest = fmaxf(largest, value_of(i));
+#pragma unroll
+    for (int step = Of::kExamples; step < 32; step *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, step));
+    }
+    // The label's own, and whether the largest comes ahead of it.
+    const bool is = label >= 0 && label < OUTPUTS;
+    const float of_label = is ? z[label * SHAPE::kPitch] : 0.0f;
+    bool ahead = false;
+    float total = 0.0f;  // a NaN where one is among the values
 #pragma unroll at_once
     for (int i = 0; i < each; ++i) {
       const float value = value_of(i);
-      if (value > best.value) best = {value, i * LANES + part};
-    }
-    best.template join_lanes<LANES>();
-    float total = 0.0f;  // a NaN where one is among the values
-    float labelled = 0.0f;
-#pragma unroll at_once
-    for (int i = 0; i < each; ++i) {
-      const float power = expf(value_of(i) - best.value);
-      if (i * LANES + part == label) labelled = power;
+      ahead |= value == largest && i * LANES < label - part;
+      const float power = exp_below_zero(value - largest);
       if constexpr (kept) values[i] = power;
       total += power;
     }
-#pragma unroll
-    for (int step = Of::kExamples; step < 32; step *= 2) {
-      total += __shfl_xor_sync(kFullWarp, total, step);
-      labelled += __shfl_xor_sync(kFullWarp, labelled, step);
-    }
-    if (total != total) best.place = 0;  // all probabilities are NaN: the first maximum is at 0
-    const float inverse = __fdividef(1.0f, total);  // of 1 to OUTPUTS
+    total = Of::sum(total);
+    const unsigned int all_ahead = __ballot_sync(kFullWarp, ahead);
+    const float inverse = ptx::approximate_inverse(total);  // of 1 to OUTPUTS
     __syncwarp();
 #pragma unroll at_once
     for (int i = 0; i < each; ++i) {
       const int m = i * LANES + part;
       const int row = m - first;
       if (m < OUTPUTS && row >= 0 && row < count) {
-        const float power = kept ? value_of(i) : expf(value_of(i) - best.value);
+        const float power = kept ? value_of(i) : exp_below_zero(value_of(i) - largest);
         const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
         dz[row * SHAPE::kPitch + example] = there ? made(slope) : 0.0f;
       }
     }
     if (part == 0 && example < tallied) {
-      if (label < 0 || label >= OUTPUTS) labelled = not_a_number();
-      const Tally seen = {labelled * inverse, best.place == label ? 1 : 0};
+      const float power = is ? exp_below_zero(of_label - largest) : not_a_number();
+      const bool first_largest = of_label == largest && (all_ahead & Of::all()) == 0u;
+      // Where all probabilities are NaN the first maximum is at 0.
+      const bool right = total != total ? label == 0 : is && first_largest;
+      const Tally seen = {power * inverse, right ? 1 : 0};
       tallies[example] = there ? seen : kAbsent;
     }
     if constexpr (tasks <= SHAPE::kThreads / 32) break;
