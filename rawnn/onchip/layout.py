@@ -184,11 +184,11 @@ def apart(d: Decomposition) -> bool:
 
 def tallies(d: Decomposition) -> int:
     """Tallies of a step in shared memory: of an example, or where the loss is a mean over elements,
-    of each thread that may have some, four or more as the last product ends."""
+    of each thread that may have some, two or more as the last product ends."""
     p = d.problem
     if keeps_tallies(d):
         return 1
-    most = up(d.outs(p.depth - 1), 16) * d.columns // 4
+    most = up(d.outs(p.depth - 1), 16) * d.columns // 2
     return d.columns if p.labelled else min(d.threads, most)
 
 

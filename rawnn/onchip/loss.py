@@ -46,7 +46,7 @@ class LossWriter(InputWriter):
             targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
         made = f", {self.type_of(last)}" + (", ScaledGradient" if p.scaled else "")
         w("Tally tallied = {0.0f, 0};")
-        w(f"const OutputsLoss<Shape, {p.loss}, {pitch}{made}> of_outputs = {{"
+        w(f"const OutputsLoss<Shape, {p.loss}, {pitch}, {d.outs(last - 1)}{made}> of_outputs = {{"
           f"{self.z(last)}, {targets}, {self.count(last)}, present, "
           f"{self.share(p.batch * p.outputs)}, &tallied, {self.made or '{}'}}};")
         return "of_outputs"

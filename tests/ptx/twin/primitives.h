@@ -88,6 +88,14 @@ inline void split_tf32(float value, unsigned int& high, unsigned int& low) {
 inline float approximate_sqrt(float value) {
   return std::fabs(value) < 1.17549435e-38f ? 0.0f * value : sqrtf(value);
 }
+inline float approximate_exp2(float value) {
+  const float power = std::exp2(value);
+  return power < 1.17549435e-38f ? 0.0f : power;  // and a NaN of a NaN
+}
+inline float approximate_inverse(float value) {
+  const auto flushed = [](float x) { return std::fabs(x) < 1.17549435e-38f ? 0.0f * x : x; };
+  return flushed(1.0f / flushed(value));
+}
 inline float approximate_quotient(float a, float b) {
   const auto flushed = [](float x) { return std::fabs(x) < 1.17549435e-38f ? 0.0f * x : x; };
   return std::fabs(b) > 8.50705917e37f && std::fabs(a) <= 3.40282347e38f
