@@ -37,8 +37,8 @@ class UpdateWriter(ExchangeWriter):
                 w("const Rule rule = *rule_of_step;")
                 chance = bool(self.p.streams)
                 how = f", ByChance<{self.p.layers[layer]}>" if chance else ""
-                w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
-                  f"{part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
+                w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, "
+                  f"{part.across}, {part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
                   f"{self.states_at(layer)}{f', chance{n}' if chance else ''}}};")
             w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
               f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "

@@ -5,6 +5,7 @@
 #include "losses.cuh"
 #include "metrics.cuh"
 #include "onchip_finish.cuh"
+#include "onchip_halves.cuh"
 
 struct AsItIs {
   __device__ __forceinline__ float operator()(float gradient) const { return gradient; }

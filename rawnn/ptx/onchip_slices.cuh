@@ -58,7 +58,7 @@ __device__ __forceinline__ void powers_of_slice(float* z, int first, int count, 
 #pragma unroll 1
   for (int task = warp_index(); task < Tasks::kTasks; task += SHAPE::kThreads / 32) {
     const Tasks at(task);
-    const float* const mine = z + at.example;
+    float* const mine = z + at.example;
     const auto value_of = [&](int i) {
       const int m = i * Tasks::kLanes + at.part;
       return m < count ? mine[m * SHAPE::kPitch] : -infinity();
@@ -129,9 +129,9 @@ __device__ __forceinline__ TellBlocks<SHAPE, LANES, MAIL> to_blocks(const MAIL& 
 template <typename SHAPE, int OUTPUTS, int ROWS, int LANES, int WARPS, int PARTS, int COLUMNS,
           bool ONE, typename T, typename MADE = AsItIs>
 __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, int count,
-                                              const float4* slices, const float4* told, const int* labels, int present,
-                                              float share, Tally* tallies, int tallied,
-                                              MADE made = {}) {
+                                              const float4* slices, const float4* told,
+                                              const int* labels, int present, float share,
+                                              Tally* tallies, int tallied, MADE made = {}) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
   constexpr int each = ceil_div(PARTS, LANES);
   [[maybe_unused]] constexpr int at_once = smaller(each, 4);
