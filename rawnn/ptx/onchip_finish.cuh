@@ -77,13 +77,25 @@ __device__ __forceinline__ Biased<F> biased(const float* biases, int count, F fi
   return {biases, count, finish};
 }
 
-// A body that takes four numbers of a row, of one that takes them with its bias.
+// A body that takes numbers of a row, four or two, of one that takes them with its bias.
 template <typename F>
-__device__ __forceinline__ auto with_bias(const float* biases, F body) {
-  return [=](int row, int column, float4 v) {
+struct WithBias {
+  const float* biases;
+  F body;
+
+  __device__ __forceinline__ void operator()(int row, int column, float4 v) const {
     const float bias = biases[row];
     body(row, column, make_float4(v.x + bias, v.y + bias, v.z + bias, v.w + bias));
-  };
+  }
+  __device__ __forceinline__ void operator()(int row, int column, float2 v) const {
+    const float bias = biases[row];
+    body(row, column, make_float2(v.x + bias, v.y + bias));
+  }
+};
+
+template <typename F>
+__device__ __forceinline__ WithBias<F> with_bias(const float* biases, F body) {
+  return {biases, body};
 }
 
 // The sums of two neighbouring columns, of which the lanes 0 to 3 have two each, as the quads of
@@ -97,13 +109,48 @@ __device__ __forceinline__ void by_quads(int nt, float first, float second, F bo
   if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
 }
 
-// A body that takes four numbers, of one that takes two.
+// A body that takes four numbers or two, of one that takes two.
 template <typename F>
-__device__ __forceinline__ auto by_pairs(F body) {
-  return [=](int row, int column, float4 v) {
+struct ByPairs {
+  F body;
+
+  __device__ __forceinline__ void operator()(int row, int column, float2 v) const {
+    body(row, column, v.x, v.y);
+  }
+  __device__ __forceinline__ void operator()(int row, int column, float4 v) const {
     body(row, column, v.x, v.y);
     body(row, column + 2, v.z, v.w);
-  };
+  }
+};
+
+template <typename F>
+__device__ __forceinline__ ByPairs<F> by_pairs(F body) {
+  return {body};
+}
+
+// What add_parts gives a body at once: a pair, if it takes pairs and there are threads for all.
+template <typename F>
+constexpr bool kTakesPairs = false;
+template <typename F>
+constexpr bool kTakesPairs<ByPairs<F>> = true;
+template <typename F>
+constexpr bool kTakesPairs<WithBias<F>> = kTakesPairs<F>;
+
+template <bool TWO>
+struct Several {
+  using Numbers = float4;
+};
+template <>
+struct Several<true> {
+  using Numbers = float2;
+};
+
+__device__ __forceinline__ void add_to(float4& sum, const float4& more) {
+  sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+}
+
+__device__ __forceinline__ void add_to(float2& sum, const float2& more) {
+  sum.x += more.x, sum.y += more.y;
 }
 
 // The parts of a product that was split, in scratch memory [SPLIT][ROWS][pitch]: store_parts puts
@@ -119,32 +166,36 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
 }
 
 // The first `count` of ROWS rows of PITCH floats, each the sum of PARTS parts ROWS rows apart, in their
-// order: body(row, column, four values). A thread has several loads under way, as no load is moved ahead
-// of a store to what may be the same place; where it has fewer rows, it reads the first again.
+// order: body(row, column, four values), or two where there are threads enough. A thread has several loads
+// under way, as no load is moved ahead of a store to what may be the same place; where it has fewer rows, it
+// reads the first again.
 template <typename SHAPE, int PARTS, int ROWS, int PITCH = SHAPE::kPitch, typename F>
 __device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
-  constexpr int across = smaller(PITCH, SHAPE::kColumns) / 4;
+  constexpr int columns = smaller(PITCH, SHAPE::kColumns);
+  constexpr bool two = kTakesPairs<F> && ROWS * columns / 2 <= SHAPE::kThreads;
+  using Numbers = typename Several<two>::Numbers;
+  constexpr int wide = two ? 2 : 4;
+  constexpr int across = columns / wide;
   constexpr int each = smaller(ceil_div(ROWS * across, SHAPE::kThreads), ceil_div(4, PARTS));
   const int all = count * across;
 #pragma unroll 1
   for (int first = thread_index(); first < all; first += each * SHAPE::kThreads) {
-    float4 v[each];
+    Numbers v[each];
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       const int next = first + i * SHAPE::kThreads;
       const int item = next < all ? next : first;
-      const float* p = parts + item / across * PITCH + item % across * 4;
-      v[i] = *reinterpret_cast<const float4*>(p);
+      const float* p = parts + item / across * PITCH + item % across * wide;
+      v[i] = *reinterpret_cast<const Numbers*>(p);
 #pragma unroll
       for (int part = 1; part < PARTS; ++part) {
-        const float4 u = *reinterpret_cast<const float4*>(p + part * ROWS * PITCH);
-        v[i].x += u.x, v[i].y += u.y, v[i].z += u.z, v[i].w += u.w;
+        add_to(v[i], *reinterpret_cast<const Numbers*>(p + part * ROWS * PITCH));
       }
     }
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       const int item = first + i * SHAPE::kThreads;
-      if (item < all) body(item / across, item % across * 4, v[i]);
+      if (item < all) body(item / across, item % across * wide, v[i]);
     }
     if constexpr (ROWS * across <= each * SHAPE::kThreads) break;
   }

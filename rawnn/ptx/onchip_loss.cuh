@@ -5,6 +5,7 @@
 #include "losses.cuh"
 #include "metrics.cuh"
 #include "onchip_finish.cuh"
+#include "onchip_halves.cuh"
 
 struct AsItIs {
   __device__ __forceinline__ float operator()(float gradient) const { return gradient; }
@@ -21,6 +22,13 @@ struct Lanes {
 
   static __device__ __forceinline__ int example() { return lane_index() % kExamples; }
   static __device__ __forceinline__ int part() { return lane_index() / kExamples; }
+  // The lanes of this one's example, a bit of each.
+  static __device__ __forceinline__ unsigned int all() {
+    unsigned int first = 0;
+#pragma unroll
+    for (int lane = 0; lane < 32; lane += kExamples) first |= 1u << lane;
+    return first << example();
+  }
   // What all lanes of an example have in sum, by the same steps in each.
   static __device__ __forceinline__ float sum(float value) {
 #pragma unroll
@@ -58,8 +66,8 @@ struct Largest {
 //
 // It is a chain of latencies, most of them of what lanes pass each other: with 16 lanes an example of 10
 // outputs took 846 cycles, with 4 of three outputs each 749 (H200).
-template <typename SHAPE, int OUTPUTS, int LANES, typename MADE = AsItIs>
-__device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int first, int count,
+template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename MADE = AsItIs>
+__device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int first, int count,
                                              const int* labels, int present, float share,
                                              Tally* tallies, int tallied, MADE made = {}) {
   using Of = Lanes<LANES>;
@@ -87,100 +95,50 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
         values[i] = m < OUTPUTS ? z[m * SHAPE::kPitch] : -infinity();
       }
     }
-    Largest best = {-infinity(), kNowhere};
+    float largest = -infinity();
+#pragma unroll at_once
+    for (int i = 0; i < each; ++i) largest = fmaxf(largest, value_of(i));
+#pragma unroll
+    for (int step = Of::kExamples; step < 32; step *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, step));
+    }
+    // The label's own, and whether the largest comes ahead of it.
+    const bool is = label >= 0 && label < OUTPUTS;
+    const float of_label = is ? z[label * SHAPE::kPitch] : 0.0f;
+    bool ahead = false;
+    float total = 0.0f;  // a NaN where one is among the values
 #pragma unroll at_once
     for (int i = 0; i < each; ++i) {
       const float value = value_of(i);
-      if (value > best.value) best = {value, i * LANES + part};
-    }
-    best.template join_lanes<LANES>();
-    float total = 0.0f;  // a NaN where one is among the values
-    float labelled = 0.0f;
-#pragma unroll at_once
-    for (int i = 0; i < each; ++i) {
-      const float power = expf(value_of(i) - best.value);
-      if (i * LANES + part == label) labelled = power;
+      ahead |= value == largest && i * LANES < label - part;
+      const float power = exp_below_zero(value - largest);
       if constexpr (kept) values[i] = power;
       total += power;
     }
-#pragma unroll
-    for (int step = Of::kExamples; step < 32; step *= 2) {
-      total += __shfl_xor_sync(kFullWarp, total, step);
-      labelled += __shfl_xor_sync(kFullWarp, labelled, step);
-    }
-    if (total != total) best.place = 0;  // all probabilities are NaN: the first maximum is at 0
-    const float inverse = __fdividef(1.0f, total);  // of 1 to OUTPUTS
+    total = Of::sum(total);
+    const unsigned int all_ahead = __ballot_sync(kFullWarp, ahead);
+    const float inverse = ptx::approximate_inverse(total);  // of 1 to OUTPUTS
     __syncwarp();
 #pragma unroll at_once
     for (int i = 0; i < each; ++i) {
       const int m = i * LANES + part;
       const int row = m - first;
       if (m < OUTPUTS && row >= 0 && row < count) {
-        const float power = kept ? value_of(i) : expf(value_of(i) - best.value);
+        const float power = kept ? value_of(i) : exp_below_zero(value_of(i) - largest);
         const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
-        dz[row * SHAPE::kPitch + example] = there ? made(slope) : 0.0f;
+        store_one<SHAPE>(dz + row * SHAPE::kPitch + example, there ? made(slope) : 0.0f);
       }
     }
     if (part == 0 && example < tallied) {
-      if (label < 0 || label >= OUTPUTS) labelled = not_a_number();
-      const Tally seen = {labelled * inverse, best.place == label ? 1 : 0};
+      const float power = is ? exp_below_zero(of_label - largest) : not_a_number();
+      const bool first_largest = of_label == largest && (all_ahead & Of::all()) == 0u;
+      // Where all probabilities are NaN the first maximum is at 0.
+      const bool right = total != total ? label == 0 : is && first_largest;
+      const Tally seen = {power * inverse, right ? 1 : 0};
       tallies[example] = there ? seen : kAbsent;
     }
     if constexpr (tasks <= SHAPE::kThreads / 32) break;
   }
-}
-
-// A loss that is a mean over all elements, of which each becomes its gradient where a product or the sum of
-// its parts ends (pairs, by_pairs): z is never stored, and nobody waits for all of it. Targets are
-// [example][PITCH] in shared memory; of the outputs `count` are there. `seen` is what the thread adds up,
-// by address, as products copy what they end in.
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE = AsItIs>
-struct OutputsLoss {
-  float* dz;
-  const float* targets;
-  int count, present;
-  float share;
-  Tally* seen;
-  MADE made;
-
-  // Outputs m and n of examples e, e + 1 and f, f + 1. Their targets are all asked for ahead of the first
-  // store, which the compiler takes no load across.
-  __device__ __forceinline__ void operator()(int m, int e, int n, int f, float4 v) const {
-    const bool is[2] = {m < count, n < count};
-    const int row[4] = {m, m, n, n}, example[4] = {e, e + 1, f, f + 1};
-    const float z[4] = {v.x, v.y, v.z, v.w};
-    float target[4] = {}, slope[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (is[i / 2]) target[i] = targets[example[i] * PITCH + row[i]];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool there = is[i / 2] && example[i] < present;
-      const float loss = LOSS::loss(z[i], target[i]);
-      const float gradient = LOSS::gradient(z[i], target[i]) * share;
-      seen->loss += there ? loss : 0.0f;
-      seen->right += there && LOSS::right(z[i], target[i]) ? 1 : 0;
-      slope[i] = 0.0f;
-      if (there) slope[i] = made(gradient);
-    }
-    if (is[0]) *reinterpret_cast<float2*>(dz + m * SHAPE::kPitch + e) = make_float2(slope[0], slope[1]);
-    if (is[1]) *reinterpret_cast<float2*>(dz + n * SHAPE::kPitch + f) = make_float2(slope[2], slope[3]);
-  }
-};
-
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE>
-__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE>& loss) {
-  return finish([=](int, int mt, int nt, const float (&sum)[4]) {
-    const int row = mt * 16 + lane_index() / 4;
-    const int column = nt * 8 + lane_index() % 4 * 2;
-    loss(row, column, row + 8, column, make_float4(sum[0], sum[1], sum[2], sum[3]));
-  });
-}
-
-template <typename SHAPE, typename LOSS, int PITCH, typename MADE>
-__device__ __forceinline__ auto by_pairs(const OutputsLoss<SHAPE, LOSS, PITCH, MADE>& loss) {
-  return [=](int row, int column, float4 v) { loss(row, column, row, column + 2, v); };
 }
 
 // One warp adds up COUNT tallies, in the same order each time; the sum is valid in its first lane. Of

@@ -39,6 +39,7 @@ struct SliceTasks {
   static constexpr int kLanes = LANES * WARPS;
   static constexpr int kEach = ceil_div(ROWS, kLanes);
   static constexpr int kAtOnce = smaller(kEach, 12);
+  static constexpr bool kKept = kEach <= kAtOnce;  // in registers
   static constexpr int kTasks = SHAPE::kColumns / Of::kExamples * WARPS;
   int of_warps, part, example;
 
@@ -58,23 +59,30 @@ __device__ __forceinline__ void powers_of_slice(float* z, int first, int count, 
   for (int task = warp_index(); task < Tasks::kTasks; task += SHAPE::kThreads / 32) {
     const Tasks at(task);
     float* const mine = z + at.example;
+    const auto value_of = [&](int i) {
+      const int m = i * Tasks::kLanes + at.part;
+      return m < count ? mine[m * SHAPE::kPitch] : -infinity();
+    };
+    // Asked for at once: behind a store the compiler loads no next one.
+    float values[Tasks::kKept ? Tasks::kEach : 1] = {};
+    if constexpr (Tasks::kKept) {
+#pragma unroll
+      for (int i = 0; i < Tasks::kEach; ++i) values[i] = value_of(i);
+    }
     Slice found = {{-infinity(), kNowhere}, 0.0f};
 #pragma unroll Tasks::kAtOnce
     for (int i = 0; i < Tasks::kEach; ++i) {
-      const int m = i * Tasks::kLanes + at.part;
-      const float value = m < count ? mine[m * SHAPE::kPitch] : -infinity();
-      if (value > found.best.value) found.best = {value, first + m};
+      const float value = Tasks::kKept ? values[i] : value_of(i);
+      if (value > found.best.value) found.best = {value, first + i * Tasks::kLanes + at.part};
     }
     found.best.template join_lanes<LANES>();
     const float base = base_of(found.best.value);
 #pragma unroll Tasks::kAtOnce
     for (int i = 0; i < Tasks::kEach; ++i) {
       const int m = i * Tasks::kLanes + at.part;
-      if (m < count) {
-        const float power = expf(mine[m * SHAPE::kPitch] - base);
-        mine[m * SHAPE::kPitch] = power;
-        found.total += power;
-      }
+      const float power = exp_below_zero((Tasks::kKept ? values[i] : value_of(i)) - base);
+      found.total += power;
+      if (m < count) mine[m * SHAPE::kPitch] = power;
     }
     found.total = Tasks::Of::sum(found.total);
     const float4 slice = found.told();
@@ -119,11 +127,11 @@ __device__ __forceinline__ TellBlocks<SHAPE, LANES, MAIL> to_blocks(const MAIL& 
 // examples from `present` on is 0. The block that has an example's label leaves its tally, if it is one of
 // the first `tallied`; others leave an empty one, unless all blocks have ONE place for it.
 template <typename SHAPE, int OUTPUTS, int ROWS, int LANES, int WARPS, int PARTS, int COLUMNS,
-          bool ONE, typename MADE = AsItIs>
-__device__ __forceinline__ void loss_of_slice(float* z, int first, int count, const float4* slices,
-                                              const float4* told, const int* labels, int present,
-                                              float share, Tally* tallies, int tallied,
-                                              MADE made = {}) {
+          bool ONE, typename T, typename MADE = AsItIs>
+__device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, int count,
+                                              const float4* slices, const float4* told,
+                                              const int* labels, int present, float share,
+                                              Tally* tallies, int tallied, MADE made = {}) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
   constexpr int each = ceil_div(PARTS, LANES);
   [[maybe_unused]] constexpr int at_once = smaller(each, 4);
@@ -133,6 +141,15 @@ __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, co
     const Tasks at(task);
     const bool there = at.example < present;
     const int label = there ? labels[at.example] : -1;
+    const float* const mine = z + at.example;
+    float powers[Tasks::kKept ? Tasks::kEach : 1] = {};  // asked for at once, and beside what was told
+    if constexpr (Tasks::kKept) {
+#pragma unroll
+      for (int i = 0; i < Tasks::kEach; ++i) {
+        const int m = i * Tasks::kLanes + at.part;
+        powers[i] = m < count ? mine[m * SHAPE::kPitch] : 0.0f;
+      }
+    }
     const auto slice_of = [=](int i) {
       const int from = i * LANES + Tasks::Of::part();
       const bool said = from < PARTS && at.example < COLUMNS;
@@ -151,23 +168,22 @@ __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, co
 #pragma unroll at_once
     for (int i = 0; i < each; ++i) {
       const float4 slice = slice_of(i);
-      total += slice.w * expf(slice.x - base);
+      total += slice.w * exp_below_zero(slice.x - base);
     }
     total = Tasks::Of::sum(total);
     if (!(total > 0.0f)) best.place = 0;  // all probabilities are NaN: the first maximum is at 0
     const float own = slices[at.of_warps * SHAPE::kColumns + at.example].x;
-    const float factor = expf(own - base) * __fdividef(1.0f, total);
+    const float factor = exp_below_zero(own - base) * ptx::approximate_inverse(total);
     float labelled = not_a_number();
-    float* const mine = z + at.example;
 #pragma unroll Tasks::kAtOnce
     for (int i = 0; i < Tasks::kEach; ++i) {
       const int m = i * Tasks::kLanes + at.part;
       if (m < count) {
-        const float probability = mine[m * SHAPE::kPitch] * factor;
+        const float probability = (Tasks::kKept ? powers[i] : mine[m * SHAPE::kPitch]) * factor;
         const bool right = first + m == label;
         if (right) labelled = probability;
         const float slope = (probability - (right ? 1.0f : 0.0f)) * share;
-        mine[m * SHAPE::kPitch] = there ? made(slope) : 0.0f;
+        store_one<SHAPE>(dz + m * SHAPE::kPitch + at.example, there ? made(slope) : 0.0f);
       }
     }
     // Of a label that is none the first block says that the loss is a NaN.

@@ -115,6 +115,20 @@ __device__ __forceinline__ float approximate_sqrt(float value) {
   return result;
 }
 
+// ex2.approx.ftz.f32: relative error 2^-22, subnormals are 0.
+__device__ __forceinline__ float approximate_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// rcp.approx.ftz.f32: relative error 2^-23, subnormals are 0.
+__device__ __forceinline__ float approximate_inverse(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
 // div.approx.ftz.f32: within two units in the last place where |b| is in 2^-126 .. 2^126, beyond that
 // 0; subnormals are 0.
 __device__ __forceinline__ float approximate_quotient(float a, float b) {

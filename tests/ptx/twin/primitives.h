@@ -88,6 +88,14 @@ inline void split_tf32(float value, unsigned int& high, unsigned int& low) {
 inline float approximate_sqrt(float value) {
   return std::fabs(value) < 1.17549435e-38f ? 0.0f * value : sqrtf(value);
 }
+inline float approximate_exp2(float value) {
+  const float power = std::exp2(value);
+  return power < 1.17549435e-38f ? 0.0f : power;  // and a NaN of a NaN
+}
+inline float approximate_inverse(float value) {
+  const auto flushed = [](float x) { return std::fabs(x) < 1.17549435e-38f ? 0.0f * x : x; };
+  return flushed(1.0f / flushed(value));
+}
 inline float approximate_quotient(float a, float b) {
   const auto flushed = [](float x) { return std::fabs(x) < 1.17549435e-38f ? 0.0f * x : x; };
   return std::fabs(b) > 8.50705917e37f && std::fabs(a) <= 3.40282347e38f
@@ -114,14 +122,19 @@ inline unsigned long long wide_product(unsigned int a, unsigned int b) {
 }
 
 // products.cuh
-template <bool TRANSPOSED>
-void load_matrices(unsigned int (&words)[4], unsigned int row) {
-  twin::load_matrices(words, row, TRANSPOSED);
+template <bool TRANSPOSED, int MANY>
+void load_matrices(unsigned int (&words)[MANY], unsigned int row) {
+  twin::load_matrices(words, row, TRANSPOSED, MANY);
 }
 inline unsigned int transpose_matrix(unsigned int word) { return twin::transpose_matrix(word); }
 template <typename TA, typename TB = TA>
 void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0, unsigned int b1) {
   twin::multiply(twin::kNumber<TA>, twin::kNumber<TB>, c, a, b0, b1);
+}
+template <typename T>
+void multiply_half(float (&c)[4], const unsigned int (&a)[2], unsigned int b) {
+  const unsigned int whole[4] = {a[0], a[1], 0, 0};
+  twin::multiply(twin::kNumber<T>, twin::kNumber<T>, c, whole, b, 0);
 }
 inline void multiply_from_zero(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
                                unsigned int b1) {
