@@ -16,156 +16,16 @@
 // dz must not overlap p or z.
 // Launch: ONE block of up to 1024 threads, one dimension, or several blocks of 256 with a `workspace`
 // (metrics.cuh). Up to 32 columns a thread takes a row, and keeps it in registers; of wider rows a
-// warp takes one, if the block is made of whole warps. Rows go round the grid and the partial sums
-// meet in a fixed order, so results repeat bit for bit. One block up to 4,096 elements; from there
-// on ceil(rows / 256) blocks, or of rows wider than 32 columns ceil(rows / 8), 512 at most
+// warp takes one, if the block is made of whole warps (loss_rows.cuh). Rows go round the grid and the
+// partial sums meet in a fixed order, so results repeat bit for bit. One block up to 4,096 elements;
+// from there on ceil(rows / 256) blocks, or of rows wider than 32 columns ceil(rows / 8), 512 at most
 // (H200, one block against several: 128 x 128 12.8 and 6.3 us, 4096 x 10 15.3 and 5.6, 4096 x 1024
 // 1257 and 17.6).
 // Only what is wanted of the kernels that are no templates is compiled (RAWNN_CHOSEN_...): all three
 // take a second, one a third of it.
 // Limit: latency. One multiprocessor does all the work of a small batch; hence one trip to memory for
 // all that a row needs, and no exchange between threads but for sums.
-#include "metrics.cuh"
-#include "softmax.cuh"
-
-// One row of up to 4 * QUADS columns by one thread. `gradient` and `overflow` may be null.
-template <int QUADS, bool SOFTMAX, typename TD>
-__device__ __forceinline__ void short_row(const float* __restrict__ row, bool wide_row,
-                                          TD* __restrict__ gradient, bool wide_gradient, int label,
-                                          int cols, float share, int* __restrict__ overflow,
-                                          Tally& tally) {
-  float values[QUADS][4];
-#pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
-    if (wide_row && 4 * q + 4 <= cols) {
-      load_values<4>(values[q], row + 4 * q);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int column = 4 * q + i;
-        values[q][i] = column < cols ? row[column] : -infinity();
-      }
-    }
-  }
-  if (label < 0 || label >= cols) label = -1;
-
-  int predicted = 0;
-  if (SOFTMAX) {
-    const RowSoftmax found = softmax_of_quads<1>(values, 0);
-    predicted = found.first;
-    const float inverse = 1.0f / found.total;
-#pragma unroll
-    for (int q = 0; q < QUADS; ++q) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[q][i] *= inverse;
-    }
-  } else {
-    predicted = first_of_quads<1>(values, largest_of_quads<1>(values), 0);
-    // The first NaN where there is one, as NumPy's argmax.
-#pragma unroll
-    for (int column = 4 * QUADS - 1; column >= 0; --column) {
-      const float value = values[column / 4][column % 4];
-      if (value != value) predicted = column;
-    }
-  }
-
-  float labelled = not_a_number();
-#pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool here = 4 * q + i == label;
-      if (here) labelled = values[q][i];
-      values[q][i] = cross_entropy_slope(values[q][i], here, share);
-    }
-    if (gradient != nullptr) {
-      if (wide_gradient && 4 * q + 4 <= cols) {
-        store_values<4>(gradient + 4 * q, values[q]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (4 * q + i < cols) gradient[4 * q + i] = from_float<TD>(values[q][i]);
-        }
-      }
-    }
-  }
-  if (gradient != nullptr && overflow != nullptr) {
-    float sum = 0.0f;  // columns that do not exist hold no gradient
-#pragma unroll
-    for (int column = 0; column < 4 * QUADS; ++column) {
-      if (column < cols) sum += poison<TD>(values[column / 4][column % 4]);
-    }
-    report_overflow(overflow, sum);
-  }
-  tally.loss += negative_log(labelled);
-  tally.right += predicted == label ? 1 : 0;
-}
-
-// Whether (value, column) comes before (best, at) as a row's first maximum, a NaN before any number.
-__device__ __forceinline__ bool precedes(float value, int column, float best, int at) {
-  const bool nan = value != value;
-  const bool best_nan = best != best;
-  if (nan != best_nan) return nan;
-  return nan || value == best ? column < at : value > best;
-}
-
-// One row of any width by LANES neighbouring threads, each of which holds the row's label; the first
-// keeps the tally. Three passes over a row that sits in the L1 cache after the first.
-template <int LANES, bool SOFTMAX, typename TD>
-__device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __restrict__ gradient,
-                                         int label, int cols, float share,
-                                         int* __restrict__ overflow, int lane, Tally& tally) {
-  float best = lane < cols ? row[lane] : -infinity();
-  float largest = best;
-  int predicted = lane;
-#pragma unroll 8  // as many loads under way: the only pass that waits for the L2 cache
-  for (int column = lane + LANES; column < cols; column += LANES) {
-    const float value = row[column];
-    largest = fmaxf(largest, value);
-    if (precedes(value, column, best, predicted)) {
-      best = value;
-      predicted = column;
-    }
-  }
-#pragma unroll
-  for (int step = LANES / 2; step > 0; step /= 2) {
-    const float value = __shfl_xor_sync(kFullWarp, best, step);
-    const int column = __shfl_xor_sync(kFullWarp, predicted, step);
-    if (precedes(value, column, best, predicted)) {
-      best = value;
-      predicted = column;
-    }
-  }
-  float inverse = 1.0f;
-  if (SOFTMAX) {
-    largest = warp_max<LANES>(largest);
-    const float total =
-        sum_of_powers<LANES>([&](int column) { return row[column]; }, cols, largest, lane);
-    if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
-    inverse = 1.0f / total;
-  }
-  if (gradient != nullptr) {
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int column = lane; column < cols; column += LANES) {
-      const float value = row[column];
-      const float p = SOFTMAX ? expf(value - largest) * inverse : value;
-      const float slope = cross_entropy_slope(p, column == label, share);
-      gradient[column] = from_float<TD>(slope);
-      sum += poison<TD>(slope);
-    }
-    if (overflow != nullptr) report_overflow(overflow, sum);
-  }
-  if (lane == 0) {
-    float labelled = not_a_number();
-    if (label >= 0 && label < cols) {
-      const float value = row[label];
-      labelled = SOFTMAX ? expf(value - largest) * inverse : value;
-    }
-    tally.loss += negative_log(labelled);
-    tally.right += predicted == label ? 1 : 0;
-  }
-}
+#include "loss_rows.cuh"
 
 // All rows. What is null is not wanted; the kernels pass literal nulls, so its work vanishes.
 template <bool SOFTMAX, typename TD>
@@ -199,10 +59,18 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
       }
     }
   } else if (threads % 32 == 0) {
+    const bool wide_in = vector_aligned<4>(in, ldin);
+    const bool wide_dz = vector_aligned<4>(dz, lddz);
+    const int lane = first & 31;
     for (int row = first / 32; row < rows; row += stride / 32) {
       const float* values = in + static_cast<long long>(row) * ldin;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
-      long_row<32, SOFTMAX>(values, gradient, y[row], cols, share, overflow, first & 31, tally);
+      const int label = y[row];
+      if constexpr (SOFTMAX) {
+        quads_row(values, wide_in, gradient, wide_dz, label, cols, share, overflow, lane, tally);
+      } else {
+        long_row<32, SOFTMAX>(values, gradient, label, cols, share, overflow, lane, tally);
+      }
     }
   } else {
     for (int row = first; row < rows; row += stride) {

@@ -133,16 +133,19 @@ struct LossEpilogue {
   __device__ __forceinline__ void report() const { leave_parts(tally, parts, step, block); }
 
  private:
-  // Values become the gradient, 0 behind the last column.
+  // Values become the gradient, 0 behind the last column. Without a branch: elements, and rows, would
+  // follow one another in place of overlapping.
   __device__ __forceinline__ void of_elements(float (&values)[4], int count, const float (&t)[4]) {
     float loss = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (i < count) {
-        loss += LOSS::loss(values[i], t[i]);
-        if (parts.correct != nullptr) tally.right += LOSS::right(values[i], t[i]) ? 1 : 0;
-      }
-      values[i] = i < count ? LOSS::gradient(values[i], t[i]) * share : 0.0f;
+      const bool here = i < count;
+      const float of_one = LOSS::loss(values[i], t[i]);
+      const bool right = LOSS::right(values[i], t[i]);
+      const float slope = LOSS::gradient(values[i], t[i]) * share;
+      loss += here ? of_one : 0.0f;
+      tally.right += here && right ? 1 : 0;
+      values[i] = here ? slope : 0.0f;
     }
     tally.loss += loss;
   }
@@ -157,16 +160,17 @@ struct LossEpilogue {
     const RowSoftmax softmax = softmax_of_quads<LANES>(values, column / 4);
     const float inverse = 1.0f / softmax.total;
     const bool none = label < 0 || label >= n;
+    float labelled = 1.0f;  // where the label is another thread's
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float p = values[0][i] * inverse;
       const bool here = column + i == label;
-      if (here && i < count) tally.loss += negative_log(p);
+      labelled = here && i < count ? p : labelled;
       values[0][i] = i < count ? cross_entropy_slope(p, here, share) : 0.0f;
     }
-    if (column == 0 && count > 0) {
-      if (none) tally.loss += not_a_number();
-      tally.right += softmax.first == label && !none ? 1 : 0;
-    }
+    const bool first = column == 0 && count > 0;
+    const float loss = negative_log(labelled);
+    tally.loss += first && none ? not_a_number() : loss;
+    tally.right += first && !none && softmax.first == label ? 1 : 0;
   }
 };

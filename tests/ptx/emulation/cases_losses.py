@@ -72,8 +72,8 @@ def check_softmax_overflow(emulator: Emulator, rng: np.random.Generator) -> None
 
 
 def check_loss(emulator: Emulator, rng: np.random.Generator) -> None:
-    """One block and several; rows that a thread takes and rows that a warp takes."""
-    columns = (10, 20, 33) if emulator.quick else (1, 10, 12, 31, 70)
+    """One block and several; rows that a thread takes, and that a warp holds or walks along."""
+    columns = (10, 20, 33, 390) if emulator.quick else (1, 10, 12, 31, 70, 390, 1026)
     counts = (33,) if emulator.quick else (1, 33, 140)
     for rows, cols, pad in itertools.product(counts, columns, (0, 2)):
         z = filled(rng.standard_normal((rows, cols)) * 4, pad)

@@ -8,8 +8,7 @@ HARMLESS: dict[str, str] = {
     "mma_loss.cuh: zero fill: values[0][i] = i < count ? cross_entropy_slope(p, here, share) : "
     "0.0f; [68]":
         "columns that do not exist are not stored, and 1 overflows as little as 0",
-    "mma_loss.cuh: zero fill: values[i] = i < count ? LOSS::gradient(values[i], t[i]) * share : "
-    "0.0f; [69]":
+    "mma_loss.cuh: zero fill: values[i] = here ? slope : 0.0f; [30]":
         "columns that do not exist are not stored, and 1 overflows as little as 0",
     "mma_loss.cuh: bound: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
     "bias[column + i]); [57]":
