@@ -130,8 +130,8 @@ def markable(values: Array, marked: Array) -> Array:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a chosen kernel computes the products and the loss of a plan's step; approximations' errors
-    are drawn by the seed."""
+    """How a chosen kernel computes the products and the loss of a plan's step; the errors of
+    approximations are drawn by the seed."""
 
     chosen: Choice
     nearest: bool = False
