@@ -197,14 +197,16 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
     mailboxes."""
     p, ins, outs = d.problem, d.ins(layer), d.outs(layer)
     states = 1 + (len(p.states) if d.groups == 1 else 0)
-    values = up(outs, 8) * d.pitch
+    size = 2 if p.halved else 1  # values between layers may be of 16 bits
+    values = up(outs, 8) * d.pitch // size
     if layer:
-        values += up(ins, 16) * d.pitch
+        values += up(ins, 16) * d.pitch // size
     else:
         values += (1 if p.converted else 2) * d.columns * (up(ins, 8) + 8)
         values += d.columns * up(ins, 16) * p.input_size // 2 if p.converted else 0
-    if layer == p.depth - 1 and not p.labelled:
-        values += 2 * d.columns * (up(outs, 4) + 4)
+    if layer == p.depth - 1:
+        values += outs * d.pitch if p.labelled and p.halved else 0
+        values += 0 if p.labelled else 2 * d.columns * (up(outs, 4) + 4)
     mail = 0
     if d.kinds[layer] == BY_INPUTS:
         mail = p.layers[layer + 1]

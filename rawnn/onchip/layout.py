@@ -84,6 +84,8 @@ class LayerLayout:
 class Layout:
     """`places` are floats from the start of a block's shared memory by name, and `held` says in
     words what lies in each; `nbytes` are all of it.
+    `copies` is the float where copies of the first `copied` floats in 16 bits begin, which products
+    read: weights, and biases among them; None where there are none.
     `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
     sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
@@ -107,6 +109,8 @@ class Layout:
     far_tiles: int
     traced: int = 0
     stamps: int = 0
+    copies: int | None = None
+    copied: int = 0
 
     @property
     def dynamic_bytes(self) -> int:
@@ -172,6 +176,12 @@ def keeps_tallies(d: Decomposition) -> bool:
     return d.problem.labelled and d.groups == 1
 
 
+def apart(d: Decomposition) -> bool:
+    """Whether a softmax leaves gradients elsewhere than where its logits lie: those of all blocks,
+    or gradients in 16 bits."""
+    return d.types[-1] == GATHERED or (d.problem.labelled and d.problem.halved)
+
+
 def tallies(d: Decomposition) -> int:
     """Tallies of a step in shared memory: of an example, or where the loss is a mean over elements,
     of each thread that may have some, two or more as the last product ends."""
@@ -208,7 +218,8 @@ def least_bytes(problem: Problem, ranks: int, columns: int = 8) -> int:
     def floats(ins: int, outs: int, first: bool) -> int:
         inputs = 0 if first else up(ins, 16)  # the first layer's lie otherwise
         weights = up(ins, 8) * up(outs, 8)
-        return weights + TILE * problem.bias + (inputs + up(outs, 8)) * pitch(columns)
+        values = (inputs + up(outs, 8)) * pitch(columns)
+        return weights + TILE * problem.bias + (values // 2 if problem.halved else values)
 
     layers = Counter((pair, not n) for n, pair in enumerate(pairwise(problem.layers)))
     return 4 * sum(times * min(floats(ins, outs, first), floats(ins, ceil(outs, ranks), first),
@@ -218,7 +229,17 @@ def least_bytes(problem: Problem, ranks: int, columns: int = 8) -> int:
 
 def layout_of(d: Decomposition, room: int) -> Layout:
     """Where everything of a decomposition lies, whether or not it fits; state of the optimizer lies
-    in shared memory as far as that has `room`, in bytes."""
+    in shared memory as far as that has `room`, in bytes, and so do copies of weights in 16 bits for
+    products that take such, where no state makes room for them."""
+    found = _layout(d, room, False)
+    if d.problem.halved and found.nbytes < room:
+        copied = _layout(d, room, True)
+        if copied.nbytes <= room and copied.far_tiles == found.far_tiles:
+            return copied
+    return found
+
+
+def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
     p, states = d.problem, settled(d.problem)
     cursor, places, held = 0, {}, {}
 
@@ -236,7 +257,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         wide = up(outs, 8)
         # The first layer's inputs lie by examples, so that pairs of rows are read: 4 more than a
         # multiple of 16 then gives 32 banks.
-        step = pitch(wide) if layer else wide + (4 - wide) % 16
+        step = pitch(wide) if layer or copied else wide + (4 - wide) % 16
         # The backward product takes whole tiles of 16 rows.
         rows = up(ins, 16 if layer else 8)
         tiles = ceil(ins, 16) * ceil(outs, 8)
@@ -245,6 +266,9 @@ def layout_of(d: Decomposition, room: int) -> Layout:
         bias = take(f"b{layer}", bias_tiles * TILE, "biases")
         parts.append((rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, base))
         base += tiles + bias_tiles
+    copied_floats = up(cursor, 4) if copied else 0
+    if copied:
+        take("copies", copied_floats // 2, "weights in 16 bits")
     parts = [(*part[:-1], base - part[-1] - part[5] - part[6]) for part in parts]
     sync = "" if d.groups == 1 else \
         ALL if summed_by_all(d.groups, base * TILE * 4, states) else SHARE
@@ -258,12 +282,15 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     if p.normalised:
         take("mean", up(ins, 4), "means of inputs")
         take("inverse_std", up(ins, 4), "scales of inputs")
+    # What is between layers is operands alone: of 16 bits, where products take these.
+    size = 2 if p.halved else 1
     for layer in range(1, p.depth):
-        take(f"a{layer}", up(d.ins(layer), 16) * d.pitch, "activations")
+        take(f"a{layer}", up(d.ins(layer), 16) * d.pitch // size, "activations")
     for layer in range(1, p.depth + 1):
-        take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch, "sums and gradients")
-    if d.types[-1] == GATHERED:
-        take("logits", p.outputs * d.pitch, "outputs gathered")
+        take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // size, "sums and gradients")
+    if apart(d):
+        rows = p.outputs if d.types[-1] == GATHERED else d.outs(p.depth - 1)
+        take("logits", rows * d.pitch, "outputs")
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
     take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
@@ -301,14 +328,14 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     take("scratch", max(scratch, far_sums(d)), "scratch")
     return _with_state(d, parts, places, held, cursor, sync, shares, input_pitch, input_floats,
                        raw_pitch, target_pitch, target_width, exchange, tilings, states,
-                       room - FIXED_BYTES)
+                       room - FIXED_BYTES, copied_floats)
 
 
 def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int],
                 held: dict[str, str], cursor: int, sync: str, shares: int, input_pitch: int,
                 input_floats: int, raw_pitch: int, target_pitch: int, target_width: int,
                 exchange: int, tilings: list[tuple[Tiling, Tiling | None]], states: int,
-                room: int) -> Layout:
+                room: int, copied: int) -> Layout:
     """State of the largest layers lies in shared memory as far as there is room, the rest in a
     workspace, where it costs round trips to the L2 cache. Where clusters share the batch, it is in
     one piece in either place."""
@@ -346,4 +373,4 @@ def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict
                                   near.get(layer), far.get(layer, 0), forward, backward, update))
     return Layout(d, tuple(layers), places, held, cursor * 4 + FIXED_BYTES, sync, shares,
                   input_pitch, input_floats, raw_pitch, target_pitch, target_width, exchange,
-                  shared_state, far_tiles)
+                  shared_state, far_tiles, copies=places.get("copies"), copied=copied)

@@ -44,7 +44,7 @@ class LossWriter(InputWriter):
         else:
             pitch = self.layout.target_pitch
             targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
-        made = ", ScaledGradient" if p.scaled else ""
+        made = f", {self.type_of(last)}" + (", ScaledGradient" if p.scaled else "")
         w("Tally tallied = {0.0f, 0};")
         w(f"const OutputsLoss<Shape, {p.loss}, {pitch}, {d.outs(last - 1)}{made}> of_outputs = {{"
           f"{self.z(last)}, {targets}, {self.count(last)}, present, "
@@ -59,9 +59,8 @@ class LossWriter(InputWriter):
             self.softmax_of_slices(made)
             return
         gathered = d.types[last] == GATHERED
-        logits = self.at("logits") if gathered else self.z(last)
         first = f"rank * {d.slices[last]}" if gathered else "0"
-        w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({logits}, {self.z(last)}, "
+        w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({self.logits}, {self.z(last)}, "
           f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, "
           f"{self.places()}{made});")
 
@@ -73,21 +72,21 @@ class LossWriter(InputWriter):
         slices = f"reinterpret_cast<float4*>{self.at('scratch')}"
         shape = f"{d.outs(last - 1)}, {softmax_of(d).lanes}, {warps}"
         first = f"rank * {d.slices[last]}" if d.slices_softmax else "0"
-        mine = f"{self.z(last)}, {first}, {self.count(last)}, {slices}"
+        mine = f"{first}, {self.count(last)}, {slices}"
         told, parts, columns, tell = slices, warps, d.columns, "TellNobody{}"
         w("{")
         if d.slices_softmax:
             message = self.exchange(d.slices_told.rows, d.slices_told.to_all)
             message.expect(d.slices_told.rows * d.sent * 4)
             tell = f"to_blocks<Shape, {softmax_of(d).lanes}>({message.mail}, {message.first})"
-        w(f"powers_of_slice<Shape, {shape}>({mine}, {tell});")
+        w(f"powers_of_slice<Shape, {shape}>({self.logits}, {mine}, {tell});")
         self.stamp("softmax", "slice")
         if d.slices_softmax:
             told, parts, columns = self.hear_slices(message), d.ranks, d.sent
         else:
             w("__syncthreads();")
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
-          f"{literal(keeps_tallies(d))}>({mine}, {told}, y, "
+          f"{literal(keeps_tallies(d))}>({self.logits}, {self.z(last)}, {mine}, {told}, y, "
           f"present, {self.share(p.batch)}, {self.places()}{made});")
         w("}")
 

@@ -83,6 +83,11 @@ class Problem:
         return self.growth > 0
 
     @property
+    def halved(self) -> bool:
+        """Whether products take numbers of 16 bits."""
+        return self.numbers in ("bfloat16", "float16")
+
+    @property
     def weights(self) -> str:
         """What weights are stored in."""
         return "bfloat16" if self.streams else "float32"

@@ -85,7 +85,8 @@ class _Kernel(StepWriter):
         w("struct Shape {")
         for constant, value in (("Threads", d.threads), ("Ranks", d.ranks), ("Groups", d.groups),
                                 ("Columns", d.columns), ("Sent", d.sent), ("Pitch", d.pitch),
-                                ("Numbers", NUMBERS[p.numbers])):
+                                ("Numbers", NUMBERS[p.numbers]),
+                                ("Copies", 2 * (self.layout.copies or 0))):
             w(f"static constexpr int k{constant} = {value};")
         w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
         w("};")
@@ -135,6 +136,8 @@ class _Kernel(StepWriter):
         if self.layout.traced:
             w("const Stamps stamps = {trace};")
         w("float* const shared = ptx::dynamic_shared<float>();")
+        if p.halved:
+            w("[[maybe_unused]] Half* const halves = ptx::dynamic_shared<Half>();")
         w("const int rank = rank_of_block<Shape>();")
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
@@ -211,6 +214,9 @@ class _Kernel(StepWriter):
         if p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
+        if self.layout.copies is not None:
+            w(f"copy_weights<Shape>({self.layout.copied});")
+            w("__syncthreads();")
         self.mailboxes()
 
     def turns_of_steps(self) -> None:

@@ -91,15 +91,19 @@ class StepWriter(LossWriter):
             rows, inner = ceil(outs, 16), ceil(ins, 8)
             ways, right = f"false, {literal(layer == 0)}", self.a(layer)
             pitch = d.pitch if layer else self.layout.input_pitch
+            type_ = self.type_of(layer)
         else:
             rows, inner = ceil(ins, 16), ceil(outs, 8)
             ways, right, pitch = "true, false", self.z(layer + 1), d.pitch
+            type_ = self.type_of(layer + 1)
         self.scratched = tiles.split > 1
         first = kind == "forward" and layer == 0
         if first:
             self.make_rule("u", "rate" if self.p.scheduled else self.rate(""))
+        of_weights, weights = self.weights_of(layer)
         head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
-               f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}>::run(weights{n}, {right}, 0, "
+               f"{tiles.down}, {tiles.across}, {part.pitch}, {pitch}, false, {of_weights}, " \
+               f"{type_}>::run({weights}, {right}, 0, "
         biased = biased and self.p.bias
         if tiles.split == 1:
             ends = f"{'quads' if sent else 'pairs'}({finish})"
@@ -130,8 +134,7 @@ class StepWriter(LossWriter):
         return f"[=](int m, int e, float4 v) {{\nif ({there}) {{\n{text}\n}}\n}}"
 
     def store(self, to: str, first: str = "v0", second: str = "v1", row: str = "m") -> str:
-        return f"*reinterpret_cast<float2*>({to} + ({row}) * {self.d.pitch} + e) = " \
-               f"make_float2({first}, {second});"
+        return f"store_two<Shape>({to} + ({row}) * {self.d.pitch} + e, {first}, {second});"
 
     def keep(self, boundary: int, to: str) -> str:
         """Text that applies the activation and stores at `to`."""
@@ -145,8 +148,7 @@ class StepWriter(LossWriter):
         lines, each = [], "xyzw"
         if boundary < self.p.depth:
             if self.p.saves_input:
-                lines.append(f"*reinterpret_cast<float4*>({self.z(boundary)} + m * {self.d.pitch} "
-                             "+ e) = v;")
+                lines.append(f"store_four<Shape>({self.z(boundary)} + m * {self.d.pitch} + e, v);")
             applied = ", ".join(f"Between::apply(v.{c})" for c in each)
             lines.append(f"v = make_float4({applied});")
         size = self.d.slices[boundary]
@@ -159,8 +161,7 @@ class StepWriter(LossWriter):
         type_, n = d.types[above], p.layers[above]
         last = above == p.depth
         w(f"// forward {above}: {kind}")
-        home = (self.at("logits") if type_ == GATHERED else self.z(above)) if last \
-            else self.a(above)
+        home = self.logits if last else self.a(above)
         count = self.count(above)
         finish = self.loss_of_outputs() if last and not p.labelled \
             else self.body(count, self.keep(above, home))
@@ -252,7 +253,7 @@ class StepWriter(LossWriter):
         z = self.z(boundary)
         saved = f"{z} + ({row}) * {self.d.pitch}" if p.saves_input \
             else f"{self.a(boundary)} + ({saved_row}) * {self.d.pitch}"
-        kept = f"const float2 kept = *reinterpret_cast<const float2*>({saved} + e);\n"
+        kept = f"const float2 kept = load_two<Shape>({saved} + e);\n"
         slopes = "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)"
         if not p.scaled:
             return kept + self.store(z, *slopes, row)

@@ -37,13 +37,14 @@ class UpdateWriter(ExchangeWriter):
                 w("const Rule rule = *rule_of_step;")
                 chance = bool(self.p.streams)
                 how = f", ByChance<{self.p.layers[layer]}>" if chance else ""
-                w(f"const UpdateTiles<Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
-                  f"{part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
+                w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, "
+                  f"{part.across}, {part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
                   f"{self.states_at(layer)}{f', chance{n}' if chance else ''}}};")
             w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
               f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "
-              f"{pitch}, {d.pitch}, {literal(p.bias)}>::run({self.a(layer)}, {self.z(layer + 1)}, "
-              f"{first}, finish);")
+              f"{pitch}, {d.pitch}, {literal(p.bias)}, {self.type_of(layer)}, "
+              f"{self.type_of(layer + 1)}>::run({self.a(layer)}, "
+              f"{self.z(layer + 1)}, {first}, finish);")
             w("}")
             self.stamp(f"gradient {n}")
             sums = ceil(ceil(d.outs(layer), 8), tiles.across) if p.bias else 0

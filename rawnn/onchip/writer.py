@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rawnn.onchip.decompose import FULL
-from rawnn.onchip.layout import TILE, Layout
+from rawnn.onchip.layout import TILE, Layout, apart
 
 
 def literal(value: float | bool | int) -> str:
@@ -88,11 +88,32 @@ class KernelWriter:
     def at(self, name: str) -> str:
         return f"(shared + {self.layout.places[name]})"
 
+    def values(self, name: str, half: bool) -> str:
+        """Values of 32 or 16 bits."""
+        return f"(halves + {2 * self.layout.places[name]})" if half else self.at(name)
+
     def a(self, boundary: int) -> str:
-        return "x" if boundary == 0 else self.at(f"a{boundary}")
+        return self.values(f"a{boundary}", self.p.halved) if boundary else "x"
 
     def z(self, boundary: int) -> str:
-        return self.at(f"z{boundary}")
+        return self.values(f"z{boundary}", self.p.halved)
+
+    @property
+    def logits(self) -> str:
+        """The last layer's sums, of which a softmax makes their gradients."""
+        return self.at("logits") if apart(self.d) else self.z(self.p.depth)
+
+    def type_of(self, boundary: int) -> str:
+        """What a product takes the boundary's values or gradients as: the first layer's inputs are
+        float32."""
+        return "Half" if self.p.halved and boundary else "float"
+
+    def weights_of(self, layer: int) -> tuple[str, str]:
+        """Type and place of a layer's weights as products take them."""
+        found, n = self.layout, layer + 1
+        if found.copies is None:
+            return "float", f"weights{n}"
+        return "Half", f"(halves + {2 * found.copies + found.layers[layer].weights})"
 
     def count(self, boundary: int) -> str:
         """Features of the boundary that this block holds."""

@@ -6,9 +6,9 @@
 // its parts ends (pairs, by_pairs): z is never stored, and nobody waits for all of it. Targets are
 // [example][PITCH] in shared memory; of the outputs, at most ROWS, `count` are there. `seen` is what the
 // thread adds up, by address, as products copy what they end in.
-template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename MADE = AsItIs>
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE = AsItIs>
 struct OutputsLoss {
-  float* dz;
+  T* dz;
   const float* targets;
   int count, present;
   float share;
@@ -33,8 +33,8 @@ struct OutputsLoss {
     }
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
-      float* const to = dz + row[i] * SHAPE::kPitch + column[i];
-      if (row[i] < count) *reinterpret_cast<float2*>(to) = slope[i];
+      T* const to = dz + row[i] * SHAPE::kPitch + column[i];
+      if (row[i] < count) store_two<SHAPE>(to, slope[i].x, slope[i].y);
     }
   }
   __device__ __forceinline__ float slope_of(bool there, float z, float target) const {
@@ -48,8 +48,8 @@ struct OutputsLoss {
 };
 
 // Of a tile of 16 rows the lower half is left out where there are no such outputs.
-template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename MADE>
-__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, ROWS, MADE>& loss) {
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE>
+__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE>& loss) {
   return finish([=](int, int mt, int nt, const float (&sum)[4]) {
     const int row = mt * 16 + lane_index() / 4;
     const int column = nt * 8 + lane_index() % 4 * 2;
@@ -62,9 +62,9 @@ __device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, ROWS
   });
 }
 
-template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename MADE>
-struct ByPairs<OutputsLoss<SHAPE, LOSS, PITCH, ROWS, MADE>> {
-  OutputsLoss<SHAPE, LOSS, PITCH, ROWS, MADE> loss;
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE>
+struct ByPairs<OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE>> {
+  OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE> loss;
 
   __device__ __forceinline__ void operator()(int row, int column, float2 v) const {
     loss.template of<1>({row}, {column}, {v});

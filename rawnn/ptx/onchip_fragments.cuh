@@ -1,15 +1,15 @@
-// A task of a product (onchip_product.cuh) along k: fragments of its operands from shared memory, made the
-// numbers that tensor cores take, and the sums of its tiles, of which there are several chains, so that
-// products do not wait for one another.
+// A task of a product (onchip_product.cuh) of float32 or tf32 along k: fragments of its operands from shared
+// memory, made the numbers that tensor cores take, and the sums of its tiles, of which there are several
+// chains, so that products do not wait for one another.
 #pragma once
 #include "onchip_device.cuh"
 
-// MT x NT tiles of 16 x 8, K8 eights of k at most in one piece.
-template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int MT, int NT, int LDA, int LDB>
+// MT x NT tiles of 16 x 8 over STEPS eights of K8.
+template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT, int LDA, int LDB>
 struct Fragments {
-  static constexpr bool kHalves = SHAPE::kNumbers == kBfloat16 || SHAPE::kNumbers == kFloat16;
   static constexpr bool kPaired = DEEP_A || DEEP_B;  // a lane takes k = 2t, 2t + 1, not t, t + 4
   static constexpr int kTiles = MT * NT;
+  static constexpr int kUnrolled = 6;
   // Sums that do not wait for one another.
   static constexpr int kChains = SHAPE::kNumbers == kFloat32 ? (kTiles <= 2 ? 3 : kTiles <= 4 ? 2 : 1)
                                  : SHAPE::kNumbers == kTf32 && kTiles <= 2 ? 2 : 1;
@@ -22,6 +22,23 @@ struct Fragments {
   const float* a[MT];
   const float* b[NT];
   float sum[kChains][MT][NT][4];
+
+  // The task's tiles: the i-th from above is down(i), the j-th from the left across(j).
+  template <typename F, typename G>
+  __device__ __forceinline__ void aim(const float* left, const float* right, F down, G across) {
+    const int g = lane_index() / 4;
+    const int t = lane_index() % 4;
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      a[i] = DEEP_A ? left + (down(i) * 16 + g) * LDA + 2 * t
+                    : left + (kPaired ? 2 * t : t) * LDA + down(i) * 16 + g;
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      b[j] = DEEP_B ? right + (across(j) * 8 + g) * LDB + 2 * t
+                    : right + (kPaired ? 2 * t : t) * LDB + across(j) * 8 + g;
+    }
+  }
 
   __device__ __forceinline__ void load(int k, Step& to) const {
 #pragma unroll
@@ -50,13 +67,7 @@ struct Fragments {
 
   static __device__ __forceinline__ void mma(float (&to)[4], const unsigned int (&x)[4],
                                              const unsigned int (&y)[2]) {
-    if constexpr (SHAPE::kNumbers == kBfloat16) {
-      ptx::multiply<bfloat16>(to, x, y[0], y[1]);
-    } else if constexpr (SHAPE::kNumbers == kFloat16) {
-      ptx::multiply<float16>(to, x, y[0], y[1]);
-    } else {
-      ptx::multiply<float>(to, x, y[0], y[1]);
-    }
+    ptx::multiply<float>(to, x, y[0], y[1]);
   }
 
   // The same of tf32 numbers, of a sum that has just begun (BEGINS) or goes on.
@@ -79,11 +90,6 @@ struct Fragments {
     ptx::multiply_from_zero(fresh, x, y[0], y[1]);
 #pragma unroll
     for (int q = 0; q < 4; ++q) to[q] += fresh[q];
-  }
-
-  static __device__ __forceinline__ unsigned int pack(float low, float high) {
-    if constexpr (SHAPE::kNumbers == kFloat16) return ptx::pack_f16(low, high);
-    return ptx::pack_bf16(low, high);
   }
 
   // One step of 8, in tf32 numbers. ODD steps of kTf32 go to another chain. The chains that a step
@@ -143,38 +149,6 @@ struct Fragments {
     }
   }
 
-  // Two steps of 8 in one of 16: the order of k is free as long as a and b agree.
-  __device__ __forceinline__ void add_both(const Step& first, const Step& second) {
-    unsigned int pa[MT][4], pb[NT][2];
-#pragma unroll
-    for (int i = 0; i < MT; ++i) {
-      pa[i][0] = pack(first.a[i][0], first.a[i][2]);
-      pa[i][1] = pack(first.a[i][1], first.a[i][3]);
-      pa[i][2] = pack(second.a[i][0], second.a[i][2]);
-      pa[i][3] = pack(second.a[i][1], second.a[i][3]);
-    }
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      pb[j][0] = pack(first.b[j][0], first.b[j][1]);
-      pb[j][1] = pack(second.b[j][0], second.b[j][1]);
-    }
-#pragma unroll
-    for (int i = 0; i < MT; ++i) {
-#pragma unroll
-      for (int j = 0; j < NT; ++j) mma(sum[0][i][j], pa[i], pb[j]);
-    }
-  }
-
-  static __device__ __forceinline__ void clear(Step& step) {
-#pragma unroll
-    for (int i = 0; i < MT; ++i) {
-#pragma unroll
-      for (int q = 0; q < 4; ++q) step.a[i][q] = 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < NT; ++j) step.b[j][0] = step.b[j][1] = 0.0f;
-  }
-
   static __device__ __forceinline__ void clear(float (&values)[4]) {
 #pragma unroll
     for (int q = 0; q < 4; ++q) values[q] = 0.0f;
@@ -182,64 +156,48 @@ struct Fragments {
 
   // The steps from `k` to `end`; loads run ahead of the products.
   __device__ __forceinline__ void add_steps(int k, int end) {
-    if constexpr (kHalves) {
-      Step first, second, third, fourth;
+    if (k >= end) return;
+    Step first, second;
+    load(k, first);
 #pragma unroll 1
-      for (; k + 3 < end; k += 4) {
-        load(k, first), load(k + 1, second), load(k + 2, third), load(k + 3, fourth);
-        add_both(first, second), add_both(third, fourth);
-      }
-      if (k + 1 < end) {
-        load(k, first), load(k + 1, second);
-        add_both(first, second);
-        k += 2;
-      }
-      if (k < end) {
-        load(k, first), clear(second);
-        add_both(first, second);
-      }
-    } else if (k < end) {
-      Step first, second;
-      load(k, first);
-#pragma unroll 1
-      for (; k + 2 < end; k += 2) {
-        load(k + 1, second);
-        add<false>(first);
-        load(k + 2, first);
-        add<true>(second);
-      }
-      if (k + 1 < end) {
-        load(k + 1, second);
-        add<false>(first);
-        add<true>(second);
-      } else {
-        add<false>(first);
-      }
+    for (; k + 2 < end; k += 2) {
+      load(k + 1, second);
+      add<false>(first);
+      load(k + 2, first);
+      add<true>(second);
+    }
+    if (k + 1 < end) {
+      load(k + 1, second);
+      add<false>(first);
+      add<true>(second);
+    } else {
+      add<false>(first);
     }
   }
 
   __device__ __forceinline__ void add_all() {
-    if constexpr (kHalves) {
-      Step steps[K8 + 1];
+    Step steps[2];
+    load(0, steps[0]);
 #pragma unroll
-      for (int k = 0; k < K8; ++k) load(k, steps[k]);
-      clear(steps[K8]);
-#pragma unroll
-      for (int k = 0; k < K8; k += 2) add_both(steps[k], steps[k + 1]);
-    } else {
-      Step steps[2];
-      load(0, steps[0]);
-#pragma unroll
-      for (int k = 0; k < K8; k += 2) {
-        if (k + 1 < K8) load(k + 1, steps[1]);
-        if (k == 0) {
-          add<false, (kChains > 1)>(steps[0]);
-        } else {
-          add<false>(steps[0]);
-        }
-        if (k + 2 < K8) load(k + 2, steps[0]);
-        if (k + 1 < K8) add<true>(steps[1]);
+    for (int k = 0; k < K8; k += 2) {
+      if (k + 1 < K8) load(k + 1, steps[1]);
+      if (k == 0) {
+        add<false, (kChains > 1)>(steps[0]);
+      } else {
+        add<false>(steps[0]);
       }
+      if (k + 2 < K8) load(k + 2, steps[0]);
+      if (k + 1 < K8) add<true>(steps[1]);
+    }
+  }
+
+  // One of several parts of k, of STEPS each, unless the last has fewer.
+  template <bool WHOLE>
+  __device__ __forceinline__ void add_part(int part) {
+    if constexpr (STEPS == K8 && K8 <= kUnrolled) {
+      add_all();
+    } else {
+      add_steps(part * STEPS, min(part * STEPS + STEPS, K8));
     }
   }
 };

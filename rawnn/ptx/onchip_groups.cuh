@@ -152,7 +152,7 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
       Kept<RULE, FAR>& own = kept[FAR ? t : 0];
       if (counts && at[t].there) {
         if constexpr (!FAR) own.load(state(tile) + lane);
-        own.update(rule, at[t].first, at[t].below, sums[t], how(tile));
+        own.template update<SHAPE>(rule, at[t].first, at[t].below, sums[t], how(tile));
         own.store(state(tile) + lane);
       }
     }
@@ -169,14 +169,14 @@ __device__ __forceinline__ float4 to_tell(const float (&w)[4], const float (&nex
 }
 
 // The same arithmetic in every cluster, of the weights and of what was told without its mark.
-template <typename TILE>
+template <typename SHAPE, typename TILE>
 __device__ __forceinline__ void take_in(const Place& at, const float (&w)[4], const float4& told,
                                         const TILE& kept) {
   const float next[4] = {told.x + (kept.spares_bits() ? 0.0f : w[0]),
                          told.y + (kept.spares_bits() ? 0.0f : w[1]),
                          told.z + (kept.spares_bits() ? 0.0f : w[2]),
                          told.w + (kept.spares_bits() ? 0.0f : w[3])};
-  write_weights(next, at.first, at.below);
+  write_weights<SHAPE>(next, at.first, at.below);
 }
 
 // Each cluster updates every kGroups-th tile and tells the others in `fresh`; of a step that does not
@@ -252,7 +252,7 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
         told = markable(to_tell(w, next, way));
       }
       tell(fresh + tile * kTileQuads + lane, told, mark);
-      if (counts) take_in(at[t], w, told, way);
+      if (counts) take_in<SHAPE>(at[t], w, told, way);
     }
     if constexpr (mine <= many * warps) break;
   }
@@ -289,7 +289,7 @@ __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int ma
 #pragma unroll
       for (int i = 0; i < many; ++i) read_weights(w[i], at[i].first, at[i].below);
 #pragma unroll
-      for (int i = 0; i < many; ++i) take_in(at[i], w[i], told[i], how(tiles[i]));
+      for (int i = 0; i < many; ++i) take_in<SHAPE>(at[i], w[i], told[i], how(tiles[i]));
     }
     if constexpr (most <= many * warps) break;
   }

@@ -5,6 +5,7 @@
 #include "losses.cuh"
 #include "metrics.cuh"
 #include "onchip_finish.cuh"
+#include "onchip_halves.cuh"
 
 struct AsItIs {
   __device__ __forceinline__ float operator()(float gradient) const { return gradient; }
@@ -65,8 +66,8 @@ struct Largest {
 //
 // It is a chain of latencies, most of them of what lanes pass each other: with 16 lanes an example of 10
 // outputs took 846 cycles, with 4 of three outputs each 749 (H200).
-template <typename SHAPE, int OUTPUTS, int LANES, typename MADE = AsItIs>
-__device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int first, int count,
+template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename MADE = AsItIs>
+__device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int first, int count,
                                              const int* labels, int present, float share,
                                              Tally* tallies, int tallied, MADE made = {}) {
   using Of = Lanes<LANES>;
@@ -125,7 +126,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, float* dz, int
       if (m < OUTPUTS && row >= 0 && row < count) {
         const float power = kept ? value_of(i) : exp_below_zero(value_of(i) - largest);
         const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
-        dz[row * SHAPE::kPitch + example] = there ? made(slope) : 0.0f;
+        store_one<SHAPE>(dz + row * SHAPE::kPitch + example, there ? made(slope) : 0.0f);
       }
     }
     if (part == 0 && example < tallied) {

@@ -2,11 +2,11 @@
 //
 // sum[m][n] = sum over k of a[m][k] b[k][n], in tiles of 16 x 8, k in eights. An operand is `deep`
 // where neighbours along k lie side by side, else wide; LDA, LDB are floats from one row to the
-// next. All are float32; what a product makes of them says SHAPE::kNumbers:
+// next. What a product makes of float32 says SHAPE::kNumbers; an operand may lie as Half (onchip_halves.cuh):
 //   kFloat32   each factor is cut into two tf32 numbers, and of their four products the smallest is
 //              left out: the error is that of float32 sums
-//   kTf32      factors are rounded to tf32;   kBfloat16, kFloat16   to these, as two steps of 8 are
-//              packed; what a float16 cannot hold becomes infinity
+//   kTf32      factors are rounded to tf32;   kBfloat16, kFloat16   to these; what a float16 cannot hold
+//              becomes infinity
 // A task is MT x NT tiles over one of SPLIT parts of k. Tasks go round the warps from warp FIRST on.
 // k beyond the operands must hold zeros in one of them and finite numbers in the other; rows and
 // columns beyond them may hold anything: finish leaves them out.
@@ -16,25 +16,44 @@
 #pragma once
 #include "onchip_finish.cuh"
 #include "onchip_fragments.cuh"
+#include "onchip_half_products.cuh"
+
+// The task of a product of operands of types TA and TB, of numbers in 16 bits or not.
+template <bool HALVES, typename SHAPE, typename TA, typename TB, bool DEEP_A, bool DEEP_B, int K8, int STEPS,
+          int MT, int NT, int LDA, int LDB>
+struct TaskOf {
+  using Type = HalfFragments<SHAPE, TA, TB, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB>;
+};
+
+template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT, int LDA, int LDB>
+struct TaskOf<false, SHAPE, float, float, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB> {
+  using Type = Fragments<SHAPE, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB>;
+};
 
 template <typename SHAPE, bool DEEP_A, bool DEEP_B, int M16, int N8, int K8, int SPLIT, int MT,
-          int NT, int LDA, int LDB, bool SUMS = false>
-struct Product : Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB> {
-  using Base = Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB>;
+          int NT, int LDA, int LDB, bool SUMS = false, typename TA = float, typename TB = float>
+struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil_div(K8, SPLIT), MT,
+                        NT, LDA, LDB>::Type {
+  using Base = typename TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil_div(K8, SPLIT),
+                               MT, NT, LDA, LDB>::Type;
   using Base::kChains;
-  using Base::kHalves;
-  using Base::kPaired;
   static constexpr int kWarps = SHAPE::kThreads / 32;
   static constexpr int kDown = (M16 + MT - 1) / MT;
   static constexpr int kAcross = (N8 + NT - 1) / NT;
   static constexpr int kTasks = kDown * kAcross * SPLIT;
   static constexpr int kAllTasks = kTasks + (SUMS ? kAcross : 0);
-  static constexpr int kSteps = (K8 + SPLIT - 1) / SPLIT;
-  static constexpr int kUnrolled = 6;
+
+  static __device__ __forceinline__ unsigned int two_of_row(const Half* from) {
+    return *reinterpret_cast<const unsigned int*>(from);
+  }
+  static __device__ __forceinline__ unsigned int two_of_row(const float* from) {
+    const float2 both = *reinterpret_cast<const float2*>(from);
+    return pack_halves<SHAPE>(both.x, both.y);
+  }
 
   // The sums of b over all k, of NT tiles from `across` on: the product with a row of ones.
   template <typename FINISH>
-  static __device__ __forceinline__ void sum_rows(const float* right, int across,
+  static __device__ __forceinline__ void sum_rows(const TB* right, int across,
                                                   const FINISH& finish) {
     static_assert(!SUMS || DEEP_B, "rows of b");
     const int g = lane_index() / 4;
@@ -44,21 +63,30 @@ struct Product : Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB> {
                                                                 : 0x3f800000u;
     const unsigned int ones[4] = {unit, unit, unit, unit};
     float high_sum[NT][4], low_sum[NT][4];
-    const float* from[NT];
+    const TB* from[NT];
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
       Base::clear(high_sum[j]), Base::clear(low_sum[j]);
       from[j] = right + (min(across + j, N8 - 1) * 8 + g) * LDB + 2 * t;
     }
-#pragma unroll 2
-    for (int k = 0; k < K8; ++k) {
+    if constexpr (in_halves<SHAPE>()) {
+#pragma unroll 1
+      for (int k = 0; k < K8; k += 4) {
 #pragma unroll
-      for (int j = 0; j < NT; ++j) {
-        const float2 both = *reinterpret_cast<const float2*>(from[j] + k * 8);
-        if constexpr (kHalves) {
-          const unsigned int words[2] = {Base::pack(both.x, both.y), 0u};
-          Base::mma(high_sum[j], ones, words);
-        } else {
+        for (int j = 0; j < NT; ++j) {
+          const auto word = [&](int i) { return k + i < K8 ? two_of_row(from[j] + (k + i) * 8) : 0u; };
+          const unsigned int first[2] = {word(0), word(1)}, second[2] = {word(2), word(3)};
+          Base::mma(high_sum[j], ones, first);
+          if constexpr (K8 > 2) Base::mma(low_sum[j], ones, second);
+        }
+        if constexpr (K8 <= 4) break;
+      }
+    } else {
+#pragma unroll 2
+      for (int k = 0; k < K8; ++k) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+          const float2 both = *reinterpret_cast<const float2*>(from[j] + k * 8);
           unsigned int high[2], low[2];
           ptx::split_tf32(both.x, high[0], low[0]);
           ptx::split_tf32(both.y, high[1], low[1]);
@@ -78,31 +106,19 @@ struct Product : Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB> {
   }
 
   template <typename FINISH>
-  static __device__ __forceinline__ void run_task(const float* left, const float* right, int task,
+  static __device__ __forceinline__ void run_task(const TA* left, const TB* right, int task,
                                                   const FINISH& finish) {
     if (SUMS && task >= kTasks) {
       sum_rows(right, (task - kTasks) * NT, finish);
       return;
     }
-    const int g = lane_index() / 4;
-    const int t = lane_index() % 4;
     const int part = task % SPLIT;
     const int down = task / SPLIT % kDown * MT;
     const int across = task / SPLIT / kDown * NT;
     Product p;
     typename FINISH::Early early[MT][NT];
-#pragma unroll
-    for (int i = 0; i < MT; ++i) {
-      const int mt = M16 % MT ? min(down + i, M16 - 1) : down + i;
-      p.a[i] = DEEP_A ? left + (mt * 16 + g) * LDA + 2 * t
-                      : left + (kPaired ? 2 * t : t) * LDA + mt * 16 + g;
-    }
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      const int nt = N8 % NT ? min(across + j, N8 - 1) : across + j;
-      p.b[j] = DEEP_B ? right + (nt * 8 + g) * LDB + 2 * t
-                      : right + (kPaired ? 2 * t : t) * LDB + nt * 8 + g;
-    }
+    p.aim(left, right, [=](int i) { return M16 % MT ? min(down + i, M16 - 1) : down + i; },
+          [=](int j) { return N8 % NT ? min(across + j, N8 - 1) : across + j; });
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
@@ -112,11 +128,7 @@ struct Product : Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB> {
         for (int chain = 0; chain < kChains; ++chain) Base::clear(p.sum[chain][i][j]);
       }
     }
-    if constexpr (SPLIT == 1 && K8 <= kUnrolled) {
-      p.add_all();
-    } else {
-      p.add_steps(part * kSteps, min(part * kSteps + kSteps, K8));
-    }
+    p.template add_part<K8 % SPLIT == 0>(part);
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
@@ -126,8 +138,10 @@ struct Product : Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB> {
         for (int q = 0; q < 4; ++q) {
           total[q] = p.sum[0][i][j][q];
           if constexpr (kChains == 2) total[q] += p.sum[1][i][j][q];
-          if constexpr (kChains == 3) {
-            total[q] += p.sum[1][i][j][q] + p.sum[2][i][j][q];
+          if constexpr (kChains == 3) total[q] += p.sum[1][i][j][q] + p.sum[2][i][j][q];
+          if constexpr (kChains == 4) {
+            total[q] += p.sum[1][i][j][q];
+            total[q] += p.sum[2][i][j][q] + p.sum[3][i][j][q];
           }
         }
         if ((M16 % MT == 0 || down + i < M16) && (N8 % NT == 0 || across + j < N8)) {
@@ -138,7 +152,7 @@ struct Product : Fragments<SHAPE, DEEP_A, DEEP_B, K8, MT, NT, LDA, LDB> {
   }
 
   template <typename FINISH>
-  static __device__ __forceinline__ void run(const float* left, const float* right, int first,
+  static __device__ __forceinline__ void run(const TA* left, const TB* right, int first,
                                              const FINISH& finish) {
     const int warp = warp_index();
     int task = warp < first ? warp - first + kWarps : warp - first;

@@ -127,11 +127,11 @@ __device__ __forceinline__ TellBlocks<SHAPE, LANES, MAIL> to_blocks(const MAIL& 
 // examples from `present` on is 0. The block that has an example's label leaves its tally, if it is one of
 // the first `tallied`; others leave an empty one, unless all blocks have ONE place for it.
 template <typename SHAPE, int OUTPUTS, int ROWS, int LANES, int WARPS, int PARTS, int COLUMNS,
-          bool ONE, typename MADE = AsItIs>
-__device__ __forceinline__ void loss_of_slice(float* z, int first, int count, const float4* slices,
-                                              const float4* told, const int* labels, int present,
-                                              float share, Tally* tallies, int tallied,
-                                              MADE made = {}) {
+          bool ONE, typename T, typename MADE = AsItIs>
+__device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, int count,
+                                              const float4* slices, const float4* told,
+                                              const int* labels, int present, float share,
+                                              Tally* tallies, int tallied, MADE made = {}) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
   constexpr int each = ceil_div(PARTS, LANES);
   [[maybe_unused]] constexpr int at_once = smaller(each, 4);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, co
     const Tasks at(task);
     const bool there = at.example < present;
     const int label = there ? labels[at.example] : -1;
-    float* const mine = z + at.example;
+    const float* const mine = z + at.example;
     float powers[Tasks::kKept ? Tasks::kEach : 1] = {};  // asked for at once, and beside what was told
     if constexpr (Tasks::kKept) {
 #pragma unroll
@@ -183,7 +183,7 @@ __device__ __forceinline__ void loss_of_slice(float* z, int first, int count, co
         const bool right = first + m == label;
         if (right) labelled = probability;
         const float slope = (probability - (right ? 1.0f : 0.0f)) * share;
-        mine[m * SHAPE::kPitch] = there ? made(slope) : 0.0f;
+        store_one<SHAPE>(dz + m * SHAPE::kPitch + at.example, there ? made(slope) : 0.0f);
       }
     }
     // Of a label that is none the first block says that the loss is a NaN.

@@ -5,7 +5,11 @@
 // 2t and 2t + 1 of each; 128 biases are a tile too, in their order. State is kept in the order of
 // the tiles, [tile][state][lane] of float4, so that a lane finds its own in one access, near (shared
 // memory) or far (a workspace in global memory, which the L2 cache holds).
+//
+// Where products take 16 bits, a block keeps a copy of each weight in them, too: that of float number p of
+// shared memory is element number p + SHAPE::kCopies there, biases included. It has none where that is 0.
 #pragma once
+#include "onchip_halves.cuh"
 #include "onchip_rules.cuh"
 
 constexpr int kTileFloats = 128;
@@ -24,9 +28,27 @@ __device__ __forceinline__ void read_weights(float (&w)[4], const float* first, 
   w[0] = upper.x, w[1] = upper.y, w[2] = lower.x, w[3] = lower.y;
 }
 
+template <typename SHAPE>
 __device__ __forceinline__ void write_weights(const float (&w)[4], float* first, int below) {
   *reinterpret_cast<float2*>(first) = make_float2(w[0], w[1]);
   if (below != 0) *reinterpret_cast<float2*>(first + below) = make_float2(w[2], w[3]);
+  if constexpr (SHAPE::kCopies != 0) {
+    Half* const copy = ptx::dynamic_shared<Half>() + SHAPE::kCopies +
+                       (first - ptx::dynamic_shared<float>());
+    store_two<SHAPE>(copy, w[0], w[1]);
+    if (below != 0) store_two<SHAPE>(copy + below, w[2], w[3]);
+  }
+}
+
+// Copies of the first `count` floats of shared memory.
+template <typename SHAPE>
+__device__ __forceinline__ void copy_weights(int count) {
+  const float* const from = ptx::dynamic_shared<float>();
+  Half* const to = ptx::dynamic_shared<Half>() + SHAPE::kCopies;
+#pragma unroll 1
+  for (int i = thread_index() * 4; i < count; i += SHAPE::kThreads * 4) {
+    store_four<SHAPE>(to + i, *reinterpret_cast<const float4*>(from + i));
+  }
 }
 
 // A lane's state of one tile, in registers.
@@ -68,18 +90,18 @@ struct Kept {
     }
   }
   // The same of the lane's weights where they lie. All are read ahead of the first store.
-  template <typename TILE = AsTheyAre>
+  template <typename SHAPE, typename TILE = AsTheyAre>
   __device__ __forceinline__ void update(const RULE& rule, float* first, int below,
                                          const float (&gradient)[4], const TILE& kept = {}) {
     float w[4], next[4];
     read_weights(w, first, below);
     apply(next, rule, w, gradient, kept);
-    write_weights(next, first, below);
+    write_weights<SHAPE>(next, first, below);
   }
 };
 
 // Finish of a weight gradient's product: the update at once, where no other cluster has a part.
-template <typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES,
+template <typename SHAPE, typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES,
           typename HOW = AsTheyAre>
 struct UpdateTiles {
   using Early = Kept<RULE, FAR>;
@@ -105,7 +127,7 @@ struct UpdateTiles {
     if constexpr (!FAR) kept.load(state);
     float* const at = w + (mt * 16 + lane / 4) * LDW + nt * 8 + lane % 4 * 2;
     const bool whole = ROWS % 16 == 0 || mt * 16 + 8 < ROWS;
-    kept.update(rule, at, whole ? 8 * LDW : 0, sum, how.tile(mt, nt));
+    kept.template update<SHAPE>(rule, at, whole ? 8 * LDW : 0, sum, how.tile(mt, nt));
     kept.store(state);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {

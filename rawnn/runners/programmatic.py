@@ -13,6 +13,13 @@ from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 
+BESIDE = 2
+"""From so many ops on that follow one another beside an op, before any waits for it, it begins when
+what it needs has ended. Begun early its blocks hold shared memory while they wait, which those on
+the way to the next step want: the gather of a step to come beside the products of this one, and the
+updates of a third layer and those above beside input gradients. What is waited for sooner, a second
+layer's update, has no time to spare for a launch."""
+
 
 def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
                        proofs: Sequence[Proof | None]) -> list[tuple[int, ...]]:
@@ -22,11 +29,11 @@ def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
     Completion stays transitive: a kernel that gets such an edge waits on every path, so that it
     ends behind its producers, and they behind theirs. Reads ahead of the wait are safe from all
     but the producers themselves if these trigger behind their own wait, or if all of their own
-    edges are full.
+    edges are full. Ops with time to spare have full edges (`BESIDE`).
     """
     found: list[tuple[int, ...]] = []
-    for op, before, proof in zip(ops, edges, proofs, strict=True):
-        if proof is None or not proof.waits:
+    for op, before, proof, time in zip(ops, edges, proofs, spare(edges), strict=True):
+        if proof is None or not proof.waits or time >= BESIDE:
             found.append(())
             continue
         early, turn = _early(op, proof), op.attributes.get("behind")
@@ -36,6 +43,19 @@ def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
             and _may_be_overtaken(ops[index], proofs[index], bool(found[index]), early)
         ))
     return found
+
+
+def spare(edges: Sequence[tuple[int, ...]]) -> list[int]:
+    """For each op how many ops follow one another beside it, at least, until one waits for it: all
+    take the same time, and each begins as soon as it may. At the end all are waited for."""
+    begins: list[int] = []
+    for before in edges:
+        begins.append(1 + max((begins[index] for index in before), default=-1))
+    needed = [1 + max(begins, default=0)] * len(begins)
+    for op, before in enumerate(edges):
+        for index in before:
+            needed[index] = min(needed[index], begins[op])
+    return [wanted - begun - 1 for begun, wanted in zip(begins, needed, strict=True)]
 
 
 def _may_be_overtaken(producer: Op, proof: Proof | None, begins_early: bool,

@@ -72,7 +72,7 @@ class Launch:
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
                  scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
-                 exchange: str = CLUSTER) -> None:
+                 exchange: str = CLUSTER, room: int = HOPPER.shared) -> None:
         keywords = dict(VARIETY[name.removesuffix(STATE_FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
@@ -82,7 +82,7 @@ class Launch:
         else:
             d = Decomposition(problem_of(plan), ranks, groups, 256, types, turns,
                               exchange)
-            room = 0 if name.endswith(STATE_FAR) else HOPPER.shared
+            room = 0 if name.endswith(STATE_FAR) else room
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
             rest = prepared(network, batch, left=left, rest=True, **keywords)

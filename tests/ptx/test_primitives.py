@@ -72,6 +72,26 @@ PROBES: dict[str, tuple[str, str, str]] = {
                         "unsigned w[4]; ptx::load_matrices<true>(w, row); out[0] = w[0]; "
                         "out[1] = w[1]; out[2] = w[2]; out[3] = w[3];",
                         "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {0, 1, 2, 3}, [row];"),
+    "load_two_matrices": ("unsigned row",
+                          "unsigned w[2]; ptx::load_matrices<false>(w, row); out[0] = w[0]; "
+                          "out[1] = w[1];",
+                          "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {0, 1}, [row];"),
+    "load_two_transposed": ("unsigned row",
+                            "unsigned w[2]; ptx::load_matrices<true>(w, row); out[0] = w[0]; "
+                            "out[1] = w[1];",
+                            "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {0, 1}, [row];"),
+    "load_one_matrix": ("unsigned row",
+                        "unsigned w[1]; ptx::load_matrices<false>(w, row); out[0] = w[0];",
+                        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {0}, [row];"),
+    "load_one_transposed": ("unsigned row",
+                            "unsigned w[1]; ptx::load_matrices<true>(w, row); out[0] = w[0];",
+                            "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {0}, [row];"),
+    "multiply_half": ("unsigned a, unsigned b, unsigned c",
+                      "const unsigned l[2] = {a, b}; float s[4] = {1, 2, 3, 4}; "
+                      "ptx::multiply_half<bfloat16>(s, l, c); for (int i = 0; i < 4; ++i) "
+                      "out[i] = __float_as_uint(s[i]);",
+                      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {0, 1, 2, 3}, {a, b}, "
+                      "{c}, {0, 1, 2, 3};"),
     "transpose_matrix": ("unsigned word", "out[0] = ptx::transpose_matrix(word);",
                          "movmatrix.sync.aligned.m8n8.trans.b16 R, word;"),
     "multiply": ("unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f",

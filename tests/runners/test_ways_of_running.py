@@ -19,7 +19,7 @@ from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.overlap import fetching, turns
-from rawnn.runners.programmatic import follows_anything, programmatic_edges
+from rawnn.runners.programmatic import BESIDE, follows_anything, programmatic_edges, spare
 from rawnn.step.dependencies import dependencies
 from rawnn.step.op import Op
 from tests.engine import make_work, random_dataset, run_on, step_plan
@@ -207,10 +207,27 @@ def edges_of(change: Callable[[str], Proof | None]) -> list[tuple[str, str]]:
     return [(ops[i].name, op.name) for op, before in zip(ops, found, strict=True) for i in before]
 
 
-def test_every_edge_between_kernels_that_wait_is_programmatic() -> None:
+def test_edges_between_kernels_that_wait_are_programmatic_but_behind_time_to_spare() -> None:
     ops = unrolled()
-    assert len(edges_of(lambda kind: WAITS)) == sum(map(len, dependencies(ops)))
+    edges = dependencies(ops)
+    at_leisure = {op.name for op, time in zip(ops, spare(edges), strict=True) if time >= BESIDE}
+    assert edges_of(lambda kind: WAITS) == [
+        (ops[i].name, op.name) for op, before in zip(ops, edges, strict=True)
+        if op.name not in at_leisure for i in before]
     assert edges_of(lambda kind: NOT) == edges_of(lambda kind: None) == []
+
+
+def test_what_is_waited_for_soon_begins_early() -> None:
+    """The way from one step to the next, and the update of a second layer, but no update above
+    it and no gather of a step to come."""
+    ops = make_work("preload,arena,fuse", (29, 12, 16, 9, 7), DATA).train.unrolled(4).ops
+    times = dict(zip((op.name for op in ops), spare(dependencies(ops)), strict=True))
+    middle = {name.removesuffix("@1"): time for name, time in times.items() if name.endswith("@1")}
+    assert {name for name, time in middle.items() if time >= BESIDE} \
+        == {name for name in middle if name.startswith(("gather", "fc3.weight", "fc4.weight"))}
+    assert not any(spare([(), (0,), (1,), (2,)]))
+    assert spare([(), (), (0,), (2,), (1, 3)]) == [0, 2, 0, 0, 0]
+    assert spare([]) == []
 
 
 def test_copies_and_library_calls_have_full_edges_on_both_sides() -> None:

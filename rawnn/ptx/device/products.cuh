@@ -34,6 +34,36 @@ __device__ __forceinline__ void load_matrices(unsigned int (&words)[4], unsigned
   }
 }
 
+// Two of them, or one: the rows are the first lanes'.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(unsigned int (&words)[2], unsigned int row) {
+  if constexpr (TRANSPOSED) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "r"(row)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "r"(row)
+                 : "memory");
+  }
+}
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(unsigned int (&words)[1], unsigned int row) {
+  if constexpr (TRANSPOSED) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(words[0])
+                 : "r"(row)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                 : "=r"(words[0])
+                 : "r"(row)
+                 : "memory");
+  }
+}
+
 // The 8 x 8 matrix of 16-bit elements of which lane (g, t) holds 2t and 2t + 1 of row g, transposed
 // (movmatrix).
 __device__ __forceinline__ unsigned int transpose_matrix(unsigned int word) {
@@ -71,6 +101,23 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned int (&a)[
   }
 }
 #undef RAWNN_MMA
+
+// The same of bfloat16 or float16 over half a step: words 0 and 1 of A, and 0 of B.
+template <typename T>
+__device__ __forceinline__ void multiply_half(float (&c)[4], const unsigned int (&a)[2],
+                                              unsigned int b) {
+  if constexpr (kSame<T, bfloat16>) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+  } else {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+  }
+}
 
 // c = a b of floats as tf32.
 __device__ __forceinline__ void multiply_from_zero(float (&c)[4], const unsigned int (&a)[4],

@@ -122,14 +122,19 @@ inline unsigned long long wide_product(unsigned int a, unsigned int b) {
 }
 
 // products.cuh
-template <bool TRANSPOSED>
-void load_matrices(unsigned int (&words)[4], unsigned int row) {
-  twin::load_matrices(words, row, TRANSPOSED);
+template <bool TRANSPOSED, int MANY>
+void load_matrices(unsigned int (&words)[MANY], unsigned int row) {
+  twin::load_matrices(words, row, TRANSPOSED, MANY);
 }
 inline unsigned int transpose_matrix(unsigned int word) { return twin::transpose_matrix(word); }
 template <typename TA, typename TB = TA>
 void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0, unsigned int b1) {
   twin::multiply(twin::kNumber<TA>, twin::kNumber<TB>, c, a, b0, b1);
+}
+template <typename T>
+void multiply_half(float (&c)[4], const unsigned int (&a)[2], unsigned int b) {
+  const unsigned int whole[4] = {a[0], a[1], 0, 0};
+  twin::multiply(twin::kNumber<T>, twin::kNumber<T>, c, whole, b, 0);
 }
 inline void multiply_from_zero(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
                                unsigned int b1) {

@@ -93,7 +93,7 @@ unsigned char* dynamic_shared(int alignment);
 void nobody_reads(const void* object, std::size_t bytes);
 void load_shared(unsigned int* words, int count, unsigned int from);
 void store_shared(unsigned int to, const unsigned int* words, int count);
-void load_matrices(unsigned int* words, unsigned int row, bool transposed);
+void load_matrices(unsigned int* words, unsigned int row, bool transposed, int many);
 unsigned int transpose_matrix(unsigned int word);
 void multiply(Number a_kind, Number b_kind, float* c, const unsigned int* a, unsigned int b0,
               unsigned int b1);

@@ -236,15 +236,17 @@ void sync_warp(unsigned int mask) {
   });
 }
 
-void load_matrices(unsigned int* words, unsigned int row, bool transposed) {
+void load_matrices(unsigned int* words, unsigned int row, bool transposed, int many) {
   TWIN_HERE;
   struct Gift {
     unsigned int* words;
     unsigned int row;
   } gift{words, row};
-  touch_shared(row, 16, kRead, who_of(self->block->number, self->number), self->clock);
+  if (static_cast<int>(self->number % 32) < 8 * many) {
+    touch_shared(row, 16, kRead, who_of(self->block->number, self->number), self->clock);
+  }
   meet(transposed ? "ldmatrix.trans" : "ldmatrix", kAll, &gift, [&](const Meeting& meeting) {
-    for (int matrix = 0; matrix < 4; ++matrix) {
+    for (int matrix = 0; matrix < many; ++matrix) {
       std::uint16_t element[8][8];
       unsigned int banks = 0;  // in fours
       for (int i = 0; i < 8; ++i) {
