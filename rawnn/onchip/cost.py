@@ -31,11 +31,11 @@ class Costs:
     cycle; of one through the L2 cache (`far`, `far_rank` for each block of a group), the bytes a
     cycle of what comes to all and of parts that each block has for each other, what a step takes
     besides that has any, and how many times as long all else takes then (five kernels are within 13
-    %); of a softmax, besides `softmax_rows` times what its outputs are expected to take; of an
-    elementwise loss and a conversion, and of each round of the threads there; of a meeting of all
-    clusters, the bytes of gradients a cycle that are summed there, by all or each its share, and
-    those that a state is updated of; of what every step begins and ends with. What the products are
-    expected to take is multiplied by `product`, and each takes `product_begin` more; weight
+    %); of a softmax, besides `softmax_rows` times what its outputs are expected to take; of a
+    conversion, and of each round of the threads there and in an elementwise loss; of a meeting of
+    all clusters, the bytes of gradients a cycle that are summed there, by all or each its share,
+    and those that a state is updated of; of what every step begins and ends with. What the products
+    are expected to take is multiplied by `product`, and each takes `product_begin` more; weight
     gradients with their updates by `gradient`, those left for other clusters by `published`; those
     of layers above the first by `overlapped` besides, as warps that are done go on to the first
     layer's. A tile whose state comes from the L2 cache takes `far_tile` more. Micro-batches in
@@ -45,11 +45,11 @@ class Costs:
     launch takes `launch` besides its steps, and loads and stores so many `launch_bytes` of weights
     and state a cycle. `clock` is in cycles a microsecond. (Fitted to the phases of 15 kernels that
     were traced and to the times of 106 more; those of the meeting and of the softmax, whose kernels
-    are newer, to times of steps since. 70 runs of a draw made behind that took 0.63 to 1.20 of
-    what is expected: tests/opts/test_earning.py.)"""
+    are newer, to times of steps since. 70 runs of a draw made behind that took 0.63 to 1.20 of what
+    is expected: tests/opts/test_earning.py.)"""
 
     product: float = 1.69
-    product_begin: float = 119.0
+    product_begin: float = 77.0
     gradient: float = 2.27
     published: float = 1.97
     overlapped: float = 0.98
@@ -62,10 +62,9 @@ class Costs:
     far_parts: float = 15.9
     far_rest: float = 1.01
     far_step: float = 272.0
-    softmax: float = 230.0
+    softmax: float = 190.0
     softmax_rows: float = 1.00
-    elementwise: float = 106.0
-    elementwise_round: float = 323.0
+    elementwise_round: float = 165.0
     convert: float = 112.0
     convert_round: float = 40.5
     meeting: float = 1190.0
@@ -267,7 +266,7 @@ def loss_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
 def elementwise_cycles(d: Decomposition, costs: Costs = FITTED) -> float:
     """What the last product takes longer, as it ends in a loss that is a mean over elements."""
     elements = d.columns * d.outs(d.problem.depth - 1)
-    return costs.elementwise + costs.elementwise_round * ceil(elements, d.threads)
+    return costs.elementwise_round * ceil(elements, d.threads)
 
 
 def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:

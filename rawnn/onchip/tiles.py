@@ -105,7 +105,7 @@ FAR_ROUND, FAR_TILE = 600.0, 150.0
 """Cycles of a round of tasks, and more for each of a task's tiles (H200)."""
 
 
-SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_STEP, SOFTMAX_MEETING = 88.0, 30.0, 100.0, 800.0
+SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_STEP, SOFTMAX_MEETING = 70.0, 30.0, 75.0, 800.0
 """Cycles of an output of a lane in the softmax: of one of the first MOST_UNROLLED, whose
 instructions are read for it alone, and of another; of a step of the sums that lanes pass each
 other, and of a meeting of warps or blocks that share it (H200)."""

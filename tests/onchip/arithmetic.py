@@ -1,5 +1,6 @@
 """The arithmetic of a step on the chip, in NumPy: float32 products as three of tf32, in the order
-in which warps, blocks and clusters add up, and everything else as float32 in NumPy.
+in which warps, blocks and clusters add up, exponentials and inverses of losses as off as the GPU's
+approximations may be, and everything else as float32 in NumPy.
 
 Tensor cores are taken to add up what a step of 8 terms and its sum so far make, exactly, and then
 to cut that off to float32, as they do to within a bit (Fasi et al., Numerical behavior of NVIDIA
@@ -27,6 +28,8 @@ STEP = 8
 """Terms that a tensor core adds up at once."""
 HIDDEN = np.uint32(0xFFFFE000)
 """Of a float32's bits those that a tensor core takes of a tf32."""
+EXP2, INVERSE = 2.0**-22, 2.0**-23
+"""Relative errors that the PTX manual allows ex2.approx.ftz.f32 and rcp.approx.ftz.f32."""
 
 
 def toward_zero(values: Array) -> Array:
@@ -88,6 +91,36 @@ def row_sums(b: Array, nearest: bool = False) -> Array:
     return sums[0] + sums[1]
 
 
+class Approximations:
+    """Exponentials and inverses as a GPU approximates them: errors are drawn evenly from all that
+    the instructions may have."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = np.random.default_rng(seed)
+
+    def _off(self, exact: Array, most: float) -> Array:
+        drawn = self.generator.uniform(-most, most, exact.shape)
+        return (exact * (1 + drawn)).astype(np.float32)
+
+    def exp_below_zero(self, x: Array) -> Array:
+        """As in losses.cuh."""
+        return self._off(np.exp2((x * np.float32(1.44269504)).astype(np.float64)), EXP2)
+
+    def inverse(self, x: Array) -> Array:
+        """approximate_inverse of device/convert.cuh."""
+        return self._off(1 / x.astype(np.float64), INVERSE)
+
+    def softmax(self, z: Array) -> Array:
+        """Of [batch, outputs], as in onchip_loss.cuh."""
+        powers = self.exp_below_zero(z - z.max(axis=1, keepdims=True))
+        return powers * self.inverse(powers.sum(axis=1, keepdims=True))
+
+    def sigmoid(self, z: Array) -> Array:
+        """As in losses.cuh."""
+        below = self.exp_below_zero(-np.abs(z))
+        return np.where(z < 0, below, np.float32(1)) * self.inverse(1 + below)
+
+
 def markable(values: Array, marked: Array) -> Array:
     """float32 of which those that are `marked` give up their last bit, as in onchip_marks.cuh."""
     bits = np.ascontiguousarray(values).view(np.uint32)
@@ -97,10 +130,12 @@ def markable(values: Array, marked: Array) -> Array:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a chosen kernel computes the products of a plan's step."""
+    """How a chosen kernel computes the products and the loss of a plan's step; the errors of
+    approximations are drawn by the seed."""
 
     chosen: Choice
     nearest: bool = False
+    seed: int = 0
 
     @property
     def d(self) -> Decomposition:
@@ -108,12 +143,18 @@ class Arithmetic:
 
     def step(self, plan: Plan, arrays: dict[str, Array], offset: int) -> None:
         """The plan's step on `arrays`, by their names in the plan."""
+        loss = Approximations(self.seed)
         for op in plan.ops:
             operands = SimpleNamespace(**{role: arrays[name] for role, name in op.operands.items()})
             if op.kind == "matmul":
                 compute = {"nt": self.forward, "nn": self.backward, "tn": self.gradient}
                 layer = int(op.operands["c"].lstrip("zdaw")) - (op.attributes["layout"] != "nn")
                 operands.c[...] = compute[op.attributes["layout"]](layer, operands.a, operands.b)
+            elif op.kind == "softmax":
+                operands.p[...] = loss.softmax(operands.z)
+            elif op.kind == "bce_backward":
+                share = np.float32(1 / operands.z.size)
+                operands.dz[...] = (loss.sigmoid(operands.z) - operands.t) * share
             elif op.kind == "bias_grad":
                 layer = int(op.operands["dz"].lstrip("z_d")) - 1
                 operands.db[...] = self._met([row_sums(operands.dz[rows], self.nearest)

@@ -93,12 +93,13 @@ def test_launches_of_before_took_about_as_long() -> None:
 
 
 def test_persistent_takes_about_what_is_expected_of_it() -> None:
-    """A draw made behind the fit: 0.59 (80-64 at batch 16, 0.9 us a step) to 1.22 of it, nine in
-    ten within 1.22 times."""
+    """Kernels as they were before their losses were computed where a product ends, and products in
+    bf16 on 16 bits: 0.70 (80-64 at batch 16, 1.0 us a step) to 1.41 of what is expected since, nine
+    in ten within 1.25 times, 1.05 in the mean, 1.12 in bf16."""
     ratios = [us / choose(problem_of(step(problem, numbers)), chip_of(CAPABLE.target)).us
               for problem, numbers, launches, us in runs() if launches == 1]
     assert len(ratios) >= 60
-    assert all(0.55 < ratio < 1.35 for ratio in ratios), sorted(ratios)
+    assert all(0.6 < ratio < 1.5 for ratio in ratios), sorted(ratios)
     assert statistics.quantiles([max(r, 1 / r) for r in ratios], n=10)[-1] < 1.3
 
 
