@@ -115,7 +115,6 @@ class ExchangeWriter(KernelWriter):
         if d.ranks == 1:
             return
         if not d.far:
-            w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")
             if found.exchange:
                 w(f"Mailboxes<Shape, {found.exchange}> mail = {{{self.at('exchange')}, "

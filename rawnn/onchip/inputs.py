@@ -4,7 +4,7 @@ made the numbers that the first layer reads."""
 from __future__ import annotations
 
 from rawnn.onchip.decompose import BY_OUTPUTS, EVERYWHERE, GATHERED, SLICED, WARP, up
-from rawnn.onchip.layout import tallies
+from rawnn.onchip.layout import AT_ONCE, tallies
 from rawnn.onchip.updates import UpdateWriter
 from rawnn.onchip.writer import literal
 
@@ -151,11 +151,23 @@ class InputWriter(UpdateWriter):
         w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
         w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
         w("if (lane_index() == 0) {")
-        w(f"reinterpret_cast<float2*>(tally)[{self.turn} * {self.layout.parts}ll + {place}] = "
-          "make_float2(total.loss, __int_as_float(total.right));")
+        if self.layout.reports == AT_ONCE:
+            w(f"loss[cursor_now + u] = total.loss / {self.terms('u')};")
+            if self.p.measured:
+                w("correct[cursor_now + u] = total.right;")
+        else:
+            w(f"reinterpret_cast<float2*>(tally)[{self.turn} * {self.layout.parts}ll + {place}] = "
+              "make_float2(total.loss, __int_as_float(total.right));")
         w("}")
         w("}")
         self.stamp(BETWEEN, "tally")
+
+    def terms(self, step: str) -> str:
+        """The numbers that the loss of a step is the mean of."""
+        each = 1 if self.p.labelled else self.p.outputs
+        if self.p.partial:
+            return f"static_cast<float>(batch_of({step}) * {each})"
+        return f"{literal(float(self.p.batch * each))}f"
 
     def fetch_ahead(self) -> None:
         w, d = self.w, self.d

@@ -22,6 +22,7 @@ TILE = 128
 """Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
 
 ALL, SHARE = "all", "share"
+AT_ONCE, BY_FIRST, BY_LAST = "at once", "by the first block", "by the last block"
 STATE = "state of the optimizer"
 MOST_MORE, SUMMED_BYTES, STATE_BYTES = 1100.0, 53.0, 47.0
 """By shares, clusters tell each other twice, which takes so many cycles; by all, each takes in so
@@ -90,7 +91,8 @@ class Layout:
     sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
     clusters. Of the first `traced` steps of a launch all `stamps` of a step are kept, where phases
-    are traced (tracing.py)."""
+    are traced (tracing.py). A kernel that is `turning` is launched once an epoch and also does what
+    stands between two."""
 
     decomposition: Decomposition
     layers: tuple[LayerLayout, ...]
@@ -111,6 +113,7 @@ class Layout:
     stamps: int = 0
     copies: int | None = None
     copied: int = 0
+    turning: bool = False
 
     @property
     def dynamic_bytes(self) -> int:
@@ -140,10 +143,30 @@ class Layout:
             return d.share
         return d.blocks if d.types[-1] == SLICED else d.groups
 
+    @property
+    def reports(self) -> str:
+        """When a step's loss goes to memory: at once, where its sum is a block's own; behind the
+        steps by the first block, where the parts are its own or its cluster's; or by the last block
+        that comes there."""
+        d = self.decomposition
+        if self.counters:  # which the last block puts back
+            return BY_LAST
+        if not keeps_tallies(d) and self.parts * d.turns == 1:
+            return AT_ONCE
+        return BY_FIRST if d.groups == 1 and not (d.far and self.told_by_all) else BY_LAST
+
+    @property
+    def told_by_all(self) -> bool:
+        """Whether each block of a group has parts of a step's loss."""
+        d = self.decomposition
+        return d.ranks > 1 and (d.slices_softmax if keeps_tallies(d) else d.types[-1] == SLICED)
+
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps."""
         d = self.decomposition
-        found = {"tally": 2 * self.parts * d.turns * steps, "counters": self.counters + 1}
+        found = {"counters": self.counters + 1}
+        if self.reports != AT_ONCE:
+            found["tally"] = 2 * self.parts * d.turns * steps
         if self.sync:
             copies = 2 if self.sync == ALL else 1
             found["gradients"] = copies * d.blocks * self.tiles * TILE
@@ -165,9 +188,12 @@ class Layout:
 
     @property
     def counters(self) -> int:
-        """Words of the counter at which blocks meet that tell each other nothing in a step."""
+        """Words of the counter at which blocks meet that tell each other nothing in a step, or
+        nothing but to those of their rank."""
         d = self.decomposition
-        return 1 if d.far and not d.mail_floats else 0
+        if d.far:
+            return 0 if d.mail_floats else 1
+        return 1 if self.sync and d.ranks > 1 and not self.exchange else 0
 
 
 def keeps_tallies(d: Decomposition) -> bool:

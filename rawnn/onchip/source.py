@@ -7,6 +7,9 @@ from rawnn.network.activations import functor
 from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
 from rawnn.onchip.layout import (
     ALL,
+    AT_ONCE,
+    BY_FIRST,
+    BY_LAST,
     COUNTS,
     RULE_BYTES,
     SHARE,
@@ -44,10 +47,11 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
         found.append((f"const {c_type(p.labels)}*", "labels"))
     elif not p.reconstruct:
         found += [("const float*", "targets"), ("int", "ldtargets")]
-    found += [("const int*", "order")] if p.ordered else []
+    made = "" if layout.turning else "const "
+    found += [(f"{made}int*", "order")] if p.ordered else []
     found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
     found += [("const float*", "rates")] if p.scheduled else []
-    found += [("const int*", "clock")] if p.timed else []
+    found += [(f"{made}int*", "clock")] if p.timed or layout.turning else []
     found += [("float*", "loss_scale"), ("int*", "overflow")] if p.scaled else []
     found.append(("const int*", "cursor"))
     for layer in range(1, p.depth + 1):
@@ -65,6 +69,8 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     if p.measured:
         found.append(("int*", "correct"))
     found += [("unsigned long long", "seed")] if p.streams else []
+    found += [("unsigned long long", "turn_seed"), ("int", "count"), ("int", "steps")] \
+        if layout.turning else []
     found += [("int", "whole"), ("int", "left")] if p.partial else []
     return [*found, ("int", "offset"), ("int", "span")]
 
@@ -141,16 +147,14 @@ class _Kernel(StepWriter):
         w("const int rank = rank_of_block<Shape>();")
         w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
         w("const int thread = thread_index();")
-        w(f"for (int i = thread; i < {self.layout.dynamic_bytes // 4}; i += {d.threads}) "
-          "shared[i] = 0.0f;")
+        self.ahead_of_wait()
         w("pdl_wait();")
         w("pdl_trigger();")
         self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
-        w("const int cursor_now = *cursor + offset;")
         if self.layout.sync:
             w("const unsigned int meetings_before = meetings[blockIdx.x];")
         if p.timed:
-            w("const int steps_before = clock[1] + cursor_now;")
+            w("const int steps_of_epochs = clock[1];")
         if d.turns > 1:
             w(f"const int turns = span * {d.turns};")
             self.turns_of_steps()
@@ -168,48 +172,21 @@ class _Kernel(StepWriter):
         if d.turns == 1:
             w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
               f"step) * {p.stride} + group * {d.share}; }};")
-        w("__syncthreads();")
         for layer in range(p.depth):
             self.load_layer(layer)
+        self.load_first_input()
+        for layer in range(p.depth):
+            self.move_states(layer, "load", far=True)
         self.tell_places()
-        if p.normalised:
-            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
-            w(f"for (int i = thread; i < {self.count(0)}; i += {d.threads}) {{")
-            w(f"{self.at('mean')}[i] = mean[{start} + i];")
-            w(f"{self.at('inverse_std')}[i] = inverse_std[{start} + i];")
-            w("}")
         w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
-        w(f"Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        w(f"[[maybe_unused]] Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
         if p.scaled:
             w(f"LossScale* const scaling = reinterpret_cast<LossScale*>({self.at('scaling')});")
             w("if (thread == 0) *scaling = {loss_scale[0], loss_scale[1], {overflow[0], 0}};")
-        w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
-        w("if (kBulk && thread == 0) {")
-        w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
-        w("ptx::publish_barriers();")
-        w("}")
-        w("if constexpr (kBulk) ptx::fence_proxy_async();")
-        w("__syncthreads();")
         if p.scheduled:
-            w("float rate = 0.0f;")
-        self.places_in_turn()
-        if p.labelled:
-            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
-            w(f"NextLabels<Shape, {self.free}, kBehindRows> labels_ahead;")
-        if p.ordered:
-            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-            w(f"fetch_order<Shape, 0, 0>(fetched, order, first_of(0), {self.present('0')});")
-            w(f"if ({self.turns} > 1) fetch_order<Shape, 0, 0>(fetched + {d.columns}, order, "
-              f"first_of(1), {self.present('1')});")
-            w("ptx::commit_copies();")
-            w("ptx::wait_for_copies<0>();")
-            w("__syncthreads();")
-        w(f"if (thread >= {self.free}) {{" if self.free else "{")
-        self.fetch("0")
-        w("}")
-        w("ptx::commit_copies();")
-        if p.scheduled:
-            w(f"if (thread == {d.threads - 1}) rate = {self.rate('0')};")
+            w(f"float rate = thread == {d.threads - 1} ? {self.rate('0')} : 0.0f;")
+        if p.timed:
+            w("const int steps_before = steps_of_epochs + cursor_now;")
         self.wait_for_input("0")
         if p.labelled:
             w("labels_ahead.store(y);")
@@ -218,6 +195,44 @@ class _Kernel(StepWriter):
             w(f"copy_weights<Shape>({self.layout.copied});")
             w("__syncthreads();")
         self.mailboxes()
+
+    def ahead_of_wait(self) -> None:
+        """While the launch ahead may still run: what touches shared memory alone, and the cursor,
+        which nobody moves where that matters."""
+        d, w = self.d, self.w
+        w(f"clear_shared<Shape>(shared, {self.layout.dynamic_bytes // 4});")
+        w("__syncthreads();")
+        w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
+        w("if (kBulk && thread == 0) {")
+        w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
+        w("ptx::publish_barriers();")
+        w("}")
+        w("if constexpr (kBulk) ptx::fence_proxy_async();")
+        if d.ranks > 1 and not d.far:
+            w("cluster_arrive<Shape>();")
+        w("const int cursor_now = *cursor" + (";" if self.layout.turning else " + offset;"))
+
+    def load_first_input(self) -> None:
+        """Asks for the examples of the first turn, and finds those of the second, while weights are
+        on their way."""
+        d, p, w = self.d, self.p, self.w
+        if p.normalised:
+            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+            for name in ("mean", "inverse_std"):
+                w(f"load_floats<Shape>({self.at(name)}, {name} + {start}, {self.count(0)});")
+        self.places_in_turn()
+        if p.labelled:
+            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
+            w(f"NextLabels<Shape, {self.free}, kBehindRows> labels_ahead;")
+        if p.ordered:
+            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
+            w(f"first_orders<Shape>(fetched, order, first_of(0), {self.present('0')}, first_of(1), "
+              f"{self.turns} > 1 ? {self.present('1')} : 0);")
+        w("__syncthreads();")
+        w(f"if (thread >= {self.free}) {{" if self.free else "{")
+        self.fetch("0")
+        w("}")
+        w("ptx::commit_copies();")
 
     def turns_of_steps(self) -> None:
         """Which examples a turn has: a part of its step's."""
@@ -246,12 +261,9 @@ class _Kernel(StepWriter):
             w(f"load_layer<Shape>({part.weights}, {part.pitch}, w{n}, ldw{n}, part{n});")
         else:
             w(f"load_weights<Shape>(weights{n}, {part.pitch}, w{n}, ldw{n}, part{n});")
-        if p.bias and self.shares_moves:
-            w(f"load_biases<Shape>({part.bias}, b{n}, part{n});")
-        elif p.bias:
-            w(f"for (int i = thread; i < part{n}.outs; i += {self.d.threads}) "
-              f"biases{n}[i] = b{n}[part{n}.out + i];")
-        self.move_states(layer, "load")
+        if p.bias:
+            w(f"load_biases<Shape>(biases{n}, b{n}, part{n});")
+        self.move_states(layer, "load", far=False)
 
     def part_of(self, layer: int) -> str:
         kind, below, above = self.d.kinds[layer], self.d.slices[layer], self.d.slices[layer + 1]
@@ -262,56 +274,64 @@ class _Kernel(StepWriter):
             return f"{{0, {outs}, rank * {below}, n{layer}}}"
         return f"{{0, {outs}, 0, {ins}}}"
 
-    def move_states(self, layer: int, way: str) -> None:
+    def move_states(self, layer: int, way: str, far: bool | None = None) -> None:
+        """Loads or stores a layer's state, if it lies as `far` says."""
         found, part, n = self.layout, self.layout.layers[layer], layer + 1
         share = found.sync == SHARE
         base = part.base if found.sync else 0
         near = found.shared_state if found.sync else part.near
+        if far not in (None, near is None):
+            return
         ahead = base * len(self.p.states) * TILE if found.sync == ALL else 0
-        far = f"reinterpret_cast<float*>({self.states_at(layer)}) + {ahead}"
+        place = f"reinterpret_cast<float*>({self.states_at(layer)}) + {ahead}"
         for number, state in enumerate(self.p.states):
             bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
-            if self.p.bias and way == "store" and self.d.kinds[layer] == BY_INPUTS:
-                bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
+            turn = ""
+            if way == "store":
+                turn = f", {self.turn_to_store(layer, own=share)}"
+                if self.p.bias and self.d.kinds[layer] == BY_INPUTS:
+                    bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
             what = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, " \
-                   f"group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, part{n}"
+                   f"group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, part{n}{turn}"
             is_far = literal(near is None)
             kinds = f"{len(self.p.states)}, {self.d.groups if share else 1}"
             if self.shares_moves:
-                place = f"{far}, 0" if near is None else f"nullptr, {near + ahead}"
-                self.w(f"{way}_state<Shape, {is_far}, {kinds}>({place}, {what});")
+                at = f"{place}, 0" if near is None else f"nullptr, {near + ahead}"
+                self.w(f"{way}_state<Shape, {is_far}, {kinds}>({at}, {what});")
             else:
                 kinds = f"{is_far}, {kinds}" if way == "load" else kinds
-                self.w(f"{way}_states<Shape, {kinds}>({far}, {what});")
+                self.w(f"{way}_states<Shape, {kinds}>({place}, {what});")
+
+    def turn_to_store(self, layer: int, own: bool = False) -> str:
+        """Who stores what of a layer: blocks that hold the same share it, unless groups hold each
+        their `own`."""
+        everywhere = self.d.kinds[layer] == EVERYWHERE and self.d.ranks > 1
+        if own:
+            return f"{{rank, {self.d.ranks}}}" if everywhere else "kAlone"
+        return "of_blocks" if everywhere else "of_groups"
 
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
-        if d.far and not d.mail_floats:
-            w("// Blocks that exchange nothing have met nobody: all have loaded what one stores.")
+        if found.counters and (d.far or found.turning):
+            w("// Blocks that exchange nothing have met nobody, or those of their rank alone: all "
+              "have loaded what one stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
+        self.arrive_at_end()
+        self.report_ahead()
+        w(f"[[maybe_unused]] const Turn of_groups = {{group, {d.groups}}};")
+        w(f"[[maybe_unused]] const Turn of_blocks = {{group * {d.ranks} + rank, {d.blocks}}};")
         for layer in range(p.depth):
-            part, n = found.layers[layer], layer + 1
-            everywhere = d.kinds[layer] == EVERYWHERE and d.ranks > 1
-            w(f"if (group == 0{' && rank == 0' if everywhere else ''}) {{")
+            part, n, turn = found.layers[layer], layer + 1, self.turn_to_store(layer)
             for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):
                 if self.shares_moves:
-                    w(f"store_layer<Shape>({to}, {part.weights}, {part.pitch}, part{n});")
+                    w(f"store_layer<Shape>({to}, {part.weights}, {part.pitch}, part{n}, {turn});")
                 else:
-                    w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, part{n});")
-            once = d.kinds[layer] == BY_INPUTS  # all blocks have its biases
-            if p.bias and self.shares_moves:
-                w(f"{'if (rank == 0) ' * once}store_biases<Shape>(b{n}, {part.bias}, part{n});")
-            elif p.bias:
-                own = " && rank == 0" if once else ""
-                w(f"for (int i = thread; i < part{n}.outs{own}; i += {d.threads}) "
-                  f"b{n}[part{n}.out + i] = biases{n}[i];")
-            w("}")
-            if p.states:
-                conditions = ["rank == 0"] * everywhere + ["group == 0"] * (found.sync != SHARE)
-                w(f"if ({' && '.join(conditions) or 'true'}) {{")
-                self.move_states(layer, "store")
-                w("}")
+                    w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, part{n}, {turn});")
+            if p.bias:
+                turn = "of_blocks" if d.kinds[layer] == BY_INPUTS else turn  # all blocks have them
+                w(f"store_biases<Shape>(b{n}, biases{n}, part{n}, {turn});")
+            self.move_states(layer, "store")
         if p.scaled:
             w("if (blockIdx.x == 0 && thread == 0) {")
             w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
@@ -320,17 +340,66 @@ class _Kernel(StepWriter):
         self.keep_generation()
         if found.sync:
             w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
-        if not d.far:
+        if found.turning:
+            w("NextOrder<Shape> order_to_come(turn_seed, offset, count);")
+        if self.clustered:
+            w(f"cluster_wait<Shape>();{'' if self.tells_at_end else '  // none has left sooner'}")
+        if found.turning:  # all blocks have read this epoch's order
+            w("order_to_come.store(order);")
+        self.report()
+        if found.turning and found.reports != BY_LAST:
+            w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")
+
+    @property
+    def clustered(self) -> bool:
+        """Whether groups are clusters of several blocks."""
+        return self.d.ranks > 1 and not self.d.far
+
+    def arrive_at_end(self) -> None:
+        """No block of a cluster ends before the others are as far: nothing of theirs comes to one
+        that is gone, and the first sees what all left of the losses. Where steps exchange nothing,
+        this is how all have loaded what one stores."""
+        d, w, found = self.d, self.w, self.layout
+        if not self.clustered:
+            return
+        if not found.exchange and EVERYWHERE in d.kinds:
             w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")
-        terms = p.batch if p.labelled else p.batch * p.outputs
-        correct = "correct + cursor_now" if p.measured else "nullptr"
-        of_step = f"{literal(float(terms))}f"
-        if p.partial:
-            each = terms // p.batch
-            of_step = f"[=](int step) {{ return static_cast<float>(batch_of(step) * {each}); }}"
-        w(f"report_steps<Shape, {literal(keeps_tallies(d))}>("
-          "reinterpret_cast<const float2*>(tally), "
-          f"{found.parts * d.turns}, span, {of_step}, counters, "
-          f"counters + 1, {found.counters}, loss + cursor_now, "
-          f"{correct}, reinterpret_cast<int*>(tallies));")
+        w(f"cluster_arrive{'' if self.tells_at_end else '_relaxed'}<Shape>();")
+
+    @property
+    def tells_at_end(self) -> bool:
+        """Whether blocks of a cluster need more of each other than that they are as far."""
+        found = self.layout
+        return (found.reports == BY_FIRST and found.told_by_all) or (
+            found.turning and not found.exchange and not found.counters)
+
+    def report_ahead(self) -> None:
+        """Who comes last is found out while weights are stored."""
+        if self.layout.reports == BY_LAST:
+            self.w(f"int* const last = reinterpret_cast<int*>{self.at('tallies')};")
+            self.w("take_ticket<Shape>(counters, last);")
+
+    def report(self) -> None:
+        """The losses of all steps, where they are not in memory yet."""
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        if found.reports == AT_ONCE:
+            return
+        w("const auto report = [=](int step, const Tally& total) {")
+        w(f"loss[cursor_now + step] = total.loss / {self.terms('step')};")
+        if p.measured:
+            w("correct[cursor_now + step] = total.right;")
+        w("};")
+        left, parts = "reinterpret_cast<const float2*>(tally)", found.parts * d.turns
+        total = f"sum_kept<Shape>({left}, {parts}, span, report);" if keeps_tallies(d) else \
+            f"sum_parts<Shape, {parts}, {found.dynamic_bytes // 4}>({left}, shared, span, report);"
+        if found.reports == BY_FIRST:
+            w(f"{'if (rank == 0) ' * (d.ranks > 1)}{total}")
+            return
+        w("__syncthreads();")
+        w("if (*last != 0) {")
+        w(total)
+        w(f"if (thread <= {found.counters}) counters[thread] = 0u;")
+        if found.turning:
+            w("if (thread == 0) tick_clock(clock, steps);")
+        w("}")

@@ -21,6 +21,10 @@ from rawnn.step.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
+MOST_TURNED, MOST_TURNED_OF_A_THREAD = 16384, 4
+"""Examples of which the kernel makes the next epoch's order, and examples a thread: of more, a
+kernel that has the whole GPU for it makes it sooner."""
+
 
 def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
             types: str = "", turns: int = 1, exchange: str = "") -> Plan:
@@ -37,8 +41,10 @@ def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
 def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     """`plan`, a step that trains, as one op whose kernel shares the work as chosen."""
     workspaces = _workspaces(plan, chosen)
+    threads = chosen.decomposition.blocks * chosen.decomposition.threads
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
-        chosen.decomposition), expected=f"{chosen.us:.1f} us", **_seed(plan))
+        chosen.decomposition), expected=f"{chosen.us:.1f} us", most_turned=min(
+        MOST_TURNED, MOST_TURNED_OF_A_THREAD * threads), **_seed(plan))
     return plan.with_tensors(*workspaces).substitute(plan.ops, [op])
 
 

@@ -10,5 +10,6 @@
 #include "onchip_product.cuh"
 #include "onchip_scale.cuh"
 #include "onchip_slices.cuh"
+#include "onchip_turn.cuh"
 #include "onchip_weights.cuh"
 #include "pdl.cuh"

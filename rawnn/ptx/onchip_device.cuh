@@ -53,3 +53,10 @@ template <typename SHAPE>
 __device__ __forceinline__ void cluster_wait() {
   if constexpr (SHAPE::kCluster) ptx::wait_for_cluster();
 }
+
+// An arrival behind which nothing is read that was written ahead of it, and of which nobody needs more
+// than that this block is as far.
+template <typename SHAPE>
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  if constexpr (SHAPE::kCluster) ptx::arrive_at_cluster_relaxed();
+}

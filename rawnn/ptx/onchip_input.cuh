@@ -34,6 +34,18 @@ __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ ord
   }
 }
 
+// The numbers of the first turn's examples and of the second's, by ordinary loads: nobody waits for what else
+// is on its way.
+template <typename SHAPE>
+__device__ __forceinline__ void first_orders(int* to, const int* __restrict__ order, long long first,
+                                             int count, long long second, int second_count) {
+  for (int i = thread_index(); i < SHAPE::kColumns; i += SHAPE::kThreads) {
+    const int a = i < count ? order[first + i] : 0;
+    const int b = i < second_count ? order[second + i] : 0;
+    to[i] = a, to[SHAPE::kColumns + i] = b;
+  }
+}
+
 // Whether rows come by the copy engine: one instruction each, and no thread waits for addresses.
 #if defined(RAWNN_TWIN)
 constexpr bool kBulk = true;

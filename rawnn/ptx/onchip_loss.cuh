@@ -164,19 +164,11 @@ __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
   return total;
 }
 
-// The numbers that a step's loss is the mean of: of all steps, or of each.
-__device__ __forceinline__ float terms_of(float terms, int) { return terms; }
-
-template <typename F>
-__device__ __forceinline__ float terms_of(const F& terms, int step) {
-  return terms(step);
-}
-
 // The tallies of `parts` examples of each step, added up by a warp a step, of which it asks for several
 // at once: report(step, sum).
 template <typename SHAPE, typename REPORT>
 __device__ __forceinline__ void sum_kept(const float2* left, int parts, int steps, REPORT report) {
-  constexpr int once = 4;
+  constexpr int once = 8;
   const int lane = lane_index();
 #pragma unroll 1
   for (int s = warp_index() * once; s < steps; s += SHAPE::kThreads / 32 * once) {
@@ -207,48 +199,75 @@ __device__ __forceinline__ void sum_kept(const float2* left, int parts, int step
   }
 }
 
-// At the end of a launch the last block to come adds up what `parts` blocks left of each step, or
-// EXAMPLES, in their order: loss[s], correct[s]. It also puts all counters back to 0. `last` is a word
-// of shared memory.
-template <typename SHAPE, bool EXAMPLES, typename TERMS>
-__device__ __forceinline__ void report_steps(const float2* left, int parts, int steps, TERMS terms,
-                                             unsigned int* ticket, unsigned int* counters,
-                                             int count_counters, float* loss, int* correct,
-                                             int* last) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
+// Behind the steps of a launch each block takes a ticket, by its last thread: in `last`, a word of shared
+// memory, it says whether the block is the last that comes, which then sees what all have left.
+template <typename SHAPE>
+__device__ __forceinline__ void take_ticket(unsigned int* ticket, int* last) {
+  if (thread_index() == SHAPE::kThreads - 1) {
     __threadfence();
     *last = atomicAdd(ticket, 1u) == gridDim.x - 1u ? 1 : 0;
+    __threadfence();
   }
-  __syncthreads();
-  if (*last == 0) return;
-  __threadfence();
-  const auto report = [=](int s, const Tally& total) {
-    loss[s] = total.loss / terms_of(terms, s);
-    if (correct != nullptr) correct[s] = total.right;
-  };
-  if constexpr (EXAMPLES) {
-    sum_kept<SHAPE>(left, parts, steps, report);
-  } else {
-    constexpr int once = 16;  // loads that a thread has under way
-    for (int s = thread_index(); s < steps; s += SHAPE::kThreads) {
-      Tally total = {0.0f, 0};
-      const float2* const of_step = left + static_cast<long long>(s) * parts;
+}
+
+// What PARTS blocks or clusters left of each step, added up by a thread a step in their order:
+// report(step, sum). Where they are many they come through shared memory, of which there are ROOM floats
+// that nobody needs any more: all threads ask for them, in the order in which they lie (a thread alone
+// took a trip to the L2 cache for 16 of them: 112 blocks' took 5 us of an H200).
+template <typename SHAPE, int PARTS, int ROOM, typename REPORT>
+__device__ __forceinline__ void sum_parts(const float2* left, float* shared, int steps,
+                                          REPORT report) {
+  constexpr int once = 16;  // loads that a thread has under way
+  constexpr int pitch = PARTS | 1;
+  constexpr int rows = smaller(ROOM / (2 * pitch), SHAPE::kThreads);
+  if constexpr (PARTS > once && rows >= 8) {
+    float2* const staged = reinterpret_cast<float2*>(shared);
+    __syncthreads();  // all have read what else lies there
 #pragma unroll 1
-      for (int first = 0; first < parts; first += once) {
+    for (int first = 0; first < steps; first += rows) {
+      const int here = min(rows, steps - first);
+      const float2* const from = left + static_cast<long long>(first) * PARTS;
+#pragma unroll 1
+      for (int i = thread_index(); i < here * PARTS; i += SHAPE::kThreads * once) {
         float2 found[once];
 #pragma unroll
-        for (int i = 0; i < once; ++i) found[i] = __ldcg(of_step + min(first + i, parts - 1));
+        for (int k = 0; k < once; ++k) {
+          found[k] = __ldcg(from + min(i + k * SHAPE::kThreads, here * PARTS - 1));
+        }
+#pragma unroll
+        for (int k = 0; k < once; ++k) {
+          const int item = i + k * SHAPE::kThreads;
+          if (item < here * PARTS) staged[item / PARTS * pitch + item % PARTS] = found[k];
+        }
+      }
+      __syncthreads();
+      if (thread_index() < here) {
+        Tally total = {0.0f, 0};
+#pragma unroll 16
+        for (int part = 0; part < PARTS; ++part) {
+          const float2 one = staged[thread_index() * pitch + part];
+          total.loss += one.x, total.right += __float_as_int(one.y);
+        }
+        report(first + thread_index(), total);
+      }
+      __syncthreads();
+    }
+  } else {
+#pragma unroll 1
+    for (int s = thread_index(); s < steps; s += SHAPE::kThreads) {
+      Tally total = {0.0f, 0};
+      const float2* const of_step = left + static_cast<long long>(s) * PARTS;
+#pragma unroll 1
+      for (int first = 0; first < PARTS; first += once) {
+        float2 found[once];
+#pragma unroll
+        for (int i = 0; i < once; ++i) found[i] = __ldcg(of_step + min(first + i, PARTS - 1));
 #pragma unroll
         for (int i = 0; i < once; ++i) {
-          if (first + i < parts) total.loss += found[i].x, total.right += __float_as_int(found[i].y);
+          if (first + i < PARTS) total.loss += found[i].x, total.right += __float_as_int(found[i].y);
         }
       }
       report(s, total);
     }
-  }
-  if (threadIdx.x == 0) *ticket = 0u;
-  for (int i = thread_index(); i < count_counters; i += SHAPE::kThreads) {
-    counters[i] = 0u;
   }
 }

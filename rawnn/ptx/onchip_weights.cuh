@@ -9,17 +9,24 @@ struct Part {
   int out, outs, in, ins;
 };
 
-// body(output, input) for all of a part. Warps take 4 outputs x 8 inputs, so that rows of the matrix are
-// met by whole sectors and those of the image by all banks.
+// Who stores what several hold alike: of `of` the one with this number, counted from 0.
+struct Turn {
+  int number, of;
+};
+constexpr Turn kAlone = {0, 1};
+
+// body(output, input) for all of a part, or this one's share of it. Warps take 4 outputs x 8 inputs, so
+// that rows of the matrix are met by whole sectors and those of the image by all banks.
 template <typename SHAPE, typename F>
-__device__ __forceinline__ void for_weights(Part part, F body) {
-  constexpr int warps = SHAPE::kThreads / 32;
+__device__ __forceinline__ void for_weights(Part part, Turn turn, F body) {
+  const int warps = SHAPE::kThreads / 32 * turn.of;
   const int across = ceil_div(part.ins, 8);
   const int down = ceil_div(part.outs, 4);
   if (across == 0) return;
   const int lane = lane_index();
-  int row = warp_index() / across;
-  int column = warp_index() % across;
+  const int first = turn.number * (SHAPE::kThreads / 32) + warp_index();
+  int row = first / across;
+  int column = first % across;
 #pragma unroll 1
   while (row < down) {
     const int out = row * 4 + lane / 8;
@@ -35,7 +42,7 @@ __device__ __forceinline__ void for_weights(Part part, F body) {
 template <typename SHAPE, typename T>
 __device__ __forceinline__ void load_weights(float* image, int pitch, const T* __restrict__ w,
                                              int ld, Part part) {
-  for_weights<SHAPE>(part, [=](int out, int in) {
+  for_weights<SHAPE>(part, kAlone, [=](int out, int in) {
     const T* const from = w + static_cast<long long>(part.out + out) * ld + part.in + in;
     float* const to = image + in * pitch + out;
     if constexpr (sizeof(T) == sizeof(float)) {
@@ -46,10 +53,42 @@ __device__ __forceinline__ void load_weights(float* image, int pitch, const T* _
   });
 }
 
+// Zeros in `count` floats, a multiple of four.
+template <typename SHAPE>
+__device__ __forceinline__ void clear_shared(float* shared, int count) {
+  const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int i = thread_index(); i < count / 4; i += SHAPE::kThreads) {
+    reinterpret_cast<float4*>(shared)[i] = zero;
+  }
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void load_floats(float* to, const float* __restrict__ from, int count) {
+#pragma unroll 1
+  for (int i = thread_index(); i < count; i += SHAPE::kThreads) {
+    ptx::copy_async<4>(ptx::shared_address(to + i), from + i);
+  }
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void load_biases(float* to, const float* __restrict__ b, Part part) {
+  load_floats<SHAPE>(to, b + part.out, part.outs);
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void store_biases(float* __restrict__ b, const float* from, Part part,
+                                             Turn turn) {
+#pragma unroll 1
+  for (int i = turn.number * SHAPE::kThreads + thread_index(); i < part.outs;
+       i += SHAPE::kThreads * turn.of) {
+    b[part.out + i] = from[i];
+  }
+}
+
 template <typename SHAPE, typename T>
 __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, const float* image,
-                                                 int pitch, Part part) {
-  for_weights<SHAPE>(part, [=](int out, int in) {
+                                                 int pitch, Part part, Turn turn) {
+  for_weights<SHAPE>(part, turn, [=](int out, int in) {
     w[static_cast<long long>(part.out + out) * ld + part.in + in] =
         from_float<T>(image[in * pitch + out]);
   });
@@ -57,16 +96,18 @@ __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, cons
 
 // For a lane's part of each of a layer's `tiles` of state, `of_weights` of weights, `across` side by side,
 // the rest of biases, of which only each SHARES-th is kept, beginning with the one that is `share` when
-// counted from `base`: body(the place of its first float, whether it is of
+// counted from `base`, as far as it is this one's `turn`: body(the place of its first float, whether it is of
 // biases, the index of one in the tensor, how far behind it each of the four is, -1 for padding).
 template <typename SHAPE, int STATES, int SHARES, typename F>
 __device__ __forceinline__ void for_states(int across, int of_weights, int tiles, int base,
-                                           int share, int state, int ld, Part part, F body) {
+                                           int share, int state, int ld, Part part, Turn turn,
+                                           F body) {
+  constexpr int warps = SHAPE::kThreads / 32;
   const int lane = lane_index();
   const int skipped = ((share - base) % SHARES + SHARES) % SHARES;
 #pragma unroll 1
-  for (int tile = skipped + warp_index() * SHARES; tile < tiles;
-       tile += SHAPE::kThreads / 32 * SHARES) {
+  for (int tile = skipped + (turn.number * warps + warp_index()) * SHARES; tile < tiles;
+       tile += warps * turn.of * SHARES) {
     const bool of_bias = tile >= of_weights;
     const int in = of_bias ? 0 : tile / across * 16 + lane / 4;
     const int out = of_bias ? (tile - of_weights) * kTileFloats + lane * 4
@@ -93,7 +134,7 @@ __device__ __forceinline__ void load_states(float* kept, int across, int of_weig
                                             const float* __restrict__ w, int ld,
                                             const float* __restrict__ bias, Part part) {
   for_states<SHAPE, STATES, SHARES>(
-      across, of_weights, tiles, base, share, state, ld, part,
+      across, of_weights, tiles, base, share, state, ld, part, kAlone,
       [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
         const float* const from = (of_bias ? bias : w) + first;
         float values[4];
@@ -117,9 +158,10 @@ template <typename SHAPE, int STATES, int SHARES>
 __device__ __forceinline__ void store_states(const float* kept, int across, int of_weights,
                                              int tiles, int base, int share, int state,
                                              float* __restrict__ w, int ld,
-                                             float* __restrict__ bias, Part part) {
+                                             float* __restrict__ bias, Part part,
+                                             Turn turn) {
   for_states<SHAPE, STATES, SHARES>(
-      across, of_weights, tiles, base, share, state, ld, part,
+      across, of_weights, tiles, base, share, state, ld, part, turn,
       [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
         float* const to = of_bias ? bias : w;
         float values[4];
@@ -141,22 +183,9 @@ __device__ __noinline__ void load_layer(int image, int pitch, const T* __restric
 }
 
 template <typename SHAPE, typename T>
-__device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, int pitch, Part part) {
-  store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, part);
-}
-
-template <typename SHAPE>
-__device__ __noinline__ void load_biases(int biases, const float* __restrict__ b, Part part) {
-  float* const to = ptx::dynamic_shared<float>() + biases;
-#pragma unroll 1
-  for (int i = thread_index(); i < part.outs; i += SHAPE::kThreads) to[i] = b[part.out + i];
-}
-
-template <typename SHAPE>
-__device__ __noinline__ void store_biases(float* __restrict__ b, int biases, Part part) {
-  const float* const from = ptx::dynamic_shared<float>() + biases;
-#pragma unroll 1
-  for (int i = thread_index(); i < part.outs; i += SHAPE::kThreads) b[part.out + i] = from[i];
+__device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, int pitch, Part part,
+                                         Turn turn) {
+  store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, part, turn);
 }
 
 template <typename SHAPE, bool FAR, int STATES, int SHARES>
@@ -170,7 +199,7 @@ __device__ __noinline__ void load_state(float* far, int near, int across, int of
 template <typename SHAPE, bool FAR, int STATES, int SHARES>
 __device__ __noinline__ void store_state(float* far, int near, int across, int of_weights, int tiles,
                                          int base, int share, int state, float* __restrict__ w, int ld,
-                                         float* __restrict__ bias, Part part) {
+                                         float* __restrict__ bias, Part part, Turn turn) {
   store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
-                                      of_weights, tiles, base, share, state, w, ld, bias, part);
+                                      of_weights, tiles, base, share, state, w, ld, bias, part, turn);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import cache
 
 from rawnn.common.cuda_text import CudaText
@@ -11,7 +12,7 @@ from rawnn.onchip.layout import Layout
 from rawnn.onchip.source import source
 from rawnn.ptx.table import GENERATED, KernelImpl, Shape, no_sizes, plain
 from rawnn.step.op import Op
-from rawnn.step.ops.train_steps import KIND
+from rawnn.step.ops.train_steps import KIND, turns
 from rawnn.step.plan import Plan
 
 NAME = "train_steps"
@@ -35,6 +36,8 @@ def _shapes(op: Op) -> dict[str, Shape]:
     chosen: Choice = op.attributes["chosen"]
     words = chosen.layout.workspaces(step["loss"].shape[0])
     sizes: dict[str, Shape] = {name: (str(count),) for name, count in words.items()}
+    if turns(op):
+        sizes |= {"clock": ("2",), "order": ("count",)}
     return {role: sizes[role] if role in sizes else ("@span",) if role in IN_ITS_STEP
             else tuple(map(str, step[tensor].shape)) for role, tensor in op.operands.items()}
 
@@ -43,6 +46,8 @@ def _impl(op: Op) -> KernelImpl:
     layout: Layout = op.attributes["chosen"].layout
     if "rest" in op.attributes:
         layout = layout.with_partial_batch()
+    if turns(op):
+        layout = replace(layout, turning=True)
     d = layout.decomposition
     name, text = _written(layout)
     return KernelImpl(

@@ -33,6 +33,6 @@ def compile_ahead(device: Device, works: Iterable[Work]) -> None:
 
 
 def _plans(work: Work) -> Iterator[Plan]:
-    yield from (p for p in (work.train, work.quiet, work.rest) if p is not None)
+    yield from work.of_steps
     yield from (work.start, work.refresh, work.begin, work.end, work.between, work.assemble)
     yield from (part.plan for part in work.evaluate)

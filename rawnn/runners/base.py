@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +16,10 @@ from rawnn.opts import Selection
 from rawnn.ptx.own import claimed
 from rawnn.run.policy import Policy
 from rawnn.runners.feed import form_of
+from rawnn.runners.graphplan import alone
 from rawnn.step import around
 from rawnn.step.build import evaluation_step, training_step, used_tensors
-from rawnn.step.joining import spans, with_rest
+from rawnn.step.joining import spans, with_rest, with_turn
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
@@ -75,6 +77,24 @@ class Work:
     evaluate: tuple[Part, ...]
     steps: int
     updates: int
+
+    @cached_property
+    def turned(self) -> tuple[Plan, ...]:
+        """`train` and `quiet` where their one op can also do what stands between two epochs, which
+        is then one launch; else none."""
+        alike = self.policy.sync == "report" and (
+            not self.policy.graph or alone(self.train, self.policy))
+        if not self.steps or self.rest is not None or not alike or not spans(self.train):
+            return ()
+        found = [with_turn(plan, self.between) for plan in (self.train, self.quiet)]
+        plans = tuple(plan for plan in found if plan is not None)
+        return plans if len(plans) == len(found) else ()
+
+    @property
+    def of_steps(self) -> list[Plan]:
+        """The plans of an epoch's steps."""
+        plans = self.turned or (self.train, self.quiet)
+        return [plan for plan in (*plans, self.rest) if plan is not None]
 
     @property
     def state(self) -> list[str]:

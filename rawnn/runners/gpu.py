@@ -27,6 +27,7 @@ from rawnn.runners.programs import (
     Program,
     RepeatProgram,
     StreamProgram,
+    TurningProgram,
     WholeProgram,
     make_program,
 )
@@ -83,10 +84,10 @@ class GpuRunner:
         graphs = [] if not work.policy.graph or alone(work.train, work.policy) else \
             [epoch_graphs(p, work.policy, work.steps, work.begin, work.end, work.rest is not None)
              for p in (work.train, work.quiet)]
-        between = replace(work.between, ops=()) if holds_between(
+        between = replace(work.between, ops=()) if work.turned or holds_between(
             work.train, work.policy, work.end, work.rest is not None) else work.between
         around = [work.start, work.refresh, work.begin, between, work.assemble]
-        steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
+        steps = work.of_steps
         if work.policy.streams and not graphs:
             steps += [turns(p)[1] for p in (work.train, work.quiet)]
         plans = [*(g.plan for group in graphs for g in group), *steps, *around]
@@ -190,6 +191,12 @@ class GpuRunner:
         """A program of the epoch's steps: one launch where one op does all of them; with a second
         stream for batches that are fetched by ops of their own, if the policy says so."""
         work = self._work
+        if work.turned:
+            turned = work.turned[plan is not work.train]
+            turning = TurningProgram(self._lowering, turned.unrolled(work.steps), self._addresses,
+                                     self._host, lambda: self._epochs + 1)
+            self._closing.callback(turning.close)
+            return turning
         if work.steps and spans(plan) and work.policy.sync == "report":
             whole = WholeProgram(self._lowering, plan.unrolled(work.steps), self._addresses,
                                  self._host)

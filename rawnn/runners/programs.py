@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -72,6 +72,19 @@ class WholeProgram(StreamProgram):
 
     def run(self, steps: int) -> None:
         self.step(0)
+
+
+class TurningProgram(WholeProgram):
+    """The same whose op also does what stands between two epochs. `coming` says which epoch comes,
+    counted from 0."""
+
+    def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses, host: HostArrays,
+                 coming: Callable[[], int]) -> None:
+        super().__init__(lowering, plan, addresses, host)
+        self._coming = coming
+
+    def run(self, steps: int) -> None:
+        self.step(self._coming())
 
 
 class AllocatingProgram(StreamProgram):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rawnn.step.op import Op
 from rawnn.step.ops import metrics
-from rawnn.step.ops.train_steps import KIND, ending, spanning
+from rawnn.step.ops.train_steps import KIND, ending, spanning, turning
 
 if TYPE_CHECKING:
     from rawnn.step.plan import Plan
@@ -22,6 +22,10 @@ SPANS: dict[str, Callable[[Op, int], Op]] = {KIND: spanning}
 ENDS: dict[str, Callable[[Op, Plan, int], Op]] = {KIND: ending}
 """Kinds of ops that do a whole step -> the op that also does that of another plan, on the partial
 batch behind so many whole ones."""
+
+TURNS: dict[str, Callable[[Op, Op], Op]] = {KIND: turning}
+"""Kinds of ops that do a whole step -> the op that, over all steps of an epoch, also does the op
+`turn` behind them."""
 
 DEFERRED: dict[str, Callable[[Op, int], Op]] = {metrics.KIND: spanning}
 """Kinds of ops that need not be done step by step -> the op that does it for so many from it on."""
@@ -40,6 +44,18 @@ def spans(plan: Plan) -> bool:
 def with_rest(plan: Plan, rest: Plan, whole: int) -> Plan:
     """The plan of one op that does whole steps, which also does `rest` behind `whole` of them."""
     return replace(plan, ops=(ENDS[plan.ops[0].kind](plan.ops[0], rest, whole),))
+
+
+def with_turn(plan: Plan, between: Plan) -> Plan | None:
+    """The plan of one op that does whole steps, which also does what stands `between` two epochs.
+    None where that is more than a turn, or of more examples than its kernel has threads for."""
+    if [op.kind for op in between.ops] != ["turn"]:
+        return None
+    op, turn = plan.ops[0], between.ops[0]
+    if op.kind not in TURNS or turn.attributes["count"] > op.attributes.get("most_turned", 0):
+        return None
+    return replace(plan, tensors={**between.tensors, **plan.tensors},
+                   ops=(TURNS[op.kind](op, turn),))
 
 
 def joined(ops: Sequence[Op]) -> tuple[Op, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common import random
 from rawnn.data import Dataset
 from rawnn.device.cuda.device import Device
 from rawnn.network.layers import Network
@@ -168,6 +169,42 @@ def test_launches_of_any_length_give_the_same_bits(device: Device, machine: Mach
                     for way in (",graphs=epoch", graphs))
     same_parameters(parts, whole)
     np.testing.assert_array_equal(parts.loss, whole.loss)
+
+
+@pytest.mark.parametrize("blocks", ["auto", "1x1", "4x2", "8x1", "12x5:512:FGG", "33x1:256:SFS"])
+def test_an_epoch_of_one_launch_makes_the_next_ones_order(device: Device, machine: Machine,
+                                                          blocks: str) -> None:
+    """As ops of their own do, and in another run that goes on where it stopped."""
+    ranks = blocks.partition("x")[0]
+    if ranks not in ("auto", "1") and machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has no clusters")
+    if ranks in ("12", "33") and machine.target.multiprocessors < 128:
+        pytest.skip("this GPU has too few multiprocessors")
+    data = dataset_for(Network(layers := (29, 24, 7)), 300, 23)
+    options: dict[str, Any] = {"optimizer": Optimizer("adam", 1e-3), "shuffle": True,
+                               "partial": True, "seed": 5}
+
+    def run(way: str, epochs: int, state: Any = None) -> dict[str, Any]:
+        work = make_work(f"persistent={blocks}{way}", layers, data, machine=machine, **options)
+        assert bool(work.turned) == (way != ",graphs=7")
+        runner = GpuRunner(device, work)
+        try:
+            if state is not None:
+                runner.load(state)
+            for _ in range(epochs):
+                runner.epoch(True)
+            losses = runner.metrics()[0].copy()
+            return {**runner.state(), "losses": losses, "order": runner.workspace("order")}
+        finally:
+            runner.close()
+
+    wanted, way = run(",graphs=7", 3), ",graphs=epoch,pdl"
+    begun = run(way, 2)
+    state = {name: array for name, array in begun.items() if name not in ("losses", "order")}
+    for found in (run(way, 3), run(way, 1, state)):
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+    np.testing.assert_array_equal(wanted["order"], random.permutation(5, 3, 300))
 
 
 @pytest.mark.parametrize("seed", range(errors.DRAWS))

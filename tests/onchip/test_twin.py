@@ -25,8 +25,10 @@ from rawnn.onchip.problem import problem_of
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
+from rawnn.step.build import CLOCK
 from rawnn.step.joining import with_rest
 from rawnn.step.op import Op
+from rawnn.step.ops import train_steps
 from rawnn.step.ops.train_steps import spanning
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
@@ -36,6 +38,8 @@ from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
 STEPS = 5
+STEPS_OF_EPOCH = 64
+"""By which a clock goes on."""
 CHOSEN = [
     ("softmax, SGD", 1, 1), ("softmax, SGD", 1, 3), ("Adam in an order", 1, 1),
     ("Adam in an order", 4, 2), ("float16 inputs, normalised", 2, 3), ("bfloat16", 2, 1),
@@ -68,11 +72,13 @@ SHARED = [
 
 class Launch:
     """An op with arrays for all its operands, on which its kernel and its reference can run. Its
-    last step is on a partial batch of `left` examples, where there are some."""
+    last step is on a partial batch of `left` examples, where there are some. One that is `turning`
+    also does what stands between two epochs."""
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
                  scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
-                 exchange: str = CLUSTER, room: int = HOPPER.shared) -> None:
+                 exchange: str = CLUSTER, turning: bool = False,
+                 room: int = HOPPER.shared) -> None:
         keywords = dict(VARIETY[name.removesuffix(STATE_FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
@@ -88,6 +94,12 @@ class Launch:
             rest = prepared(network, batch, left=left, rest=True, **keywords)
             self.plan = with_rest(self.plan, rest, STEPS)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
+        if turning:
+            self.plan = self.plan.with_tensors(CLOCK)
+            count = self.plan[self.op.operands["order"]].shape[0]
+            self.op = train_steps.turning(self.op, Op(
+                "turn", "turn", {"clock": "clock", "order": "order"},
+                {"seed": 7, "count": count, "steps": STEPS_OF_EPOCH, "offset": 0}))
         self.impl: KernelImpl = kernel_for(self.op)
         self.decomposition: Decomposition = self.op.attributes["chosen"].decomposition
         self.arrays = self._arrays(np.random.default_rng(0), scale)
@@ -144,12 +156,13 @@ class Launch:
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
                   cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative,
-                  early=(), run=run, offset=1, span=STEPS, **self._numbers(), **laid)
+                  early=("cursor",), run=run, offset=1, span=STEPS, **self._numbers(), **laid)
         return {role: array[tuple(slice(n) for n in self.plan[self.op.operands[role]].shape)]
                 for role, array in laid.items()}
 
     def _numbers(self) -> dict[str, int]:
-        return {k: v for k, v in self.op.attributes.items() if k in ("seed", "whole", "left")}
+        return {k: v for k, v in self.op.attributes.items()
+                if k in ("seed", "whole", "left", "turn_seed", "count", "steps")}
 
     def by_reference(self, number: type = np.float64) -> dict[str, np.ndarray]:
         """What NumPy leaves, in float64 (where nothing is rounded) or float32."""
@@ -172,7 +185,7 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
     for role in launch.op.spec.writes:
         if launch.plan[launch.op.operands[role]].role is Role.SCRATCH:
             continue
-        if role in ("loss_scale", "overflow"):
+        if role in ("loss_scale", "overflow", "order", "clock"):
             assert np.array_equal(found[role], wanted[role]), role
             continue
         if role == "correct":
@@ -184,18 +197,28 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
         if role[0] in "wb" and role[1].isdigit():
             most = 0.1 if chance and role[0] == "w" and role[1:].isdigit() else of_change
             assert error <= most * np.linalg.norm(b - launch.arrays[role]), role
+    _check_counters(launch, found)
+
+
+def _check_counters(launch: Launch, found: dict[str, np.ndarray]) -> None:
     assert not found["counters"].any()
     if "meetings" in found:
         assert np.array_equal(found["meetings"].view(np.int32), launch.arrays["meetings"] + STEPS)
 
 
 def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
-    """The last cluster has the same weights as the first, which stores them, to the last bit."""
+    """The last cluster has the same weights as the first, to the last bit: each stores some."""
     found = []
     text, last = launch.impl.code.text, launch.decomposition.groups - 1
     for group in (0, last):
-        changed, count = re.subn(r"if \(group == 0", f"if (group == {group}", text)
-        assert count
+        # A turn of 1 << 20 has nothing to store.
+        turns = {"of_groups": f"group == {group} ? 0 : 1 << 20, 1",
+                 "of_blocks": f"group == {group} ? rank : 1 << 20, {launch.decomposition.ranks}"}
+        changed = text
+        for name, turn in turns.items():
+            changed, count = re.subn(rf"Turn {name} = {{[^}}]*}}", f"Turn {name} = {{{turn}}}",
+                                     changed)
+            assert count == 1
         launch.impl = replace(launch.impl, code=CudaText(changed))
         found.append(launch.on_twin(folder, run, sources))
     launch.impl = replace(launch.impl, code=CudaText(text))
@@ -308,8 +331,7 @@ def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOUR
     arithmetic everywhere, so that a weight differs only where another bit was drawn."""
     launch.arrays["images"][:] = 0
     found, wanted = launch.on_twin(folder, run, sources), launch.by_reference(np.float32)
-    if "meetings" in found:
-        assert np.array_equal(found["meetings"].view(np.int32), launch.arrays["meetings"] + STEPS)
+    _check_counters(launch, found)
     for layer in (1, 2, 3):
         weights = found[f"w{layer}"].astype(np.float32)
         assert np.array_equal(weights, wanted[f"w{layer}"])

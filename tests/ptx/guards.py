@@ -19,8 +19,9 @@ _MAKES = {0x00B: 2, 0x00C: 2, 0x01C: 2, 0x012: 1}
 """FSETP, ISETP, PLOP3, LOP3: how many predicates they name as results."""
 _LEAVES = 0x947, 0x94D  # BRA, EXIT
 _NEVER = 7
-_UNIFORM = {*range(0x080, 0x0A6), 0x0B9}
-"""Instructions of a whole warp, whose guards are predicates of their own."""
+_UNIFORM = {*range(0x080, 0x0A6), 0x0B9, 0x1B2}
+"""Instructions of a whole warp (the last makes a barrier of shared memory), whose guards are
+predicates of their own."""
 
 
 class Early(NamedTuple):

@@ -111,8 +111,8 @@ CALLS = ("cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemsetD8Async
 
 @pytest.mark.parametrize(("opt", "options", "wanted"), [
     ("preload,streams,graphs=epoch", {"optimizer": Optimizer("adam", 0.01)}, {"cuGraphLaunch": 1}),
-    ("persistent,graphs=epoch,pdl", {}, {"cuLaunchKernelEx": 2}),
-    ("persistent,graphs=epoch,pdl", {"partial": True}, {"cuLaunchKernelEx": 2}),
+    ("persistent,graphs=epoch,pdl", {}, {"cuLaunchKernelEx": 1}),
+    ("persistent,graphs=epoch,pdl", {"partial": True}, {"cuLaunchKernelEx": 1}),
     ("persistent,graphs=epoch,pdl", {"shuffle": False}, {"cuLaunchKernelEx": 1}),
     ("preload,graphs=4", {}, {"cuGraphLaunch": 2, "cuLaunchKernel": 1, "cuMemsetD8Async": 1}),
 ])

@@ -6,30 +6,9 @@ As in driver.py, every method carries the library's own name and returns its res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any
 
 from rawnn.device.cuda.errors import require_package
-
-_settling = Lock()
-_settled: list[object] = []
-
-
-def _settle(rtc: Any) -> None:
-    """Compile nothing, with no options, once a process and ahead of all else.
-
-    NVRTC (12.9, 13.0) keeps in the process that a program was compiled without --prec-div=false
-    or --prec-sqrt=false: what has both later gets a root and a quotient for 1 / sqrt(x), and where
-    no such program went before a reciprocal root, and other bits. Of kernels that threads compile
-    beside each other chance decided which."""
-    with _settling:
-        if rtc in _settled:
-            return
-        code, program = rtc.nvrtcCreateProgram(b"", b"nothing.cu", 0, [], [])
-        if not code:
-            rtc.nvrtcCompileProgram(program, 0, [])
-            rtc.nvrtcDestroyProgram(program)
-        _settled.append(rtc)
 
 
 class Nvrtc:
@@ -63,7 +42,6 @@ class Nvrtc:
         return result
 
     def nvrtcCompileProgram(self, program: Any, options: Sequence[str]) -> tuple[Any, ...]:
-        _settle(self._rtc)
         encoded = [option.encode() for option in options]
         result: tuple[Any, ...] = self._rtc.nvrtcCompileProgram(program, len(encoded), encoded)
         return result

@@ -4,7 +4,9 @@ The op's attribute `step` is the plan of one step that it stands for. Its operan
 tensors of that plan that live longer than a step, under the roles that `role_of` gives them, and
 workspaces of its kernel. Its meaning is that of the plan's ops, one behind the other. Where it has
 an attribute `rest`, the step `whole` of the epoch, counted from 0, is that plan's, on the `left`
-examples that the whole batches leave.
+examples that the whole batches leave. One that is told the `steps` of an epoch also does what
+stands between that and the next, as the op `turn`: `offset` is then the epoch that comes, and the
+first step the cursor's.
 """
 
 from __future__ import annotations
@@ -59,6 +61,19 @@ def ending(op: Op, rest: Plan, whole: int) -> Op:
                                    "left": rest.batch})
 
 
+def turning(op: Op, turn: Op) -> Op:
+    """The op that also does the op `turn` behind its steps, which are all of an epoch."""
+    numbers = {"turn_seed": turn.attributes["seed"], "count": turn.attributes["count"],
+               "steps": turn.attributes["steps"]}
+    return replace(op, operands={**op.operands, **turn.operands},
+                   attributes={**op.attributes, **numbers})
+
+
+def turns(op: Op) -> bool:
+    """Whether the op is one that `turning` made."""
+    return "turn_seed" in op.attributes
+
+
 def _spec(op: Op) -> OpSpec:
     if "step" not in op.attributes:
         return OPS[KIND]
@@ -70,11 +85,20 @@ def _spec(op: Op) -> OpSpec:
 
     reads = roles([name for inner in step.ops for name, _ in inner.reads])
     writes = roles([name for inner in step.ops for name, _ in inner.writes])
+    if turns(op):
+        reads, writes = (tuple(dict.fromkeys((*names, "clock", *more))) for names, more in
+                         ((reads, ()), (writes, ("order",))))
     known = {*reads, *writes}
     workspaces = tuple(role for role in op.operands if role not in known)
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
-        first, span = int(a["offset"]), int(a["span"])
+        first, span = 0 if turns(op) else int(a["offset"]), int(a["span"])
+        _steps(t, a, first, span)
+        if turns(op):
+            OPS["turn"].reference(t, {**op.attributes, "seed": op.attributes["turn_seed"],
+                                      "offset": a["offset"]})
+
+    def _steps(t: SimpleNamespace, a: Attributes, first: int, span: int) -> None:
         if "rest" not in op.attributes:
             _run(step, t, first, span)
             return

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rawnn.onchip.decompose import L2
+from rawnn.onchip.decompose import CLUSTER, L2
 from rawnn.ptx import SOURCES
 from tests.onchip.test_twin import DECAY, Launch
 
@@ -42,11 +42,15 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("softmax, SGD", 3, 1, "FGFS", (1.0, 0.0), 0, 1, L2),
     ("five layers", 4, 1, "SFSFSF", (1.0, 0.0), 0, 1, L2),
     ("softmax, SGD", 4, 1, "FSFF", (1.0, 0.0), 0, 1, L2),
+    ("one layer in an order", 4, 3, "FS", (1.0, 0.0), 0, 1, CLUSTER, True),
+    ("one layer in an order", 8, 1, "FS", (1.0, 0.0), 0, 1, CLUSTER, True),
+    ("one layer in an order", 20, 1, "FS", (1.0, 0.0), 0, 1, L2, True),
+    ("Adam in an order", 12, 2, "FGFS", (1.0, 0.0), 0, 1, L2, True),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
-partial batch that ends it, how many micro-batches a batch is, and where blocks exchange. Between
-them they take every template of onchip_*.cuh."""
+partial batch that ends it, how many micro-batches a batch is, where blocks exchange, and whether
+the kernel goes on to the next epoch. Between them they take every template of onchip_*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
@@ -55,7 +59,8 @@ _FACTOR = r"(?:scale|factor|share|rate|lr|decay|of_row|copy_scale|inverse|alpha|
 RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|ptx::cluster_barrier\(\);"
                 r"|sums\.(?:ready|done)\(\);|mailbox\.(?:opened|open)\([^;]*\);"
-                r"|cluster_(?:arrive|wait)<\w+>\(\);|ptx::init_barrier\([^;]*\);", ";"),
+                r"|cluster_(?:arrive(?:_relaxed)?|wait)<\w+>\(\);"
+                r"|ptx::init_barrier\([^;]*\);", ";"),
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
     ("exchange", r"mail(?:\.of<\d+, \d+>\(\))?"
@@ -76,7 +81,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
     ("mark", r"(?<=next\[\d\]) - w\[\d\]", ""),
     ("generation", r"meetings_before \+ (?:span|u)\b", "meetings_before"),
-    ("reset", r"(?:\*ticket|counters\[i\]) = 0u;", ";"),
+    ("reset", r"(?:\*ticket|counters\[(?:i|thread)\]) = 0u;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
     ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
              r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;{]*\);", ";"),
@@ -153,7 +158,8 @@ def written_files() -> dict[str, tuple[Any, ...]]:
     return {f"{GENERATED} {how[0]}, {how[1]}x{how[2]} {how[3]}".rstrip()
             + "".join(f", {number} {what}" for number, what in zip(
                 how[5:], ("left", "turns"), strict=False) if number > (what == "turns"))
-            + "".join(f", {exchange}" for exchange in how[7:]): how for how in WRITTEN}
+            + "".join(f", {exchange}" for exchange in how[7:8] if exchange == L2)
+            + ", turning" * any(how[8:]): how for how in WRITTEN}
 
 
 @cache
@@ -201,18 +207,13 @@ def every() -> tuple[Fault, ...]:
 ARGUED: tuple[tuple[str, str], ...] = (
     (r"__syncwarp\(\);\s*fetch_rows", "it brings lanes together for their copies: a phase whose "
      "bytes nobody has announced yet does not end, as the announcement is its one arrival"),
-    (r"__syncthreads\(\);\s*cluster_arrive<Shape>\(\);\s*cluster_wait<Shape>\(\);",
-     "the barrier of the whole cluster is right behind it"),
-    (r"__syncthreads\(\);(?:(?!__sync|barriers)[\s\S])*fetch_order"
-     r"(?:(?!__sync|barriers|fetched \+ \(\()[\s\S])*__syncthreads\(\);",
-     "there is another one ahead of whoever uses the barriers"),
-    (r"cluster_wait<Shape>\(\);\s*report_steps", "a block that comes here has got all that others "
-     "send to it, and sends nothing more"),
+    (r"cluster_wait<Shape>\(\);  // none has left", "a block that comes here has got all that "
+     "others send to it, and sends nothing more"),
+    (r" : 0\);\s*__syncthreads\(\);\s*(?:if \(thread >= \d+\) )?\{",
+     "a launch of one step, which has no second turn, asks for a number that nobody uses"),
     (r"ptx::publish_barriers\(\);(?![\s\S]*Mailboxes<)",
      "blocks exchange nothing, and rows are too short for the copy engine"),
     (r"slot \* 0;", "there is no state"),
-    (r" = 0\.0f;(?:(?!rate)[\s\S])*if \(thread == \d+\) rate =",
-     "it is written ahead of its use"),
 )
 """Of the kernels that are written for a network: what a place in their text begins with at which a
 fault changes nothing that anybody could see, and why."""

@@ -58,8 +58,14 @@ HARMLESS: dict[str, str] = {
     "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
     "* kRows); [65]":
         "lanes 16 to 31 give the rows of two matrices that are not used",
-    "onchip_loss.cuh: barrier: __syncthreads(); [2]":
-        "each step ends with one, behind all tallies; it is there for whoever calls it elsewhere",
+    "onchip_turn.cuh: zero fill: ahead(first < count ? "
+    "static_cast<int>(place(static_cast<unsigned int>(first))) : 0) {} [87]":
+        "a thread without an element stores none",
+    **dict.fromkeys((
+        "onchip_input.cuh: zero fill: const int a = i < count ? order[first + i] : 0; [46]",
+        "onchip_input.cuh: zero fill: const int b = i < second_count ? order[second + i] : 0; "
+        "[54]",
+    ), "numbers of examples that do not exist are not used"),
     "onchip_loss.cuh: barrier: __syncwarp(); [4]":
         "the shuffles ahead of it bring the lanes together as well",
     "onchip_slices.cuh: zero fill: if (tells && at.part == (here ? place % Tasks::kLanes : 0)) { "
@@ -77,10 +83,6 @@ HARMLESS: dict[str, str] = {
         "the other factor of the step that is filled up is zero",
     "onchip_fragments.cuh: zero fill: for (int q = 0; q < 4; ++q) step.a[i][q] = 0.0f; [46]":
         "the other factor of the step that is filled up is zero",
-    **dict.fromkeys(
-        (f"train_steps {name}: barrier: cluster_arrive<Shape>(); [2]"
-         for name in ("clusters share sums, 1x8", "float16, 1x1")),
-        "a cluster is one block here: it is nothing"),
     "train_steps Adam in an order, state far, 2x3 FSFF: barrier: __syncthreads(); [2] #3":
         "one warp fetches both the order and the few rows here; with long rows it is caught",
     "head_rows.cuh: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * "
@@ -199,10 +201,6 @@ HARMLESS: dict[str, str] = {
         "train_steps Adam in an order, 4x2 FSFF, 3 left: barrier: __syncthreads(); [2] #3",
         "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
     ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
-    "train_steps clusters share sums, 12x1 SF, l2: zero fill: for (int i = thread; i < 13764; i += "
-    "256) shared[i] = 0.0f; [53]":
-        "a block's 16 inputs are whole tiles, which convert_rows fills up with zeros, and the "
-        "gradients of examples that do not exist are zeros; with 20 inputs it is caught",
     "train_steps rounded by chance, decay alone, 2x3 SFGF: turn: convert_rows<Shape, false, 16, "
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1168) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
