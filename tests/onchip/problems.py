@@ -67,6 +67,7 @@ VARIETY: dict[str, dict[str, Any]] = {
     "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
     "a wide middle": {"layers": (21, 90, 40, 7)},
     "a wide middle, mean squares": {"layers": (21, 90, 40, 7), "network": {"loss": "mse"}},
+    "many outputs, mean squares": {"layers": (21, 40, 88), "batch": 62, "network": {"loss": "mse"}},
     "one layer in an order": {"layers": (21, 40), "network": {"loss": "mse"}, "shuffle": True,
                               "optimizer": Optimizer("adam", 1e-3)},
     "long rows": {"layers": (503, 12), "batch": 13, "shuffle": True,

@@ -66,6 +66,7 @@ SHARED = [
     ("more outputs than a register file", 4, 1, "FS"), ("softmax, SGD", 16, 1, "SFGS"),
     ("more outputs than a register file", 2, 3, "FS"), ("a wide middle", 4, 2, "FSFS"),
     ("rounded by chance, Adam", 2, 2, "FSFS"), ("tf32, one layer", 4, 1, "FS"),
+    ("many outputs, mean squares", 2, 1, "FSF"),  # more pairs of a loss's sums than threads
 ]
 """The same with types of the boundaries, so that every exchange comes up."""
 
