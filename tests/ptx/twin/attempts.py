@@ -27,6 +27,7 @@ from rawnn.ptx import SOURCES
 from tests.onchip.test_twin import DECAY, Launch, check_alike, check_by_chance
 from tests.onchip.test_twin import check as check_written
 from tests.ptx import test_tiled_host
+from tests.ptx.test_losses import check_losses
 from tests.ptx.test_marks import check_marks
 from tests.ptx.twin import floors
 from tests.ptx.twin.cases import CASES, plan_of
@@ -40,7 +41,7 @@ import emulated_kernels
 import epoch_cases
 import kernel_cases
 
-LIMIT = 100
+LIMIT = 150
 """Seconds of computing after which a launch counts as one that does not end."""
 PATIENCE = 900
 """Seconds by the clock."""
@@ -233,6 +234,8 @@ def _probe_written(sources: Path, changed: str) -> None:
         or "$^")
     if changed == "onchip_marks.cuh":
         check_marks(sources)
+    if changed == "onchip_loss.cuh":
+        check_losses(sources)
     launches = [(how, Launch(*how)) for how in WRITTEN]
     launches.sort(key=lambda pair: named.search(pair[1].impl.code.text) is None)
     for number, (how, launch) in enumerate(launches):
