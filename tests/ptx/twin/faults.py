@@ -22,6 +22,8 @@ GENERATED = "train_steps"
 """Stands for the kernels that are written for a network."""
 WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("softmax, SGD", 2, 2, "SFGF"), ("Adam in an order", 4, 1, "FSFF"),
+    ("float16, float32 inputs", 2, 1, "FGFF", (2.0**23, 0.0)),
+    ("float16, float32 inputs", 2, 1, "SFSF", (2.0**22, 0.0), 0, 1, CLUSTER, False, 0),
     ("binary cross-entropy, tanh", 4, 2, "FGFS"), ("a wide middle", 4, 1, "SFGF"),
     ("float16 inputs, normalised", 2, 3, ""), ("long rows", 2, 1, "SF"),
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("bfloat16", 2, 1, ""),
@@ -49,8 +51,9 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
-partial batch that ends it, how many micro-batches a batch is, where blocks exchange, and whether
-the kernel goes on to the next epoch. Between them they take every template of onchip_*.cuh."""
+partial batch that ends it, how many micro-batches a batch is, where blocks exchange, whether the
+kernel goes on to the next epoch, and the room for copies of weights. Between them they take every
+template of onchip_*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
@@ -93,8 +96,9 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("bound", rf" >= (?={_EXTENT}\b)", " > "),
     ("bound", rf"\bmin\((\w+), {_EXTENT}[^()]*\)", r"(\1)"),
     ("bounds check", r"if \([^;{}()]*(?:\([^;{}()]*\)[^;{}()]*)*\) return;", ";"),
-    ("zero fill", r"(?<!ffffu) : 0(\.0f|u)?(?=[;,)])", lambda m: f" : 1{m[1] or ''}"),
+    ("zero fill", r"(?<!ffffu)(?<!\* 8\)) : 0(\.0f|u)?(?=[;,)])", lambda m: f" : 1{m[1] or ''}"),
     ("zero fill", r"(?<=ffffu) : 0u(?=[;,)])", " : 0xffffffffu"),  # of a mask
+    ("zero fill", r"(?<=\* 8\)) : 0u(?=;)", " : 0x7c007c00u"),  # of two numbers of 16 bits
     ("zero fill", r"(?<=\w|\]) = 0(\.0f|u)(?=;)", r" = 1\1"),
     ("index", rf"\b({_PLACE}) ([*/%]) (\d+)\b", lambda m: f"{m[1]} {m[2]} {int(m[3]) + 1}"),
     ("index", rf"\b({_PLACE}) \+ (\d+)\b", lambda m: f"{m[1]} + {int(m[2]) + 1}"),
@@ -159,7 +163,7 @@ def written_files() -> dict[str, tuple[Any, ...]]:
             + "".join(f", {number} {what}" for number, what in zip(
                 how[5:], ("left", "turns"), strict=False) if number > (what == "turns"))
             + "".join(f", {exchange}" for exchange in how[7:8] if exchange == L2)
-            + ", turning" * any(how[8:]): how for how in WRITTEN}
+            + ", turning" * any(how[8:9]): how for how in WRITTEN}
 
 
 @cache
@@ -214,6 +218,10 @@ ARGUED: tuple[tuple[str, str], ...] = (
     (r"ptx::publish_barriers\(\);(?![\s\S]*Mailboxes<)",
      "blocks exchange nothing, and rows are too short for the copy engine"),
     (r"slot \* 0;", "there is no state"),
+    (r"(?<=[0-9][0-9]\);\n  )__syncthreads\(\);\n(?:  [^\n]*\n){0,4}  (?:for \()?int u = 0;"
+     r"(?:(?!Product<)[\s\S])*convert_rows<",
+     "nobody reads the copies of weights in 16 bits ahead of the barrier behind the inputs, which "
+     "become floats first; where they are floats it is caught"),
 )
 """Of the kernels that are written for a network: what a place in their text begins with at which a
 fault changes nothing that anybody could see, and why."""
