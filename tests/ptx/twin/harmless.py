@@ -17,6 +17,9 @@ HARMLESS: dict[str, str] = {
         "it saves work: losses, gradients and stores are of `count` elements, which are none",
     "mma_finish.cuh: zero fill: for (int j = 0; j < 4; ++j) values[i][j] = 0.0f; [46]":
         "sums replace it where there is a row; other rows are not stored nor checked for overflow",
+    "loss_rows.cuh: index: wide_gradient && column + 128 * q + 4 <= cols, cols - column - 128 * "
+    "q); [37]":
+        "the last four gradients are stored one by one then, which takes time only",
     **dict.fromkeys(
         (f"{file}: index: if (bias != nullptr) load_part<4>(found.bias, bias + column, "
          f"column + 4 <= n, n - column); [65]" for file in ("mma_loss.cuh", "mma_epilogue.cuh")),
@@ -72,9 +75,6 @@ HARMLESS: dict[str, str] = {
         "where the label is none of the outputs nothing is right and the power is NaN without it",
     "onchip_slices.cuh: zero fill: powers[i] = m < count ? mine[m * SHAPE::kPitch] : 0.0f; [55]":
         "what does not exist is left out of the slopes as well",
-    "onchip_elements.cuh: bound: if (row[i] < count) target[i] = make_float2(from[0], "
-    "from[PITCH]); [16]":
-        "no loss nor slope is taken of a row that does not exist",
     "onchip_finish.cuh: zero fill: return {row < count ? biases[row] : 0.0f, row + 8 < count ? "
     "biases[row + 8] : 0.0f}; [37]":
         "nothing is taken of a row that does not exist",
@@ -88,8 +88,6 @@ HARMLESS: dict[str, str] = {
         "lanes that have no part ask for any that is there, and leave what comes",
     "onchip_trace.cuh: barrier: __syncwarp(); [4]":
         "the clock of the lane that comes first is as good, and no other stores",
-    "train_steps Adam in an order, state far, 2x3 FSFF: barrier: __syncthreads(); [2] #3":
-        "one warp fetches both the order and the few rows here; with long rows it is caught",
     "head_rows.cuh: index: bias[row] = biases[row] - rate * (sums[2 * half] + decay * "
     "biases[row]); [46]":
         "all columns of a product with ones are the same sum",
@@ -200,15 +198,18 @@ HARMLESS: dict[str, str] = {
     "skinny_backward.cuh: zero fill: return max(depth * kSlot + 1024 + (UPDATE ? kXTile : 0), "
     "sums); [54]":
         "the bytes are divided by four: one more makes no difference",
-    **dict.fromkeys((
-        "train_steps Adam in an order, 4x2 FSFF, 3 left: barrier: __syncthreads(); [2] #3",
-        "train_steps float16, Adam, tanh, 2x2 FSFF: barrier: __syncthreads(); [2] #3",
-    ), "one warp fetches both the order and the few rows here; with long rows it is caught"),
+    "train_steps rounded by chance, decay alone, 2x3 SFGF: barrier: __syncthreads(); [2] #3":
+        "without biases, and with weights that are no float32, copies of weights are of what was "
+        "there a barrier sooner; for the inputs there is the barrier behind the copies",
+    "train_steps float32 inputs, a schedule, 8x1 FSFF: zero fill: float rate = thread == 255 ? "
+    "rates[cursor_now + 0] : 0.0f; [52]":
+        "the thread that makes the rule is the only one that uses its rate",
     "train_steps rounded by chance, decay alone, 2x3 SFGF: turn: convert_rows<Shape, false, 16, "
     "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1752) + (u & 1) * 128, "
     "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
         "all images are zeros here, those of one turn as of the other",
     **dict.fromkeys((
+        "train_steps Adam in an order, 12x2 FGFS, l2, turning: exchange: mail.any<3>(0 + 208); [4]",
         "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<3>(0 + 312); [4]",
         "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<3>(352 + 108); [4]",
         "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<5>(480 + 84); [4]",
