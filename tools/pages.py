@@ -97,17 +97,19 @@ def random_headline() -> str:
         f"{len(found.contests)} networks drawn at random{several}, that nobody has tuned to: time "
         f"of the best of {' and '.join(peers)} over",
         "that of `best`, so **above 1 rawnn is faster, below 1 slower**.", "", *table, "",
-        f"{summary.provenance(found)}.", "", *earlier_draws()])
+        f"{summary.provenance(found)}.", "", *other_draws()])
 
 
-def earlier_draws() -> list[str]:
+def other_draws() -> list[str]:
     """A line for each file of other draws, the newest first: what they gave, at which commit."""
+    shown = read_contests(RESULTS / "random-peers-h200.json").environment.date
     others = [(path, read_contests(path)) for path in RESULTS.glob("random-peers-h200-*.json")]
     lines = []
     for path, found in sorted(others, key=lambda pair: pair[1].environment.date, reverse=True):
         said = [f"{line.mean:.2f} x for {line.name}" for line in summary.summary(found)
                 if line.name in PICTURED and line.against == "the best peer"]
-        lines.append(f"Before, {len(found.contests)} others at commit "
+        when = "Since" if found.environment.date > shown else "Before"
+        lines.append(f"{when}, {len(found.contests)} others at commit "
                      f"{found.environment.commit[:7]} gave {' and '.join(said)}\n"
                      f"([its samples](results/{path.name})).")
     return [*lines, ""] if lines else []
