@@ -28,9 +28,6 @@ HARMLESS: dict[str, str] = {
         "an activation without a slope does not use it; for others the saved one replaces it",
     "mma_update.cuh: bounds check: if (full) return; [4]":
         "it saves work: what follows stores three of each four numbers once more",
-    "bias.cu: bound: if (static_cast<int>(gridDim.x) < cols) { [33]":
-        "both ways give the sums where there is a block a column, of whole warps as all launches "
-        "have; the one that is meant for it is faster",
     "narrow_inner.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the "
     "queue to memory [2]":
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
