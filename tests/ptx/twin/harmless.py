@@ -10,9 +10,6 @@ HARMLESS: dict[str, str] = {
         "columns that do not exist are not stored, and 1 overflows as little as 0",
     "mma_loss.cuh: zero fill: values[i] = here ? slope : 0.0f; [30]":
         "columns that do not exist are not stored, and 1 overflows as little as 0",
-    "mma_loss.cuh: bound: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
-    "bias[column + i]); [57]":
-        "the value of a column that does not exist is not used, and its bias is padding",
     "mma_loss.cuh: bounds check: if (count <= 0) return; [4]":
         "it saves work: losses, gradients and stores are of `count` elements, which are none",
     "mma_finish.cuh: zero fill: for (int j = 0; j < 4; ++j) values[i][j] = 0.0f; [46]":
@@ -226,10 +223,6 @@ OUT_OF_REACH: dict[str, str] = {
         "than whole tiles, as in none of these plans",
     "onchip_elements.cuh: index: loss.template of<2>({row, row}, {column, column + 2}, [45]":
         "in none of these plans has a block more pairs of a loss's sums than threads",
-    "mma_loss.cuh: scale: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
-    "bias[column + i]); [18]":
-        "alpha is 1 but for 8 bits, and no case of the twin has these with targets whose rows are "
-        "not aligned",
     "mma_finish.cuh: bounds check: if (!whole) return; [6]":
         "what is fetched then is not used; that a GPU wants such reads aligned shows there alone",
     "mma_loss.cuh: bound: const bool none = label < 0 || label >= n; [40]":
