@@ -52,9 +52,6 @@ HARMLESS: dict[str, str] = {
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
-    "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
-    "* kRows); [65]":
-        "lanes 16 to 31 give the rows of two matrices that are not used",
     "onchip_turn.cuh: zero fill: ahead(first < count ? "
     "static_cast<int>(place(static_cast<unsigned int>(first))) : 0) {} [87]":
         "a thread without an element stores none",
