@@ -71,7 +71,7 @@ def read(every: Faults, path: Path = KEPT) -> dict[str, Found]:
     if not path.exists():
         return {}
     kept = json.loads(path.read_text())
-    return {name: {"code": kept["code"].get(every[name].file, ""), **o}
+    return {name: {**o, "code": o.get("code", kept["code"].get(every[name].file, ""))}
             for name, o in kept["faults"].items() if name in every}
 
 
