@@ -1,28 +1,29 @@
 """Faults planted in the kernels are caught by the twin: a few drawn at random, and some that no
 test caught before it. tools/kernel_faults.py plants all of them; results/kernel-faults.json keeps
-what became of each."""
+what became of each, which is so while the code is the same (outcomes.py)."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from rawnn.onchip.layout import ALL, SHARE
 from tests.onchip.problems import FULL
 from tests.onchip.test_twin import Launch
-from tests.ptx.twin import attempts, faults
+from tests.ptx.twin import attempts, faults, outcomes
 from tests.ptx.twin.harmless import HARMLESS, OUT_OF_REACH, why_harmless
 from tests.ptx.twin.twin import compiler
 
-KEPT = Path(__file__).resolve().parents[2] / "results" / "kernel-faults.json"
 KNOWN = {
     "the release fence of the metrics": ("metrics.cuh", "fence", 0),
     "one group of copies too few in tiled": ("tiled.cu", "wait for one too few", 0),
     "bfloat16 pairs swapped": ("types.cuh", "pair", 1),
 }
 KINDS = ("barrier", "wait", "exchange", "generation", "meeting", "turn", "fence")
+UNKNOWN = 14
+"""Faults with a reason to survive that were not walked again since outcomes keep the code that they
+are of: a walk takes up to minutes for each, and makes the number smaller."""
 DRAWN = 5
 SEED = 20
 
@@ -39,10 +40,9 @@ def test_what_survived_once_is_caught(name: str) -> None:
 @pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 @pytest.mark.parametrize("turn", range(DRAWN))
 def test_a_fault_drawn_at_random_is_caught(turn: int) -> None:
-    """Of those that the walk has come to, so that its record stays true."""
-    walked = json.loads(KEPT.read_text())["faults"]
+    """What headers and the twin have to do with it is not in the record: that stays true so."""
     fault = faults.sample(DRAWN, SEED, [f for f in faults.every()
-                                        if f.name in walked and f.name not in OUT_OF_REACH])[turn]
+                                        if f.name not in OUT_OF_REACH])[turn]
     found = attempts.attempt(fault)
     assert found.what in ("caught", "invalid") or why_harmless(fault), (fault.name, found.how)
 
@@ -79,13 +79,25 @@ def test_what_is_argued_away_is_a_fault() -> None:
     assert not (HARMLESS.keys() | OUT_OF_REACH.keys()) - names
 
 
+def test_every_outcome_is_of_the_code_as_it_is() -> None:
+    """A fault's name stays the same while the code around it changes."""
+    every = {fault.name: fault for fault in faults.every()}
+    kept = outcomes.read(every)
+    unknown = outcomes.of_unknown_code(kept, every)
+    old = [name for name in outcomes.left(kept, every) if name not in unknown]
+    files = ", ".join(sorted({every[name].file for name in old}))
+    assert not old, f"{len(old)} faults to walk: python tools/kernel_faults.py; of {files}"
+    assert len(unknown) <= UNKNOWN
+
+
 def test_every_fault_is_settled() -> None:
     """Caught, or beyond the host's reach, or argued harmless: no more than one in twenty."""
-    kept = json.loads(KEPT.read_text())
-    assert kept["walked"] == len(kept["faults"])
-    assert kept["missed"] == 0
-    assert kept["harmless"] <= kept["planted"] / 20
-    assert kept["beyond reach"] == len(OUT_OF_REACH)
+    every = {fault.name: fault for fault in faults.every()}
+    kept = outcomes.read(every)
+    counted = outcomes.summary(kept, every)
+    assert json.loads(outcomes.KEPT.read_text()).items() >= counted.items()
+    assert counted["missed"] == 0
+    unknown = outcomes.of_unknown_code(kept, every)
+    assert counted["harmless"] + len(unknown - OUT_OF_REACH.keys()) <= counted["planted"] / 20
+    assert counted["beyond reach"] == len(OUT_OF_REACH.keys() - unknown)
     assert all(len(reason) > 20 for reason in (HARMLESS | OUT_OF_REACH).values())
-    survived = sum(found["what"] == "survived" for found in kept["faults"].values())
-    assert survived == kept["harmless"] + kept["beyond reach"]

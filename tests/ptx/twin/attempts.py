@@ -146,8 +146,11 @@ def _checks_of(source: str) -> tuple[str, ...]:
 @cache
 def _plans_with(source: str) -> tuple[str, ...]:
     """Of the cases whose plans launch a source's kernels, some that between them have all
-    instances: those first that bring the most kernels, types and flags."""
-    have = {name: {kernel_for(op).expression(op, _plan(name)) for op in _plan(name).ops
+    instances, on rows without padding, too: those first that bring the most kernels, types and
+    flags."""
+    have = {name: {kernel_for(op).expression(op, _plan(name))
+                   + ",packed" * any(map(CASES[name].packs, op.operands.values()))
+                   for op in _plan(name).ops
                    if has_kernel(op) and kernel_for(op).source == source} for name in CASES}
     chosen: list[str] = []
     seen: set[str] = set()

@@ -71,6 +71,11 @@ CASES = {
         (37, 50, 70), 41, "preload,fp16,mma=sync,fuse", network={"loss": "mse"}),
     "mma of 8 bits with a squared error": Case((48, 64, 32, 32), 32, "preload,fp8,mma=sync,fuse",
                                                choice=10, network={"loss": "mse"}),
+    "mma with a squared error, targets without padding": Case(
+        (37, 50, 70), 41, "preload,mma=sync,fuse", network={"loss": "mse"}, packed="t"),
+    "mma of 8 bits with a squared error, targets without padding": Case(
+        (48, 64, 32, 30), 32, "preload,fp8,mma=sync,fuse", choice=10, network={"loss": "mse"},
+        packed="t"),
     "mma of tf32 with a softmax": Case((37, 50, 61), 41, "preload,tf32,mma=sync,fuse",
                                        network={"activation": "tanh"},
                                        spoil=(a_nan, infinite_in_part)),

@@ -104,8 +104,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("index", rf"\b({_PLACE}) \+ (\d+)\b", lambda m: f"{m[1]} + {int(m[2]) + 1}"),
     ("index", rf"\[({_PLACE})\]", r"[\1 + 1]"),
     ("index", r"\[2 \* (?!k[A-Z])([a-z]\w*)\]", r"[2 * \1 + 1]"),
-    ("scale", rf" \* {_FACTOR}\b(?!\()", ""),
-    ("scale", rf"\b{_FACTOR} \* (?=[\w(])", ""),
+    ("scale", rf" \* {_FACTOR}\b(?:\[[^]]*\])?+(?!\()", ""),
+    ("scale", rf"\b(?:\w+\.)*{_FACTOR} \* (?=[\w(])", ""),
     ("sign", rf"(?<=\w|\)) - (?={_FACTOR}\b|\(|largest|values|before|before\w*|mean)", " + "),
     ("sign", r" -= ", " += "),
     ("moment", r"(?<!double )(?<!double beta1, )\bbeta1\b", "beta2"),
@@ -121,8 +121,8 @@ _LEFT_OUT = re.compile(
 
 
 _QUIET = " ".join(f'_Pragma("GCC diagnostic ignored \\"-W{warning}\\"")' for warning in (
-    "empty-body", "unused-variable", "unused-but-set-variable", "unused-but-set-parameter",
-    "maybe-uninitialized", "uninitialized", "unused-value"))
+    "empty-body", "misleading-indentation", "unused-variable", "unused-but-set-variable",
+    "unused-but-set-parameter", "maybe-uninitialized", "uninitialized", "unused-value"))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,6 @@ HARMLESS: dict[str, str] = {
         "columns that do not exist are not stored, and 1 overflows as little as 0",
     "mma_loss.cuh: zero fill: values[i] = here ? slope : 0.0f; [30]":
         "columns that do not exist are not stored, and 1 overflows as little as 0",
-    "mma_loss.cuh: bound: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
-    "bias[column + i]); [57]":
-        "the value of a column that does not exist is not used, and its bias is padding",
     "mma_loss.cuh: bounds check: if (count <= 0) return; [4]":
         "it saves work: losses, gradients and stores are of `count` elements, which are none",
     "mma_finish.cuh: zero fill: for (int j = 0; j < 4; ++j) values[i][j] = 0.0f; [46]":
@@ -28,9 +25,6 @@ HARMLESS: dict[str, str] = {
         "an activation without a slope does not use it; for others the saved one replaces it",
     "mma_update.cuh: bounds check: if (full) return; [4]":
         "it saves work: what follows stores three of each four numbers once more",
-    "bias.cu: bound: if (static_cast<int>(gridDim.x) < cols) { [33]":
-        "both ways give the sums where there is a block a column, of whole warps as all launches "
-        "have; the one that is meant for it is faster",
     "narrow_inner.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the "
     "queue to memory [2]":
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
@@ -58,9 +52,6 @@ HARMLESS: dict[str, str] = {
     "linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
-    "narrow_inner.cu: index: load_fragments<true>(words, head_gradient + (16 * tile + lane % 16) "
-    "* kRows); [65]":
-        "lanes 16 to 31 give the rows of two matrices that are not used",
     "onchip_turn.cuh: zero fill: ahead(first < count ? "
     "static_cast<int>(place(static_cast<unsigned int>(first))) : 0) {} [87]":
         "a thread without an element stores none",
@@ -229,10 +220,6 @@ OUT_OF_REACH: dict[str, str] = {
         "than whole tiles, as in none of these plans",
     "onchip_elements.cuh: index: loss.template of<2>({row, row}, {column, column + 2}, [45]":
         "in none of these plans has a block more pairs of a loss's sums than threads",
-    "mma_loss.cuh: scale: values[i] = alpha * sums[i] + (bias == nullptr || i >= count ? 0.0f : "
-    "bias[column + i]); [18]":
-        "alpha is 1 but for 8 bits, and no case of the twin has these with targets whose rows are "
-        "not aligned",
     "mma_finish.cuh: bounds check: if (!whole) return; [6]":
         "what is fetched then is not used; that a GPU wants such reads aligned shows there alone",
     "mma_loss.cuh: bound: const bool none = label < 0 || label >= n; [40]":

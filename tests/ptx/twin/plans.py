@@ -61,13 +61,19 @@ class Case:
     spoil: tuple[Spoil, ...] = ()  # what each makes is to come through as in the references
     network: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    packed: str = ""  # a tensor whose rows have no padding, as in a library's
 
     def plan(self) -> Plan:
         """`steps` steps, unrolled."""
         network = Network(self.layers, **self.network)
         plan = step_plan(network, self.batch, self.batch * self.steps, **self.options)
         selection = select(self.opt, network, self.steps, CAPABLE)
-        return selection.apply(plan)[0].map_ops(self._chosen).unrolled(self.steps)
+        plan = selection.apply(plan)[0].map_ops(self._chosen).unrolled(self.steps)
+        return plan.with_tensors(*(replace(tensor, packed=True) for tensor in plan.tensors.values()
+                                   if self.packs(tensor.name)))
+
+    def packs(self, tensor: str) -> bool:
+        return tensor.rstrip("'") == self.packed
 
     def _chosen(self, op: Op) -> Op:
         chosen = ("mma", "wgmma", "wgmma_scaled", "tiled")
