@@ -8,10 +8,10 @@ it likes.
 
 Left out is what else decides. Headers that a source includes, and sources that a header's fault
 shows in: with them a change of types.cuh would have 947 of the 980 faults of sources and headers
-walked again, and one of onchip_loss.cuh, which changes several times a day while it is worked on,
-all 1,300 of kernels that are written, an hour of a core. And the twin and its cases: a case that is
-gone may leave a fault uncaught. What is lost by that is found at random, as the tests plant a few
-faults anew (tests/ptx/test_kernel_faults.py); `--again all` is for a change of these that is large.
+walked again, and one of onchip_loss.cuh all 1,300 of kernels that are written, an hour of a core.
+And the twin and its cases: a case that is gone may leave a fault uncaught. What is lost by that is
+found at random, as the tests plant a few faults anew (tests/ptx/test_kernel_faults.py); `--again
+all` is for a change of these that is large.
 """
 
 from __future__ import annotations
@@ -78,13 +78,6 @@ def read(every: Faults, path: Path = KEPT) -> dict[str, Found]:
 def left(outcomes: Mapping[str, Found], every: Faults) -> list[str]:
     """The faults without an outcome that counts: those to walk."""
     return [name for name, fault in every.items() if not counts(outcomes.get(name), fault)]
-
-
-def of_unknown_code(outcomes: Mapping[str, Found], every: Faults) -> set[str]:
-    """Those of faults that survived, for a reason that stands, before outcomes kept the code that
-    they are of."""
-    return {name for name, o in outcomes.items() if not o["code"] and o["what"] == "survived"
-            and (name in OUT_OF_REACH or why_harmless(every[name]))}
 
 
 def summary(outcomes: Mapping[str, Found], every: Faults) -> dict[str, int]:
