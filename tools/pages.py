@@ -97,12 +97,12 @@ def random_headline() -> str:
         f"{len(found.contests)} networks drawn at random{several}, that nobody has tuned to: time "
         f"of the best of {' and '.join(peers)} over",
         "that of `best`, so **above 1 rawnn is faster, below 1 slower**.", "", *table, "",
-        f"{summary.provenance(found)}.", "", *other_draws()])
+        f"{summary.provenance(found)}.", "", *other_draws(found.environment.date)])
 
 
-def other_draws() -> list[str]:
-    """A line for each file of other draws, the newest first: what they gave, at which commit."""
-    shown = read_contests(RESULTS / "random-peers-h200.json").environment.date
+def other_draws(shown: str) -> list[str]:
+    """A line for each file of other draws than that of the date `shown`, the newest first: what
+    they gave, at which commit."""
     others = [(path, read_contests(path)) for path in RESULTS.glob("random-peers-h200-*.json")]
     lines = []
     for path, found in sorted(others, key=lambda pair: pair[1].environment.date, reverse=True):
