@@ -24,7 +24,7 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.ptx import head, linear, loss_products, narrow, skinny
+from rawnn.ptx import head, linear, loss_products, narrow, passes, skinny
 from rawnn.ptx.family import Fusion
 from rawnn.ptx.own import claimed, kept_out, restored
 from rawnn.ptx.tiles import LOOPS
@@ -232,7 +232,8 @@ def _or(rewrite: Callable[[Plan], Plan], reason: str) -> Callable[[Plan], Plan |
     return apply
 
 
-_FAMILIES = (linear.FAMILY, narrow.FAMILY, head.FAMILY, skinny.FAMILY)
+_FAMILIES = (linear.FAMILY, narrow.FAMILY)
+_LATER = (head.FAMILY, skinny.FAMILY)
 FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
     Fusion("loss", "the loss, its accuracy and its gradient in one pass; unless a library computes "
                    "it, with the softmax itself",
@@ -246,6 +247,8 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
                      "allows of plain SGD: alpha = -lr, beta = 1, in place; or a sum of slices",
            _or(_update, "no update directly behind the gradient's product that it could do")),
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
+    passes.FUSION,
+    *(family.fusion for family in _LATER if family.fusion is not None),
     loss_products.PRODUCT,
     loss_products.SUMS,
     Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "

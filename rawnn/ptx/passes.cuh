@@ -1,0 +1,61 @@
+// The passes of a step in one launch: all layers forward, the loss, and all gradients of inputs, for the
+// kernels that are written for a network (passes_source.py).
+//
+//   a_l = act(a_(l-1) w_l^T + b_l),  z = a_(L-1) w_L^T + b_L,  dz_L = the gradient of the loss of z
+//   dz_l = (dz_(l+1) w_(l+1)) * slope(a_l)
+//
+// a_0 = x [batch, features]; w_l: [outputs, inputs], b_l: float; a_l and dz_l [batch, outputs] go to
+// memory, for the updates behind. All are of one type T: float16, bfloat16 or float, whose products are of
+// tf32 or, each of three, as exact as float's. The blocks' sums of the loss go to loss_parts[s], and
+// correct_parts[s] (metrics.cuh).
+//
+// A cluster of kRanks blocks has kRows rows of the batch all the way: values lie in shared memory, and each
+// block computes a slice of each layer's units for all of them, from weights that it alone of its
+// cluster reads, and sends it to all (st.async, counted at barriers). Narrow layers are computed by every
+// block. Values of the layer after the next take the place of those that the last product read; whoever
+// sends them has heard of all that they were read, as it has their slices of the layer between.
+// Rows of weights, of x, a_l and dz_l begin at multiples of 16 bytes. x and y are read ahead of the wait.
+// Launch: kRanks * ceil(batch / kRows) blocks of 32 * kWarps, in clusters of kRanks; shared memory as the
+// kernel's Places say.
+// Limit: the L2 cache, from which each cluster reads all weights twice, and one way from block to block
+// a layer.
+#pragma once
+#include "device/copies.cuh"
+#include "passes_finish.cuh"
+
+namespace passes {
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+
+// The rows of x, zeros behind the last feature and the last row.
+template <typename SHAPE, int FEATURES, typename T>
+__device__ __forceinline__ void fetch_rows(unsigned int values, const T* x, int ld, const Here& here) {
+  constexpr int pieces = (FEATURES + kChunk<T> - 1) / kChunk<T> * 4;
+#pragma unroll 4
+  for (int i = thread_index(); i < SHAPE::kRows * pieces; i += 32 * SHAPE::kWarps) {
+    const int row = i / pieces;
+    const int column = i % pieces * kPiece<T>;
+    const int left = row < here.present ? FEATURES - column : 0;
+    const int exist = min(max(left * static_cast<int>(sizeof(T)), 0), 16);
+    ptx::copy_async(values + row * pitch_of<T>(FEATURES) + i % pieces * 16,
+                    exist > 0 ? at(x, ld, here.first + row, column) : x, exist);
+  }
+}
+
+// The biases of a product's slice, and of its tiles' units behind.
+template <typename SHAPE, typename P>
+__device__ __forceinline__ void fetch_biases(float* to, const float* bias, const P& p) {
+  for (int i = thread_index(); i < P::kRounds * P::kGroups * kTile; i += 32 * SHAPE::kWarps) {
+    const int unit = p.first_unit(0) + i;
+    to[i] = bias != nullptr && unit < P::kUnits ? bias[unit] : 0.0f;
+  }
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void fetch_labels(int* to, const int* y, const Here& here) {
+  for (int i = thread_index(); i < SHAPE::kRows; i += 32 * SHAPE::kWarps) {
+    to[i] = i < here.present ? y[here.first + i] : -1;
+  }
+}
+
+}  // namespace passes
