@@ -29,7 +29,7 @@ __device__ __forceinline__ int thread_index() { return static_cast<int>(threadId
 
 // The rows of x, zeros behind the last feature and the last row.
 template <typename SHAPE, int FEATURES, typename T>
-__device__ __forceinline__ void fetch_rows(unsigned int values, const T* x, int ld, const Here& here) {
+__device__ __forceinline__ void fetch_rows(unsigned int values, const T* x, int ld, const Here<SHAPE>& here) {
   constexpr int pieces = (FEATURES + kChunk<T> - 1) / kChunk<T> * 4;
 #pragma unroll 4
   for (int i = thread_index(); i < SHAPE::kRows * pieces; i += 32 * SHAPE::kWarps) {
@@ -42,20 +42,23 @@ __device__ __forceinline__ void fetch_rows(unsigned int values, const T* x, int 
   }
 }
 
-// The biases of a product's slice, and of its tiles' units behind.
+// The biases of a product's slice, and of its tiles' units behind; zeros where there are none.
 template <typename SHAPE, typename P>
-__device__ __forceinline__ void fetch_biases(float* to, const float* bias, const P& p) {
-  for (int i = thread_index(); i < P::kRounds * P::kGroups * kTile; i += 32 * SHAPE::kWarps) {
+__device__ __forceinline__ void fetch_biases(unsigned int to, const float* bias, const P& p) {
+  for (int i = 4 * thread_index(); i < P::kRounds * P::kGroups * kTile; i += 128 * SHAPE::kWarps) {
     const int unit = p.first_unit(0) + i;
-    to[i] = bias != nullptr && unit < P::kUnits ? bias[unit] : 0.0f;
+    const int exist = bias == nullptr ? 0 : min(max((P::kUnits - unit) * 4, 0), 16);
+    ptx::copy_async(to + 4 * i, exist > 0 ? bias + unit : bias, exist);
   }
 }
 
+// Labels of rows that exist; others' are asked for nothing.
 template <typename SHAPE>
-__device__ __forceinline__ void fetch_labels(int* to, const int* y, const Here& here) {
-  for (int i = thread_index(); i < SHAPE::kRows; i += 32 * SHAPE::kWarps) {
-    to[i] = i < here.present ? y[here.first + i] : -1;
-  }
+__device__ __forceinline__ void fetch_labels(unsigned int to, const int* y, const Here<SHAPE>& here) {
+  const int row = thread_index();
+  if (row >= SHAPE::kRows) return;
+  ptx::copy_async<4>(to + 4 * row, row < here.present ? y + here.first + row : y,
+                     row < here.present ? 4 : 0);
 }
 
 }  // namespace passes

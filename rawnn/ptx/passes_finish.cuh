@@ -15,11 +15,23 @@
 
 namespace passes {
 
-// What a block knows of itself.
+// What a block knows of itself, and how far from its own the other blocks' shared memory lies.
+template <typename SHAPE>
 struct Here {
   int rank;
   int first;    // row of the batch
   int present;  // rows
+  unsigned int apart[SHAPE::kRanks];
+
+  __device__ __forceinline__ Here(unsigned int at, int number, int rows) {
+    rank = SHAPE::kRanks == 1 ? 0 : number % SHAPE::kRanks;
+    first = number / SHAPE::kRanks * SHAPE::kRows;
+    present = min(SHAPE::kRows, rows - first);
+#pragma unroll
+    for (int i = 1; i < SHAPE::kRanks; ++i) {
+      apart[i] = ptx::in_block(at, (rank + i) % SHAPE::kRanks) - at;
+    }
+  }
 };
 
 // Where results go: `values` are the next product's, at a shared address, with so many bytes from row to
@@ -34,12 +46,11 @@ struct Results {
 
 // 16 bytes to the same place of all other blocks of the cluster.
 template <typename SHAPE>
-__device__ __forceinline__ void send_to_others(unsigned int to, float4 value, unsigned int barrier,
-                                               int rank) {
+__device__ __forceinline__ void send_to_others(const Here<SHAPE>& here, unsigned int to, float4 value,
+                                               unsigned int barrier) {
 #pragma unroll
   for (int i = 1; i < SHAPE::kRanks; ++i) {
-    const int block = (rank + i) % SHAPE::kRanks;
-    ptx::send4(ptx::in_block(to, block), value, ptx::in_block(barrier, block));
+    ptx::send4(to + here.apart[i], value, barrier + here.apart[i]);
   }
 }
 
@@ -56,7 +67,7 @@ __device__ __forceinline__ void meet(unsigned int barrier, int parity, int bytes
 }
 
 template <typename SHAPE, typename P, typename T>
-__device__ __forceinline__ void deliver_piece(const P& p, const Here& here, const Results<T>& to,
+__device__ __forceinline__ void deliver_piece(const P& p, const Here<SHAPE>& here, const Results<T>& to,
                                               int piece, int row, bool mine,
                                               const unsigned int (&words)[4]) {
   if (piece >= p.pieces) return;
@@ -65,10 +76,10 @@ __device__ __forceinline__ void deliver_piece(const P& p, const Here& here, cons
     const unsigned int place = to.values + row * pitch_of<T>(P::kUnits) + of_all * 16;
     ptx::store_shared(place, words);
     if constexpr (SHAPE::kRanks > 1 && P::kSliced) {
-      send_to_others<SHAPE>(place,
-                            make_float4(__uint_as_float(words[0]), __uint_as_float(words[1]),
-                                        __uint_as_float(words[2]), __uint_as_float(words[3])),
-                            to.barrier, here.rank);
+      send_to_others(here, place,
+                     make_float4(__uint_as_float(words[0]), __uint_as_float(words[1]),
+                                 __uint_as_float(words[2]), __uint_as_float(words[3])),
+                     to.barrier);
     }
   }
   if (mine && row < here.present && of_all * kPiece<T> < P::kUnits) {
@@ -79,7 +90,7 @@ __device__ __forceinline__ void deliver_piece(const P& p, const Here& here, cons
 
 // An item's numbers, made v[j][e] by the caller.
 template <typename SHAPE, typename P, typename T>
-__device__ __forceinline__ void deliver(const P& p, const Here& here, const Results<T>& to, int i,
+__device__ __forceinline__ void deliver(const P& p, const Here<SHAPE>& here, const Results<T>& to, int i,
                                         int round, const float (&v)[4][2]) {
   const int tile = p.tile_of(i, round);
   const int eight = p.eight_of(i);
@@ -154,11 +165,9 @@ struct Kept<Relu, T> {
 
 // a = act(sum + bias), 0 behind the last unit. `bias` are those of the block's slice.
 template <typename SHAPE, typename ACTIVATION, typename P, typename T>
-__device__ __forceinline__ void activate(P& p, int round, const Here& here, const float* bias,
+__device__ __forceinline__ void activate(P& p, int round, const Here<SHAPE>& here, const float* bias,
                                          unsigned char* kept, const Results<T>& to) {
-#pragma unroll
-  for (int i = 0; i < P::kItems; ++i) {
-    if (!p.item_exists(i, round)) continue;
+  p.for_items(round, [&](int i) {
     const int tile = p.tile_of(i, round);
     float v[4][2];
     Kept<ACTIVATION, T> keep;
@@ -176,17 +185,15 @@ __device__ __forceinline__ void activate(P& p, int round, const Here& here, cons
     }
     keep.store(kept, (tile * P::kTiles + p.eight_of(i)) * 32 + p.lane);
     deliver<SHAPE>(p, here, to, i, round, v);
-  }
+  });
 }
 
 // dz = sum * slope. What a T cannot hold is reported where losses are scaled.
 template <typename SHAPE, typename ACTIVATION, typename P, typename T>
-__device__ __forceinline__ void slope(P& p, int round, const Here& here, const unsigned char* kept,
+__device__ __forceinline__ void slope(P& p, int round, const Here<SHAPE>& here, const unsigned char* kept,
                                       int* overflow, const Results<T>& to) {
   float poisoned = 0.0f;
-#pragma unroll
-  for (int i = 0; i < P::kItems; ++i) {
-    if (!p.item_exists(i, round)) continue;
+  p.for_items(round, [&](int i) {
     const int tile = p.tile_of(i, round);
     const int eight = p.eight_of(i);
     Kept<ACTIVATION, T> keep;
@@ -206,13 +213,13 @@ __device__ __forceinline__ void slope(P& p, int round, const Here& here, const u
       }
     }
     deliver<SHAPE>(p, here, to, i, round, v);
-  }
+  });
   if constexpr (SHAPE::kScaled) report_overflow(overflow, poisoned);
 }
 
 // The loss of each element, and its gradient.
 template <typename SHAPE, typename LOSS, typename P, typename T, typename TT>
-__device__ __forceinline__ void compare(P& p, int round, const Here& here, const float* bias,
+__device__ __forceinline__ void compare(P& p, int round, const Here<SHAPE>& here, const float* bias,
                                         const TT* targets, int ld, float share, int* overflow,
                                         Tally& tally, const Results<T>& to) {
   float t[P::kItems][4][2];
@@ -232,9 +239,7 @@ __device__ __forceinline__ void compare(P& p, int round, const Here& here, const
   }
   const bool counts = P::kSliced || here.rank == 0;
   float poisoned = 0.0f;
-#pragma unroll
-  for (int i = 0; i < P::kItems; ++i) {
-    if (!p.item_exists(i, round)) continue;
+  p.for_items(round, [&](int i) {
     const int tile = p.tile_of(i, round);
     float v[4][2];
 #pragma unroll
@@ -258,12 +263,13 @@ __device__ __forceinline__ void compare(P& p, int round, const Here& here, const
       }
     }
     deliver<SHAPE>(p, here, to, i, round, v);
-  }
+  });
   if constexpr (SHAPE::kScaled) report_overflow(overflow, poisoned);
 }
 
-// The softmax of rows whose columns tiles share: each leaves the largest of a row, the sum of powers and
-// the first column of the largest, and the logit of the label, in `stats` [rows][tiles of all blocks].
+// The softmax of rows whose columns tiles share: of each row a tile leaves its largest, the sum of powers
+// and the first column of the largest, in `stats` [rows][tiles of all blocks]; all blocks make the
+// same of them, in `totals` [rows].
 template <typename SHAPE, typename P>
 struct Softmax {
   using T = typename P::T;
@@ -273,45 +279,55 @@ struct Softmax {
 
   float largest[P::kItems][2];
 
-  __device__ __forceinline__ void begin(P& p, const Here& here, const float* bias,
-                                        const int* labels, float4* stats, unsigned int barrier) {
+  __device__ __forceinline__ void begin(P& p, const Here<SHAPE>& here, const float* bias,
+                                        float4* stats, unsigned int barrier) {
 #pragma unroll
     for (int i = 0; i < P::kItems; ++i) {
-      if (!item_reports(p, i)) continue;
-      const int tile = p.tile_of(i, 0);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int row = 8 * p.eight_of(i) + 2 * p.t + e;
-        const int label = labels[row];
+        const int tile = p.tile_of(i, 0);
         float most = -infinity();
-        float value[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int unit = tile * kTile + unit_of<T>(j, p.g);
-          const bool exists = own(p, unit);
-          value[j] = exists ? p.number(i, j, e) + bias[unit] : -infinity();
-          most = fmaxf(most, value[j]);
+          float& value = p.number(i, j, e);
+          value = reports(p, i) && own(p, unit) ? value + bias[unit] : -infinity();
+          most = fmaxf(most, value);
         }
-        most = of_units(most, [](float a, float b) { return fmaxf(a, b); });
-        largest[i][e] = most;
+        largest[i][e] = of_units(most, [](float a, float b) { return fmaxf(a, b); });
+      }
+    }
+    float totals[P::kItems][2];
+    int firsts[P::kItems][2];
+#pragma unroll
+    for (int i = 0; i < P::kItems; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float most = largest[i][e];
         const float base = most == -infinity() ? 0.0f : most;
         float total = 0.0f;
-        float labelled = -infinity();
         int first = 0x7fffffff;
 #pragma unroll
         for (int j = 3; j >= 0; --j) {
-          const int unit = p.first_unit(tile) + unit_of<T>(j, p.g);
-          if (value[j] == most) first = min(first, unit);
-          if (unit == label) labelled = value[j];
-          value[j] = exp_below_zero(value[j] - base);
-          total += value[j];
-          p.number(i, j, e) = value[j];
+          float& value = p.number(i, j, e);
+          if (value == most) first = p.first_unit(p.tile_of(i, 0)) + unit_of<T>(j, p.g);
+          value = exp_below_zero(value - base);
+          total += value;
         }
-        total = of_units(total, [](float a, float b) { return a + b; });
-        labelled = of_units(labelled, [](float a, float b) { return fmaxf(a, b); });
-        first = of_units(first, [](int a, int b) { return min(a, b); });
-        const float4 found = make_float4(most, total, __int_as_float(first), labelled);
-        float4* const place = stats + row * kStats + (P::kSliced ? here.rank : 0) * P::kGroups + tile;
+        totals[i][e] = of_units(total, [](float a, float b) { return a + b; });
+        firsts[i][e] = of_units(first, [](int a, int b) { return min(a, b); });
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < P::kItems; ++i) {
+      if (!reports(p, i)) break;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int row = 8 * p.eight_of(i) + 2 * p.t + e;
+        const float4 found =
+            make_float4(largest[i][e], totals[i][e], __int_as_float(firsts[i][e]), 0.0f);
+        float4* const place =
+            stats + row * kStats + (P::kSliced ? here.rank : 0) * P::kGroups + p.tile_of(i, 0);
         if constexpr (kShares > 1) {
           const unsigned int there = ptx::shared_address(place);
 #pragma unroll
@@ -330,67 +346,78 @@ struct Softmax {
     }
   }
 
-  // All of `stats` is there.
-  __device__ __forceinline__ void finish(P& p, const Here& here, const int* labels,
-                                         const float4* stats, float share, int* overflow,
-                                         Tally& tally, const Results<T>& to) {
-    float poisoned = 0.0f;
+  // All of `stats` is there. Eight lanes a row; of its total the inverse.
+  static __device__ __forceinline__ void add_up(float4* totals, const float4* stats) {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < 8 * SHAPE::kRows; i += 32 * SHAPE::kWarps) {
+      const float4* const of_row = stats + i / 8 * kStats;
+      const int lane = i % 8;
+      float most = -infinity();
 #pragma unroll
-    for (int i = 0; i < P::kItems; ++i) {
-      if (!p.item_exists(i, 0)) continue;
+      for (int k = lane; k < kStats; k += 8) most = fmaxf(most, of_row[k].x);
+      most = of_row_lanes(most, [](float a, float b) { return fmaxf(a, b); });
+      float total = 0.0f;
+      int first = 0x7fffffff;
+#pragma unroll
+      for (int k = lane; k < kStats; k += 8) {
+        const float4 found = of_row[k];
+        total += found.y * exp_below_zero(found.x - most);
+        if (found.x == most) first = min(first, __float_as_int(found.z));
+      }
+      total = of_row_lanes(total, [](float a, float b) { return a + b; });
+      first = of_row_lanes(first, [](int a, int b) { return min(a, b); });
+      // All probabilities are NaN where the total is: the first maximum is at 0.
+      if (lane == 0) {
+        totals[i / 8] = make_float4(most, 1.0f / total,
+                                    __int_as_float(total == total ? first : 0), 0.0f);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish(P& p, const Here<SHAPE>& here, const int* labels,
+                                         const float4* totals, float share, int* overflow,
+                                         Tally& tally, const Results<T>& to) {
+    const bool counts = P::kSliced || here.rank == 0;
+    float poisoned = 0.0f;
+    p.for_items(0, [&](int i) {
       const int tile = p.tile_of(i, 0);
       float v[4][2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int row = 8 * p.eight_of(i) + 2 * p.t + e;
+        const bool present = counts && row < here.present;
         const int label = labels[row];
-        const float4* const of_row = stats + row * kStats;
-        float most = -infinity();
-#pragma unroll
-        for (int k = p.g; k < kStats; k += 8) most = fmaxf(most, of_row[k].x);
-        most = of_units(most, [](float a, float b) { return fmaxf(a, b); });
-        float total = 0.0f;
-        float labelled = -infinity();
-        int first = 0x7fffffff;
-#pragma unroll
-        for (int k = p.g; k < kStats; k += 8) {
-          const float4 found = of_row[k];
-          total += found.y * exp_below_zero(found.x - most);
-          labelled = fmaxf(labelled, found.w);
-          if (found.x == most) first = min(first, __float_as_int(found.z));
-        }
-        total = of_units(total, [](float a, float b) { return a + b; });
-        labelled = of_units(labelled, [](float a, float b) { return fmaxf(a, b); });
-        first = of_units(first, [](int a, int b) { return min(a, b); });
-        if (total != total) first = 0;
-        const float inverse = 1.0f / total;
-        const float factor = exp_below_zero(largest[i][e] - most) * inverse;
+        const float4 of_row = totals[row];
+        const float factor = exp_below_zero(largest[i][e] - of_row.x) * of_row.y;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int unit = tile * kTile + unit_of<T>(j, p.g);
           const bool exists = own(p, unit);
-          const float slope = cross_entropy_slope(p.number(i, j, e) * factor,
-                                                  p.first_unit(0) + unit == label, share);
+          const bool labelled = p.first_unit(0) + unit == label;
+          const float probability = p.number(i, j, e) * factor;
+          const float slope = cross_entropy_slope(probability, labelled, share);
           v[j][e] = exists ? slope : 0.0f;
+          if (exists && labelled && present) {
+            tally.loss += negative_log(probability);
+            tally.right += __float_as_int(of_row.z) == label ? 1 : 0;
+          }
           if constexpr (SHAPE::kScaled) {
             poisoned += exists && row < here.present ? poison<T>(slope) : 0.0f;
           }
         }
-        if (here.rank == 0 && tile == 0 && p.g == 0 && row < here.present) {
-          const bool none = label < 0 || label >= P::kUnits;
-          const float of_label = exp_below_zero(labelled - most) * inverse;
-          tally.loss += none ? not_a_number() : negative_log(of_label);
-          tally.right += !none && first == label ? 1 : 0;
+        if (here.rank == 0 && tile == 0 && p.g == 0 && present &&
+            (label < 0 || label >= P::kUnits)) {
+          tally.loss += not_a_number();
         }
       }
       deliver<SHAPE>(p, here, to, i, 0, v);
-    }
+    });
     if constexpr (SHAPE::kScaled) report_overflow(overflow, poisoned);
   }
 
  private:
   // Tiles behind the slice report, too: that they have nothing.
-  static __device__ __forceinline__ bool item_reports(const P& p, int i) {
+  static __device__ __forceinline__ bool reports(const P& p, int i) {
     return P::kParts == 1 ? p.warp < P::kGroups
                           : p.warp + i * SHAPE::kWarps < P::kGroups * P::kTiles;
   }
@@ -402,6 +429,14 @@ struct Softmax {
   static __device__ __forceinline__ V of_units(V value, F both) {
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) {
+      value = both(value, __shfl_xor_sync(kFullWarp, value, step));
+    }
+    return value;
+  }
+  template <typename V, typename F>
+  static __device__ __forceinline__ V of_row_lanes(V value, F both) {
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) {
       value = both(value, __shfl_xor_sync(kFullWarp, value, step));
     }
     return value;

@@ -173,6 +173,7 @@ class Form:
             put(f"bias{layer}", 4 * TILE * s.groups * s.rounds)
         if n.softmax:
             shares = self.ranks if self.sliced[n.depth] else 1
+            put("totals", 16 * self.rows)
             put("stats", 16 * self.rows * shares * self.sharing(n.depth).groups)
         for layer in range(1, n.depth):
             s = self.sharing(layer)

@@ -35,7 +35,7 @@ __device__ __forceinline__ int unit_of(int j, int g) {
 // Bytes from row to row of values of so many features: an odd number of chunks, so that eight lanes that
 // load 16 bytes each of two rows meet all banks.
 template <typename T>
-constexpr int pitch_of(int features) {
+__device__ constexpr int pitch_of(int features) {
   return 64 * (((features + kChunk<T> - 1) / kChunk<T>) | 1);
 }
 
@@ -62,6 +62,7 @@ struct Product {
   int begin_piece, pieces;  // of this block
   int lane, g, t, warp;
   int tile, chunk, end;  // this warp's task in the round; chunks
+  bool loads;            // whether any of what the lane would load is of this block's slice
   const T* w;
   int rows[4];  // forward: where the lane's units begin; else the column of its units, once
   unsigned int words[DEPTH][4][4];
@@ -90,6 +91,8 @@ struct Product {
     chunk = part * kChunks / PARTS;
     end = group < GROUPS && exists(tile) ? (part + 1) * kChunks / PARTS : chunk;
     const int first = first_unit(tile);
+    const int piece = sizeof(T) == 4 ? g : FORWARD ? g / 2 : t;  // of the tile
+    loads = tile * kOfTile + piece < pieces && first + piece * kPiece<T> < UNITS;
     if constexpr (FORWARD) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -100,11 +103,18 @@ struct Product {
     }
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
-      if (chunk + d < end) load(words[d], chunk + d);
+      if (chunk + d < end) {
+        load(words[d], chunk + d);
+        if (!loads) {
+#pragma unroll
+          for (int i = 0; i < 16; ++i) words[d][i / 4][i % 4] = 0u;
+        }
+      }
     }
   }
 
   __device__ __forceinline__ void load(unsigned int (&to)[4][4], int of_chunk) const {
+    if (!loads) return;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int term;
@@ -232,7 +242,7 @@ struct Product {
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        if (!item_exists(i, round)) continue;
+        if (!item_exists(i, round)) break;
 #pragma unroll
         for (int mt = 0; mt < 2; ++mt) {
           const float4* from = scratch + ((warp + i * SHAPE::kWarps) * 2 + mt) * 32 + lane;
@@ -259,6 +269,21 @@ struct Product {
   __device__ __forceinline__ bool item_exists(int i, int round) const {
     const bool task = PARTS == 1 ? warp < GROUPS : warp + i * SHAPE::kWarps < GROUPS * kTiles;
     return task && exists(tile_of(i, round));
+  }
+  // Calls body(i) for the items that exist, all of a tile's in a row.
+  template <typename BODY>
+  __device__ __forceinline__ void for_items(int round, BODY body) const {
+    if constexpr (PARTS == 1) {
+      if (item_exists(0, round)) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) body(i);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (item_exists(i, round)) body(i);
+      }
+    }
   }
   // Its number for the block j of eight units and the row 2t + e of the eight.
   __device__ __forceinline__ float& number(int i, int j, int e) {

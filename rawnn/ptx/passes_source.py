@@ -123,13 +123,10 @@ class _Kernel:
     # -- ahead of the products ---------------------------------------------------------------------
     def begin(self) -> None:
         p, form, n, w = self.p, self.form, self.n, self.w
-        w("unsigned char* const shared = ptx::dynamic_shared<unsigned char, 128>();")
+        w("unsigned char* const shared = ptx::dynamic_shared();")
         w("const unsigned int at = ptx::shared_address(shared);")
         clustered = form.ranks > 1
-        rank = "static_cast<int>(ptx::cluster_rank())" if clustered else "0"
-        first = f"static_cast<int>(blockIdx.x) / {form.ranks} * {form.rows}"
-        w(f"const int first = {first};")
-        w(f"const passes::Here here = {{{rank}, first, min({form.rows}, {n.batch} - first)}};")
+        w(f"const passes::Here<Shape> here(at, static_cast<int>(blockIdx.x), {n.batch});")
         if clustered:
             w("if (threadIdx.x == 0) {")
             for barrier in range(3):
@@ -140,16 +137,17 @@ class _Kernel:
             w("ptx::arrive_at_cluster_relaxed();")
         w(f"passes::fetch_rows<Shape, {n.layers[0]}>({self.values(0)}, x, ldx, here);")
         if p.labelled:
-            w(f"int* const labels = {self.at('labels', 'int')};")
-            w("passes::fetch_labels<Shape>(labels, y, here);")
+            w(f"const int* const labels = {self.at('labels', 'const int')};")
+            w(f"passes::fetch_labels<Shape>(at + {form.places['labels']}u, y, here);")
         w("const int step = current_step(cursor, offset);")
         w("pdl_wait();")
         w("pdl_trigger();")
         self.declare(1)
         for layer in range(1, n.depth + 1):
-            w(f"float* const bias{layer} = {self.at(f'bias{layer}', 'float')};")
+            place = form.places[f"bias{layer}"]
             given = f"b{layer}" if n.bias else "nullptr"
-            w(f"passes::fetch_biases<Shape>(bias{layer}, {given}, P{layer}(w{layer}, here.rank));")
+            w(f"const float* const bias{layer} = {self.at(f'bias{layer}', 'const float')};")
+            w(f"passes::fetch_biases<Shape>(at + {place}u, {given}, P{layer}(w{layer}, here.rank));")
         scale = " * loss_scale[0]" if p.scaled else ""
         rows = n.batch if p.labelled else n.batch * n.layers[-1]
         w(f"const float share = 1.0f / {rows}.0f{scale};")
@@ -229,13 +227,16 @@ class _Kernel:
             sliced = form.ranks > 1 and form.sliced[layer]
             w(f"float4* const stats = {self.at('stats', 'float4')};")
             w(f"passes::Softmax<Shape, P{i}> softmax;")
-            w(f"softmax.begin(p{i}, here, bias{layer}, labels, stats, at + 16u);")
+            w(f"float4* const totals = {self.at('totals', 'float4')};")
+            w(f"softmax.begin(p{i}, here, bias{layer}, stats, at + 16u);")
             if sliced:
                 others = 16 * form.rows * s.groups * (form.ranks - 1)
                 w(f"passes::meet(at + 16u, 0, {others});")
             else:
                 w("__syncthreads();")
-            w(f"softmax.finish(p{i}, here, labels, stats, share, flag, tally, {to});")
+            w("softmax.add_up(totals, stats);")
+            w("__syncthreads();")
+            w(f"softmax.finish(p{i}, here, labels, totals, share, flag, tally, {to});")
         else:
             functor_of = LOSSES[p.loss].functor
             w(f"passes::compare<Shape, {functor_of}>(p{i}, {round_}, here, bias{layer}, t, ldt, "
