@@ -29,7 +29,7 @@ __device__ __forceinline__ int thread_index() { return static_cast<int>(threadId
 
 // The rows of x, zeros behind the last feature and the last row.
 template <typename SHAPE, int FEATURES, typename T>
-__device__ __forceinline__ void fetch_rows(unsigned int values, const T* x, int ld, const Here<SHAPE>& here) {
+__device__ __forceinline__ void fetch_rows(const Here<SHAPE>& here, int values, int pitch, const T* x, int ld) {
   constexpr int pieces = (FEATURES + kChunk<T> - 1) / kChunk<T> * 4;
 #pragma unroll 4
   for (int i = thread_index(); i < SHAPE::kRows * pieces; i += 32 * SHAPE::kWarps) {
@@ -37,28 +37,101 @@ __device__ __forceinline__ void fetch_rows(unsigned int values, const T* x, int 
     const int column = i % pieces * kPiece<T>;
     const int left = row < here.present ? FEATURES - column : 0;
     const int exist = min(max(left * static_cast<int>(sizeof(T)), 0), 16);
-    ptx::copy_async(values + row * pitch_of<T>(FEATURES) + i % pieces * 16,
+    ptx::copy_async(here.at + values + row * pitch + i % pieces * 16,
                     exist > 0 ? at(x, ld, here.first + row, column) : x, exist);
   }
 }
 
-// The biases of a product's slice, and of its tiles' units behind; zeros where there are none.
-template <typename SHAPE, typename P>
-__device__ __forceinline__ void fetch_biases(unsigned int to, const float* bias, const P& p) {
-  for (int i = 4 * thread_index(); i < P::kRounds * P::kGroups * kTile; i += 128 * SHAPE::kWarps) {
-    const int unit = p.first_unit(0) + i;
-    const int exist = bias == nullptr ? 0 : min(max((P::kUnits - unit) * 4, 0), 16);
-    ptx::copy_async(to + 4 * i, exist > 0 ? bias + unit : bias, exist);
+// The biases of a part's tiles; zeros where there are none.
+template <typename SHAPE>
+__device__ __forceinline__ void fetch_biases(const Part<SHAPE>& part, const float* bias) {
+  const int units = part.task.rounds * part.task.groups * kTile;
+#pragma unroll 1
+  for (int i = 4 * thread_index(); i < units; i += 128 * SHAPE::kWarps) {
+    const int unit = part.first_unit() + i;
+    const int exist = bias == nullptr ? 0 : min(max((part.task.units - unit) * 4, 0), 16);
+    ptx::copy_async(part.here.at + part.task.bias + 4 * i, exist > 0 ? bias + unit : bias, exist);
   }
 }
 
 // Labels of rows that exist; others' are asked for nothing.
 template <typename SHAPE>
-__device__ __forceinline__ void fetch_labels(unsigned int to, const int* y, const Here<SHAPE>& here) {
+__device__ __forceinline__ void fetch_labels(const Here<SHAPE>& here, int to, const int* y) {
   const int row = thread_index();
   if (row >= SHAPE::kRows) return;
-  ptx::copy_async<4>(to + 4 * row, row < here.present ? y + here.first + row : y,
+  ptx::copy_async<4>(here.at + to + 4 * row, row < here.present ? y + here.first + row : y,
                      row < here.present ? 4 : 0);
+}
+
+// What block number `product` made is there for the next product, in all blocks that need it.
+template <typename SHAPE>
+struct Exchanges {
+  unsigned int barriers;  // two, which take turns
+  int count = 0;
+
+  __device__ __forceinline__ unsigned int barrier() const { return barriers + count % 2 * 8; }
+  __device__ __forceinline__ void hand_over(const Part<SHAPE>& part) {
+    if (part.sliced()) {
+      meet(barrier(), count / 2 % 2, (part.task.pieces - part.pieces) * 16 * SHAPE::kRows);
+      ++count;
+    } else {
+      __syncthreads();
+    }
+  }
+};
+
+// All products, in the order of `table`: kDepth forward ones, and of all layers but the first those of
+// gradients. `lose` makes of the last forward one's sums, in `scratch`, what goes on.
+template <typename SHAPE, typename LOSE>
+__device__ __forceinline__ void all_products(const Task<typename SHAPE::Element>* table,
+                                             Product<SHAPE>& p, const Here<SHAPE>& here,
+                                             float4* scratch, int* overflow, LOSE lose) {
+  constexpr int kProducts = 2 * SHAPE::kDepth - 1;
+  Exchanges<SHAPE> exchanges{here.at};
+#pragma unroll 1
+  for (int i = 0; i < SHAPE::kDepth; ++i) {
+    const Task<typename SHAPE::Element>& task = table[i];
+    const int rounds = task.rounds;
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      p.template run<true>(here.at + task.from, task.pitch_from);
+      p.leave(scratch, task);
+      const bool again = round + 1 < rounds;
+      if (again || i + 1 < SHAPE::kDepth) {
+        p.template begin<true>(table[again ? i : i + 1], here.rank, again ? round + 1 : 0);
+      } else if (SHAPE::kDepth > 1) {
+        p.template begin<false>(table[SHAPE::kDepth], here.rank, 0);
+      }
+      const Part<SHAPE> part(here, task, exchanges.barrier());
+      __syncthreads();
+      if (i + 1 < SHAPE::kDepth) {
+        activate(part, round, scratch);
+      } else {
+        lose(part, round);
+      }
+      if (again) __syncthreads();
+    }
+    if (i + 1 < kProducts) exchanges.hand_over(Part<SHAPE>(here, task, 0u));
+  }
+#pragma unroll 1
+  for (int i = SHAPE::kDepth; i < kProducts; ++i) {
+    const Task<typename SHAPE::Element>& task = table[i];
+    const int rounds = task.rounds;
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      p.template run<false>(here.at + task.from, task.pitch_from);
+      p.leave(scratch, task);
+      const bool again = round + 1 < rounds;
+      if (again || i + 1 < kProducts) {
+        p.template begin<false>(table[again ? i : i + 1], here.rank, again ? round + 1 : 0);
+      }
+      const Part<SHAPE> part(here, task, exchanges.barrier());
+      __syncthreads();
+      slope(part, round, scratch, overflow);
+      if (again) __syncthreads();
+    }
+    if (i + 1 < kProducts) exchanges.hand_over(Part<SHAPE>(here, task, 0u));
+  }
 }
 
 }  // namespace passes

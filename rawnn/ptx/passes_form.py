@@ -61,12 +61,11 @@ class Network:
 @dataclass(frozen=True)
 class Sharing:
     """How a block's warps share a product: tiles of `groups` units of 32 at once, each by `parts`
-    warps that share its terms, in `rounds`; `depth` chunks of weights are asked for at a time."""
+    warps that share its terms, in `rounds`."""
 
     groups: int
     parts: int
     rounds: int
-    depth: int
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,20 @@ class Form:
         groups = ceil(tiles, rounds)
         chunks = n.chunks(n.layers[self.layer_of(product - 1)])
         parts = max(1, min(self.warps // groups, chunks))
-        eights = self.rows // 8
-        depth = 6 if eights <= 2 else 4 if eights <= 4 else 2
-        if self.warps == 16:
-            depth = min(depth, 3)
-        return Sharing(groups, parts, rounds, min(depth, ceil(chunks, parts)))
+        parts = ceil(chunks, ceil(chunks, parts))  # each has some
+        return Sharing(groups, parts, rounds)
+
+    @cached_property
+    def ahead(self) -> int:
+        """Chunks of weights that are asked for at a time, of 16 registers each beside the sums."""
+        n = self.network
+        eights, three = self.rows // 8, n.times == 3
+        most = (4, 3, 2) if three else (6, 4, 2)
+        found = most[0] if eights <= 2 else most[1] if eights <= 4 else most[2]
+        free = 65536 // (32 * self.warps) - 8 * eights - (95 if three else 60)
+        longest = max(ceil(n.chunks(n.layers[self.layer_of(i - 1)]), self.sharing(i).parts)
+                      for i in range(1, self.products + 1))
+        return max(min(found, free // 16, longest), 1)
 
     def values_bytes(self, product: int) -> int:
         n = self.network
@@ -168,6 +176,7 @@ class Form:
 
         put("barriers", 32)
         put("labels", 4 * self.rows)
+        put("table", 96 * self.products)
         for layer in range(1, n.depth + 1):
             s = self.sharing(layer)
             put(f"bias{layer}", 4 * TILE * s.groups * s.rounds)
@@ -179,9 +188,8 @@ class Form:
             s = self.sharing(layer)
             put(f"kept{layer}", int(self.rows * TILE * s.groups * s.rounds * n.kept))
         put("values", max(place + self.values_bytes(i) for i, place in enumerate(self.values)))
-        split = [s.groups * s.parts for s in map(self.sharing, range(1, self.products + 1))
-                 if s.parts > 1]
-        put("scratch", max(split, default=0) * TILE * self.rows * 4)
+        put("scratch", max(s.groups * s.parts for s in map(
+            self.sharing, range(1, self.products + 1))) * TILE * self.rows * 4)
         found["end"] = at
         return found
 
@@ -205,15 +213,16 @@ class Form:
 
 MMA = 8.0
 """Cycles that a quarter of a multiprocessor takes for one 16 x 8 block of a step."""
-FROM_L2 = 36.0
+FROM_L2 = 27.0
 """Bytes of weights a cycle that a multiprocessor gets from the L2 cache."""
-LATENCY = 800.0
-PRODUCT = 250.0
-"""What a product takes besides."""
-EXCHANGE, EXCHANGED = 700.0, 12.0
+LATENCY = 750.0
+PRODUCT, PARTS, ITEM = 350.0, 300.0, 110.0
+"""What a product takes besides, what it takes to add up parts, and for eight rows of a tile."""
+EXCHANGE, EXCHANGED = 500.0, 15.0
 """For blocks to get others' values, and bytes of them a cycle."""
-BEGIN = 3000.0
-FETCHED = 25.0
+SOFTMAX = 1200.0
+BEGIN = 3500.0
+FETCHED = 30.0
 """Bytes a cycle of inputs."""
 CLOCK = 1755.0
 """Cycles a microsecond of an H200 at work, whose greatest clock is FITTED_AT."""
@@ -235,7 +244,7 @@ def cycles(form: Form, target: Target) -> float:
             total += EXCHANGE + form.rows * layer * n.size * (1 - 1 / form.ranks) / EXCHANGED
             if product == n.depth and n.softmax:
                 total += EXCHANGE
-    return BEGIN + waves * total
+    return BEGIN + waves * (total + (SOFTMAX if n.softmax else 0.0))
 
 
 def _product(form: Form, product: int) -> float:
@@ -244,11 +253,13 @@ def _product(form: Form, product: int) -> float:
     each = ceil(chunks, s.parts)
     eights = form.rows // 8
     beside = ceil(s.groups * s.parts, 4)
-    multiplied = each * beside * (eights * 4 * MMA * n.times + 60.0 + (64.0 if n.times == 3 else 0))
-    loaded = chunks * 64 * TILE * s.groups / FROM_L2
-    waited = LATENCY * each / s.depth
-    return s.rounds * (max(multiplied, loaded, waited) + PRODUCT
-                       + (200.0 if s.parts > 1 else 0.0) + 20.0 * eights)
+    multiplied = each * beside * (eights * 4 * MMA * n.times + (64.0 if n.times == 3 else 20.0))
+    waited = LATENCY * each / form.ahead
+    loaded = chunks * 64 * n.piece * form.most_pieces(form.layer_of(product)) / FROM_L2
+    items = ceil(s.groups * eights, form.warps) if s.parts > 1 else eights
+    finished = ITEM * items * ceil(min(s.groups * eights, form.warps), 4) / 2
+    return max(s.rounds * max(multiplied, waited), loaded) + s.rounds * (
+        PRODUCT + (PARTS if s.parts > 1 else 0.0) + finished)
 
 
 def microseconds(form: Form, target: Target) -> float:
