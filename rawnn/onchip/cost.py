@@ -202,7 +202,8 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
     if layer:
         values += up(ins, 16) * d.pitch // size
     else:
-        values += (1 if p.converted else 2) * d.columns * (up(ins, 8) + 8)
+        inputs = d.columns * (up(ins, 8) + 8)
+        values += inputs if p.converted or p.rounded else 2 * inputs  # two, each of half the bits
         values += d.columns * up(ins, 16) * p.input_size // 2 if p.converted else 0
     if layer == p.depth - 1:
         values += outs * d.pitch if p.labelled and p.halved else 0

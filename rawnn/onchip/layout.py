@@ -88,7 +88,7 @@ class Layout:
     `copies` is the float where copies of the first `copied` floats in 16 bits begin, which products
     read: weights, and biases among them; None where there are none.
     `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
-    sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
+    sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` numbers each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
     clusters. Of the first `traced` steps of a launch all `stamps` of a step are kept, where phases
     are traced (tracing.py). A kernel that is `turning` is launched once an epoch and also does what
@@ -301,7 +301,8 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
-    input_floats = up(d.columns * input_pitch + beyond(ins, input_pitch), 4)
+    inputs = d.columns * input_pitch + beyond(ins, input_pitch)
+    input_floats = up(inputs, 8) // 2 if p.rounded else up(inputs, 4)
     take("x", (1 if p.converted else 2) * input_floats, "inputs")
     if p.converted:
         take("raw", 2 * d.columns * raw_pitch * p.input_size // 4, "inputs as they come")
