@@ -69,8 +69,9 @@ class Tensor:
 
     `dtype` is a name of rawnn.common.dtypes. `packed` leaves the padding out, `lines`
     asks for rows that begin with cache lines whatever the role, `near` for none that do. `source`
-    names the parameter that a copy is made from, or the data's inputs that are rounded, `scale` what its values are multiplied by before
-    they are rounded. `bound` is half the width of the distribution that a parameter is drawn from.
+    names the parameter that a copy is made from, or the data set's inputs that are rounded, `scale`
+    what a copy's values are multiplied by before they are rounded. `bound` is half the width of the
+    distribution that a parameter is drawn from.
     A view's `source` is the matrix whose rows it is, from `first` on; its name is that one, PART
     and what tells it from other views of the matrix. One that is columns of it has the number of
     the first as `column`, and as `pitch` the matrix's elements from one row to the next.

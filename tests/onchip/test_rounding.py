@@ -1,4 +1,4 @@
-"""Inputs that are rounded once, ahead of the steps: where that is done, and that it changes no bit."""
+"""Inputs that are rounded once, ahead of the steps: where that is, and that it changes no bit."""
 
 from __future__ import annotations
 
@@ -64,19 +64,25 @@ def test_where_inputs_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where products take 16 bits, unless inputs are compared with outputs, lie so already, or are
     too many."""
     halves = problem(numbers="bf16")
-    assert halves.rounded and halves.inputs == "bfloat16" and not halves.converted
-    assert not problem().rounded and not problem(numbers="tf32").rounded
+    assert halves.rounded
+    assert halves.inputs == "bfloat16"
+    assert not halves.converted
+    assert not problem().rounded
+    assert not problem(numbers="tf32").rounded
     own = problem(numbers="bf16", layers=(33, 8, 33), network={"loss": "mse"},
                   form={"labels": "", "targets": 0, "reconstruct": True})
-    assert not own.rounded and own.converted
+    assert not own.rounded
+    assert own.converted
     there = prepared(Network((40, 12)), 8, "fp16", form={"inputs": "float16", "scale": 1.0})
-    assert problem_of(there).rounded and with_rounded_inputs(there) is there
+    assert problem_of(there).rounded
+    assert with_rounded_inputs(there) is there
     scaled = prepared(Network((40, 12)), 8, "fp16", form={"inputs": "float16", "scale": 0.5})
     changed = with_rounded_inputs(scaled)
     assert changed.find(kind="gather")[0].operands["images"] == "images.float16"
     assert with_rounded_inputs(changed) is changed
     monkeypatch.setattr(rounding, "MOST_BYTES", changed["images.float16"].nbytes - 1)
-    assert with_rounded_inputs(scaled) is scaled and problem_of(scaled).converted
+    assert with_rounded_inputs(scaled) is scaled
+    assert problem_of(scaled).converted
 
 
 @pytest.mark.parametrize("normalised", [False, True])
@@ -87,5 +93,6 @@ def test_inputs_are_rounded_as_the_gather_of_a_step_does(normalised: bool) -> No
     start = around.start(plan, Network((40, 12)), 0)
     op = start.find(kind="gather")[0]
     assert op.attributes == {"offset": 0, "stride": 0, "scale": plan.scale}
-    assert ("mean" in op.operands) is normalised and "order" not in op.operands
+    assert ("mean" in op.operands) is normalised
+    assert "order" not in op.operands
     assert start[op.operands["x"]] == replace(plan["images.bfloat16"])
