@@ -127,7 +127,7 @@ template <typename SHAPE, int PITCH, typename T>
 __device__ __forceinline__ void clear_rows(T* x, int rows) {
 #pragma unroll 1
   for (int i = rows * PITCH + thread_index(); i < SHAPE::kColumns * PITCH; i += SHAPE::kThreads) {
-    x[i] = T(0);
+    x[i] = 0.0f;
   }
 }
 
