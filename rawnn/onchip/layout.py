@@ -169,9 +169,9 @@ class Layout:
             found["tally"] = 2 * self.parts * d.turns * steps
         if self.sync:
             copies = 2 if self.sync == ALL else 1
-            found["gradients"] = copies * d.blocks * self.tiles * TILE
+            found["gradients"] = copies * d.blocks * self.tiles * TILE * d.told_bytes // 4
         if self.sync == SHARE:
-            found["fresh"] = d.ranks * self.tiles * TILE
+            found["fresh"] = d.ranks * self.tiles * TILE * d.told_bytes // 4
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks * 4
         if self.sync:
@@ -297,7 +297,7 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
         take("copies", copied_floats // 2, "weights in 16 bits")
     parts = [(*part[:-1], base - part[-1] - part[5] - part[6]) for part in parts]
     sync = "" if d.groups == 1 else \
-        ALL if summed_by_all(d.groups, base * TILE * 4, states) else SHARE
+        ALL if summed_by_all(d.groups, base * TILE * d.told_bytes, states) else SHARE
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size

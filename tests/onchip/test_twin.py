@@ -263,7 +263,8 @@ def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: in
 IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
              ("Adam in an order, state far", 2, 3, "FSFF"), ("a wide middle", 1, 7, "FFFF"),
              ("rounded by chance, Adam", 2, 3, "FSFF"),
-             ("float32 inputs, a schedule", 2, 5, "SFFF")]
+             ("float32 inputs, a schedule", 2, 5, "SFFF"), ("bfloat16", 2, 3, "FSFG"),
+             ("bfloat16, long rows", 1, 7, "FF")]
 """Problems so small that all clusters would sum, with fewer tiles than a block has warps."""
 
 
@@ -277,6 +278,17 @@ def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.sync == layout.SHARE
     assert found.tiles % groups or groups == 2
     check(launch, tmp_path, 1)
+
+
+@pytest.mark.parametrize(("shared", "types"), [(True, "FSFG"), (False, "FGSF")])
+def test_clusters_that_tell_each_other_bfloat16_have_the_same_weights(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, types: str) -> None:
+    """A cluster takes in what it tells itself as the others do."""
+    monkeypatch.setattr(layout, "summed_by_all", lambda *_: not shared)
+    launch = Launch("bfloat16", 2, 3, types)
+    assert launch.decomposition.tells_halves
+    check(launch, tmp_path, 2)
+    check_alike(launch, tmp_path, 1)
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups"), CHOSEN if FULL else CHOSEN[3:4])
