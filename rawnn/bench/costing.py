@@ -91,7 +91,7 @@ def _memory_us(op: Op, plan: Plan, floors: FloorsResult, resident: bool) -> floa
     total = 0.0
     for name, nbytes in touched(op, plan):
         role = plan[name].role
-        rate = host if role is Role.HOST else far if role is Role.DATA else near
+        rate = host if role is Role.HOST else far if role.of_data else near
         if rate is None:
             return None
         total += nbytes / rate / 1e3
@@ -125,7 +125,7 @@ def _class_rate(number: str, floors: FloorsResult, tensor: bool = False) -> floa
 def _working_set(plan: Plan) -> int:
     """Bytes of all tensors that a step touches, the data set's rows of a batch alone."""
     names = {name for op in plan.ops for name in op.tensors}
-    return sum(plan[n].nbytes for n in names if plan[n].role not in (Role.DATA, Role.HOST))
+    return sum(plan[n].nbytes for n in names if not plan[n].role.of_data)
 
 
 # -- what no program could do without --------------------------------------------------------------
@@ -192,7 +192,7 @@ def _arithmetic_us(plan: Plan, floors: FloorsResult) -> float | None:
 
 def _unavoidable_us(plan: Plan, floors: FloorsResult) -> float | None:
     used = {name for op in plan.ops for name in op.tensors}
-    data = {n: plan[n] for n in used if plan[n].role in (Role.DATA, Role.HOST)}
+    data = {n: plan[n] for n in used if plan[n].role.of_data}
     kept = sum(t.nbytes for t in plan.tensors.values()
                if t.role is Role.PARAMETER or (t.role is Role.STATE and t.name in used))
     rates = {name: floors.value(name) for name in ("read", "copy", "l2_read", "host_to_device")}

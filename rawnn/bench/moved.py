@@ -32,7 +32,7 @@ def least(plan: Plan) -> int:
     it changes, read and written."""
     names = {name for op in plan.ops for name, _ in (*op.reads, *op.writes)}
     data = sum(touched_bytes(plan, name) * plan.steps for name in names
-               if plan[name].role in (Role.DATA, Role.HOST))
+               if plan[name].role.of_data)
     kept = sum(plan[name].nbytes for name in names
                if plan[name].role in (Role.PARAMETER, Role.STATE))
     return data + 2 * kept
@@ -42,7 +42,7 @@ def touched_bytes(plan: Plan, name: str) -> int:
     """Bytes of a tensor that one op touches: of the data set the rows of a batch, of metrics and
     of the order of examples as many elements as it works on."""
     tensor = plan[name]
-    if tensor.role in (Role.DATA, Role.HOST):
+    if tensor.role.of_data:
         return tensor.nbytes // max(tensor.shape[0], 1) * plan.batch
     if tensor.role is Role.METRIC:
         return tensor.nbytes // max(tensor.shape[0], 1)

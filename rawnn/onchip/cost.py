@@ -33,8 +33,9 @@ class Costs:
     besides that has any, and how many times as long all else takes then (five kernels are within 13
     %); of a softmax, besides `softmax_rows` times what its outputs are expected to take; of a
     conversion, and of each round of the threads there and in an elementwise loss; of a meeting of
-    all clusters, the bytes of gradients a cycle that are summed there, by all or each its share,
-    and those that a state is updated of; of what every step begins and ends with. What the products
+    all clusters, the bytes of gradients a cycle that are summed there, by all or each its share, of
+    which `halves` times as many come where numbers are told in 16 bits, and those that a state is
+    updated of; of what every step begins and ends with. What the products
     are expected to take is multiplied by `product`, and each takes `product_begin` more; weight
     gradients with their updates by `gradient`, those left for other clusters by `published`; those
     of layers above the first by `overlapped` besides, as warps that are done go on to the first
@@ -71,6 +72,7 @@ class Costs:
     summed_bytes: float = 38.4
     shared_bytes: float = 21.5
     state_bytes: float = 25.3
+    halves: float = 2.0
     step: float = 666.0
     while_meeting: float = 329.0
     far_tile: float = 57.1
@@ -181,7 +183,7 @@ def layer_cycles(d: Decomposition, layer: int, costs: Costs = FITTED) -> float:
     """What one layer adds to a step: its phases, and its part of the clusters' meeting."""
     found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
     if d.groups > 1:
-        nbytes = layer_tiles(d, layer) * TILE * 4
+        nbytes = layer_tiles(d, layer) * TILE * d.told_bytes
         found += min(summed_cycles(d, nbytes, costs), shared_cycles(d, nbytes, costs))
     return found
 
@@ -202,7 +204,8 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
     if layer:
         values += up(ins, 16) * d.pitch // size
     else:
-        values += (1 if p.converted else 2) * d.columns * (up(ins, 8) + 8)
+        inputs = d.columns * (up(ins, 8) + 8)
+        values += inputs if p.converted or p.rounded else 2 * inputs  # two, each of half the bits
         values += d.columns * up(ins, 16) * p.input_size // 2 if p.converted else 0
     if layer == p.depth - 1:
         values += outs * d.pitch if p.labelled and p.halved else 0
@@ -273,7 +276,7 @@ def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     """How clusters add up their gradients: all of them by every cluster, or each its share."""
     if d.groups == 1:
         return []
-    nbytes = TILE * 4 * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
+    nbytes = TILE * d.told_bytes * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
     if summed_by_all(d.groups, nbytes, len(d.problem.states)):
         return [Phase("all clusters sum", costs.meeting + summed_cycles(d, nbytes, costs))]
     return [Phase("clusters sum and share", 2 * costs.meeting + shared_cycles(d, nbytes, costs))]
@@ -281,14 +284,22 @@ def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
 
 def summed_cycles(d: Decomposition, nbytes: int, costs: Costs = FITTED) -> float:
     """What every cluster takes for all gradients, so many bytes of a block, besides the meeting."""
-    return d.groups * nbytes / costs.summed_bytes \
-        + len(d.problem.states) * nbytes / costs.state_bytes
+    return d.groups * nbytes / costs.summed_bytes / _told(d, costs) + state_cycles(d, nbytes, costs)
 
 
 def shared_cycles(d: Decomposition, nbytes: int, costs: Costs = FITTED) -> float:
     """The same of a cluster that updates its share, and takes in what others tell of theirs."""
-    return nbytes / costs.shared_bytes \
-        + len(d.problem.states) * nbytes / d.groups / costs.state_bytes
+    return nbytes / costs.shared_bytes / _told(d, costs) + state_cycles(d, nbytes / d.groups, costs)
+
+
+def _told(d: Decomposition, costs: Costs) -> float:
+    """By how much more bytes a cycle come than of float32."""
+    return costs.halves if d.tells_halves else 1.0
+
+
+def state_cycles(d: Decomposition, nbytes: float, costs: Costs = FITTED) -> float:
+    """What the state takes of numbers that are told in so many bytes."""
+    return len(d.problem.states) * nbytes * 4 / d.told_bytes / costs.state_bytes
 
 
 LAUNCH = "launch"

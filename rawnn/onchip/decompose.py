@@ -86,6 +86,19 @@ class Decomposition:
         return self.ranks * self.groups
 
     @property
+    def tells_halves(self) -> bool:
+        """Whether clusters tell each other gradients and changes of weights in bfloat16: where
+        products take such and weights are float32. Not gradients of micro-batches, which are added
+        up where they are told."""
+        p = self.problem
+        return self.groups > 1 and p.numbers == "bfloat16" and not p.streams and self.turns == 1
+
+    @property
+    def told_bytes(self) -> int:
+        """Of a number that clusters tell each other."""
+        return 2 if self.tells_halves else 4
+
+    @property
     def warps(self) -> int:
         return self.threads // WARP
 

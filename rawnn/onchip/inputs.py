@@ -40,6 +40,10 @@ class InputWriter(UpdateWriter):
             size = d.columns * found.raw_pitch
             to = f"reinterpret_cast<{p.input_type}*>{self.at('raw')} + {buffer} * {size}"
             pitch = found.raw_pitch
+        elif p.rounded:
+            to = f"reinterpret_cast<{p.input_type}*>({self.at('x')} + {buffer} * " \
+                 f"{found.input_floats})"
+            pitch = found.input_pitch
         else:
             to = f"{self.at('x')} + {buffer} * {found.input_floats}"
             pitch = found.input_pitch
@@ -197,7 +201,7 @@ class InputWriter(UpdateWriter):
         w("__syncthreads();")
 
     def input(self) -> None:
-        """x, as floats."""
+        """x, as the first layer's products read it."""
         d, p, w, found, t = self.d, self.p, self.w, self.layout, self.turn
         if p.partial or d.turns > 1:
             w(f"const int present = present_in({t});")
@@ -213,7 +217,9 @@ class InputWriter(UpdateWriter):
             w("__syncthreads();")
             self.stamp("input")
         else:
-            w(f"float* const x = {self.at('x')} + ({t} & 1) * {found.input_floats};")
+            type_ = self.type_of(0)
+            size = found.input_floats * (2 if p.rounded else 1)
+            w(f"{type_}* const x = {self.values('x', p.rounded)} + ({t} & 1) * {size};")
         if p.partial and d.turns == 1:  # no rows of another step, whose infinities times 0 are NaN
             w("if (cursor_now + u >= whole) {")
             w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")

@@ -88,7 +88,7 @@ class Layout:
     `copies` is the float where copies of the first `copied` floats in 16 bits begin, which products
     read: weights, and biases among them; None where there are none.
     `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
-    sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` each.
+    sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` numbers each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
     clusters. Of the first `traced` steps of a launch all `stamps` of a step are kept, where phases
     are traced (tracing.py). A kernel that is `turning` is launched once an epoch and also does what
@@ -169,9 +169,9 @@ class Layout:
             found["tally"] = 2 * self.parts * d.turns * steps
         if self.sync:
             copies = 2 if self.sync == ALL else 1
-            found["gradients"] = copies * d.blocks * self.tiles * TILE
+            found["gradients"] = copies * d.blocks * self.tiles * TILE * d.told_bytes // 4
         if self.sync == SHARE:
-            found["fresh"] = d.ranks * self.tiles * TILE
+            found["fresh"] = d.ranks * self.tiles * TILE * d.told_bytes // 4
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks * 4
         if self.sync:
@@ -297,11 +297,12 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
         take("copies", copied_floats // 2, "weights in 16 bits")
     parts = [(*part[:-1], base - part[-1] - part[5] - part[6]) for part in parts]
     sync = "" if d.groups == 1 else \
-        ALL if summed_by_all(d.groups, base * TILE * 4, states) else SHARE
+        ALL if summed_by_all(d.groups, base * TILE * d.told_bytes, states) else SHARE
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
-    input_floats = up(d.columns * input_pitch + beyond(ins, input_pitch), 4)
+    inputs = d.columns * input_pitch + beyond(ins, input_pitch)
+    input_floats = up(inputs, 8) // 2 if p.rounded else up(inputs, 4)
     take("x", (1 if p.converted else 2) * input_floats, "inputs")
     if p.converted:
         take("raw", 2 * d.columns * raw_pitch * p.input_size // 4, "inputs as they come")

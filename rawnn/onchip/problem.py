@@ -8,6 +8,7 @@ from rawnn.common.dtypes import c_type, itemsize
 from rawnn.errors import RawnnError
 from rawnn.network.activations import activation
 from rawnn.network.losses import LOSSES
+from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -98,9 +99,16 @@ class Problem:
         return bool(self.activation) and activation(self.activation).saves == "input"
 
     @property
+    def rounded(self) -> bool:
+        """Whether inputs lie on the device as products of 16 bits take them (rounding.py)."""
+        return self.halved and self.inputs == self.numbers and self.scale == 1.0 \
+            and not self.normalised and not self.reconstruct
+
+    @property
     def converted(self) -> bool:
-        """Whether inputs become something else than what the data set holds."""
-        return self.inputs != "float32" or self.scale != 1.0 or self.normalised
+        """Whether inputs become something else than what lies on the device."""
+        return not self.rounded and (
+            self.inputs != "float32" or self.scale != 1.0 or self.normalised)
 
     @property
     def input_size(self) -> int:
@@ -115,6 +123,7 @@ class Problem:
 def problem_of(plan: Plan) -> Problem:
     """What the one-step plan trains. Raises Unsupported where it is not the baseline's step with
     its data on the device, or stores what the kernel cannot."""
+    plan = with_rounded_inputs(plan)
     forward = [op for op in plan.find(kind="matmul") if op.attributes["layout"] == "nt"]
     updates = [op for op in plan.ops if "dw" in op.operands and "w" in op.operands]
     if not forward or not updates:

@@ -13,6 +13,11 @@ from rawnn.onchip.writer import literal
 class UpdateWriter(ExchangeWriter):
     """Writes what becomes of gradients."""
 
+    @property
+    def told_as(self) -> str:
+        """Four numbers that clusters tell each other, in C++."""
+        return "uint2" if self.d.tells_halves else "float4"
+
     def gradients(self, layers: list[int], first: int = 0) -> None:
         """The weight gradients of `layers`, with their updates or for the other clusters to see;
         the warps from `first` on begin."""
@@ -28,8 +33,10 @@ class UpdateWriter(ExchangeWriter):
                 way, adds = "PublishTiles", ""
                 if d.turns > 1:
                     way, adds = "AddTiles", f" ^ (part < {d.turns - 1} ? 1u : 0u), part > 0"
-                w(f"const {way}<{part.across}, {part.tiles}> finish = {{"
-                  f"reinterpret_cast<float4*>(gradients) + ((({turn} * {d.groups} + group) * "
+                told = self.told_as
+                kind = "" if d.turns > 1 else f", {told}"
+                w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
+                  f"reinterpret_cast<{told}*>(gradients) + ((({turn} * {d.groups} + group) * "
                   f"{d.ranks}ll + rank) * {many} + {part.base})"
                   f" * {TILE // 4}, mark{adds}}};")
             else:
@@ -114,7 +121,8 @@ class UpdateWriter(ExchangeWriter):
         w("const Rule rule = *rule_of_step;")
         stride = f"{d.ranks * many * quads}ll"
         turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
-        w(f"const float4* const parts = reinterpret_cast<const float4*>(gradients) + ({turn}rank) "
+        told = self.told_as
+        w(f"const {told}* const parts = reinterpret_cast<const {told}*>(gradients) + ({turn}rank) "
           f"* {many * quads};")
         counts = "!left_out" if self.p.scaled else "true"
         meanwhile(found.sync == ALL)
@@ -125,8 +133,7 @@ class UpdateWriter(ExchangeWriter):
               f"place, state{how});")
             self.stamp("all clusters sum")
         else:
-            w("float4* const changes = reinterpret_cast<float4*>(fresh) + rank * "
-              f"{many * quads};")
+            w(f"{told}* const changes = reinterpret_cast<{told}*>(fresh) + rank * {many * quads};")
             w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, mark, "
               f"{counts}, rule, group, {self.at('scratch')}, changes, place, state{how});")
             self.stamp("clusters sum and share")

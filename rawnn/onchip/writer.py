@@ -104,9 +104,9 @@ class KernelWriter:
         return self.at("logits") if apart(self.d) else self.z(self.p.depth)
 
     def type_of(self, boundary: int) -> str:
-        """What a product takes the boundary's values or gradients as: the first layer's inputs are
-        float32."""
-        return "Half" if self.p.halved and boundary else "float"
+        """What a product takes the boundary's values or gradients as: inputs that are not rounded
+        ahead lie as float32."""
+        return "Half" if self.p.halved and (boundary or self.p.rounded) else "float"
 
     def weights_of(self, layer: int) -> tuple[str, str]:
         """Type and place of a layer's weights as products take them."""

@@ -14,6 +14,7 @@ from rawnn.onchip.choose import Choice, choose
 from rawnn.onchip.decompose import Decomposition
 from rawnn.onchip.layout import COUNTS
 from rawnn.onchip.problem import Unsupported, problem_of
+from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.onchip.spelling import exactly
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.run.policy import Policy
@@ -40,6 +41,7 @@ def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
 
 def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     """`plan`, a step that trains, as one op whose kernel shares the work as chosen."""
+    plan = with_rounded_inputs(plan)
     workspaces = _workspaces(plan, chosen)
     threads = chosen.decomposition.blocks * chosen.decomposition.threads
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
@@ -64,6 +66,8 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     """Evaluations are other plans, and stay as they are. So does the partial batch that ends an
     epoch, which the op takes in where there are whole ones (rawnn/step/joining.py)."""
+    if plan.name == "rest":
+        return with_rounded_inputs(plan), policy
     if plan.name != "train":
         return plan, policy
     found = _FORM.fullmatch(str(value))

@@ -1,6 +1,9 @@
 // Gradients of clusters that share the batch, added up through global memory (the L2 cache) in the
 // order of the clusters, tile by tile: either every cluster sums and updates all, or each its share,
 // and tells the others by how much the weights change.
+// What is told is float32, or where products take bfloat16, and weights have float32 beside it, bfloat16
+// too: gradients as PyTorch's autocast has them of its products, changes off by as much. A meeting of many
+// tiles is bound by bytes. All sums are float32.
 // Nobody waits for a flag, and no store for those ahead of it: numbers carry marks (onchip_marks.cuh),
 // and whoever wants some reads them until they have theirs. (A release behind the stores takes some
 // 1,100 cycles of an H200, the flag and the first loads behind it 1,700.) New weights are the same in
@@ -18,11 +21,12 @@
 
 constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of the waits
 
-// Finish of a weight gradient's product: this cluster's part, for the others to see.
-template <int ACROSS, int TILES>
+// Finish of a weight gradient's product: this cluster's part, for the others to see, as V: float4 for four
+// numbers in float32, uint2 in bfloat16.
+template <int ACROSS, int TILES, typename V>
 struct PublishTiles {
   struct Early {};
-  float4* tiles;  // of this block and layer
+  V* tiles;  // of this block and layer
   unsigned int mark;
 
   __device__ __forceinline__ Early early(int, int) const { return {}; }
@@ -76,35 +80,35 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
 
 // Adds up a lane's part of a tile over the clusters from `first` to `end`, MOST of them at most, once
 // they have come.
-template <int MOST>
-__device__ __forceinline__ void sum_groups(float (&sum)[4], const float4* part, long long stride,
+template <int MOST, typename V>
+__device__ __forceinline__ void sum_groups(float (&sum)[4], const V* part, long long stride,
                                            unsigned int mark, int first, int end) {
   constexpr int once = ceil_div(MOST, ceil_div(MOST, 16));
 #pragma unroll 1
   for (int group = first; group < end; group += once) {
-    float4 v[once];
+    V v[once];
     hear(v, [=](int i) { return part + min(group + i, end - 1) * stride; }, mark, kGradients);
 #pragma unroll
     for (int i = 0; i < once; ++i) {
-      if (group + i < end) accumulate(sum, v[i]);
+      if (group + i < end) accumulate(sum, numbers_of(v[i]));
     }
     if constexpr (MOST == once) break;
   }
 }
 
 // The same of all GROUPS clusters for MANY tiles at once, a lane's part of which in cluster 0 is `of`.
-template <int GROUPS, int MANY>
-__device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], const float4* const (&of)[MANY],
+template <int GROUPS, int MANY, typename V>
+__device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], const V* const (&of)[MANY],
                                           long long stride, unsigned int mark) {
 #pragma unroll
   for (int t = 0; t < MANY; ++t) sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.0f;
   if constexpr (MANY == 1) {
     sum_groups<GROUPS>(sums[0], of[0], stride, mark, 0, GROUPS);
   } else {
-    float4 v[MANY * GROUPS];
+    V v[MANY * GROUPS];
     hear(v, [&](int i) { return of[i / GROUPS] + i % GROUPS * stride; }, mark, kGradients);
 #pragma unroll
-    for (int i = 0; i < MANY * GROUPS; ++i) accumulate(sums[i / GROUPS], v[i]);
+    for (int i = 0; i < MANY * GROUPS; ++i) accumulate(sums[i / GROUPS], numbers_of(v[i]));
   }
 }
 
@@ -116,16 +120,17 @@ __device__ __forceinline__ constexpr int tiles_at_once(int each, int groups, boo
 }
 
 // A lane's part of a tile of cluster 0; lanes that have none ask for the first's, which comes anyway.
-__device__ __forceinline__ const float4* part_of(const float4* parts, int tile, const Place& at) {
+template <typename V>
+__device__ __forceinline__ const V* part_of(const V* parts, int tile, const Place& at) {
   return parts + tile * kTileQuads + (at.there ? lane_index() : 0);
 }
 
 // Every cluster updates everything, if the step counts: `parts` is this rank's first tile of cluster 0,
-// whose tiles lie `stride` float4 ahead of the next cluster's. place(tile) says where a tile's weights
+// whose tiles lie `stride` V ahead of the next cluster's. place(tile) says where a tile's weights
 // lie, state(tile) where its state does, how(tile) how its weights are kept (onchip_update.cuh).
-template <typename SHAPE, typename RULE, bool FAR, int TILES, typename P, typename Q,
+template <typename SHAPE, typename RULE, bool FAR, int TILES, typename V, typename P, typename Q,
           typename H = AllAsTheyAre>
-__device__ __forceinline__ void update_all(const float4* parts, long long stride, unsigned int mark,
+__device__ __forceinline__ void update_all(const V* parts, long long stride, unsigned int mark,
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
@@ -134,7 +139,7 @@ __device__ __forceinline__ void update_all(const float4* parts, long long stride
 #pragma unroll 1
   for (int first = warp_index(); first < TILES; first += many * warps) {
     Place at[many];
-    const float4* of[many];
+    const V* of[many];
     Kept<RULE, FAR> kept[FAR ? many : 1];
 #pragma unroll
     for (int t = 0; t < many; ++t) {
@@ -182,11 +187,11 @@ __device__ __forceinline__ void take_in(const Place& at, const float (&w)[4], co
 // Each cluster updates every kGroups-th tile and tells the others in `fresh`; of a step that does not
 // count, that it has read all. SHARES warps share the clusters of a tile; `scratch` holds their sums,
 // kTileFloats each, where they are several.
-template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename P, typename Q,
+template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename V, typename P, typename Q,
           typename H = AllAsTheyAre>
-__device__ __forceinline__ void update_share(const float4* parts, long long stride,
+__device__ __forceinline__ void update_share(const V* parts, long long stride,
                                              unsigned int mark, bool counts, const RULE& rule,
-                                             int group, float* scratch, float4* fresh, P place,
+                                             int group, float* scratch, V* fresh, P place,
                                              Q state, H how = {}) {
   constexpr int mine = ceil_div(TILES, SHAPE::kGroups);
   constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
@@ -214,7 +219,7 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
 #pragma unroll 1
   for (int first = warp; tile_of(first) < TILES; first += many * warps) {
     Place at[many];
-    const float4* of[many];
+    const V* of[many];
     Kept<RULE, FAR> kept[FAR ? many : 1];
 #pragma unroll
     for (int t = 0; t < many; ++t) {
@@ -243,30 +248,30 @@ __device__ __forceinline__ void update_share(const float4* parts, long long stri
       const auto way = how(tile);
       float w[4];
       read_weights(w, at[t].first, at[t].below);
-      float4 told = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      V told = as_told<V>(make_float4(0.0f, 0.0f, 0.0f, 0.0f));
       if (counts && at[t].there) {
         if constexpr (!FAR) own.load(state(slot) + lane);
         float next[4];
         own.apply(next, rule, w, sums[t], way);
         own.store(state(slot) + lane);
-        told = markable(to_tell(w, next, way));
+        told = as_told<V>(to_tell(w, next, way));
       }
-      tell(fresh + tile * kTileQuads + lane, told, mark);
-      if (counts) take_in<SHAPE>(at[t], w, told, way);
+      ptx::store_marked(fresh + tile * kTileQuads + lane, told, mark);
+      if (counts) take_in<SHAPE>(at[t], w, numbers_of(told), way);
     }
     if constexpr (mine <= many * warps) break;
   }
 }
 
 // What the other clusters tell. A load takes a round trip to the L2 cache, however many run at once.
-template <typename SHAPE, int TILES, typename P, typename H = AllAsTheyAre>
-__device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int mark, bool counts,
+template <typename SHAPE, int TILES, typename V, typename P, typename H = AllAsTheyAre>
+__device__ __forceinline__ void hear_shares(const V* fresh, unsigned int mark, bool counts,
                                             int group, P place, H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
   constexpr int others = SHAPE::kGroups - 1;
   constexpr int most = TILES / SHAPE::kGroups * others + smaller(TILES % SHAPE::kGroups, others);
   constexpr int many = ceil_div(ceil_div(most, warps), ceil_div(ceil_div(most, warps), 8));
-  const float4* const from = fresh + lane_index();
+  const V* const from = fresh + lane_index();
   // Of the tiles of others in their order. A warp that has fewer asks for its first again.
   const auto tile_of = [=](int item) {
     const int owner = item % others;
@@ -276,7 +281,7 @@ __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int ma
   for (int first = warp_index() * many; tile_of(first) < TILES; first += many * warps) {
     int tiles[many];
     Place at[many];  // found while the numbers are on their way
-    float4 told[many];
+    V told[many];
 #pragma unroll
     for (int i = 0; i < many; ++i) {
       const int tile = tile_of(first + i);
@@ -289,7 +294,7 @@ __device__ __forceinline__ void hear_shares(const float4* fresh, unsigned int ma
 #pragma unroll
       for (int i = 0; i < many; ++i) read_weights(w[i], at[i].first, at[i].below);
 #pragma unroll
-      for (int i = 0; i < many; ++i) take_in<SHAPE>(at[i], w[i], told[i], how(tiles[i]));
+      for (int i = 0; i < many; ++i) take_in<SHAPE>(at[i], w[i], numbers_of(told[i]), how(tiles[i]));
     }
     if constexpr (most <= many * warps) break;
   }

@@ -1,5 +1,6 @@
 // A batch from the data set into shared memory, ahead of the step that needs it: rows as they are, in
-// the background, and then as floats, scaled and normalised.
+// the background, and then as floats, scaled and normalised, unless they lie as products read them: as
+// float32, or in 16 bits.
 #pragma once
 #include "device/barriers.cuh"
 #include "device/bulk_copies.cuh"
@@ -122,8 +123,8 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
 }
 
 // Zeros in the rows of x from `rows` on.
-template <typename SHAPE, int PITCH>
-__device__ __forceinline__ void clear_rows(float* x, int rows) {
+template <typename SHAPE, int PITCH, typename T>
+__device__ __forceinline__ void clear_rows(T* x, int rows) {
 #pragma unroll 1
   for (int i = rows * PITCH + thread_index(); i < SHAPE::kColumns * PITCH; i += SHAPE::kThreads) {
     x[i] = 0.0f;

@@ -105,7 +105,7 @@ class Work:
     def device_bytes(self) -> int:
         """Bytes of device memory that all tensors of the run take, each placed once."""
         plans = [p for p in (self.train, self.quiet, self.rest) if p is not None]
-        placed = used_tensors([*plans, self.begin, self.end, self.assemble]).values()
+        placed = used_tensors([*plans, self.start, self.begin, self.end, self.assemble]).values()
         tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
                  if t.role not in (Role.PARAMETER, Role.COPY)]
         twice = {*self.train.alternating()} if self.policy.graph else set()

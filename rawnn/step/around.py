@@ -25,14 +25,25 @@ if TYPE_CHECKING:
 
 
 def start(train: Plan, network: Network, seed: int) -> Plan:
-    """Draws every parameter."""
+    """Draws every parameter, and rounds the data set's inputs where steps read them so."""
     streams = {t.name: i for i, t in enumerate(network.parameters())}
 
     def draw(t: Tensor) -> Op:
         return Op("initialise", f"{t.name}.initialise", {"w": t.name},
                   {"seed": seed, "stream": streams[t.name], "bound": t.bound})
 
-    return _made("start", train, Role.PARAMETER, draw)
+    drawn = _made("start", train, Role.PARAMETER, draw)
+    inputs = _made("start", train, Role.ROUNDED, lambda t: rounded(t, train))
+    return replace(drawn, ops=(*drawn.ops, *inputs.ops)).check()
+
+
+def rounded(t: Tensor, train: Plan) -> Op:
+    """All inputs of the data set as the gather of a step would have them, in their own order."""
+    used = ("mean", "inverse_std")
+    return Op("gather", f"{t.name}.gather",
+              {"images": t.source, "x": t.name, "cursor": "cursor",
+               **{name: name for name in used if name in train.tensors}},
+              {"offset": 0, "stride": 0, "scale": train.scale})
 
 
 def refresh(train: Plan) -> Plan:

@@ -28,6 +28,7 @@ class Role(StrEnum):
 
     HOST = "host"  # the data set in host memory, ready to be copied batch by batch
     DATA = "data"  # the data set in device memory
+    ROUNDED = "rounded"  # its inputs as products read them, made once at the start
     PARAMETER = "parameter"
     COPY = "copy"  # of a parameter, rounded to what the products read
     STATE = "state"  # what training carries from step to step besides the parameters
@@ -47,6 +48,11 @@ class Role(StrEnum):
         return self in (Role.BATCH, Role.ACTIVATION, Role.GRADIENT)
 
     @property
+    def of_data(self) -> bool:
+        """Whether a step touches the rows of its batch alone."""
+        return self in (Role.HOST, Role.DATA, Role.ROUNDED)
+
+    @property
     def zeroed(self) -> bool:
         """Whether the tensor is filled with zeros before anything runs, padding included."""
         return not self.temporary and self not in (Role.HOST, Role.DATA, Role.VIEW)
@@ -63,8 +69,9 @@ class Tensor:
 
     `dtype` is a name of rawnn.common.dtypes. `packed` leaves the padding out, `lines`
     asks for rows that begin with cache lines whatever the role, `near` for none that do. `source`
-    names the parameter that a copy is made from, `scale` what its values are multiplied by before
-    they are rounded. `bound` is half the width of the distribution that a parameter is drawn from.
+    names the parameter that a copy is made from, or the data set's inputs that are rounded, `scale`
+    what a copy's values are multiplied by before they are rounded. `bound` is half the width of the
+    distribution that a parameter is drawn from.
     A view's `source` is the matrix whose rows it is, from `first` on; its name is that one, PART
     and what tells it from other views of the matrix. One that is columns of it has the number of
     the first as `column`, and as `pitch` the matrix's elements from one row to the next.

@@ -53,6 +53,13 @@ VARIETY: dict[str, dict[str, Any]] = {
     "an autoencoder": {"layers": (33, 8, 33), "network": {"loss": "mse"},
                        "form": {"labels": "", "targets": 0, "reconstruct": True}},
     "bfloat16": {"numbers": "bf16"},
+    "bfloat16, float32 inputs in an order": {
+        "numbers": "bf16", "form": {"inputs": "float32", "scale": 1.0}, "shuffle": True},
+    "bfloat16, normalised": {
+        "numbers": "bf16", "form": {"inputs": "uint8", "scale": 1 / 255, "normalised": True},
+        "network": {"activation": "gelu"}},
+    "bfloat16, long rows": {"numbers": "bf16", "layers": (551, 12), "batch": 13, "shuffle": True,
+                            "form": {"inputs": "float32", "scale": 1.0}},
     "rounded by chance": {"numbers": "bf16,sr"},
     "rounded by chance, Adam": {"numbers": "bf16,sr", "optimizer": Optimizer("adam", 1e-3),
                                 "shuffle": True},

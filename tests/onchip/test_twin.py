@@ -22,16 +22,18 @@ from rawnn.onchip.choose import Choice
 from rawnn.onchip.decompose import CLUSTER, L2, Decomposition
 from rawnn.onchip.layout import COUNTS, layout_of
 from rawnn.onchip.problem import problem_of
+from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
+from rawnn.step import around
 from rawnn.step.build import CLOCK
 from rawnn.step.joining import with_rest
 from rawnn.step.op import Op
 from rawnn.step.ops import train_steps
 from rawnn.step.ops.train_steps import spanning
 from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
+from rawnn.step.tensor import Role, Tensor
 from tests.onchip.problems import FULL, HOPPER, VARIETY, prepared
 from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
 
@@ -92,7 +94,7 @@ class Launch:
             room = 0 if name.endswith(STATE_FAR) else room
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
-            rest = prepared(network, batch, left=left, rest=True, **keywords)
+            rest = with_rounded_inputs(prepared(network, batch, left=left, rest=True, **keywords))
             self.plan = with_rest(self.plan, rest, STEPS)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         if turning:
@@ -116,6 +118,8 @@ class Launch:
                 values = generator.permutation(tensor.shape[0])
             elif role == "labels":
                 values = generator.integers(0, self.decomposition.problem.outputs, tensor.shape)
+            elif role == "images" and tensor.role is Role.ROUNDED:
+                values = self._rounded(tensor, generator)
             elif role == "images" and tensor.dtype == "uint8":
                 values = generator.integers(0, 256, tensor.shape)
             elif role == "targets":
@@ -141,6 +145,22 @@ class Launch:
             if self.plan[self.op.operands[role]].role is Role.COPY:
                 found[role] = found[f"w{role[1:]}"].astype(found[role].dtype)
         return found
+
+    def _rounded(self, tensor: Tensor, generator: np.random.Generator) -> np.ndarray:
+        """Inputs as the plan's start rounds them, `of_inputs` as the data set has them."""
+        source = self.plan[tensor.source]
+        whole = source.dtype == "uint8"
+        values = (generator.integers(0, 256, source.shape) if whole
+                  else generator.uniform(-1.0, 1.0, source.shape)).astype(numpy_dtype(source.dtype))
+        op = around.rounded(tensor, self.plan)
+        of = {"images": values, "cursor": np.zeros(1, np.int32),
+              "x": np.empty(source.shape, np.float32)}
+        for role in ("mean", "inverse_std"):
+            if role in op.operands:
+                of[role] = np.linspace(0.5, 1.0, source.shape[1]).astype(np.float32)
+        op.spec.reference(SimpleNamespace(**of), op.attributes)
+        self.of_inputs = of
+        return of["x"]
 
     def on_twin(self, folder: Path, run: int,
                 sources: Path = SOURCES) -> dict[str, np.ndarray]:
@@ -243,7 +263,8 @@ def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: in
 IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
              ("Adam in an order, state far", 2, 3, "FSFF"), ("a wide middle", 1, 7, "FFFF"),
              ("rounded by chance, Adam", 2, 3, "FSFF"),
-             ("float32 inputs, a schedule", 2, 5, "SFFF")]
+             ("float32 inputs, a schedule", 2, 5, "SFFF"), ("bfloat16", 2, 3, "FSFG"),
+             ("bfloat16, long rows", 1, 7, "FF")]
 """Problems so small that all clusters would sum, with fewer tiles than a block has warps."""
 
 
@@ -257,6 +278,17 @@ def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.sync == layout.SHARE
     assert found.tiles % groups or groups == 2
     check(launch, tmp_path, 1)
+
+
+@pytest.mark.parametrize(("shared", "types"), [(True, "FSFG"), (False, "FGSF")])
+def test_clusters_that_tell_each_other_bfloat16_have_the_same_weights(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, types: str) -> None:
+    """A cluster takes in what it tells itself as the others do."""
+    monkeypatch.setattr(layout, "summed_by_all", lambda *_: not shared)
+    launch = Launch("bfloat16", 2, 3, types)
+    assert launch.decomposition.tells_halves
+    check(launch, tmp_path, 2)
+    check_alike(launch, tmp_path, 1)
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups"), CHOSEN if FULL else CHOSEN[3:4])

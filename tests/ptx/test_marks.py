@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -24,22 +25,39 @@ def without_last_bit(values: np.ndarray) -> np.ndarray:
     return bits
 
 
+def in_halves(values: np.ndarray) -> np.ndarray:
+    """As bfloat16, the third of each four without its lowest bit, of the same kind."""
+    bits = values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    third = bits[..., 2]
+    third |= (third & 1) << 1
+    third &= ~np.uint16(1)
+    return bits.view(ml_dtypes.bfloat16).astype(np.float32).view(np.uint32)
+
+
 def check_marks(sources: Path = SOURCES) -> None:
-    twin = Kernels(("marks.cu",), ("converse",), folders=(HERE,), sources=sources).build()
+    twin = Kernels(("marks.cu",), ("converse", "converse_in_halves"), folders=(HERE,),
+                   sources=sources).build()
     rng = np.random.default_rng(3)
     say = rng.standard_normal((ROUNDS, 64, 4)).astype(np.float32)
     say.reshape(-1)[:32:2] = 0.0
     say[1, :3, 3] = np.inf, -np.inf, np.finfo(np.float32).max
+    say[1, :3, 2] = np.inf, -np.inf, np.finfo(np.float32).max
     say[2, :3] = np.nan
     for seed in range(4):
         for first in (0, 2**32 - 4):
-            slots, answers = np.zeros((128, 4), np.float32), np.zeros((32, 4), np.float32)
-            heard = np.full((ROUNDS, 3, 32, 4), 7.0, np.float32)
-            twin.call("converse", (2,), (32,), cooperative=True, run=seed, say=say.copy(),
-                      slots=slots, heard=heard, answers=answers, first=first, rounds=ROUNDS)
-            found = heard.view(np.uint32)
-            assert np.array_equal(found[:, :2].reshape(ROUNDS, 64, 4), without_last_bit(say))
-            assert np.array_equal(found[:, 2], found[:, 0])
+            for name, width, wanted in (("converse", 4, without_last_bit(say)),
+                                        ("converse_in_halves", 2, in_halves(say))):
+                slots, answers = (np.zeros((n, width), np.float32 if width == 4 else np.uint32)
+                                  for n in (128, 32))
+                heard = np.full((ROUNDS, 3, 32, 4), 7.0, np.float32)
+                twin.call(name, (2,), (32,), cooperative=True, run=seed, say=say.copy(),
+                          slots=slots, heard=heard, answers=answers, first=first, rounds=ROUNDS)
+                found = heard.view(np.uint32)
+                numbers = ~np.isnan(wanted.view(np.float32))
+                two = found[:, :2].reshape(ROUNDS, 64, 4)
+                assert np.array_equal(two[numbers], wanted[numbers])
+                assert np.isnan(two.view(np.float32)[~numbers]).all()
+                assert np.array_equal(found[:, 2], found[:, 0])
 
 
 @pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")

@@ -1,5 +1,6 @@
 // Numbers in global memory that say by themselves whether they have come: sixteen bytes stored and
-// loaded at once, with a mark in the lowest bit of the last of four floats. Neither a fence nor a
+// loaded at once, with a mark in the lowest bit of the last of four floats, or eight, with one in the
+// lowest bit of the last of two words. Neither a fence nor a
 // flag stands between the stores and whoever reads them: one who finds the mark has the rest.
 //
 // They order nothing else. What a thread has loaded ahead of such a store was loaded, for whoever
@@ -39,6 +40,24 @@ __device__ __forceinline__ float4 load_marked(const float4* from) {
   return make_float4(__uint_as_float(x), __uint_as_float(y), __uint_as_float(z), __uint_as_float(w));
 }
 
+// The same of two words (st.relaxed.gpu.b64, ld.relaxed.gpu.b64).
+__device__ __forceinline__ void store_marked(uint2* to, uint2 v, unsigned int mark) {
+  asm volatile(
+      "{\n.reg .b64 all;\nmov.b64 all, {%1, %2};\nst.relaxed.gpu.global.b64 [%0], all;\n}" ::"l"(to),
+      "r"(v.x), "r"((v.y & ~1u) | mark)
+      : "memory");
+}
+
+__device__ __forceinline__ uint2 load_marked(const uint2* from) {
+  uint2 v;
+  asm volatile(
+      "{\n.reg .b64 all;\nld.relaxed.gpu.global.b64 all, [%2];\nmov.b64 {%0, %1}, all;\n}"
+      : "=r"(v.x), "=r"(v.y)
+      : "l"(from)
+      : "memory");
+  return v;
+}
+
 // Whether what was loaded from there is not what is waited for: sets the lowest bit of `lacking` if so, so
 // that what several loads brought is looked at together.
 // (One instruction, lacking | (bits ^ mark), that stays behind the loads ahead of it: a compiler that
@@ -46,6 +65,11 @@ __device__ __forceinline__ float4 load_marked(const float4* from) {
 __device__ __forceinline__ void look_for(unsigned int& lacking, const float4* /*from*/,
                                          const float4& v, unsigned int mark) {
   asm volatile("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(lacking) : "r"(__float_as_uint(v.w)), "r"(mark));
+}
+
+__device__ __forceinline__ void look_for(unsigned int& lacking, const uint2* /*from*/, const uint2& v,
+                                         unsigned int mark) {
+  asm volatile("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(lacking) : "r"(v.y), "r"(mark));
 }
 
 // Between two looks at what has not come yet. Traps after about a second of them, and says which of

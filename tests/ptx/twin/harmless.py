@@ -195,10 +195,6 @@ HARMLESS: dict[str, str] = {
     "train_steps float32 inputs, a schedule, 8x1 FSFF: zero fill: float rate = thread == 255 ? "
     "rates[cursor_now + 0] : 0.0f; [52]":
         "the thread that makes the rule is the only one that uses its rate",
-    "train_steps rounded by chance, decay alone, 2x3 SFGF: turn: convert_rows<Shape, false, 16, "
-    "24, 16>(x, reinterpret_cast<const unsigned char*>(shared + 1752) + (u & 1) * 128, "
-    "0.00392156862745098f, nullptr, nullptr, n0, present); [102]":
-        "all images are zeros here, those of one turn as of the other",
     **dict.fromkeys((
         "train_steps Adam in an order, 12x2 FGFS, l2, turning: exchange: mail.any<3>(0 + 208); [4]",
         "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<3>(0 + 312); [4]",

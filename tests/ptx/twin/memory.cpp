@@ -103,6 +103,12 @@ void hear_of(const void* place) {
   }
 }
 
+void found_there(const void* from, std::size_t bytes, unsigned int lacking) {
+  if ((lacking & 1u) != 0) return;
+  touch_global(from, bytes, kRead | kMarked, own(), self->clock);
+  hear_of(from);
+}
+
 }  // namespace
 
 void check_counting() {
@@ -234,14 +240,31 @@ float4 load_marked(const float4* from) {
   return v;
 }
 
+void store_marked(uint2* to, uint2 v, unsigned int mark) {
+  TWIN_HERE;
+  v.y = (v.y & ~1u) | mark;
+  store_late(to, &v, sizeof v);
+}
+
+uint2 load_marked(const uint2* from) {
+  TWIN_HERE;
+  uint2 v;
+  load_late(&v, from, sizeof v);
+  return v;
+}
+
 // A look that finds what it is for is a load that the next store must not overtake.
 void look_for(unsigned int& lacking, const float4* from, const float4& v, unsigned int mark) {
   TWIN_HERE;
   const unsigned int found = __float_as_uint(v.w) ^ mark;
-  if ((found & 1u) == 0) {
-    touch_global(from, sizeof v, kRead | kMarked, own(), self->clock);
-    hear_of(from);
-  }
+  found_there(from, sizeof v, found);
+  lacking |= found;
+}
+
+void look_for(unsigned int& lacking, const uint2* from, const uint2& v, unsigned int mark) {
+  TWIN_HERE;
+  const unsigned int found = v.y ^ mark;
+  found_there(from, sizeof v, found);
   lacking |= found;
 }
 

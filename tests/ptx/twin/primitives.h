@@ -220,6 +220,9 @@ inline void grid_barrier(unsigned int* counter, unsigned int target, int what = 
 void store_marked(float4* to, float4 v, unsigned int mark);
 float4 load_marked(const float4* from);
 void look_for(unsigned int& lacking, const float4* from, const float4& v, unsigned int mark);
+void store_marked(uint2* to, uint2 v, unsigned int mark);
+uint2 load_marked(const uint2* from);
+void look_for(unsigned int& lacking, const uint2* from, const uint2& v, unsigned int mark);
 void look_again(int& tries, int what);
 
 // unknown.cuh
