@@ -65,6 +65,8 @@ NETWORK_CARD = 50e9
 """Bytes a second of a link of 400 Gbit/s."""
 FLOORS_PAGE = "docs/floors.md#x-floor"
 SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
+DRAWN = RESULTS / "random-peers-h100.json"
+"""The random draw that the first page shows; other files of draws have a line each beside it."""
 
 
 def ladder() -> str:
@@ -77,7 +79,7 @@ def ladder() -> str:
 
 def random_headline() -> str:
     """The random draw: `best` against the best of the peers, a class of numbers a row."""
-    found = read_contests(RESULTS / "random-peers-h200.json")
+    found = read_contests(DRAWN)
     peers = [SYSTEMS.get(s, s) for s in found.systems if s != OURS]
     lines = summary.summary(found)
     best = [line for line in lines if line.against == lines[0].against]
@@ -97,27 +99,27 @@ def random_headline() -> str:
         f"{len(found.contests)} networks drawn at random{several}, that nobody has tuned to: time "
         f"of the best of {' and '.join(peers)} over",
         "that of `best`, so **above 1 rawnn is faster, below 1 slower**.", "", *table, "",
-        f"{summary.provenance(found)}.", "", *other_draws(found.environment.date)])
+        f"{summary.provenance(found)}.", ""])
 
 
-def other_draws(shown: str) -> list[str]:
-    """A line for each file of other draws than that of the date `shown`, the newest first: what
-    they gave, at which commit."""
-    others = [(path, read_contests(path)) for path in RESULTS.glob("random-peers-h200-*.json")]
-    lines = []
+def other_draws() -> str:
+    """A row for each file of other draws, the newest first: what they gave, at which commit."""
+    others = [(path, read_contests(path)) for path in RESULTS.glob("random-peers*.json")
+              if path != DRAWN]
+    rows = []
     for path, found in sorted(others, key=lambda pair: pair[1].environment.date, reverse=True):
-        said = [f"{line.mean:.2f} x for {line.name}" for line in summary.summary(found)
-                if line.name in PICTURED and line.against == "the best peer"]
-        when = "Since" if found.environment.date > shown else "Before"
-        lines.append(f"{when}, {len(found.contests)} others at commit "
-                     f"{found.environment.commit[:7]} gave {' and '.join(said)}\n"
-                     f"([its samples](results/{path.name})).")
-    return [*lines, ""] if lines else []
+        means = {line.name: f"{line.mean:.2f} x" for line in summary.summary(found)
+                 if line.against == "the best peer"}
+        rows.append([found.environment.date[:10], str(len(found.contests)),
+                     *(means[name] for name in PICTURED), (found.environment.gpu or {})["name"],
+                     f"{found.environment.commit[:7]} ([samples](../results/{path.name}))"])
+    return "\n".join([*markdown_table(("date", "networks", *PICTURED, "GPU", "commit"), rows,
+                                      ("date", "GPU", "commit")), ""])
 
 
 def random_whole() -> str:
     """All of the random draw: every peer, every network, and what failed."""
-    return summary.markdown(read_contests(RESULTS / "random-peers-h200.json"))
+    return summary.markdown(read_contests(DRAWN))
 
 
 def peers_of_workloads() -> str:
@@ -271,7 +273,8 @@ def pictured(path: Path, text: str) -> str:
 
 BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"random": random_headline, "peers": peers_headline, "ladder": ladder},
-    "docs/peers.md": {"random": random_whole, "workloads": peers_of_workloads},
+    "docs/peers.md": {"random": random_whole, "earlier": other_draws,
+                      "workloads": peers_of_workloads},
     "docs/workloads.md": {"h200": workloads("workloads-h200.json"),
                           "h100": workloads("workloads-h100.json")},
     "docs/toggles/persistent.md": {"float32": float32_error},
@@ -300,7 +303,7 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 
 def random_picture(path: Path) -> None:
     """Draw the random draw: ratio against size, network by network."""
-    found = read_contests(RESULTS / "random-peers-h200.json")
+    found = read_contests(DRAWN)
     path.write_text(standalone(random_figure(found, PICTURED)), encoding="utf-8")
 
 

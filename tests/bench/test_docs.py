@@ -141,7 +141,7 @@ def test_a_picture_shows_what_the_results_say(picture: str, tmp_path: Path) -> N
 
 
 def test_the_headline_says_how_many_draws_there_were_and_what_each_gave() -> None:
-    found, text = read_contests(tools.pages.RESULTS / "random-peers-h200.json"), \
+    found, text = read_contests(tools.pages.DRAWN), \
         tools.pages.random_headline()
     several = len(draws(found.asked)) > 1
     count = f" in {len(draws(found.asked))} draws" if several else ", that nobody"
