@@ -1,9 +1,7 @@
 // Gradients of clusters that share the batch, added up through global memory (the L2 cache) in the
 // order of the clusters, tile by tile: either every cluster sums and updates all, or each its share,
 // and tells the others by how much the weights change.
-// What is told is float32, or where products take bfloat16, and weights have float32 beside it, bfloat16
-// too: gradients as PyTorch's autocast has them of its products, changes off by as much. A meeting of many
-// tiles is bound by bytes. All sums are float32.
+// What is told is float32, or bfloat16 where products take that: a meeting of many tiles is bound by bytes.
 // Nobody waits for a flag, and no store for those ahead of it: numbers carry marks (onchip_marks.cuh),
 // and whoever wants some reads them until they have theirs. (A release behind the stores takes some
 // 1,100 cycles of an H200, the flag and the first loads behind it 1,700.) New weights are the same in
