@@ -21,7 +21,7 @@ constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of the wai
 
 // Finish of a weight gradient's product: this cluster's part, for the others to see, as V: float4 for four
 // numbers in float32, uint2 in bfloat16.
-template <int ACROSS, int TILES, typename V>
+template <int ACROSS, int TILES, typename V = float4>
 struct PublishTiles {
   struct Early {};
   V* tiles;  // of this block and layer
