@@ -72,7 +72,7 @@ class Costs:
     summed_bytes: float = 38.4
     shared_bytes: float = 21.5
     state_bytes: float = 25.3
-    halves: float = 2.0
+    halves: float = 1.0
     step: float = 666.0
     while_meeting: float = 329.0
     far_tile: float = 57.1

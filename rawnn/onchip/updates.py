@@ -34,7 +34,7 @@ class UpdateWriter(ExchangeWriter):
                 if d.turns > 1:
                     way, adds = "AddTiles", f" ^ (part < {d.turns - 1} ? 1u : 0u), part > 0"
                 told = self.told_as
-                kind = "" if d.turns > 1 else f", {told}"
+                kind = f", {told}" if d.tells_halves else ""
                 w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
                   f"reinterpret_cast<{told}*>(gradients) + ((({turn} * {d.groups} + group) * "
                   f"{d.ranks}ll + rank) * {many} + {part.base})"

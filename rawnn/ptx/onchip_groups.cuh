@@ -1,9 +1,7 @@
 // Gradients of clusters that share the batch, added up through global memory (the L2 cache) in the
 // order of the clusters, tile by tile: either every cluster sums and updates all, or each its share,
 // and tells the others by how much the weights change.
-// What is told is float32, or where products take bfloat16, and weights have float32 beside it, bfloat16
-// too: gradients as PyTorch's autocast has them of its products, changes off by as much. A meeting of many
-// tiles is bound by bytes. All sums are float32.
+// What is told is float32, or bfloat16 where products take that: a meeting of many tiles is bound by bytes.
 // Nobody waits for a flag, and no store for those ahead of it: numbers carry marks (onchip_marks.cuh),
 // and whoever wants some reads them until they have theirs. (A release behind the stores takes some
 // 1,100 cycles of an H200, the flag and the first loads behind it 1,700.) New weights are the same in
@@ -23,7 +21,7 @@ constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of the wai
 
 // Finish of a weight gradient's product: this cluster's part, for the others to see, as V: float4 for four
 // numbers in float32, uint2 in bfloat16.
-template <int ACROSS, int TILES, typename V>
+template <int ACROSS, int TILES, typename V = float4>
 struct PublishTiles {
   struct Early {};
   V* tiles;  // of this block and layer
